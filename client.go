@@ -136,21 +136,27 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	if err := e.checkOrdered(t.rule, opts); err != nil {
 		return nil, err
 	}
+	if fits := inside.OnceIn(ctx); fits != nil {
+		if err := fits(t.rule.OnArchive == HoldKey); err != nil {
+			return nil, err
+		}
+	}
 	return e.enqueueInOrder(ctx, t)
 }
 
-// orderedTarget returns the ordered lock that the task needs, if it needs one.
+// orderedTarget returns the ordered lock that the task needs, if it needs one. The task's other rules are the worker's business.
 func (c *Client) orderedTarget(ctx context.Context, p *pattern, task *asynq.Task) (t target, ordered bool, err error) {
 	if p.ordered() == nil {
 		return target{}, false, nil
 	}
-	targets, err := c.rules.targets(ctx, task, c.prefix)
-	if err != nil {
-		return target{}, false, err
-	}
+	targets := c.rules.targetsNeeded(ctx, task, c.prefix, func(rule *compiledRule, failed error) {
+		if rule.InOrder {
+			err = failed
+		}
+	})
 	i := slices.IndexFunc(targets, func(t target) bool { return t.rule.InOrder })
-	if i < 0 {
-		return target{}, false, nil
+	if err != nil || i < 0 {
+		return target{}, false, err
 	}
 	return targets[i], true, nil
 }

@@ -80,6 +80,8 @@ func TestInOrder_seen(t *testing.T) {
 	}
 	other := info(asynq.TaskStatePending, "")
 	other.Headers = nil
+	overdue := info(asynq.TaskStateRetry, blocked.ParkedOn(mine.Key))
+	overdue.Deadline = time.Now().Add(-time.Second)
 	item := inside.OrderItem{Nonce: mine.Nonce, Note: note}
 	for name, one := range map[string]struct {
 		info *asynq.TaskInfo
@@ -93,6 +95,8 @@ func TestInOrder_seen(t *testing.T) {
 		"another task":         {other, nil, HoldKey, inside.ActGone},
 		"archived, hold":       {info(asynq.TaskStateArchived, ""), nil, HoldKey, inside.ActArchived},
 		"archived, continue":   {info(asynq.TaskStateArchived, ""), nil, Continue, inside.ActLeft},
+		"overdue, hold":        {overdue, nil, HoldKey, inside.ActArchived},
+		"overdue, continue":    {overdue, nil, Continue, inside.ActLeft},
 		"completed":            {info(asynq.TaskStateCompleted, ""), nil, HoldKey, inside.ActLeft},
 		"parked here":          {info(asynq.TaskStateRetry, blocked.ParkedOn(mine.Key)), nil, HoldKey, lookWake},
 		"parked elsewhere":     {info(asynq.TaskStateRetry, blocked.ParkedOn("automutex:{x}")), nil, HoldKey, inside.ActPresent},

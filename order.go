@@ -268,13 +268,21 @@ func capRedelivery(delay time.Duration, n int, err error, t *asynq.Task) time.Du
 	return delay
 }
 
-// Orders reports whether a rule for tasks of that type has [Rule].InOrder, so that the Client gives such a task its place,
-// and that rule's OnArchive.
-func (c *Client) Orders(taskType string) (onArchive OnArchive, ordered bool) {
-	if p := c.rules.find(taskType); p != nil && p.ordered() != nil {
-		return p.ordered().OnArchive, true
+// Orders returns which of the task types, and of the Tasks of the Client's own rules, a rule with [Rule].InOrder is for, so that
+// the Client gives such a task its place, and that rule's OnArchive.
+func (c *Client) Orders(taskTypes ...string) map[string]OnArchive {
+	ordered := map[string]OnArchive{}
+	for _, p := range c.rules.declared {
+		for _, rule := range p.rules {
+			taskTypes = append(slices.Clip(taskTypes), rule.Task)
+		}
 	}
-	return HoldKey, false
+	for _, taskType := range taskTypes {
+		if p := c.rules.find(taskType); p != nil && p.ordered() != nil {
+			ordered[taskType] = p.ordered().OnArchive
+		}
+	}
+	return ordered
 }
 
 // ordered returns the rule of the pattern that has InOrder, of which there is one at most, or nil.
@@ -420,7 +428,11 @@ func seenInOrder(info *asynq.TaskInfo, missing bool, err error, item inside.Orde
 	case nonceOf(info, item.Note) != item.Nonce && !strings.HasPrefix(item.Nonce, "~"):
 		return inside.ActGone, 0 // another task with the same ID
 	}
-	switch info.State {
+	state := info.State
+	if !info.Deadline.IsZero() && time.Now().After(info.Deadline) && state != asynq.TaskStateActive && state != asynq.TaskStateCompleted {
+		state = asynq.TaskStateArchived // as good as: asynq fails it unrun, however many attempts it has left
+	}
+	switch state {
 	case asynq.TaskStateArchived:
 		if rule.OnArchive == HoldKey {
 			return inside.ActArchived, 0

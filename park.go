@@ -150,7 +150,7 @@ func (d *delivery) lookForItself() error {
 	go func() {
 		defer g.leave()
 		defer g.inspectorAsked.Store(false)
-		_, err := g.inspector.GetTaskInfo(d.queue, d.id)
+		_, _, err := blocked.Find(g.inspector, g.asynqRedis, d.queue, d.id)
 		answer <- err
 	}()
 	select {
@@ -186,9 +186,9 @@ func (g *Guard) wakeParked(ctx context.Context, key, note string) inside.Fate {
 	}
 	var failed error
 	for backoff := 500 * time.Microsecond; backoff <= retryWrittenIn; backoff *= 2 {
-		info, err := g.inspector.GetTaskInfo(queue, id)
+		info, gone, err := blocked.Find(g.inspector, g.asynqRedis, queue, id)
 		switch {
-		case errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound):
+		case gone:
 			return inside.FateGone
 		case err != nil:
 			g.log.Debug("automutex: a parked task could not be looked at; it is tried again", "key", key, "task", note, "error", err)

@@ -6,14 +6,20 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"hash/maphash"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/tasktype"
 	"github.com/automutex/automutex/lock"
 )
@@ -26,7 +32,8 @@ var _ automutex.Enqueuer = (*Client)(nil)
 type Client struct {
 	enqueuer  automutex.Enqueuer
 	inspector *asynq.Inspector
-	locker    *lock.Locker // claims, and the lock around what takes several steps
+	rdb       redis.UniversalClient // often on asynq's Redis; nil: of another type
+	locker    *lock.Locker          // claims, and the lock around what takes several steps
 	keys      *automutex.KeyMaker
 	rules     tasktype.Map[*rule]
 
@@ -36,6 +43,10 @@ type Client struct {
 
 	self  string        // this Client, random
 	count atomic.Uint64 // one for each ID it made
+
+	enqueued sync.Map     // the queues that it has enqueued a task in
+	looks    atomic.Int32 // how often it looked whether rdb is on asynq's Redis
+	shared   atomic.Bool  // rdb is
 }
 
 // DefaultWait is how long a call waits for another producer if [Config].Wait is 0.
@@ -75,7 +86,8 @@ const (
 // inspector is asynq's. Both are on asynq's Redis. rdb is a client on the Redis of the workers'
 // Guard, which may be another one. New does no I/O. The error joins all mistakes. Each mistake in
 // cfg is an *automutex.FieldError, which names the rule and the field. For tasks that
-// an *automutex.Client runs in order, New refuses Replace and Postpone, and HoldKey without KeepArchived.
+// an *automutex.Client runs in order, New refuses Replace and Postpone, and HoldKey without KeepArchived; if that Client is in a
+// wrapper, EnqueueContext does.
 func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client, cfg Config) (*Client, error) {
 	var problems []error
 	if client == nil || client == automutex.Enqueuer((*asynq.Client)(nil)) || client == automutex.Enqueuer((*automutex.Client)(nil)) {
@@ -91,16 +103,20 @@ func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client,
 	for _, mistake := range mistakes {
 		problems = append(problems, fmt.Errorf("unique: %w", mistake))
 	}
-	if ordering, ok := client.(interface {
-		Orders(taskType string) (onArchive automutex.OnArchive, ordered bool)
-	}); ok && len(problems) == 0 {
-		for _, r := range rules {
-			onArchive, ordered := ordering.Orders(r.Task)
-			if ordered && r.Duplicate.supersedes() {
-				problems = append(problems, fmt.Errorf("unique: %w", r.mistakef("Duplicate", "is %s, which enqueues tasks that start later, and the client's rule for them has InOrder, where no task can; use Reject or Join, or drop InOrder", r.Duplicate)))
-			}
-			if ordered && onArchive == automutex.HoldKey && !r.hasClaim() && !r.KeepArchived {
-				problems = append(problems, fmt.Errorf("unique: %w", r.mistakef("KeepArchived", "is false, so the next Enqueue would delete the archived task that the client's rule holds the key for; set KeepArchived, or OnArchive to Continue in that rule")))
+	var tasks tasktype.Map[*rule]
+	types := make([]string, len(rules))
+	for i, r := range rules {
+		tasks.Add(r.Task, r)
+		types[i] = r.Task
+	}
+	if ordering, ok := client.(*automutex.Client); ok && len(problems) == 0 {
+		// The longer one of two rules for a type is a type that both are for.
+		refused := map[*rule]bool{}
+		for taskType, onArchive := range ordering.Orders(types...) {
+			if r, found := tasks.Find(taskType); found && !refused[r] {
+				if err := r.fitsOrder(onArchive == automutex.HoldKey); err != nil {
+					problems, refused[r] = append(problems, err), true
+				}
 			}
 		}
 	}
@@ -114,6 +130,7 @@ func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client,
 	c := &Client{
 		enqueuer:  client,
 		inspector: inspector,
+		rules:     tasks,
 		locker:    lock.New(rdb, lock.Options{Prefix: cfg.Prefix}),
 		keys:      keys,
 		grace:     grace,
@@ -121,9 +138,7 @@ func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client,
 		patience:  max(cmp.Or(cfg.Wait, DefaultWait), 0),
 		self:      strings.ToLower(rand.Text()[:10]),
 	}
-	for _, r := range rules {
-		c.rules.Add(r.Task, r)
-	}
+	c.rdb, _ = rdb.(redis.UniversalClient)
 	return c, nil
 }
 
@@ -154,10 +169,11 @@ func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInf
 // asynq.Queue that is not the rule's. Of the options in the task itself Unique is refused, too;
 // TaskID and Queue have no effect there.
 //
-// A [*DuplicateError] means that another task blocks the key; nothing was enqueued, unless its
-// field Alike is true. [ErrEnqueueUnderWay] means that other producers were enqueuing the task that
+// A [*DuplicateError] means that another task blocks the key; the call has enqueued nothing. (Only if Redis' reply to
+// its own enqueue was lost, and go-redis has sent that again, that task is the call's own.) [ErrEnqueueUnderWay] means that other producers were enqueuing the task that
 // blocks the key, or replacing it, for all of [Config].Wait; nothing was enqueued. An *automutex.KeyError means that no key can be made from the task;
-// nothing was enqueued. After any other error the task was enqueued once or not at all, since
+// nothing was enqueued. Nor was it if the asynq.Inspector looks at another Redis or database than the client, or if
+// asynq has lost the task in the way from its lists; the error says so. After any other error the task was enqueued once or not at all, since
 // Redis' reply may be lost. The next call for the key finds out which.
 //
 // ctx bounds the round trips to Redis, except those of asynq's Inspector, which takes no
@@ -194,3 +210,153 @@ func (c *Client) enqueueOnce(ctx context.Context, r *rule, key string, task *asy
 
 // nonce is different for each call, in all processes.
 func (c *Client) nonce() string { return c.self + "." + strconv.FormatUint(c.count.Add(1), 36) }
+
+// inner has the calls of package lock that only the packages of this module make.
+var inner = lock.Inside(inside.Pass{})
+
+// ErrEnqueueUnderWay is what a call fails with if other producers were enqueuing the task that blocks
+// the key, or replacing it, for all of [Config].Wait. Nothing was enqueued, and it is not known yet whether there will
+// be a duplicate, so it is not asynq.ErrDuplicateTask. Try again.
+var ErrEnqueueUnderWay = errors.New("another producer's enqueue for this key is under way")
+
+// underWayError says that a claim stands and its task does not exist.
+type underWayError struct {
+	claim mark.Standing
+	grace time.Duration // how long the claim blocks the key without a task
+}
+
+func (e *underWayError) Error() string {
+	return fmt.Sprintf("%v: it took the key %s ago, and its task %s is not in Redis yet; try again, the key is free in %s at the latest",
+		ErrEnqueueUnderWay, e.claim.Age.Round(time.Millisecond), e.claim.Holder, (e.grace - e.claim.Age).Round(time.Millisecond))
+}
+
+func (e *underWayError) Unwrap() error { return ErrEnqueueUnderWay }
+
+// lostError says that asynq has a task that is in none of its lists: somebody has removed those by hand.
+func lostError(queue, id string) error {
+	return fmt.Errorf("asynq has lost task %q of queue %q from its lists, so the task never runs, and blocks the key: delete it with redis-cli DEL 'asynq:{%s}:t:%s'", id, queue, queue, id)
+}
+
+// DuplicateError says that a task was not enqueued, and which other task blocks its key. It Is
+// asynq.ErrDuplicateTask. The call has enqueued and changed nothing. A DuplicateError is immutable.
+type DuplicateError struct {
+	// Rule is the Task of the rule.
+	Rule string
+	// Key is the key, as automutex.Guard.Keys returns it.
+	Key string
+	// ID and Queue name the task that blocks the key, for asynq's Inspector.
+	ID, Queue string
+	// State is the state of that task. It is asynq.TaskStateCompleted if Gone is true.
+	State asynq.TaskState
+	// Gone is true if asynq does not have that task any more, and it blocks the key all the same:
+	// the time of [For] is not over.
+	Gone bool
+}
+
+// Error names the rule, the key, and the task that blocks the key.
+func (e *DuplicateError) Error() string {
+	var b strings.Builder
+	state := "gone from asynq"
+	if !e.Gone {
+		state = e.State.String()
+	}
+	fmt.Fprintf(&b, "unique: rule %q: key %q: task %q in queue %q is in the way: it is %s", e.Rule, e.Key, e.ID, e.Queue, state)
+	if e.State == asynq.TaskStateArchived || e.State == asynq.TaskStateCompleted {
+		b.WriteString("; it is in the way until asynq drops it, or until the window of For has passed")
+	}
+	return b.String()
+}
+
+// Unwrap returns asynq.ErrDuplicateTask.
+func (e *DuplicateError) Unwrap() error { return asynq.ErrDuplicateTask }
+
+// Result is the result of one task of [Client.EnqueueAll], as [Client.EnqueueContext]
+// returns it.
+type Result struct {
+	Info *asynq.TaskInfo
+	Err  error
+}
+
+// maxConcurrent is how many tasks of one EnqueueAll are enqueued at a time.
+const maxConcurrent = 16
+
+// EnqueueAll enqueues many tasks, up to 16 at a time, and returns a result for each, in the
+// order of tasks. opts apply to all tasks. Tasks with the same key are enqueued in their
+// order, so that under [Replace] and [Postpone] the last one wins. Tasks that the client runs in order are enqueued in their order, one at a time;
+// so are all tasks if the client is neither an *asynq.Client nor an *automutex.Client, since it may run them in order. Other
+// tasks without a rule are enqueued in any order. An error of one task does not stop the others. When ctx ends, tasks
+// that are not under way fail with its error.
+func (c *Client) EnqueueAll(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Result {
+	results := make([]Result, len(tasks))
+	lanes := make([][]func(), maxConcurrent)
+	for i, task := range tasks {
+		lane, enqueue := c.plan(ctx, i, task, opts)
+		if task != nil && c.mayOrder(task.Type()) {
+			lane = 0
+		}
+		lanes[lane] = append(lanes[lane], func() {
+			if err := ctx.Err(); err != nil {
+				results[i].Err = err
+				return
+			}
+			results[i].Info, results[i].Err = enqueue()
+		})
+	}
+	// A goroutine for each lane that has tasks: it ends with the last of them, and
+	// each writes results of its own.
+	var running sync.WaitGroup
+	for _, lane := range lanes {
+		if len(lane) == 0 {
+			continue
+		}
+		running.Add(1)
+		go func() {
+			defer running.Done()
+			for _, enqueue := range lane {
+				enqueue()
+			}
+		}()
+	}
+	running.Wait()
+	return results
+}
+
+// mayOrder reports whether the client may run tasks of that type in order.
+func (c *Client) mayOrder(taskType string) bool {
+	switch client := c.enqueuer.(type) {
+	case *asynq.Client:
+		return false
+	case *automutex.Client:
+		_, ordered := client.Orders(taskType)[taskType]
+		return ordered
+	}
+	return true
+}
+
+// laneSeed spreads keys over lanes; one key, one lane.
+var laneSeed = maphash.MakeSeed()
+
+// plan gives the lane of the i-th task, and what enqueues it.
+func (c *Client) plan(ctx context.Context, i int, task *asynq.Task, opts []asynq.Option) (lane int, enqueue func() (*asynq.TaskInfo, error)) {
+	lane = i % maxConcurrent
+	if task == nil {
+		return lane, func() (*asynq.TaskInfo, error) { return nil, errNilTask }
+	}
+	r, _ := c.rules.Find(task.Type())
+	if r == nil {
+		return lane, func() (*asynq.TaskInfo, error) { return c.enqueuer.EnqueueContext(ctx, task, opts...) }
+	}
+	key, err := c.key(ctx, r, task, opts)
+	if err != nil {
+		return lane, func() (*asynq.TaskInfo, error) { return nil, err }
+	}
+	if key == "" { // nothing to be unique by
+		return lane, func() (*asynq.TaskInfo, error) {
+			return c.enqueuer.EnqueueContext(ctx, task, slices.Concat(opts, []asynq.Option{asynq.Queue(r.Queue)})...)
+		}
+	}
+	lane = int(maphash.String(laneSeed, key) % maxConcurrent)
+	return lane, func() (*asynq.TaskInfo, error) { return c.enqueueOnce(ctx, r, key, task, opts) }
+}
+
+var errNilTask = errors.New("unique: the task is nil: pass one that asynq.NewTask made")

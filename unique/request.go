@@ -5,12 +5,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
+	"math/rand/v2"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/mark"
@@ -34,7 +38,7 @@ type request struct {
 }
 
 // errChanging means that the existing task changed between each look and what the call did then.
-var errChanging = fmt.Errorf("%w: the task in the way changes faster than it can be looked at; try again", ErrEnqueueUnderWay)
+var errChanging = fmt.Errorf("%w: the task in the way changes faster than it can be looked at, or the asynq.Inspector looks at another database than the client; try again", ErrEnqueueUnderWay)
 
 // run takes the claim and enqueues the task, or does what decide.Admit says of what stands there.
 func (req *request) run(ctx context.Context) (*asynq.TaskInfo, error) {
@@ -109,14 +113,21 @@ func (req *request) try(ctx context.Context, instead string) (*asynq.TaskInfo, e
 	defer cancel()
 	if !req.rule.hasClaim() {
 		info, err := req.enqueue(ctx, req.id)
-		if !errors.Is(err, asynq.ErrTaskIDConflict) {
+		full := errors.Is(err, automutex.ErrFull) // in order, and asynq was not asked
+		if !full && !errors.Is(err, asynq.ErrTaskIDConflict) {
 			return info, existing{}, err
 		}
 		found := existing{queue: req.rule.Queue, id: req.id}
-		if found.info, err = req.look(found.queue, found.id); found.info != nil {
-			found.claim = mark.Standing{Holder: req.holder(req.id), Phase: mark.Enqueued}
+		seen, looked := req.look(found.queue, found.id)
+		switch {
+		case full && seen == nil, looked != nil:
+			return nil, existing{}, errors.Join(err, looked)
+		case isLost(seen):
+			return nil, existing{}, lostError(found.queue, found.id)
+		case seen != nil:
+			found.info, found.claim = seen, mark.Standing{Holder: req.holder(req.id), Phase: mark.Enqueued}
 		}
-		return nil, found, err
+		return nil, found, nil
 	}
 	standing, err := req.take(bound, instead)
 	if err != nil {
@@ -212,6 +223,10 @@ func (req *request) facts(found existing) decide.Existing {
 	e := decide.Existing{
 		Until: req.rule.Until.kind, Duplicate: req.rule.Duplicate.kind, Keep: req.rule.KeepArchived, Begun: found.claim.Phase == mark.Begun,
 	}
+	if past := req.rule.Duplicate.kind == decide.Postpone && found.claim.Age >= req.rule.MaxPostpone; past && found.info != nil &&
+		(found.info.State != asynq.TaskStateScheduled || !found.info.NextProcessAt.After(time.Now())) {
+		e.Begun = true // it is due: another one in its place would go to the end of the queue, at each call
+	}
 	switch {
 	case found.id == "":
 		e.Claim = decide.Settled
@@ -225,7 +240,7 @@ func (req *request) facts(found existing) decide.Existing {
 		e.Claim = decide.Fresh
 	}
 	switch {
-	case found.info == nil:
+	case found.info == nil, isLost(found.info):
 		e.Task = decide.Absent
 	case found.info.State == asynq.TaskStateArchived, found.info.State == asynq.TaskStateCompleted:
 		e.Task = decide.Ended
@@ -242,7 +257,6 @@ func (req *request) duplicate(found existing) *DuplicateError {
 	e := &DuplicateError{Rule: req.rule.Task, Key: req.key, ID: found.id, Queue: found.queue, State: asynq.TaskStateCompleted, Gone: found.info == nil}
 	if found.info != nil {
 		e.State = found.info.State
-		e.Alike = !req.rule.hasClaim() && req.sameContent(found.info)
 	}
 	return e
 }
@@ -260,7 +274,9 @@ func (req *request) replaceEnded(ctx context.Context) (*asynq.TaskInfo, error) {
 		if ctx.Err() != nil {
 			return nil, context.Cause(ctx)
 		}
-		if err := req.remove(req.id); err != nil {
+		if err := req.client.inspector.DeleteTask(req.rule.Queue, req.id); isListless(err) {
+			return nil, lostError(req.rule.Queue, req.id)
+		} else if err != nil && !errors.Is(err, asynq.ErrTaskNotFound) {
 			return nil, err
 		}
 		info, err := req.enqueue(ctx, req.id)
@@ -307,23 +323,53 @@ func (req *request) withKeyLock(ctx context.Context, f func(context.Context) (*a
 // options, so more overrides the caller's options.
 func (req *request) enqueue(ctx context.Context, id string, more ...asynq.Option) (*asynq.TaskInfo, error) {
 	opts := slices.Concat(req.opts, []asynq.Option{asynq.Queue(req.rule.Queue), asynq.TaskID(id)}, more)
-	return req.client.enqueuer.EnqueueContext(ctx, req.task, opts...)
+	info, err := req.client.enqueuer.EnqueueContext(inside.WithOnce(ctx, req.rule.fitsOrder), req.task, opts...)
+	if err == nil {
+		req.client.learn(info)
+	}
+	return info, err
 }
 
-// look returns a task as asynq has it now, or nil if there is none.
+// learn finds out whether rdb is on asynq's Redis: then it has the task that was just enqueued, unless a worker is done with it
+// already. So a Client looks again after its next tasks, a few times.
+func (c *Client) learn(info *asynq.TaskInfo) {
+	c.enqueued.Store(info.Queue, true)
+	if c.rdb == nil || c.shared.Load() || c.looks.Add(1) > 10 {
+		return
+	}
+	if kept, _ := blocked.IsKept(c.rdb, info.Queue, info.ID); kept { // after an error nothing is known
+		c.shared.Store(true)
+	}
+}
+
+// look returns a task as asynq has it now, or nil if there is none. If asynq does not list the queue, there is none only if rdb is on
+// asynq's Redis, or if this Client has enqueued nothing in that queue yet: its first task has asynq list the queue.
 func (req *request) look(queue, id string) (*asynq.TaskInfo, error) {
-	info, err := req.client.inspector.GetTaskInfo(queue, id)
-	if isNotFound(err) {
+	c := req.client
+	_, enqueued := c.enqueued.Load(queue) // before the look: the queue may be listed meanwhile
+	info, gone, err := blocked.Find(c.inspector, c.rdb, queue, id)
+	if errors.Is(err, asynq.ErrQueueNotFound) && !errors.Is(err, blocked.ErrElsewhere) {
+		if gone = !enqueued || c.shared.Load(); !gone {
+			return nil, fmt.Errorf("whether task %q of queue %q exists is not known: %w; is the asynq.Inspector on the Redis and the database of the client? "+
+				"If somebody has deleted the queue, redis-cli SADD asynq:queues '%s' lists it again", id, queue, err, queue)
+		}
+	}
+	if gone {
 		return nil, nil //nolint:nilnil // documented: nil means no task
 	}
 	return info, err
 }
 
-// remove deletes a task of the rule's queue. It returns nil if there is none. asynq refuses to delete
+// isLost reports whether a task is in none of asynq's lists, so that it never runs.
+func isLost(info *asynq.TaskInfo) bool {
+	return info != nil && info.NextProcessAt.IsZero() && (info.State == asynq.TaskStateScheduled || info.State == asynq.TaskStateRetry)
+}
+
+// remove deletes a task of the rule's queue. It returns nil if there is none, or if asynq has lost it. asynq refuses to delete
 // a task that a worker has.
 func (req *request) remove(id string) error {
 	err := req.client.inspector.DeleteTask(req.rule.Queue, id)
-	if isNotFound(err) {
+	if errors.Is(err, asynq.ErrTaskNotFound) || isListless(err) {
 		return nil
 	}
 	return err
@@ -350,14 +396,9 @@ func (req *request) discard(id string) (begun bool, err error) {
 // holder returns the claim value (queue/id) for a task ID.
 func (req *request) holder(id string) string { return tasknote.Of(req.rule.Queue, id) }
 
-// sameButPayload reports whether a task has this request's type and headers.
-func (req *request) sameButPayload(old *asynq.TaskInfo) bool {
-	return old.Type == req.task.Type() && maps.Equal(old.Headers, req.task.Headers())
-}
-
-// sameContent reports whether a task has this request's type, headers and payload.
+// sameContent reports whether a task has this request's type and payload.
 func (req *request) sameContent(old *asynq.TaskInfo) bool {
-	return req.sameButPayload(old) && bytes.Equal(old.Payload, req.task.Payload())
+	return old.Type == req.task.Type() && bytes.Equal(old.Payload, req.task.Payload())
 }
 
 // newID makes the ID of the new task.
@@ -366,4 +407,217 @@ func (c *Client) newID(r *rule, key string) string {
 		return mark.TaskID(key)
 	}
 	return mark.ID(key, r.kind(), c.nonce())
+}
+
+// selfRunDelay is when a new task runs by itself if its producer died before it deleted the
+// old task and ran the new one. A producer that lives is done by then.
+const selfRunDelay = grace
+
+// supersede has the new task take the place of one that has not begun (unique.Replace and
+// unique.Postpone, not the Guard's policy Replace). It returns nil, nil if the situation changed; the
+// caller looks again. errBeaten means that another producer is about to supersede the same task.
+//
+// The steps: enqueue the new task with a later start, pass the claim on, delete the old one, run the new one. Passing on the
+// claim decides: a Guard that begins the old task before refuses the new one, and one that comes
+// later drops the old one, also if it waits in a worker, where asynq cannot delete it.
+//
+// The ID of the new task follows from that of the old one (successor). So of several producers one
+// enqueues, and the others find what a producer that died has left.
+func (req *request) supersede(ctx context.Context, found existing) (*asynq.TaskInfo, error) {
+	old := found.info
+	if err := req.clearBefore(ctx, found); err != nil {
+		return nil, err
+	}
+	at := old.NextProcessAt // of a scheduled task; the others have no time of their own
+	if req.rule.Duplicate.kind == decide.Postpone {
+		at = wholeSecond(time.Now().Add(min(req.rule.Duplicate.delay, req.rule.MaxPostpone-found.claim.Age)))
+		if old.State == asynq.TaskStateScheduled && at.Before(old.NextProcessAt) {
+			at = old.NextProcessAt
+		}
+	}
+	next := successor(old.ID)
+	when, run := req.start(old, at)
+	info, err := req.enqueue(ctx, next, when...)
+	if err != nil {
+		seen, looked := req.look(req.rule.Queue, next)
+		switch {
+		case looked != nil:
+			return nil, errors.Join(err, looked)
+		case seen != nil && req.sameContent(seen):
+			info = seen // our own, and only the reply was lost; or one with the same content
+		case errors.Is(err, asynq.ErrTaskIDConflict):
+			return nil, errBeaten
+		default:
+			return nil, err
+		}
+	}
+	passed, err := req.passOn(ctx, found, next)
+	if err != nil {
+		return nil, err // the next call finds both tasks, and which one has the claim
+	}
+	if !passed {
+		return req.takeBack(next, info)
+	}
+	if run {
+		if err := req.client.inspector.RunTask(req.rule.Queue, next); err == nil {
+			info.State, info.NextProcessAt = asynq.TaskStatePending, time.Now()
+		} // otherwise it runs by itself, after selfRunDelay
+	}
+	return info, nil
+}
+
+// start returns the options for the start of a task that supersedes old and is due at that time, and
+// whether it is to be run as soon as old is deleted.
+func (req *request) start(old *asynq.TaskInfo, at time.Time) (when []asynq.Option, run bool) {
+	switch now := time.Now(); {
+	case old.State == asynq.TaskStateAggregating && req.rule.Duplicate.kind == decide.Replace:
+		// The task's group decides when it runs. A start time would take it out of the group.
+		return nil, false
+	case at.After(now) && (old.State == asynq.TaskStateScheduled || req.rule.Duplicate.kind == decide.Postpone):
+		return []asynq.Option{asynq.ProcessAt(at)}, false
+	}
+	return []asynq.Option{asynq.ProcessIn(selfRunDelay)}, true
+}
+
+// passOn passes the claim on to the task next, and deletes the old task. false means that the old
+// task has begun, or that the claim is not its own any more.
+func (req *request) passOn(ctx context.Context, found existing, next string) (bool, error) {
+	c, ctx := inner.Claim(req.client.locker, req.key), context.WithoutCancel(ctx)
+	inWorker := found.info.State == asynq.TaskStateActive
+	passed, err := c.PassOn(ctx, found.claim.Holder, req.holder(next), inWorker)
+	if err != nil || !passed {
+		return false, err
+	}
+	switch err := req.remove(found.id); {
+	case err == nil && inWorker: // it parked in between, and no worker will note its end
+		_, err = c.Start(ctx, found.claim.Holder, mark.Ended, req.rule.kind().EndsAtStart(), claimLife)
+		return true, err
+	case err == nil, inWorker && isActive(err):
+	case isActive(err): // a worker has it by now
+		_, err = c.PassOn(ctx, found.claim.Holder, req.holder(next), true)
+		return true, err
+	default:
+		return true, err
+	}
+	return true, nil
+}
+
+// clearBefore deletes what a producer that died has left: the task that found's own has superseded.
+func (req *request) clearBefore(ctx context.Context, found existing) error {
+	before := predecessor(found.id)
+	if before == "" {
+		return nil
+	}
+	err := req.remove(before)
+	if isActive(err) {
+		_, err = inner.Claim(req.client.locker, req.key).PassOn(ctx, req.holder(before), found.claim.Holder, true)
+	}
+	return err
+}
+
+// errBeaten: another producer has enqueued the task that is to supersede the same one.
+var errBeaten = errors.New("another producer supersedes the same task")
+
+// helpAfter is how long a producer waits for another one that supersedes the same task, before it
+// takes that one for dead and finishes its work.
+const helpAfter = time.Second
+
+// finishFor does for another producer what is left to do once it has enqueued its task.
+func (req *request) finishFor(ctx context.Context, found existing) error {
+	next := successor(found.id)
+	passed, err := req.passOn(ctx, found, next)
+	if err == nil && !passed {
+		_, err = req.discard(next)
+	}
+	return err
+}
+
+// takeBack removes the new task, which could not take the place of the old one. It returns nil, nil
+// if the caller is to look again. Under UntilStart the new task may run: the old one has begun, so
+// nothing was in its way.
+func (req *request) takeBack(next string, info *asynq.TaskInfo) (*asynq.TaskInfo, error) {
+	begun, err := req.discard(next)
+	if err != nil {
+		return nil, errors.Join(errMayRun, err)
+	}
+	if begun && req.rule.Until.kind == decide.UntilStart {
+		return info, nil
+	}
+	return nil, nil //nolint:nilnil // look again
+}
+
+// errMayRun: the new task is still there.
+var errMayRun = errors.New("the new task could not be taken back; it may run")
+
+// successor returns the ID of the task that supersedes the task with this ID: that with the next
+// number in its series. predecessor returns the ID of the task that this one has superseded, or "".
+func successor(id string) string {
+	series, number := splitID(id)
+	return series + strconv.Itoa(number+1)
+}
+
+func predecessor(id string) string {
+	series, number := splitID(id)
+	if number <= 0 {
+		return ""
+	}
+	return series + strconv.Itoa(number-1)
+}
+
+// splitID splits an ID of internal/claim.
+func splitID(id string) (series string, number int) {
+	i := strings.LastIndexByte(id, '.') + 1
+	number, _ = strconv.Atoi(id[i:])
+	return id[:i], number
+}
+
+// wholeSecond rounds t up to whole seconds, since asynq drops fractions of a second.
+func wholeSecond(t time.Time) time.Time {
+	if whole := t.Truncate(time.Second); whole.Before(t) {
+		return whole.Add(time.Second)
+	}
+	return t
+}
+
+// isActive tells whether asynq's Inspector refused because a worker has the task, which
+// it says in a text only.
+func isActive(err error) bool { return err != nil && strings.Contains(err.Error(), "active state") }
+
+// isListless tells whether asynq's Inspector refused because the task is in none of its lists, which it says in a text only.
+func isListless(err error) bool {
+	return err != nil && (strings.Contains(err.Error(), "not found in list") || strings.Contains(err.Error(), "not found in zset"))
+}
+
+func ignoreActive(err error) error {
+	if isActive(err) {
+		return nil
+	}
+	return err
+}
+
+// polling paces a loop that looks at Redis until the client's patience is over.
+type polling struct {
+	began    time.Time
+	patience time.Duration
+	next     time.Duration // the mean of the next sleep
+}
+
+func (c *Client) newPolling() *polling {
+	return &polling{time.Now(), c.patience, time.Millisecond}
+}
+
+// isOver reports whether the patience is over.
+func (p *polling) isOver() bool { return time.Since(p.began) >= p.patience }
+
+// sleep sleeps, each time about twice as long as before and at most about 50 ms. It returns
+// ctx's error if ctx ends first.
+func (p *polling) sleep(ctx context.Context) error {
+	pause := p.next/2 + rand.N(p.next) //nolint:gosec // jitter, no secret
+	p.next = min(2*p.next, 50*time.Millisecond)
+	select {
+	case <-time.After(pause):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

@@ -193,8 +193,7 @@ func (r *rig) age(taskType, id string, age time.Duration) {
 	}
 }
 
-// A scheduled task keeps its ID, its time and its options when only its payload
-// is another; a task of another type in the same scope takes its place.
+// What takes the place of a scheduled task is due when that was, and has options of its own; so has a task of another type in the same scope.
 func TestReplace_scheduled(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -205,7 +204,7 @@ func TestReplace_scheduled(t *testing.T) {
 			old := r.must(r.Enqueue(task("a", "7", "old"), asynq.ProcessAt(at), asynq.MaxRetry(3)))
 			same := r.must(r.Enqueue(task("a", "7", "new"), asynq.MaxRetry(9)))
 			found := r.tasks(r.queue, "a", live...)
-			if same.ID != old.ID || len(found) != 1 || found[0].MaxRetry != 3 || !found[0].NextProcessAt.Equal(at) || !slices.Equal(texts(found), []string{"new"}) {
+			if same.ID == old.ID || len(found) != 1 || found[0].MaxRetry != 9 || !found[0].NextProcessAt.Equal(at) || !slices.Equal(texts(found), []string{"new"}) {
 				t.Errorf("%s: %s became %+v", until, old.ID, found)
 			}
 			other := r.must(r.Enqueue(task("b", "7", "other"), asynq.MaxRetry(9)))

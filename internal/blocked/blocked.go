@@ -133,26 +133,57 @@ func (a *Asynq) queue(name string) string {
 	return why
 }
 
-// Find asks the Inspector for a task. rdb is a client on its Redis; nil: none is known. gone reports whether asynq has no such
-// task. If the Inspector does not list the queue, an operator may have deleted it; or Redis has lost its keys, and a producer that runs
-// on does not list it again; or the Inspector looks at another Redis than that of asynq. So gone is true only
-// if asynq works in that Redis, and rdb finds no task; without rdb, if no server serves the queue.
+// Find asks the Inspector for a task, and is the one place that says what the answer means. rdb is a client that may be on
+// asynq's Redis; nil: none is known. gone reports whether asynq has no such task; then err says so, too.
+//
+// "Queue not found" is not "no such task". asynq's client lists a queue once in its life, so a queue that was deleted, or
+// that Redis has lost, is not listed again while producers run on. If rdb has the task, Find lists its queue, as asynq's
+// client does, and asks again. If the Inspector still does not see the task, it looks at another database: gone is false.
+// If rdb has no such task either, it is gone if asynq works where the Inspector looks; without rdb, if no server serves the queue.
 func Find(inspector *asynq.Inspector, rdb redis.UniversalClient, queue, id string) (info *asynq.TaskInfo, gone bool, err error) {
 	info, err = inspector.GetTaskInfo(queue, id)
-	if !errors.Is(err, asynq.ErrQueueNotFound) {
+	unlisted := errors.Is(err, asynq.ErrQueueNotFound)
+	if !unlisted && (rdb == nil || !errors.Is(err, asynq.ErrTaskNotFound)) {
 		return info, errors.Is(err, asynq.ErrTaskNotFound), err
+	}
+	if rdb != nil {
+		kept, unknown := IsKept(rdb, queue, id)
+		switch {
+		case unknown != nil: // rdb may be without the right to asynq's keys
+			return nil, !unlisted, err
+		case kept:
+			if unlisted {
+				_ = rdb.SAdd(context.Background(), "asynq:queues", queue).Err() // without the right to, the next answer is the same
+			}
+			for range 10 { // a task with that ID may come and go between two looks
+				info, err = inspector.GetTaskInfo(queue, id)
+				if !errors.Is(err, asynq.ErrTaskNotFound) && !errors.Is(err, asynq.ErrQueueNotFound) {
+					return info, false, err
+				}
+				if kept, unknown = IsKept(rdb, queue, id); !kept {
+					return nil, unknown == nil, err
+				}
+			}
+			return nil, false, fmt.Errorf("%w: task %q of queue %q is in Redis: %w", ErrElsewhere, id, queue, err)
+		case !unlisted:
+			return nil, true, err
+		}
 	}
 	servers, unknown := inspector.Servers()
 	queues, _ := inspector.Queues() // an error: there is none to rely on
-	switch {
-	case unknown != nil || len(servers)+len(queues) == 0:
-	case rdb != nil:
-		kept, missed := rdb.Exists(context.Background(), fmt.Sprintf("asynq:{%s}:t:%s", queue, id)).Result()
-		gone = missed == nil && kept == 0
-	default:
-		gone = !serves(servers, queue)
+	if unknown != nil || len(servers)+len(queues) == 0 {
+		return nil, false, err
 	}
-	return info, gone, err
+	return nil, rdb != nil || !serves(servers, queue), err
+}
+
+// ErrElsewhere says that the Inspector looks at another Redis, or another database, than asynq.
+var ErrElsewhere = errors.New("the asynq.Inspector does not see asynq's tasks: give it the Redis and the database of the asynq.Client")
+
+// IsKept reports whether asynq keeps the task in that Redis.
+func IsKept(rdb redis.UniversalClient, queue, id string) (bool, error) {
+	kept, err := rdb.Exists(context.Background(), fmt.Sprintf("asynq:{%s}:t:%s", queue, id)).Result()
+	return kept > 0, err
 }
 
 func serves(servers []*asynq.ServerInfo, queue string) bool {

@@ -90,9 +90,25 @@ func TestFind(t *testing.T) {
 		t.Error("a task that asynq does not have is not gone")
 	}
 	redistest.Must(t, rdb.SRem(t.Context(), "asynq:queues", "orders").Err())
-	if gone(rdb, "orders", "1") || !gone(rdb, "orders", "2") || !gone(nil, "orders", "1") {
+	if !gone(rdb, "orders", "2") || !gone(nil, "orders", "1") {
 		t.Error("in a queue that is not listed, and that no server serves")
 	}
+	elsewhere := s.Client(t, func(o *redis.UniversalOptions) { o.DB = 5 })
+	if info, gone, err := Find(asynq.NewInspectorFromRedisClient(elsewhere), rdb, "orders", "1"); info != nil || gone || !errors.Is(err, asynq.ErrQueueNotFound) || !strings.Contains(err.Error(), "database") {
+		t.Errorf("an Inspector elsewhere, and the queue not listed there: %v, gone %v, %v", info, gone, err)
+	}
+	redistest.Must(t, elsewhere.SAdd(t.Context(), "asynq:queues", "orders").Err())
+	if info, gone, err := Find(asynq.NewInspectorFromRedisClient(elsewhere), rdb, "orders", "1"); info != nil || gone || !errors.Is(err, asynq.ErrTaskNotFound) {
+		t.Errorf("an Inspector elsewhere, and the queue listed there: %v, gone %v, %v", info, gone, err)
+	}
+	redistest.Must(t, rdb.SRem(t.Context(), "asynq:queues", "orders").Err())
+	if info, gone, err := Find(inspector, rdb, "orders", "1"); err != nil || gone || info.ID != "1" {
+		t.Errorf("a task that is there, in a queue that is not listed: %v, gone %v, %v", info, gone, err)
+	}
+	if _, err := inspector.GetTaskInfo("orders", "1"); err != nil {
+		t.Errorf("its queue is still not listed: %v", err)
+	}
+	redistest.Must(t, rdb.SRem(t.Context(), "asynq:queues", "orders").Err())
 	server := asynq.NewServerFromRedisClient(rdb, asynq.Config{Queues: map[string]int{"orders": 1}, Logger: redistest.Silent{}, TaskCheckInterval: redistest.CheckEvery})
 	redistest.Must(t, server.Start(asynq.NotFoundHandler()))
 	t.Cleanup(server.Shutdown)

@@ -101,7 +101,7 @@ func (m Mark) Keep(ctx context.Context, holder string, length time.Duration) (bo
 
 // PassOn gives the mark of holder to next, which is enqueued, unless holder's handler has begun. stale says that a worker may have
 // holder's task: a [Mark.Start] of it is refused then for as long as the marks of this key stand. The deadline and the age do not
-// change. false means that the mark was neither holder's nor next's, or that the task which has it has begun; nothing changed.
+// change. false means that the mark was neither holder's nor next's, or that holder's task has begun; nothing changed.
 func (m Mark) PassOn(ctx context.Context, holder, next string, stale bool) (bool, error) {
 	return m.keep(ctx, holder, next, 0, stale)
 }

@@ -227,7 +227,7 @@ func TestStart_orPassedOn(t *testing.T) {
 			r.start(true, "q/k:n.1.10", Waiting, ends)
 			r.start(true, "q/k:n.1.10", Begun, ends)
 			r.start(false, "q/k:n.1.9", Begun, ends)
-			r.pass(false, "q/k:n.1.9", "q/k:n.1.10", false)
+			r.pass(true, "q/k:n.1.9", "q/k:n.1.10", false) // the mark is where it was to go
 			r.rdb.Del(t.Context(), r.Key())
 		}
 	})

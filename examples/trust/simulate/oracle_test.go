@@ -39,7 +39,7 @@ func (b *ledger) enqueued(n int, info *asynq.TaskInfo, err error) {
 	t := b.books[n]
 	var duplicate *unique.DuplicateError
 	switch {
-	case errors.As(err, &duplicate) && duplicate.Alike:
+	case errors.As(err, &duplicate) && !b.calm && b.w.plan.uniqueOf(b.w.plan.Tasks[n]).Until == "done": // a reply may have been lost
 		t.ends[endUnsure], t.ends[endNewer] = true, true // the task in the way may be this call's own
 	case errors.As(err, &duplicate):
 		t.refused = b.seq

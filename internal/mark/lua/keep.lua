@@ -8,9 +8,12 @@
 -- ARGV[4] stale   1: a worker may have the first task, which must not start any more; else 0
 --
 -- reply 1 kept:   next has the mark, and is enqueued
--- reply 0 absent: neither task has the mark, or the one that has it has begun
-if not body or (body ~= ARGV[1] and body ~= ARGV[2]) or (phase == 'begun' and ARGV[1] ~= ARGV[2]) then
+-- reply 0 absent: neither task has the mark, or the first one has it and has begun
+if not body or (body ~= ARGV[1] and body ~= ARGV[2]) or (phase == 'begun' and body ~= ARGV[2]) then
   return 0
+end
+if phase == 'begun' and ARGV[1] ~= ARGV[2] then
+  return 1 -- start has passed it on
 end
 if body ~= ARGV[2] or phase == 'enqueuing' then
   phase = 'enqueued'
