@@ -51,27 +51,54 @@ rules share. Unknown keys and repeated keys are mistakes.
 package config
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/unique"
 )
 
+// maxSize is the size of the largest file that is read, in bytes: far above any list of rules that people keep, and far below what
+// would hurt.
+const maxSize = 4 << 20
+
 // Load reads the file at path. The first result has the rules, the second the unique rules;
 // both have the file's prefix and hash_keys. The error joins an [*Error] for each mistake, in
 // the order of the file, also for what [automutex.New] and [unique.New] would refuse; or it says
 // why the file could not be read. With an error both results are zero values.
 func Load(path string) (automutex.Config, unique.Config, error) {
-	data, err := os.ReadFile(path) //nolint:gosec // the file is the caller's to name
+	data, err := read(path)
 	if err != nil {
 		return automutex.Config{}, unique.Config{}, fmt.Errorf("config: %w", err)
 	}
 	return parse(path, data)
 }
 
+func read(path string) ([]byte, error) {
+	f, err := os.Open(path) //nolint:gosec // the file is the caller's to name
+	if err != nil {
+		return nil, err
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
+	return data, errors.Join(err, f.Close(), tooLarge(data))
+}
+
+func tooLarge(data []byte) error {
+	if len(data) > maxSize {
+		return fmt.Errorf("there are more than %d MiB: that is no list of rules", maxSize>>20)
+	}
+	return nil
+}
+
 // Parse is [Load] for the content of a file. [Error].File is then "config".
-func Parse(data []byte) (automutex.Config, unique.Config, error) { return parse("config", data) }
+func Parse(data []byte) (automutex.Config, unique.Config, error) {
+	if err := tooLarge(data); err != nil {
+		return automutex.Config{}, unique.Config{}, fmt.Errorf("config: %w", err)
+	}
+	return parse("config", data)
+}
 
 // Error is one mistake in a configuration, and where it is.
 type Error struct {

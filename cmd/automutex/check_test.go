@@ -106,8 +106,8 @@ func testCheckMistakes(t *testing.T, b binary) {
 	binary := filepath.Join(t.TempDir(), "binary\x1b[31m")
 	for content, want := range map[string]string{
 		"":                              ":1:1: the file is empty",
-		"\x00\x01\xff":                  ":1:1: a control character",
-		"rules: [{task: '\x1b[31mred'}": ":1:17: a control character",
+		"\x00\x01\xff":                  ":1:1: the byte 0x00 is no text",
+		"rules: [{task: '\x1b[31mred'}": ":1:17: the byte 0x1b is no text",
 		"rules: [{task: \"\\e[31m\", \"\\e[31m\": 1}]": `unknown key "\x1b[31m"`,
 	} {
 		if err := os.WriteFile(binary, []byte(content), 0o600); err != nil {
