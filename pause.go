@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/control"
+	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/lock"
 )

@@ -115,7 +115,7 @@ func (d *decoder) syntax(err error, lines []string) {
 	}
 	for _, line := range lines[max(at.Line-2, 0):min(at.Line, len(lines))] {
 		if m := endsInColon.FindStringSubmatch(strings.TrimRight(line, "\r")); m != nil {
-			message += "; put a text that ends in a colon in quotes: " + quote(m[1])
+			message = message + "; put a text that ends in a colon in quotes: " + quote(m[1])
 			break
 		}
 	}

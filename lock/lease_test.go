@@ -3,6 +3,7 @@ package lock_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -134,7 +135,7 @@ func TestBind(t *testing.T) {
 			t.Errorf("after another parent's end: %v", other.Err())
 		}
 		mustUnlock(t, le)
-		for _, ctx := range append(live, other, le.Bind(t.Context())) {
+		for _, ctx := range slices.Concat(live, []context.Context{other, le.Bind(t.Context())}) {
 			if ends(t, ctx, context.Canceled); errors.Is(context.Cause(ctx), lock.ErrLost) {
 				t.Error("a lease that was released is lost")
 			}

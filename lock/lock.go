@@ -192,8 +192,8 @@ func newRate(starts int, per time.Duration, burst int) (every, spare time.Durati
 		return 0, 0, err
 	}
 	burst = max(burst, 1)
-	unit := time.Duration(starts) * time.Microsecond // no overflow: starts is at most a year's microseconds
-	every = (per + unit - 1) / unit * time.Microsecond
+	unit := int64(starts) * int64(time.Microsecond) // no overflow: starts is at most a year's microseconds
+	every = time.Duration((int64(per)+unit-1)/unit) * time.Microsecond
 	if int64(burst) > int64(inside.MaxTTL/every) {
 		return 0, 0, fmt.Errorf("a rate of %d starts per %s with a burst of %d: that many take longer than %s; give a smaller burst", starts, per, burst, inside.MaxTTL)
 	}

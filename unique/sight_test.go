@@ -217,8 +217,8 @@ func TestEnqueue_duplicateOnAFullKey(t *testing.T) {
 		c, err := New(through, r.inspector, r.rdb, Config{Prefix: r.prefix, Rules: []Rule{rule}})
 		redistest.Must(t, err)
 		info, err := c.Enqueue(task("work", "7", ""))
-		switch {
-		case rule.Duplicate == Reject:
+		switch rule.Duplicate {
+		case Reject:
 			r.mustBeDuplicate(info, err, queued, asynq.TaskStatePending)
 		default:
 			queued = r.must(info, err).ID

@@ -269,7 +269,7 @@ func keysOf(ctx context.Context, cfg automutex.Config, t *asynq.Task) ([]string,
 // uniqueMatch gives the unique rule that a producer applies to a task; none if there is none, or the task lacks a field of
 // an Optional one. The error is that no key can be made: a producer then enqueues nothing.
 func uniqueMatch(ctx context.Context, cfg unique.Config, t *asynq.Task) (matches []match, err error) {
-	var rules []automutex.Rule
+	rules := make([]automutex.Rule, 0, len(cfg.Rules))
 	for _, r := range cfg.Rules {
 		rules = append(rules, guarded(r))
 	}

@@ -118,7 +118,7 @@ func (a *Asynq) Look(head inside.Head) Seen {
 // queue returns what keeps asynq from delivering the tasks of a queue.
 func (a *Asynq) queue(name string) string {
 	if why, found := a.queues.Load(name); found {
-		return why.(string)
+		return why.(string) //nolint:forcetypeassert // Store below
 	}
 	why := ""
 	info, err := a.inspector.GetQueueInfo(name)

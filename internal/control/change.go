@@ -96,12 +96,7 @@ func (r *Reader) change(ctx context.Context, typed string, place func(*entry) **
 		}
 		switch {
 		case order != nil:
-			its := *order
-			its.Why, its.By, its.Since = strings.ToValidUTF8(its.Why, "\uFFFD"), strings.ToValidUTF8(r.o.Owner, "\uFFFD"), state.serverTime.UTC()
-			if !its.Until.IsZero() {
-				its.Until = its.Until.Add(state.skew()).UTC()
-			}
-			*place(&after) = &its
+			*place(&after) = r.signed(*order, state)
 		case was.wrong != nil:
 			ended = inside.EndedUnreadable
 		case *place(&after) != nil:
@@ -130,6 +125,15 @@ func (r *Reader) change(ctx context.Context, typed string, place func(*entry) **
 		}
 	}
 	return 0, fmt.Errorf("lock: control for %q: others change it all the time; try again", typed)
+}
+
+// signed is an order of this process as it is stored: by Redis' clock.
+func (r *Reader) signed(o Order, state *State) *Order {
+	o.Why, o.By, o.Since = strings.ToValidUTF8(o.Why, "\uFFFD"), strings.ToValidUTF8(r.o.Owner, "\uFFFD"), state.serverTime.UTC()
+	if !o.Until.IsZero() {
+		o.Until = o.Until.Add(state.skew()).UTC()
+	}
+	return &o
 }
 
 // write puts after in the place of before, each a stored entry or empty; done is false where before is there no longer.

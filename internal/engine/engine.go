@@ -148,8 +148,10 @@ func (e *Engine) Obey(l Limits) { e.limits = l }
 // ArriveWithin has called work count as overdue after d at the earliest: the time that its server may take to fetch it.
 func (e *Engine) ArriveWithin(d time.Duration) { e.parking.arriveWithin(d) }
 
-// Life counts what is under way; Conn sends. For those who read the orders of operators and claims beside the locks.
-func (e *Engine) Life() *life.Life   { return e.life }
+// Life counts what is under way, also of those who read the orders of operators, and claims, beside the locks.
+func (e *Engine) Life() *life.Life { return e.life }
+
+// Conn sends for them.
 func (e *Engine) Conn() *redisx.Conn { return e.conn }
 
 // Close ends all waits with ErrClosed, and waits for what is under way. Leases are not renewed any more, and their contexts end with

@@ -38,44 +38,9 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 		Until: until, InTime: r.InTime, MayPark: r.Park, Grant: grant, Counted: believe(grant), Short: grant < r.TTL && r.NoRenew,
 	}, parkNow)
 
-	// The waiter is known before its ask: a grant may be published before the reply is read. With many first asks under way, this one
-	// goes in a pipeline.
-	e.mu.Lock()
-	e.waiters[le.token] = w
-	alone := e.firsts < maxFirstAsks
-	if alone {
-		e.firsts++
-	} else {
-		w.unsent, w.first = true, make(chan struct{})
-		e.asks.set(&w.entry, began)
-		e.alarm.Set(began)
-	}
-	first := w.first
-	e.mu.Unlock()
-	var a turn.Answer
-	if alone {
-		var sent time.Time
-		var err error
-		a, sent, err = e.ask(ctx, le, w.turn.Asks())
-		e.mu.Lock()
-		e.firsts--
-		e.mu.Unlock()
-		if err != nil {
-			e.mu.Lock()
-			delete(e.waiters, le.token)
-			e.mu.Unlock()
-			return err
-		}
-		e.handleReply(w, turn.Reply{Answer: a, Sent: sent})
-	} else { // it does not wait for the lock before Redis has said that others hold it
-		select {
-		case <-first:
-		case <-r.Within.Done():
-		case <-e.life.Closing.Done():
-		}
-		e.mu.Lock()
-		a = w.turn.Last()
-		e.mu.Unlock()
+	a, err := e.askFirst(ctx, w, began)
+	if err != nil {
+		return err
 	}
 	if r.Park && !a.Yours && !a.Parked && r.Note != "" && holderOf(a.Holder).Note == r.Note && !isClosed(w.done) {
 		return &Busy{Answer: e.leave(w)} // its own earlier run: it returns
@@ -102,6 +67,44 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 		returned = true
 	}
 	return e.stand(w, began)
+}
+
+// askFirst sends the first ask of w, and returns its answer. The waiter is known before: a grant may be published before the reply is
+// read. With many first asks under way, this one goes in a pipeline.
+func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (a turn.Answer, err error) {
+	le, r := w.lease, &w.lease.request
+	e.mu.Lock()
+	e.waiters[le.token] = w
+	alone := e.firsts < maxFirstAsks
+	if alone {
+		e.firsts++
+	} else {
+		w.unsent, w.first = true, make(chan struct{})
+		e.asks.set(&w.entry, began)
+		e.alarm.Set(began)
+	}
+	first := w.first
+	e.mu.Unlock()
+	if !alone { // it does not wait for the lock before Redis has said that others hold it
+		select {
+		case <-first:
+		case <-r.Within.Done():
+		case <-e.life.Closing.Done():
+		}
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return w.turn.Last(), nil
+	}
+	a, sent, err := e.ask(ctx, le, w.turn.Asks())
+	e.mu.Lock()
+	if e.firsts--; err != nil {
+		delete(e.waiters, le.token)
+	}
+	e.mu.Unlock()
+	if err == nil {
+		e.handleReply(w, turn.Reply{Answer: a, Sent: sent})
+	}
+	return a, err
 }
 
 // stand waits until the waiter has its lock, or leaves the line.

@@ -63,26 +63,6 @@ func (e *sender) run(name string, keys []string, args ...any) any {
 	return v
 }
 
-// server starts a Redis of its own, and stops it by its process.
-func server(t testing.TB, args ...string) *redis.Client {
-	sock := filepath.Join(t.TempDir(), "s")
-	cmd := exec.Command("redis-server", append([]string{"--port", "0", "--unixsocket", sock, "--save", "", "--appendonly", "no"}, args...)...)
-	if err := cmd.Start(); err != nil {
-		t.Skip(err)
-	}
-	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
-	rdb := redis.NewClient(&redis.Options{Network: "unix", Addr: sock, DisableIdentity: true})
-	t.Cleanup(func() { rdb.Close() })
-	for range 200 {
-		if rdb.Ping(context.Background()).Err() == nil {
-			return rdb
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	t.Fatal("no server")
-	return nil
-}
-
 // world is a server whose clock the test moves.
 type world struct {
 	rdb *redis.Client

@@ -23,9 +23,9 @@ var (
 	ErrNotHead = errors.New("lock: the task is not the next one of its key")
 	// ErrHeadRuns is the error of a skip of a task that holds its lock.
 	ErrHeadRuns = errors.New("lock: the task holds its lock")
-	// ErrOrderDone: the task is marked as done.
+	// ErrOrderDone says that the task is marked as done.
 	ErrOrderDone = errors.New("lock: the task is marked as done")
-	// ErrOrderSpent: its last attempt has begun before, and did not return.
+	// ErrOrderSpent says that its last attempt has begun before, and did not return.
 	ErrOrderSpent = errors.New("lock: the task's last attempt has begun before, and did not return")
 )
 

@@ -186,7 +186,7 @@ func lockOf(info inside.Info, orders []lock.Control, now time.Time) Lock {
 
 // ordersOf lists the controls of a locker. A user without the right to read them has none: that is for doctor to say.
 func ordersOf(ctx context.Context, locker *lock.Locker) []lock.Control {
-	list, _ := locker.Controls().List(ctx) //nolint:errcheck // so
+	list, _ := locker.Controls().List(ctx)
 	return list
 }
 
@@ -439,7 +439,7 @@ func Unknown(rules []fleet.Rule, hashed bool, prefix, text string) (why, meant s
 func Target(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient, rules []fleet.Rule, hashed bool, prefix, text string, force bool) (string, error) {
 	stored, err := control.Stored(prefix, "", func(text string) bool { return IsScope(rules, text) }, text)
 	if err != nil {
-		return "", nil //nolint:nilerr // so
+		return "", nil
 	}
 	if why, meant := Unknown(rules, hashed, prefix, text); why != "" && !force {
 		is := func(l Lock) bool { return Stored(l.Key) == stored || ScopeOf(l.Key) == stored }

@@ -17,15 +17,15 @@ var files embed.FS
 
 // script returns a script: what all of them share, and its own lines.
 func script(name string) *redisx.Script {
-	source := ""
+	var source []byte
 	for _, part := range []string{"shared", name} {
 		b, err := files.ReadFile("lua/" + part + ".lua")
 		if err != nil {
 			panic(err) // a name that no file has: every test finds it
 		}
-		source += string(b)
+		source = append(source, b...)
 	}
-	return redisx.NewScript("claim_"+name, source)
+	return redisx.NewScript("claim_"+name, string(source))
 }
 
 var takeScript, keepScript, startScript, dropScript = script("take"), script("keep"), script("start"), script("drop")
