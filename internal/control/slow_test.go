@@ -161,6 +161,7 @@ func TestReader_outage(t *testing.T) {
 				out(false)
 				time.Sleep(time.Minute)
 				know(3)
+				synctest.Wait() // no read of before is under way
 				out(true)
 				time.AfterFunc(time.Second, func() { out(false) })
 				if _, failed := r.Fetch(t.Context()); (failed != nil) != (what == "fail" || what == "refused") {
