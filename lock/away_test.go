@@ -78,12 +78,11 @@ func TestAway_everyCallFails(t *testing.T) {
 			t.Errorf("%s: %v; want ErrBackend", name, err)
 		}
 	}
-	for name, call := range map[string]func() error{
-		"Extend": func() error { return held.Extend(t.Context(), time.Minute) }, "Unlock": func() error { return held.Unlock(t.Context()) },
-	} {
-		if err := call(); !errors.Is(err, lock.ErrBackend) {
-			t.Errorf("%s: %v; want ErrBackend", name, err)
-		}
+	if err := held.Extend(t.Context(), time.Minute); !errors.Is(err, lock.ErrBackend) {
+		t.Errorf("Extend: %v; want ErrBackend", err)
+	}
+	if err := held.Unlock(t.Context()); !errors.Is(err, lock.ErrBackend) {
+		t.Errorf("Unlock: %v; want ErrBackend", err)
 	}
 	waits.cancel()
 	waits.failed(t)
