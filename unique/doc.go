@@ -38,8 +38,8 @@ task supersedes it before its handler begins.
   - [Reject] returns a [*DuplicateError], which names the task that blocks the key and Is
     asynq.ErrDuplicateTask.
   - [Join] returns the asynq.TaskInfo of that task.
-  - [Replace] lets the newest payload win until the handler of that task begins.
-  - [Postpone] does the same, and puts the task off at each call, within a bound.
+  - [Replace] puts a new task in the place of that one until its handler begins.
+  - [Postpone] does the same, d later at each call, until MaxPostpone.
 
 A claim beside the lock's key says whose task the key is. Producers set it, and the worker's Guard
 notes in it that the task waits for its lock, that its handler begins, and that it has ended. So
@@ -57,8 +57,8 @@ enqueued, otherwise 15 seconds after the claim, since its producer may still be 
 
 Whatever producers and workers do, a key never has two live tasks under UntilDone, and never
 two tasks that have not begun under UntilStart, as long as Redis does not lose data. (A task has begun
-when the Guard has noted that in its claim. If its lease or Timeout ends at that moment, the task runs
-later, under UntilStart while the next one is already in the queue.) No accepted task is lost to a
+when the Guard has noted that in its claim, and counts as begun when it is due past MaxPostpone. If its
+lease or Timeout ends as it begins, it runs later, under UntilStart with the next one in the queue.) No accepted task is lost to a
 duplicate: only a task that has not begun is superseded, and only when the new one is in Redis. A
 superseded task never begins; if it waits in a worker, the Guard drops it there. A task that has ended
 does not block its key. A producer that dies in the middle of Replace or Postpone leaves the old task,
