@@ -546,14 +546,18 @@ const together = turn.RefreshEvery / 4
 // takes it. So a ring costs what is due, and not what waits, and a process that thousands wait in sends a few pipelines at a time.
 func (e *Engine) ring() {
 	now := time.Now()
+	open := e.life.Enter() == nil // else nothing is taken to be sent: a waiter that was would have no reply, and send no leave
+	if open {
+		defer e.life.Done()
+	}
 	most := maxSenders
 	if e.conn.IsCluster() {
 		most = maxSendersCluster
 	}
 	e.mu.Lock()
-	ends, renewals := e.takeHolds(now, e.senders < most+2) // no crowd of waiters keeps a lease from being renewed
+	ends, renewals := e.takeHolds(now, open && e.senders < most+2) // no crowd of waiters keeps a lease from being renewed
 	var asks []*waiter
-	if e.senders < most {
+	if open && e.senders < most {
 		asks = e.takeAsks(now)
 	}
 	next := time.Time{}
@@ -562,15 +566,14 @@ func (e *Engine) ring() {
 			next = life.Earliest(next, a[0].at)
 		}
 	}
+	if soon := now.Add(time.Millisecond); !open && !next.IsZero() && next.Before(soon) {
+		next = soon
+	}
 	e.mu.Unlock()
 	e.alarm.Set(next)
 	for _, end := range ends {
 		end()
 	}
-	if len(asks)+len(renewals) == 0 || e.life.Enter() != nil {
-		return
-	}
-	defer e.life.Done()
 	redisx.InBatches(e.conn, e.branch, renewals, func(le *Lease) string { return le.request.Key }, e.sendRenewals)
 	redisx.InBatches(e.conn, e.branch, asks, func(w *waiter) string { return w.lease.request.Key }, e.sendAsks)
 }
