@@ -33,7 +33,7 @@ func testCluster(t *testing.T, least int) {
 	c.start(4, seed(t))
 	key := func(i int) string { return keys.Key(inside.DefaultPrefix, c.keys[i%len(c.keys)]) }
 	c.more(20)
-	k := c.keepIn(s.Client(t), 2, 3*crowdTTL, least) // renewed many times in the long form
+	k := c.keepIn(s.Client(t), 2, 3*crowdTTL) // renewed many times
 	n := size(4, 100)
 	for i := range n {
 		// Turns while the slot is open, its key here, there or nowhere.
@@ -42,7 +42,7 @@ func testCluster(t *testing.T, least int) {
 	}
 	c.more(20)
 	k.live()
-	k.in(s.Client(t), least)
+	k.in(s.Client(t))
 	k.release(nil)
 	// Replicas that are kept from answering for a second are no matter of slots.
 	unsure, slow := c.unsure.Load(), c.replicas.Load()

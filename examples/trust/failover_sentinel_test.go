@@ -37,9 +37,9 @@ func testSentinel(t *testing.T, least int) {
 	for range rounds {
 		c.more(20)
 		// What replicas know outlives the master, in either form.
-		k := c.keepIn(watch.Client(t), 2, 10*crowdTTL, least)
+		k := c.keepIn(watch.Client(t), 2, 10*crowdTTL)
 		for _, s := range servers {
-			k.in(s.Client(t), least)
+			k.in(s.Client(t))
 		}
 		old := watch.Master(t)
 		for _, s := range servers {
@@ -58,7 +58,7 @@ func testSentinel(t *testing.T, least int) {
 			c.noticed()
 			away = max(away, time.Since(began))
 			k.live()
-			k.in(watch.Client(t), least)
+			k.in(watch.Client(t))
 			k.release(nil)
 			// The old one comes back as a replica, by the sentinels' doing.
 			s.Start(t)

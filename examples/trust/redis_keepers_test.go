@@ -48,30 +48,20 @@ func (k *keepers) stored() (keys []string) {
 	return keys
 }
 
-// form is how Redis stores a lock that nobody waits for: without MinReplicas as a string, and
-// with it as a sorted set.
-func form(minReplicas int) string {
-	if minReplicas > 0 {
-		return "zset"
-	}
-	return "string"
-}
-
-// keepIn keeps n keys that Redis stores in their form. A SET that go-redis sent twice finds its
-// own key and makes a sorted set of it: then it keeps others.
-func (c *crowd) keepIn(rdb redis.UniversalClient, n int, ttl time.Duration, minReplicas int) *keepers {
+// keepIn keeps n keys that are thin in Redis. Where others wanted one meanwhile, it keeps others.
+func (c *crowd) keepIn(rdb redis.UniversalClient, n int, ttl time.Duration) *keepers {
 	c.t.Helper()
 	k := &keepers{t: c.t}
 	redistest.Eventually(c.t, crowdSoon, func() bool {
 		k.release(nil)
 		k = c.keep(n, ttl)
 		for i := range k.keys {
-			if k.typeOf(rdb, i) != form(minReplicas) {
+			if k.typeOf(rdb, i) != "string" {
 				return false
 			}
 		}
 		return true
-	}, "locks that are each a %s in Redis", form(minReplicas))
+	}, "locks that are each a string in Redis")
 	return k
 }
 
@@ -85,12 +75,12 @@ func (k *keepers) typeOf(rdb redis.UniversalClient, i int) (is string) {
 	return is
 }
 
-// in checks that Redis still stores what they hold in its form.
-func (k *keepers) in(rdb redis.UniversalClient, minReplicas int) {
+// in checks that Redis still stores what they hold.
+func (k *keepers) in(rdb redis.UniversalClient) {
 	k.t.Helper()
 	for i := range k.keys {
-		if is := k.typeOf(rdb, i); is != form(minReplicas) {
-			k.t.Errorf("Redis stores a lock as a %s, want a %s", is, form(minReplicas))
+		if is := k.typeOf(rdb, i); is != "string" {
+			k.t.Errorf("Redis stores a lock as a %s, want a string", is)
 		}
 	}
 }
