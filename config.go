@@ -152,11 +152,9 @@ func (rs *ruleSet) notices() (notices []string) {
 				"a Task is a type or its beginning, and needs no *", p.rules[0].where(), p.task))
 		}
 	}
-	for _, p := range rs.declared {
-		for _, rule := range p.rules {
-			if notice := rule.noticeLongWait(); notice != "" {
-				notices = append(notices, notice)
-			}
+	for rule := range rs.all() {
+		if notice := rule.noticeLongWait(); notice != "" {
+			notices = append(notices, notice)
 		}
 	}
 	for _, p := range rs.declared {
@@ -172,20 +170,18 @@ func (rs *ruleSet) notices() (notices []string) {
 				p.rules[0].where(), shorter.rules[0].where(), p.task))
 		}
 	}
-	for _, p := range rs.declared {
-		for _, rule := range p.rules {
-			if rule.Scope == "" {
-				continue
-			}
-			other := rs.find(rule.Scope)
-			if other == nil || other.rules[0].Scope != "" {
-				continue
-			}
-			if shared := other.rules[0]; shared.Limit != rule.Limit || shared.TTL != rule.TTL {
-				notices = append(notices, fmt.Sprintf(
-					"automutex: a task of type %q would share the scope of %s under %s, which has another Limit or TTL; if there is such a task, give the latter a Scope",
-					rule.Scope, rule.where(), shared.where()))
-			}
+	for rule := range rs.all() {
+		if rule.Scope == "" {
+			continue
+		}
+		other := rs.find(rule.Scope)
+		if other == nil || other.rules[0].Scope != "" {
+			continue
+		}
+		if shared := other.rules[0]; shared.Limit != rule.Limit || shared.TTL != rule.TTL {
+			notices = append(notices, fmt.Sprintf(
+				"automutex: a task of type %q would share the scope of %s under %s, which has another Limit or TTL; if there is such a task, give the latter a Scope",
+				rule.Scope, rule.where(), shared.where()))
 		}
 	}
 	return notices

@@ -99,10 +99,8 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 		call = g.wakeParked
 	}
 	g.locker = inner.New(rdb, options, call, g.onControls, rules.isScope)
-	for _, p := range rules.declared {
-		for _, rule := range p.rules {
-			rule.prepareLock(g.locker)
-		}
+	for rule := range rules.all() {
+		rule.prepareLock(g.locker)
 	}
 	g.closing, g.stop = context.WithCancel(context.Background())
 	g.fleet = g.announcer(rdb)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 	"strings"
 
@@ -65,6 +66,19 @@ func newRuleSet(rules []*compiledRule) (*ruleSet, []*FieldError) {
 		p.gatherFields()
 	}
 	return rs, problems
+}
+
+// all are the rules of all patterns.
+func (rs *ruleSet) all() iter.Seq[*compiledRule] {
+	return func(yield func(*compiledRule) bool) {
+		for _, p := range rs.declared {
+			for _, rule := range p.rules {
+				if !yield(rule) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // gatherFields joins the On of all rules of the pattern, so that a payload is parsed once.

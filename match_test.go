@@ -333,10 +333,8 @@ func TestOrderScopes_isStable(t *testing.T) {
 	rules := []Rule{{Task: "t1", Scope: "c"}, {Task: "t2", Scope: "b"}, {Task: "t2", Scope: "a"}, {Task: "t3", Scope: "d"}, {Task: "t3", Scope: "c"}}
 	rs := compileRules(t, rules...)
 	var got []string
-	for _, p := range rs.declared {
-		for _, rule := range p.rules {
-			got = append(got, fmt.Sprint(rule.Scope, rule.rank))
-		}
+	for rule := range rs.all() {
+		got = append(got, fmt.Sprint(rule.Scope, rule.rank))
 	}
 	slices.Sort(got)
 	if got := strings.Join(slices.Compact(got), " "); got != "a1 b0 c3 d2" {

@@ -272,10 +272,8 @@ func capRedelivery(delay time.Duration, n int, err error, t *asynq.Task) time.Du
 // the Client gives such a task its place, and that rule's OnArchive.
 func (c *Client) Orders(taskTypes ...string) map[string]OnArchive {
 	ordered := map[string]OnArchive{}
-	for _, p := range c.rules.declared {
-		for _, rule := range p.rules {
-			taskTypes = append(slices.Clip(taskTypes), rule.Task)
-		}
+	for rule := range c.rules.all() {
+		taskTypes = append(slices.Clip(taskTypes), rule.Task)
 	}
 	for _, taskType := range taskTypes {
 		if p := c.rules.find(taskType); p != nil && p.ordered() != nil {
@@ -351,15 +349,13 @@ func (rs *ruleSet) orderedRule(prefix, key string) *compiledRule {
 	text, _ := strings.CutPrefix(key, prefix+":{")
 	scope, _, _ := strings.Cut(strings.TrimSuffix(text, "}"), "|")
 	var found *compiledRule
-	for _, p := range rs.declared {
-		for _, rule := range p.rules {
-			switch {
-			case !rule.InOrder || !keys.RuleHas(rule.Scope, rule.Task, scope):
-			case rule.Scope != "":
-				return rule
-			case found == nil || len(rule.Task) > len(found.Task):
-				found = rule
-			}
+	for rule := range rs.all() {
+		switch {
+		case !rule.InOrder || !keys.RuleHas(rule.Scope, rule.Task, scope):
+		case rule.Scope != "":
+			return rule
+		case found == nil || len(rule.Task) > len(found.Task):
+			found = rule
 		}
 	}
 	return found

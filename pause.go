@@ -155,11 +155,9 @@ func (g *Guard) onControls(inForce []lock.Control) {
 // hasScope reports whether a control for that scope, as it stands in keys, is for some rule. The
 // scope of a rule without one is the type of its task.
 func (rs *ruleSet) hasScope(scope string) bool {
-	for _, p := range rs.declared {
-		for _, rule := range p.rules {
-			if keys.ControlsRule(rule.Scope, rule.Task, scope) {
-				return true
-			}
+	for rule := range rs.all() {
+		if keys.ControlsRule(rule.Scope, rule.Task, scope) {
+			return true
 		}
 	}
 	return false
@@ -167,11 +165,9 @@ func (rs *ruleSet) hasScope(scope string) bool {
 
 // isScope reports whether a rule has a scope of that very name.
 func (rs *ruleSet) isScope(name string) bool {
-	for _, p := range rs.declared {
-		for _, rule := range p.rules {
-			if rule.Scope == name || rule.Scope == "" && rule.Task == name {
-				return true
-			}
+	for rule := range rs.all() {
+		if rule.Scope == name || rule.Scope == "" && rule.Task == name {
+			return true
 		}
 	}
 	return false

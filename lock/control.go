@@ -173,15 +173,10 @@ func controlOf(o control.Order) Control {
 // paused returns a *BusyError if the lock with that Redis key is paused, else nil. It does not
 // ask for the lock. It waits for the controls as TryLock does.
 func (c *Controls) paused(ctx context.Context, key string) error {
-	l := c.locker
-	if err := l.life.Enter(); err != nil {
+	if err := c.locker.engine.Know(ctx, key); err != nil {
 		return err
 	}
-	defer l.life.Done()
-	if err := l.controls.Know(ctx, key); err != nil {
-		return err
-	}
-	if busy := l.pausedError(key, key); busy != nil {
+	if busy := c.locker.pausedError(key, key); busy != nil {
 		return busy
 	}
 	return nil

@@ -65,7 +65,6 @@ type Options struct {
 // use one Locker for each process and Redis. Safe for concurrent use. Close it when done. The
 // zero value is not usable; see [New].
 type Locker struct {
-	rdb      Client
 	engine   *engine.Engine
 	life     *life.Life // of all goroutines and operations
 	controls *control.Reader
@@ -80,7 +79,7 @@ type Locker struct {
 // error. The Locker does not close rdb: close it after the Locker.
 func New(rdb Client, o Options) *Locker {
 	l := &Locker{
-		rdb: rdb, prefix: cmp.Or(o.Prefix, inside.DefaultPrefix), secret: &o.HashKeys, ttl: wholeMS(cmp.Or(o.TTL, DefaultTTL)), log: safelog.New(o.Logger),
+		prefix: cmp.Or(o.Prefix, inside.DefaultPrefix), secret: &o.HashKeys, ttl: wholeMS(cmp.Or(o.TTL, DefaultTTL)), log: safelog.New(o.Logger),
 	}
 	owner := cmp.Or(o.Owner, inside.Process())
 	err := checkClient(rdb)
@@ -100,9 +99,10 @@ func New(rdb Client, o Options) *Locker {
 			}
 		},
 	})
-	l.engine.Obey(limits{l.controls})
 	if o.producer {
 		l.engine.Obey(nobody{})
+	} else {
+		l.engine.Obey(limits{l.controls})
 	}
 	return l
 }

@@ -36,7 +36,13 @@ func (m *Lock) Locked(ctx context.Context) (bool, error) {
 // closed. A holder whose deadline has passed does not count. The result may be outdated at
 // once. After an error it is 0.
 func (m *Lock) Available(ctx context.Context) (int, error) {
-	if err := m.know(ctx); err != nil {
+	if m.err != nil {
+		return 0, m.err
+	}
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	if err := m.locker.engine.Know(ctx, m.Key()); err != nil {
 		return 0, err
 	}
 	info, err := m.inspect(ctx, 0, "")
@@ -44,21 +50,6 @@ func (m *Lock) Available(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	return max(0, m.locker.controls.Slots(m.Key(), m.request.Limit, m.request.Fixed)-info.Held), nil
-}
-
-// know waits until the controls are known.
-func (m *Lock) know(ctx context.Context) error {
-	if m.err != nil {
-		return m.err
-	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	if err := m.locker.life.Enter(); err != nil {
-		return err
-	}
-	defer m.locker.life.Done()
-	return m.locker.controls.Know(ctx, m.Key())
 }
 
 // Holders returns the holders of the lock, at most 1,000, the earliest deadline first. It
@@ -120,8 +111,7 @@ func (m *Lock) Break(ctx context.Context, token string) (bool, error) {
 // opens a gate that a hold or a cooldown has closed, but not one that a [Rate] has closed. It
 // returns the number of holders it broke, plus one if it opened the gate.
 func (m *Lock) BreakAll(ctx context.Context) (int, error) {
-	n, err := m.breakUp(ctx, "", engine.BreakSlots)
-	return max(n, 0), err
+	return m.breakUp(ctx, "", engine.BreakSlots)
 }
 
 // openGate opens a gate that a hold or a cooldown has closed, and grants free slots to

@@ -241,19 +241,26 @@ func TestPark_aWaiterKeepsItsPlace(t *testing.T) {
 	})
 }
 
+// parksOnTheWay has a waiter wish to park, and stops its ask on the way.
+func parksOnTheWay(t *testing.T, s *redistest.Server) (y yard, held *lock.Lease, w *attempt, p *redistest.Proxy, asks *redistest.Held) {
+	t.Helper()
+	near, far, p := through(t, s)
+	y = yardOf(t, near, 1)
+	held = mustTry(t, y.plain())
+	w, park := waitsOrParks(t, y.at(far).note("job"))
+	waiting(t, y.plain(), 1)
+	asks = p.Hold(touches(y.plain()), 1)
+	park()
+	redistest.Eventually(t, soon, func() bool { return asks.Count() == 1 }, "an ask on its way")
+	return y, held, w, p, asks
+}
+
 // What was granted before the wish to park reached Redis gets its lease.
 func TestPark_crossesAGrant(t *testing.T) {
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
-		near, far, p := through(t, s)
-		y := yardOf(t, near, 1)
-		held := mustTry(t, y.plain())
-		w, park := waitsOrParks(t, y.at(far).note("job"))
-		waiting(t, y.plain(), 1)
+		y, held, w, p, asks := parksOnTheWay(t, s)
 		p.DropMessages(true)
-		asks := p.Hold(touches(y.plain()), 1)
-		park()
-		redistest.Eventually(t, soon, func() bool { return asks.Count() == 1 }, "an ask on its way")
 		mustUnlock(t, held)
 		asks.Release()
 		mustUnlock(t, w.got(t))
@@ -305,14 +312,7 @@ func TestPark_ends(t *testing.T) {
 func TestPark_ctxEndsOnTheWay(t *testing.T) {
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
-		near, far, p := through(t, s)
-		y := yardOf(t, near, 1)
-		held := mustTry(t, y.plain())
-		w, park := waitsOrParks(t, y.at(far).note("job"))
-		waiting(t, y.plain(), 1)
-		asks := p.Hold(touches(y.plain()), 1)
-		park()
-		redistest.Eventually(t, soon, func() bool { return asks.Count() == 1 }, "an ask on its way")
+		y, held, w, _, asks := parksOnTheWay(t, s)
 		w.cancel()
 		asks.Release()
 		err := w.failed(t)

@@ -340,7 +340,7 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode turn.Ask) (a turn.Answ
 		var fence int64
 		if r.Fenced {
 			var reply any
-			reply, err = e.conn.Run(ctx, takeScript, []string{r.Key}, le.body, r.TTL.Milliseconds())
+			reply, err = e.conn.Run(ctx, takeScript, []string{r.Key}, le.bodyArg, r.TTL.Milliseconds())
 			fence, _ = reply.(int64)
 			if yours = fence > 0; redisx.IsWrongType(err) {
 				err = nil

@@ -232,11 +232,11 @@ func (e *Engine) sendRenewals(batch []*Lease) {
 
 // renewCall asks that le lasts for length. It has few keys, so that it runs while a Cluster moves the slot.
 func (e *Engine) renewCall(le *Lease, length time.Duration) *redisx.Call {
-	few := 2
-	if le.thin.Load() {
-		few = 1
+	keys := []string{le.request.Key}
+	if !le.thin.Load() {
+		keys = le.request.keys()[:2]
 	}
-	return &redisx.Call{Script: renewScript, Keys: le.request.keys()[:few], Args: []any{le.bodyArg, length.Milliseconds()}}
+	return &redisx.Call{Script: renewScript, Keys: keys, Args: []any{le.bodyArg, length.Milliseconds()}}
 }
 
 // moreKeys are the keys to renew le with after a reply 2 to a call that had keys.
@@ -396,7 +396,7 @@ func (le *Lease) CloseGate(ctx context.Context, length time.Duration) error {
 	if !le.Held() {
 		return fmt.Errorf("%w: %q: CloseGate on a lease that is over", ErrNotHeld, r.Name)
 	}
-	reply, err := e.conn.Run(ctx, closeScript, r.keys(), le.body, length.Milliseconds())
+	reply, err := e.conn.Run(ctx, closeScript, r.keys(), le.bodyArg, length.Milliseconds())
 	switch {
 	case err != nil:
 		return redisx.Failed("close the gate", r.Key, err)

@@ -69,8 +69,8 @@ func (e *Engine) code(ctx context.Context, most int64, s *redisx.Script, keys []
 	return n, nil
 }
 
-// know waits until the orders of operators are known, for what may grant the lock.
-func (e *Engine) know(ctx context.Context, key string) error {
+// Know waits until the orders of operators are known, for what may grant the lock.
+func (e *Engine) Know(ctx context.Context, key string) error {
 	if e.limits == nil {
 		return nil
 	}
@@ -236,7 +236,7 @@ func (e *Engine) List(ctx context.Context) iter.Seq2[inside.Info, error] {
 // Sweep removes what is dead from every lock under the prefix: holders past their deadlines, and waiters that do not ask any more. It
 // returns how many it removed, also with an error. Nothing depends on it: each ask prunes its lock, and unused keys expire.
 func (e *Engine) Sweep(ctx context.Context) (removed int, err error) {
-	if err := e.know(ctx, e.o.Prefix+":{}"); err != nil {
+	if err := e.Know(ctx, e.o.Prefix+":{}"); err != nil {
 		return 0, err
 	}
 	for c, err := range e.walk(ctx, sweepScript, func(r *Ref) []any { return []any{int64(e.limit(r)), int64(0)} }) {
@@ -378,7 +378,7 @@ const breakTogether = 100
 // it twice, and the last one finds no holder with the token, no gate or no lock, it is taken that the first one did it; of all holders
 // nobody knows how many that broke.
 func (e *Engine) Break(ctx context.Context, r Ref, token string, how BreakKind) (taken int, tokens []string, err error) {
-	if err := e.know(ctx, r.Key); err != nil {
+	if err := e.Know(ctx, r.Key); err != nil {
 		return 0, nil, err
 	}
 	wanted, resent := &redisx.Counted{Text: token}, false

@@ -61,7 +61,7 @@ func (e *Engine) callOrder(ctx context.Context, s *redisx.Script, r Ref, args ..
 // actOrder runs order_act, and has those called that it names. The error Is ErrHeadRuns or ErrNotHead if a skip was refused; of the latter
 // the head is what is called.
 func (e *Engine) actOrder(ctx context.Context, r Ref, act inside.OrderAct, item inside.OrderItem, after time.Duration) (n named, err error) {
-	if err := e.know(ctx, r.Key); err != nil {
+	if err := e.Know(ctx, r.Key); err != nil {
 		return n, err
 	}
 	r.Ordered = true
@@ -204,7 +204,7 @@ func (e *Engine) orderAsk(le *Lease, mode turn.Ask) *redisx.Call {
 	}
 	p := &r.Order.Place
 	return &redisx.Call{Script: orderAskScript, Keys: r.keys(), Args: []any{
-		le.body, r.TTL.Milliseconds(), mode.Lifetime(), int64(e.limit(&r.Ref)), park, r.Every.Microseconds(), r.Spare.Microseconds(),
+		le.bodyArg, r.TTL.Milliseconds(), mode.Lifetime(), int64(e.limit(&r.Ref)), park, r.Every.Microseconds(), r.Spare.Microseconds(),
 		r.grant().Milliseconds(), p.Nonce, p.Ticket, p.Retried, p.Most, oneOrZero(p.Continue), oneOrZero(p.Again),
 	}}
 }

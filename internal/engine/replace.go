@@ -37,7 +37,7 @@ func (e *Engine) Forget(ctx context.Context, r Ref, note string) error {
 // Stop asks older holders and waiters to stop, as many as must so that the arrival is among the newest, and returns how it stands. The
 // request may be lost, and new holders may come: while the caller waits it calls Stop about once a second.
 func (e *Engine) Stop(ctx context.Context, r Ref, arrival int64) (inside.Standing, error) {
-	if err := e.know(ctx, r.Key); err != nil {
+	if err := e.Know(ctx, r.Key); err != nil {
 		return inside.First, err
 	}
 	n, err := e.code(ctx, int64(inside.BehindWaiters), stopScript, r.keys(), int64(e.limit(&r)), arrival)
