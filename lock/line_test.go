@@ -314,6 +314,29 @@ func TestRule03_ResentAskIsOurs(t *testing.T) {
 	})
 }
 
+// The caller's context ends while Redis is slow to reply, and the ask runs later: the lock is free then, long before a lease would end.
+func TestRule03_ContextEndsBeforeTheReply(t *testing.T) {
+	t.Parallel()
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		near, far, p := through(t, s)
+		for _, n := range []int{1, 2} {
+			for _, take := range []func(*lock.Lock, context.Context) (*lock.Lease, error){(*lock.Lock).TryLock, (*lock.Lock).Lock} {
+				m := near.Semaphore(redistest.Name(t), n, lock.TTL(time.Hour))
+				held := p.Hold(touches(m), 1)
+				ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+				defer cancel()
+				if le, err := take(slots(far, m, n, lock.TTL(time.Hour)), ctx); le != nil || !errors.Is(err, lock.ErrBackend) || !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("%d slots: %v, %v; want ErrBackend and that the context has ended", n, le, err)
+				}
+				held.Release()
+				free(t, m)
+				takesAndUnlocks(t, m)
+				free(t, m)
+			}
+		}
+	})
+}
+
 // The client gives up on an ask that runs: whether it did is not known, so the caller has an error, and the lock is free
 // when its lease would end at the latest. So it is if the ask is delivered later still, and if what go-redis reports in the
 // end is that it could not dial.

@@ -339,7 +339,7 @@ var replacesTheStale = behaviour{"a lock whose owner never came back is taken wh
 	} {
 		m := hers.Mutex(redistest.Name(t), lock.TTL(200*time.Millisecond), lock.NoRenew())
 		stale := mustTry(t, m)
-		next := take(handle(his, m))
+		next := take(handle(his, m, lock.TTL(time.Hour)))
 		if d := time.Until(stale.Deadline()); d > expiryError(s) {
 			t.Errorf("the stale owner still believes in it for %s", d)
 		}
@@ -353,7 +353,7 @@ var lateUnlock = behaviour{"an unlock past the expiration fails, and the new hol
 	hers, his := twoProcesses(t, s)
 	m := hers.Mutex(redistest.Name(t), lock.TTL(100*time.Millisecond), lock.NoRenew())
 	late := mustTry(t, m)
-	next := untilTaken(t, handle(his, m))
+	next := untilTaken(t, handle(his, m, lock.TTL(time.Hour)))
 	if free, err := late.Release(t.Context()); !errors.Is(err, lock.ErrNotHeld) || free != 0 {
 		t.Errorf("late Release: %d, %v; want ErrNotHeld", free, err)
 	}

@@ -34,12 +34,11 @@ func (c *fakeClient) set(target, entry string) {
 	}
 }
 
-func (c *fakeClient) EvalSha(ctx context.Context, _ string, _ []string, _ ...any) *redis.Cmd {
+func (c *fakeClient) Process(_ context.Context, cmd redis.Cmder) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	cmd := redis.NewCmd(ctx)
-	cmd.SetVal([]any{time.Now().UnixMicro(), int64(len(c.entries) / 2), c.entries})
-	return cmd
+	cmd.(*redis.Cmd).SetVal([]any{time.Now().UnixMicro(), int64(len(c.entries) / 2), c.entries}) //nolint:forcetypeassert // it is read's
+	return nil
 }
 
 func newReader(t *testing.T, rdb redisx.Client, log *redistest.Log, change ...func(*Options)) *Reader {

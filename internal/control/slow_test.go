@@ -25,7 +25,7 @@ type slowClient struct {
 	most  atomic.Int64 // reads that were under way at once
 }
 
-func (c *slowClient) EvalSha(ctx context.Context, sha string, keys []string, args ...any) *redis.Cmd {
+func (c *slowClient) Process(ctx context.Context, cmd redis.Cmder) error {
 	c.reads.Add(1)
 	c.most.Store(max(c.most.Load(), c.busy.Add(1)))
 	defer c.busy.Add(-1)
@@ -35,17 +35,16 @@ func (c *slowClient) EvalSha(ctx context.Context, sha string, keys []string, arg
 	case <-ctx.Done():
 	}
 	if err := c.fails.Load(); err != nil {
-		cmd := redis.NewCmd(ctx)
 		cmd.SetErr(*err)
-		return cmd
+		return *err
 	}
-	cmd := c.fakeClient.EvalSha(ctx, sha, keys, args...)
+	_ = c.fakeClient.Process(ctx, cmd)
 	select {
 	case <-time.After(takes / 2):
 	case <-ctx.Done():
 		cmd.SetErr(ctx.Err())
 	}
-	return cmd
+	return cmd.Err()
 }
 
 // Whatever a reply takes, a call that Know lets through obeys each change that is older than Delay, if Redis replies within 1.7 s.

@@ -214,7 +214,7 @@ func (e *Engine) askCall(le *Lease, mode turn.Ask) *redisx.Call {
 		le.bodyArg, r.TTL.Milliseconds(), mode.Lifetime(), r.grant().Milliseconds(), int64(e.limit(&r.Ref)),
 		oneOrZero(mode == turn.Park), oneOrZero((r.Notes || r.Park) && r.Note != ""), r.Every.Microseconds(), r.Spare.Microseconds(),
 	}
-	// The last ones that are as the script takes them anyway are left out: each costs client and Redis 0.1 us.
+	// The last ones that the script takes anyway are left out: each costs 0.1 us on both sides.
 	for usual := []any{8: int64(0), 7: int64(0), 6: int64(0), 5: int64(0), 4: int64(1), 3: args[1], 2: int64(0)}; len(args) > 2 && args[len(args)-1] == usual[len(args)-1]; {
 		args = args[:len(args)-1]
 	}
@@ -269,8 +269,8 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 		if err != nil {
 			return nil, err
 		}
-		// A process may be stopped at any point between its look at the orders and here. So one that comes here late looks again: an
-		// operator who orders a pause, and waits until it is in force, sees nothing start.
+		// A process may be stopped between its look at the orders and here. So one that is late looks again: after a pause is in
+		// force nothing starts.
 		if e.limits != nil && e.limits.Old(looked, time.Now()) && ctx.Err() == nil {
 			if err = e.limits.Know(ctx, r.Key); err == nil && e.limit(&r.Ref) == 0 {
 				err = &Busy{Paused: true}
@@ -395,7 +395,10 @@ func (e *Engine) noteAsk(le *Lease, reply any, err error) (a turn.Answer, _ erro
 // loseReply gives a lock back that an ask may have taken, whose reply was lost.
 func (e *Engine) loseReply(le *Lease, err error) {
 	if !redisx.IsNotRun(err) {
-		e.life.Branch(func() { e.releaseUntil(le, time.Now().Add(le.request.TTL)) })
+		e.life.Branch(func() {
+			redisx.AwaitEnd(err, e.life.Closing.Done()) // else it may run after this
+			e.releaseUntil(le, time.Now().Add(le.request.TTL))
+		})
 	}
 }
 

@@ -14,9 +14,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Client is what a Conn needs of go-redis: scripts, pipelines, Pub/Sub.
+// Client is what a Conn needs of go-redis: commands, pipelines, Pub/Sub.
 type Client interface {
-	redis.Scripter
+	Process(ctx context.Context, cmd redis.Cmder) error
 	Pipeline() redis.Pipeliner
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
 }
@@ -36,8 +36,6 @@ const Timeout = 5 * time.Second
 // Conn sends commands and scripts to one Redis. Safe for concurrent use.
 type Conn struct {
 	rdb Client
-	// process sends one command; nil: the client is of an unknown type without that method, so it sends scripts alone.
-	process func(ctx context.Context, cmd redis.Cmder) error
 	// bounded: the client gives up a command within Timeout of the end of its context. Otherwise (no read timeout, or an
 	// unknown client type) each exchange runs on a worker, so that its caller can return before it ends.
 	bounded    bool
@@ -52,11 +50,6 @@ type Conn struct {
 // New makes a Conn on rdb. It does no I/O and starts no goroutine.
 func New(rdb Client, o Options) *Conn {
 	c := &Conn{rdb: rdb, jobs: make(chan func()), closing: o.Closing, denied: denials{prefix: o.Prefix, log: o.Log}}
-	if sender, ok := rdb.(interface {
-		Process(ctx context.Context, cmd redis.Cmder) error
-	}); ok {
-		c.process = sender.Process
-	}
 	switch rdb := rdb.(type) {
 	case *redis.Client:
 		c.bounded = rdb.Options().ContextTimeoutEnabled || isWithinTimeout(rdb.Options().ReadTimeout)
@@ -108,38 +101,29 @@ const maxMovePause = 320 * time.Millisecond
 func (c *Conn) runOnce(ctx context.Context, s *Script, keys []string, args []any) (v any, err error) {
 	bySource := c.denied.noHash.Load()
 	if !bySource {
-		v, err = c.send(ctx, "evalsha", s.SHA, s.shaArg, keys, args)
+		v, err = c.send(ctx, "evalsha", s.shaArg, keys, args)
 		bySource = c.denied.mustSendSource(err)
 	}
 	if bySource {
-		v, err = c.send(ctx, "eval", s.Source, s.Source, keys, args)
+		v, err = c.send(ctx, "eval", s.Source, keys, args)
 	}
 	return v, c.denied.describe(s, err)
 }
 
-func (c *Conn) send(ctx context.Context, command, script string, boxed any, keys []string, args []any) (v any, err error) {
+func (c *Conn) send(ctx context.Context, command string, script any, keys []string, args []any) (v any, err error) {
 	for _, arg := range args {
 		if arg, ok := arg.(*Counted); ok {
 			arg.sends.Store(0) // what was sent before has not run, see Run
 		}
 	}
-	var cmd *redis.Cmd
-	switch {
-	case c.process != nil:
-		words := make([]any, 0, 3+len(keys)+len(args))
-		words = append(words, command, boxed, len(keys))
-		for _, key := range keys {
-			words = append(words, key)
-		}
-		cmd = redis.NewCmd(ctx, append(words, args...)...)
-		cmd.SetFirstKeyPos(3) // where a Cluster sends it
-		err = c.process(ctx, cmd)
-	case command == "eval":
-		cmd = c.rdb.Eval(ctx, script, keys, args...)
-	default:
-		cmd = c.rdb.EvalSha(ctx, script, keys, args...)
+	words := make([]any, 0, 3+len(keys)+len(args))
+	words = append(words, command, script, len(keys))
+	for _, key := range keys {
+		words = append(words, key)
 	}
-	v, err = replyOf(cmd, err)
+	cmd := redis.NewCmd(ctx, append(words, args...)...)
+	cmd.SetFirstKeyPos(3) // where a Cluster sends it
+	v, err = replyOf(cmd, c.rdb.Process(ctx, cmd))
 	c.noteUnreached(err)
 	return v, err
 }
@@ -159,15 +143,14 @@ func (a *Counted) MarshalBinary() ([]byte, error) {
 // Resent reports whether the command was sent more than once.
 func (a *Counted) Resent() bool { return a.sends.Load() > 1 }
 
-// MaySet reports whether SetNX may be sent: the client sends SET, and Redis has refused no script to this user.
-func (c *Conn) MaySet() bool { return c.process != nil && !c.denied.noSet.Load() }
+// MaySet reports whether SetNX may be sent: Redis has refused no script to this user.
+func (c *Conn) MaySet() bool { return !c.denied.noSet.Load() }
 
 // SetNX sets key to body for ttl (ms) if the key does not exist. ok is false without an error if it does.
 func (c *Conn) SetNX(ctx context.Context, key string, body, ttl any) (ok bool, err error) {
 	v, err := c.Within(ctx, func(bound context.Context) (any, error) {
 		cmd := redis.NewStatusCmd(bound, "set", key, body, "nx", "px", ttl)
-		err := c.process(bound, cmd)
-		ok, err := setReplyOf(cmd, err)
+		ok, err := setReplyOf(cmd, c.rdb.Process(bound, cmd))
 		c.noteUnreached(err)
 		return ok, err
 	})
@@ -182,10 +165,6 @@ func (c *Conn) Within(ctx context.Context, f func(bound context.Context) (any, e
 	bound := c.deadlines.context(ctx)
 	if c.bounded && ctx.Done() == nil {
 		return f(bound)
-	}
-	type result struct {
-		v   any
-		err error
 	}
 	done := make(chan result, 1) // buffered: the goroutine never waits for us
 	c.onWorker(func() {
@@ -206,7 +185,32 @@ func (c *Conn) Within(ctx context.Context, f func(bound context.Context) (any, e
 	case r := <-done:
 		return r.v, r.err
 	case <-timer.C:
-		return nil, leftAtEndOf(ctx)
+		return nil, goesOn{leftAtEndOf(ctx), done}
+	}
+}
+
+type result struct {
+	v   any
+	err error
+}
+
+// goesOn is the error of a caller that returned before its exchange did, which is done when done has the result.
+type goesOn struct {
+	error
+	done <-chan result
+}
+
+func (g goesOn) Unwrap() error { return g.error }
+
+// AwaitEnd waits until the exchange that err is of has ended, or stop is closed: what undoes it is sent after it. One goroutine
+// calls it for an exchange, at most.
+func AwaitEnd(err error, stop <-chan struct{}) {
+	var g goesOn
+	if errors.As(err, &g) {
+		select {
+		case <-g.done:
+		case <-stop:
+		}
 	}
 }
 

@@ -20,14 +20,14 @@ type scripted struct {
 	answers chan error
 }
 
-func (s *scripted) EvalSha(ctx context.Context, _ string, _ []string, _ ...any) *redis.Cmd {
-	cmd := redis.NewCmd(ctx)
-	if err, more := <-s.answers; more {
+func (s *scripted) Process(_ context.Context, cmd redis.Cmder) error {
+	err, more := <-s.answers
+	if more {
 		cmd.SetErr(err)
 	} else {
-		cmd.SetVal(int64(7))
+		cmd.(*redis.Cmd).SetVal(int64(7)) //nolint:forcetypeassert // scripts are sent so
 	}
-	return cmd
+	return err
 }
 
 // TestMovingSlot: a script is sent again while a Cluster moves the slot of its keys, and its caller may leave meanwhile.

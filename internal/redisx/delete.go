@@ -48,11 +48,7 @@ func (r *refusals) forget() { r.nodes.Clear() }
 func (c *Conn) DeleteIfEqual(ctx context.Context, script *Script, key string, body any) (deleted bool, err error) {
 	now := time.Now()
 	node := c.masterOf(ctx, key)
-	for c.process != nil {
-		n, ok := c.refused.command(node, now)
-		if !ok {
-			break
-		}
+	for n, ok := c.refused.command(node, now); ok; n, ok = c.refused.command(node, now) {
 		switch reply, err := c.compareDelete(ctx, n, key, body); {
 		case err == nil:
 			return reply == any(int64(1)), nil
@@ -82,7 +78,7 @@ func (c *Conn) compareDelete(ctx context.Context, n int, key string, body any) (
 	return c.Within(ctx, func(bound context.Context) (any, error) {
 		cmd := redis.NewCmd(bound, words...)
 		cmd.SetFirstKeyPos(1) // where a Cluster sends it: go-redis may not know the command
-		reply, err := replyOf(cmd, c.process(bound, cmd))
+		reply, err := replyOf(cmd, c.rdb.Process(bound, cmd))
 		c.noteUnreached(err)
 		return reply, err
 	})
