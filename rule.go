@@ -61,9 +61,8 @@ type Rule struct {
 	// type: if Task is a prefix, each type that it matches has locks of its own.
 	//
 	// A task to which several rules apply takes all their locks. The order is the same for all
-	// tasks, so that tasks cannot deadlock: scopes in the order of their rules, and keys of
+	// tasks, so that tasks cannot deadlock: scopes in the order in which the rules first name them, and keys of
 	// one scope in byte order. The task takes equal keys once, under the rule declared first.
-	// [New] refuses rules that contradict each other on the order of scopes.
 	Scope string
 
 	// Limit is how many tasks may hold one key at once. 0 means 1, a mutex; with a Rate it must be
@@ -137,7 +136,7 @@ type Rule struct {
 type compiledRule struct {
 	Rule
 	index int // place in Config.Rules
-	rank  int // place of the rule's scope in the order in which locks are taken
+	rank  int // of the rule's scope in the order in which locks are taken: the index of the first rule that names it
 
 	onFrom, onTo int          // the values of On are [onFrom:onTo] of those of all rules of this Task
 	fields       *keys.Fields // the paths of On alone; nil without any
@@ -182,14 +181,11 @@ func compile(cfg Config) (rs *ruleSet, notices []string, err error) {
 		rule.keyOutage = keyOutage(rule.Name)
 	}
 	problems = append(problems, checkTogether(rules)...)
-
-	rs, orderProblems := newRuleSet(rules)
-	rs.secret = cfg.HashKeys
-	rs.decode = cfg.Decode
-	problems = append(problems, orderProblems...)
 	if len(problems) > 0 {
 		return nil, nil, joinFieldErrors(problems)
 	}
+	rs = newRuleSet(rules)
+	rs.secret, rs.decode = cfg.HashKeys, cfg.Decode
 	return rs, rs.notices(), nil
 }
 

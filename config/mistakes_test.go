@@ -155,19 +155,6 @@ func TestParse_textThatEndsInAColon(t *testing.T) {
 	}
 }
 
-// Rules of one Task in an order that could deadlock: the error is of two rules,
-// and names both by their lines.
-func TestParse_contradiction(t *testing.T) {
-	t.Parallel()
-	_, _, err := Parse([]byte("rules:\n" +
-		"- {task: a, scope: x, name: ax}\n- {task: a, scope: y, name: ay}\n" +
-		"- {task: b, scope: y, name: by}\n- {task: b, scope: x, name: bx}\n"))
-	wantMistakes(t, "config", err, "5:20 scope: the rules contradict each other")
-	if !strings.Contains(err.Error(), "(line 3)") || strings.Contains(err.Error(), "Rules[") {
-		t.Errorf("got %v", err)
-	}
-}
-
 // A text of the user's that looks as if it named a rule is left as it is.
 func TestParse_textThatNamesARule(t *testing.T) {
 	t.Parallel()
