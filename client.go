@@ -16,7 +16,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/safelog"
 	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
@@ -86,7 +85,7 @@ func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, erro
 	cfg = cfg.withDefaults()
 	c := &Client{
 		rules: rules, prefix: cfg.Prefix, asynq: client, dry: newDryClient(), inspector: inspector, asynqRedis: inspected,
-		log: safelog.New(cfg.Logger), stampDeadline: stampDeadline,
+		log: cfg.Logger, stampDeadline: stampDeadline,
 	}
 	if inspector != nil {
 		c.locker = inner.NewProducer(rdb, lock.Options{Prefix: cfg.Prefix, Logger: cfg.Logger})

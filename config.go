@@ -1,6 +1,7 @@
 package automutex
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -11,7 +12,6 @@ import (
 
 	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/safelog"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -114,13 +114,9 @@ type Config struct {
 // withDefaults fills in the zero values of Config itself; compile does so for
 // the rules.
 func (c Config) withDefaults() Config {
-	if c.Prefix == "" {
-		c.Prefix = defaultPrefix
-	}
-	if c.Owner == "" {
-		c.Owner = inside.Process()
-	}
-	c.Logger = safelog.New(c.Logger)
+	c.Prefix = cmp.Or(c.Prefix, defaultPrefix)
+	c.Owner = cmp.Or(c.Owner, inside.Process())
+	c.Logger = cmp.Or(c.Logger, slog.Default())
 	return c
 }
 

@@ -29,14 +29,13 @@ type Guard struct {
 	log    *slog.Logger
 	client io.Closer // the client that NewFromConnOpt made, else nil
 
-	inspector        *asynq.Inspector      // for Park; nil if no rule has that policy
-	asynqRedis       redis.UniversalClient // that of inspector; nil: not known
-	blind            atomic.Bool           // it found that the Inspector does not see this server's tasks
-	inspectorChecked atomic.Bool           // checkInspector got an answer
-	inspectorAsked   atomic.Bool           // a request of checkInspector is under way
-	frontClient      redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil
-	paused           pausedQueues
-	pauses           pauseWatch // waits that end when their key is paused
+	inspector      *asynq.Inspector      // for Park; nil if no rule has that policy
+	asynqRedis     redis.UniversalClient // that of inspector; nil: not known
+	blind          atomic.Bool           // it found that the Inspector does not see this server's tasks
+	inspectorAsked atomic.Bool           // checkInspector got an answer, or waits for one
+	frontClient    redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil
+	paused         pausedQueues
+	pauses         pauseWatch // waits that end when their key is paused
 
 	outage  outage           // of Redis
 	warned  sync.Map         // by the topic that warnOnce has logged

@@ -13,7 +13,6 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/keys"
-	"github.com/automutex/automutex/internal/safelog"
 )
 
 // KeyFunc returns the parts of a task's key, unescaped, in a fixed order and
@@ -329,11 +328,11 @@ func NewKeyMaker(cfg Config) (*KeyMaker, error) {
 	if err != nil {
 		return nil, err
 	}
-	log := safelog.New(cfg.Logger)
+	cfg = cfg.withDefaults()
 	for _, notice := range notices {
-		log.Warn(notice)
+		cfg.Logger.Warn(notice)
 	}
-	return &KeyMaker{rules: rules, prefix: cfg.withDefaults().Prefix}, nil
+	return &KeyMaker{rules: rules, prefix: cfg.Prefix}, nil
 }
 
 // Keys returns the Redis keys of the locks that a task needs; see [Guard.Keys].

@@ -110,55 +110,32 @@ func (e *BusyError) parkDelay(ordered bool) time.Duration {
 // inspectorHint says what to do about an Inspector that sees no task.
 const inspectorHint = "are the locks on another Redis, or in another database, than asynq? Give the Guard a client of that database, or set Config.Inspector to an asynq.Inspector there"
 
-// inspectorPatience bounds how long checkInspector delays a task that parks.
-const inspectorPatience = time.Second
-
 // checkInspector warns once if the Inspector does not see the server's tasks: the locks are
 // on another Redis or database than asynq, so no process can wake parked tasks. It asks
-// for the task that is about to park. That task is active, so the Inspector must find it.
-// One task asks at a time, until one got an answer.
+// for the task that parks, which asynq has. One goroutine asks at a time, until one got an answer. It ends
+// with the timeouts of the Inspector's client; Close waits for it.
 func (d *delivery) checkInspector() {
 	g := d.guard
-	if g.inspectorChecked.Load() || !g.inspectorAsked.CompareAndSwap(false, true) {
+	if g.inspectorAsked.Load() || !g.enter() {
 		return
 	}
-	err := d.lookForItself()
-	switch {
-	case errors.Is(err, asynq.ErrTaskNotFound), errors.Is(err, asynq.ErrQueueNotFound):
-		g.inspectorChecked.Store(true)
-		g.blind.Store(true)
-		g.warnOnce("inspector", "Config.Inspector does not see the tasks of this server, so parked tasks are not woken and return late, and a key in order stands when its next task is deleted; "+
-			inspectorHint, "queue", d.queue, "task", d.note)
-	case err == nil:
-		g.inspectorChecked.Store(true)
-	default:
-		g.log.Debug("automutex: the Inspector could not look for a task; a later one that parks tries again", "task", d.note, "error", err)
+	if !g.inspectorAsked.CompareAndSwap(false, true) {
+		g.leave()
+		return
 	}
-}
-
-// lookForItself asks the Inspector for this task, and waits up to inspectorPatience. An
-// Inspector takes no context, so the call runs on a goroutine of its own. The goroutine ends
-// with the timeouts of the Inspector's client, and counts as a task until then: Close waits
-// for it. An answer that comes later is dropped, since the task may have ended by then.
-func (d *delivery) lookForItself() error {
-	g := d.guard
-	if !g.enter() {
-		g.inspectorAsked.Store(false)
-		return ErrClosed
-	}
-	answer := make(chan error, 1)
 	go func() {
 		defer g.leave()
-		defer g.inspectorAsked.Store(false)
 		_, _, err := blocked.Find(g.inspector, g.asynqRedis, d.queue, d.id)
-		answer <- err
+		switch {
+		case errors.Is(err, asynq.ErrTaskNotFound), errors.Is(err, asynq.ErrQueueNotFound):
+			g.blind.Store(true)
+			g.warnOnce("inspector", "Config.Inspector does not see the tasks of this server, so parked tasks are not woken and return late, and a key in order stands when its next task is deleted; "+
+				inspectorHint, "queue", d.queue, "task", d.note)
+		case err != nil:
+			g.inspectorAsked.Store(false)
+			g.log.Debug("automutex: the Inspector could not look for a task; a later one that parks tries again", "task", d.note, "error", err)
+		}
 	}()
-	select {
-	case err := <-answer:
-		return err
-	case <-time.After(inspectorPatience):
-		return fmt.Errorf("no answer within %s", inspectorPatience)
-	}
 }
 
 // retryWrittenIn is how long wakeParked waits until asynq has moved a task that parked a
@@ -238,11 +215,8 @@ func (g *Guard) moveToFront(ctx context.Context, queue, id string) {
 	}
 }
 
-// pausedQueues remembers for a second which queues are paused.
-type pausedQueues struct {
-	mu    sync.Mutex // guards known; not held across I/O
-	known map[string]pausedQueue
-}
+// pausedQueues remembers for a second which queues are paused. Several callers may ask at once.
+type pausedQueues struct{ known sync.Map } // by queue: pausedQueue
 
 type pausedQueue struct {
 	paused bool
@@ -253,24 +227,12 @@ type pausedQueue struct {
 const pausedFor = time.Second
 
 func (p *pausedQueues) isPaused(queue string, inspector *asynq.Inspector) bool {
-	p.mu.Lock()
-	q, found := p.known[queue]
-	if found && time.Since(q.asked) < pausedFor {
-		p.mu.Unlock()
+	known, _ := p.known.Load(queue)
+	if q, _ := known.(pausedQueue); time.Since(q.asked) < pausedFor {
 		return q.paused
 	}
-	if p.known == nil {
-		p.known = make(map[string]pausedQueue)
-	}
-	if found { // this caller asks, the others meanwhile use the old answer
-		p.known[queue] = pausedQueue{q.paused, time.Now()}
-	}
-	p.mu.Unlock()
-
 	info, err := inspector.GetQueueInfo(queue)
-	q = pausedQueue{err == nil && info.Paused, time.Now()} // after an error wakeParked goes on, and looks at the task
-	p.mu.Lock()
-	p.known[queue] = q
-	p.mu.Unlock()
+	q := pausedQueue{err == nil && info.Paused, time.Now()} // after an error wakeParked goes on, and looks at the task
+	p.known.Store(queue, q)
 	return q.paused
 }

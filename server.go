@@ -14,6 +14,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -187,7 +188,7 @@ func (g *Guard) RunContext(ctx context.Context, srv *asynq.Server, handler asynq
 	// Notify before Start: a signal in between would end the process. The channel keeps one
 	// signal until the loop below receives it.
 	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, append([]os.Signal{syscall.SIGTERM, syscall.SIGINT}, stopSignals...)...)
+	signal.Notify(signals, append([]os.Signal{syscall.SIGTERM, syscall.SIGINT}, inside.StopSignals...)...)
 	defer signal.Stop(signals)
 	g.served.askMux(handler, g.cfg.Rules)
 	if err := srv.Start(g.Middleware(handler)); err != nil {
@@ -196,7 +197,7 @@ func (g *Guard) RunContext(ctx context.Context, srv *asynq.Server, handler asynq
 	for {
 		select {
 		case s := <-signals:
-			if slices.Contains(stopSignals, s) {
+			if slices.Contains(inside.StopSignals, s) {
 				srv.Stop()
 				continue
 			}

@@ -18,7 +18,6 @@ import (
 	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/redisx"
-	"github.com/automutex/automutex/internal/safelog"
 )
 
 // DefaultTTL is the length of a lease without [Options].TTL and the option [TTL].
@@ -79,7 +78,7 @@ type Locker struct {
 // error. The Locker does not close rdb: close it after the Locker.
 func New(rdb Client, o Options) *Locker {
 	l := &Locker{
-		prefix: cmp.Or(o.Prefix, inside.DefaultPrefix), secret: &o.HashKeys, ttl: wholeMS(cmp.Or(o.TTL, DefaultTTL)), log: safelog.New(o.Logger),
+		prefix: cmp.Or(o.Prefix, inside.DefaultPrefix), secret: &o.HashKeys, ttl: wholeMS(cmp.Or(o.TTL, DefaultTTL)), log: cmp.Or(o.Logger, slog.Default()),
 	}
 	owner := cmp.Or(o.Owner, inside.Process())
 	err := checkClient(rdb)

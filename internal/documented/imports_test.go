@@ -99,7 +99,6 @@ func askFile(t *testing.T, path string) {
 			}
 			switch name := n.Sel.Name; {
 			case slices.Contains([]string{"Hostname", "Getpid", "Signal"}, name): // for Owner, and Guard.Run
-			case name == "Stderr" && filepath.Base(filepath.Dir(path)) == "safelog": // where a logger panics
 			case slices.Contains([]string{"Open", "File"}, name) && filepath.Base(filepath.Dir(path)) == "config":
 			default:
 				t.Errorf("%s uses os.%s", path, name)

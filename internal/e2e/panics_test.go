@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -161,32 +160,6 @@ func panicOn(kind automutex.EventKind) func(*automutex.Config) {
 		}
 	}
 }
-
-// A Logger that panics changes nothing.
-func TestLogger_panics(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{
-			rules:   []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Skip}},
-			guarded: func(c *automutex.Config) { c.Logger = slog.New(explosiveLog{}) },
-		})
-		held := r.take("work", "1")
-		r.await(r.enqueue("work", one), asynq.TaskStateCompleted) // skipped, which is logged
-		r.free(held)
-		id := r.enqueue("work", one)
-		run := r.stage.next(t)
-		r.drop("work", "1")
-		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted) // its loss is logged
-	})
-}
-
-type explosiveLog struct{}
-
-func (explosiveLog) Enabled(context.Context, slog.Level) bool  { return true }
-func (explosiveLog) Handle(context.Context, slog.Record) error { panic("the logger's own fault") }
-func (l explosiveLog) WithAttrs([]slog.Attr) slog.Handler      { return l }
-func (l explosiveLog) WithGroup(string) slog.Handler           { return l }
 
 // A Key, and a function of AfterFailure, that panic cost their task an attempt as
 // a handler does, and what it holds already is given back.

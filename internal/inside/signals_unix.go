@@ -1,0 +1,11 @@
+//go:build unix
+
+package inside
+
+import (
+	"os"
+	"syscall"
+)
+
+// StopSignals are those on which the server takes no new tasks and goes on.
+var StopSignals = []os.Signal{syscall.SIGTSTP}
