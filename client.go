@@ -15,6 +15,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/internal/tasknote"
@@ -40,7 +41,7 @@ type Client struct {
 	prefix    string
 	asynq     *asynq.Client
 	dry       *asynq.Client    // enqueues nothing, see compose
-	locker    *lock.Locker     // nil if no rule is InOrder
+	engine    *engine.Engine   // nil if no rule is InOrder; it grants no lock, and so has no goroutine
 	inspector *asynq.Inspector // the same
 	log       *slog.Logger
 
@@ -88,7 +89,7 @@ func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, erro
 		log: cfg.Logger, stampDeadline: stampDeadline,
 	}
 	if inspector != nil {
-		c.locker = inner.NewProducer(rdb, lock.Options{Prefix: cfg.Prefix, Logger: cfg.Logger})
+		c.engine = engine.New(engine.Options{Client: rdb, Prefix: cfg.Prefix, Log: c.log})
 	}
 	return c, nil
 }
@@ -256,11 +257,11 @@ func (e *enqueueing) checkOrdered(rule *compiledRule, opts []asynq.Option) error
 // enqueueInOrder gives the task its place, and then enqueues it. docs/architecture.md has the steps.
 func (e *enqueueing) enqueueInOrder(ctx context.Context, t target) (*asynq.TaskInfo, error) {
 	c := e.client
-	m := inner.ByOrder(c.locker, t.key)
+	key := engine.Ref{Key: t.key, Ordered: true} // with no slot: who does not know the controls grants none
 	s := stamp.New(e.note, e.info.MaxRetry)
 	s.Key, s.Nonce = t.key, stamp.NewNonce()
 	began := time.Now()
-	ticket, err := e.takePlace(ctx, m, t, s.Nonce)
+	ticket, err := e.takePlace(ctx, key, t, s.Nonce)
 	if err != nil {
 		return nil, err
 	}
@@ -268,7 +269,7 @@ func (e *enqueueing) enqueueInOrder(ctx context.Context, t target) (*asynq.TaskI
 	item := inside.OrderItem{Nonce: s.Nonce, Ticket: ticket, Note: e.note}
 	info, err := e.enqueue(ctx, s)
 	if errors.Is(err, asynq.ErrTaskIDConflict) {
-		info, err = e.resolveConflict(ctx, m, item, t, err)
+		info, err = e.resolveConflict(ctx, key, item, t, err)
 	} else if err != nil {
 		// The stamp stays: what was sent may land. If it does not, the first task that it keeps waiting finds out.
 		err = e.unknown(t, err)
@@ -277,7 +278,7 @@ func (e *enqueueing) enqueueInOrder(ctx context.Context, t target) (*asynq.TaskI
 		return nil, err
 	}
 	if time.Since(began) > c.stampDeadline/2 {
-		if err := e.confirm(ctx, m, item); err != nil {
+		if err := e.confirm(ctx, key, item); err != nil {
 			return nil, e.unknown(t, fmt.Errorf("it is enqueued, but its place could not be confirmed: %w", err))
 		}
 	}
@@ -289,9 +290,9 @@ const confirmTries = 3
 
 // confirm makes sure that the task has its place: the enqueueing took so long that others may have taken the stamp for
 // one whose producer died.
-func (e *enqueueing) confirm(ctx context.Context, m *lock.Lock, item inside.OrderItem) (err error) {
+func (e *enqueueing) confirm(ctx context.Context, key engine.Ref, item inside.OrderItem) (err error) {
 	for range confirmTries {
-		if err = inner.ActOrder(context.WithoutCancel(ctx), m, inside.ActConfirm, item, 0); err == nil {
+		if err = e.client.engine.Act(context.WithoutCancel(ctx), key, inside.ActConfirm, item, 0); err == nil {
 			return nil
 		}
 	}
@@ -299,10 +300,10 @@ func (e *enqueueing) confirm(ctx context.Context, m *lock.Lock, item inside.Orde
 }
 
 // takePlace gets the task's ticket. If the key is full it first looks for stamps whose task was never enqueued.
-func (e *enqueueing) takePlace(ctx context.Context, m *lock.Lock, t target, nonce string) (int64, error) {
+func (e *enqueueing) takePlace(ctx context.Context, key engine.Ref, t target, nonce string) (int64, error) {
 	c := e.client
 	for looked := false; ; looked = true {
-		ticket, queued, look, err := inner.Stamp(ctx, m, e.note, nonce, c.stampDeadline, t.rule.MaxQueued)
+		ticket, queued, look, err := c.engine.Stamp(ctx, key, e.note, nonce, c.stampDeadline, t.rule.MaxQueued)
 		switch {
 		case err != nil:
 			return 0, &EnqueueError{Rule: t.rule.Name, Key: t.key, Task: e.note, Err: withClientHint(err)}
@@ -312,14 +313,14 @@ func (e *enqueueing) takePlace(ctx context.Context, m *lock.Lock, t target, nonc
 			return 0, &FullError{Key: t.key, Queued: queued, Max: t.rule.MaxQueued}
 		}
 		for _, item := range look {
-			c.lookInOrder(ctx, m, item, t.rule)
+			c.lookInOrder(ctx, key, item, t.rule)
 		}
 	}
 }
 
 // resolveConflict handles asynq's answer that it has a task with that ID. It is this very task if go-redis has sent the
 // command twice.
-func (e *enqueueing) resolveConflict(ctx context.Context, m *lock.Lock, item inside.OrderItem, t target, conflict error) (*asynq.TaskInfo, error) {
+func (e *enqueueing) resolveConflict(ctx context.Context, key engine.Ref, item inside.OrderItem, t target, conflict error) (*asynq.TaskInfo, error) {
 	info, err := e.client.inspector.GetTaskInfo(e.info.Queue, e.info.ID)
 	switch {
 	case err == nil:
@@ -329,7 +330,7 @@ func (e *enqueueing) resolveConflict(ctx context.Context, m *lock.Lock, item ins
 	case !errors.Is(err, asynq.ErrTaskNotFound):
 		return nil, e.unknown(t, errors.Join(conflict, err))
 	}
-	if err := inner.ActOrder(context.WithoutCancel(ctx), m, inside.ActRefused, item, 0); err != nil {
+	if err := e.client.engine.Act(context.WithoutCancel(ctx), key, inside.ActRefused, item, 0); err != nil {
 		e.client.log.Debug("automutex: a place could not be given up; it is found to be empty", "key", t.key, "task", e.note, "error", err)
 	}
 	return nil, fmt.Errorf("automutex: rule %q: task %s: %w", t.rule.Name, e.note, conflict)

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
@@ -148,33 +149,32 @@ func (e *BusyError) Unwrap() []error {
 // Is reports whether target is ErrBusy. Unlike Unwrap it does not allocate.
 func (e *BusyError) Is(target error) bool { return target == ErrBusy }
 
-// toBusyError turns a *lock.BusyError into the Guard's. It returns other errors as they
+// toBusyError turns an *engine.Busy into the Guard's error. It returns other errors as they
 // are, with a hint where one helps.
 func (d *delivery) toBusyError(t target, err error) error {
-	var busy *lock.BusyError
+	var busy *engine.Busy
 	if !errors.As(err, &busy) {
 		return withClientHint(err)
 	}
-	reason, failed := busy.Reason, busy.Reason == inside.ReasonFailed
-	if failed {
-		reason = ReasonBehind
-	}
+	who := busy.Who()
 	e := &BusyError{
-		Rule:       t.rule.Name,
-		Key:        t.key,
-		Reason:     reason,
-		Holder:     busy.Holder,
-		HolderTask: busy.Note,
-		// In order, a task may be behind an earlier one that had its ID.
-		SameTask:  d.note != "" && busy.Note == d.note && reason != ReasonBehind && reason != ReasonArchived,
-		ExpiresIn: busy.ExpiresIn,
-		Waited:    busy.Waited,
-		Place:     busy.Place,
-		failed:    failed,
-		parked:    busy.Parked,
-		takenFor:  busy.TakenFor,
-		inLine:    busy.InLine,
-		Pause:     busy.Pause,
+		Rule: t.rule.Name, Key: t.key, Holder: who.Owner, HolderTask: who.Note,
+		Waited: busy.Waited, Place: busy.Place, parked: busy.Parked, takenFor: busy.SinceTaken, inLine: busy.InLine,
+	}
+	e.Reason, e.ExpiresIn = busy.Because()
+	if e.failed = e.Reason == inside.ReasonFailed; e.failed {
+		e.Reason = ReasonBehind
+	}
+	// In order, a task may be behind an earlier one that had its ID.
+	e.SameTask = d.note != "" && who.Note == d.note && e.Reason != ReasonBehind && e.Reason != ReasonArchived
+	if busy.Paused || busy.Left {
+		pause, left := inner.PauseOf(d.guard.locker, t.key)
+		if busy.Left && pause == nil { // it is over by now; the policy must not apply to the task all the same
+			pause, left = &lock.Control{Target: t.key, Paused: true}, time.Millisecond
+		}
+		if pause != nil {
+			e.Reason, e.Pause, e.ExpiresIn, e.takenFor = ReasonPaused, pause, left, 0
+		}
 	}
 	for _, ended := range []error{context.DeadlineExceeded, context.Canceled} {
 		if errors.Is(err, ended) {

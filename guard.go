@@ -12,6 +12,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/inside"
@@ -26,6 +27,7 @@ type Guard struct {
 	cfg    Config // defaults filled in
 	rules  *ruleSet
 	locker *lock.Locker
+	engine *engine.Engine // that of locker
 	log    *slog.Logger
 	client io.Closer // the client that NewFromConnOpt made, else nil
 
@@ -35,7 +37,6 @@ type Guard struct {
 	inspectorAsked atomic.Bool           // checkInspector got an answer, or waits for one
 	frontClient    redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil
 	paused         pausedQueues
-	pauses         pauseWatch // waits that end when their key is paused
 
 	outage  outage           // of Redis
 	warned  sync.Map         // by the topic that warnOnce has logged
@@ -98,6 +99,7 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 		call = g.wakeParked
 	}
 	g.locker = inner.New(rdb, options, call, g.onControls, rules.isScope)
+	g.engine = inner.Engine(g.locker)
 	for rule := range rules.all() {
 		rule.prepareLock(g.locker)
 	}

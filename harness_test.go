@@ -174,11 +174,8 @@ func TestWait_observePanics(t *testing.T) {
 			},
 		}, nil, func(context.Context, *asynq.Task) error { return nil })
 		r.await(r.enqueue(r.client, asynq.MaxRetry(0)), asynq.TaskStateArchived)
-		r.guard.pauses.mu.Lock()
-		n := len(r.guard.pauses.waits)
-		r.guard.pauses.mu.Unlock()
-		if n != 0 {
-			t.Errorf("%d waits are still watched", n)
+		if info, err := r.guard.engine.Inspect(t.Context(), orderedKey(prefix+":{work|1}"), 0, "", ""); err != nil || info.Waiting != 0 {
+			t.Errorf("%d are in line, %v", info.Waiting, err)
 		}
 	})
 }
@@ -241,7 +238,7 @@ func TestInOrder_slowEnqueue(t *testing.T) {
 		redistest.Must(t, err)
 		c.stampDeadline = 0 // so that every Enqueue is slow
 		ids := []string{r.enqueue(c), r.enqueue(c), r.enqueue(c)}
-		head, err := inner.Head(t.Context(), inner.ByOrder(c.locker, cfg.Prefix+":{work|1}"))
+		head, err := c.engine.Head(t.Context(), orderedKey(cfg.Prefix+":{work|1}"))
 		if err != nil || head.State == "i" {
 			t.Fatalf("%+v, %v", head, err)
 		}

@@ -11,12 +11,13 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/decide"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 )
 
 // A lease belongs to its delivery as soon as it exists, before a function of the user can
-// learn of it: every lease that package lock returns goes to keepLease at once. release,
+// learn of it: every lease that the engine returns goes to keepLease at once. release,
 // which run defers, releases all of them. So an Observe that
 // panics costs its task an attempt, but leaves no lease behind.
 
@@ -35,7 +36,8 @@ type heldLease struct {
 	guard            *Guard
 	outer            *heldLease // what the handler's context has beside it: the lease taken before; nil for the first
 	target           target
-	lease            *lock.Lease
+	lease            *engine.Lease
+	shown            lock.Lease // the same, for handlers
 	takenAt          time.Time
 	waited           time.Duration // in line before, also parked
 	lossReported     sync.Once
@@ -43,27 +45,27 @@ type heldLease struct {
 	acquiredObserved bool        // EventAcquired was observed, or Observe panicked on it
 
 	// Set by release.
-	endedBefore error         // inner.LeaseErr of the lease before release; nil: it was held
+	endedBefore error         // Err of the lease before release; nil: it was held
 	heldFor     time.Duration // from taken to release
 	releaseErr  error
 }
 
-// keepLease adds the lease that a call of package lock returned to those of the
-// delivery. It turns an error of package lock into one of the Guard.
-func (d *delivery) keepLease(t target, lease *lock.Lease, err error) error {
+// keepLease adds the lease that the engine returned to those of the
+// delivery. It turns an error of the engine into one of the Guard.
+func (d *delivery) keepLease(t target, lease *engine.Lease, err error) error {
 	if err != nil {
 		return d.toBusyError(t, err)
 	}
 	if d.leases == nil {
 		d.leases = d.room[:0]
 	}
-	d.leases = append(d.leases, &heldLease{guard: d.guard, target: t, lease: lease, takenAt: time.Now()})
+	d.leases = append(d.leases, &heldLease{guard: d.guard, target: t, lease: lease, shown: inner.Lease(t.rule.lock, lease), takenAt: time.Now()})
 	return nil
 }
 
 // takeBackLast removes the lease that was taken last from those of the delivery. The
 // caller releases it.
-func (d *delivery) takeBackLast() *lock.Lease {
+func (d *delivery) takeBackLast() *engine.Lease {
 	last := len(d.leases) - 1
 	lease := d.leases[last].lease
 	d.leases = d.leases[:last]
@@ -74,7 +76,7 @@ func (d *delivery) takeBackLast() *lock.Lease {
 func (d *delivery) observeAcquired(t target) {
 	h := d.leases[len(d.leases)-1]
 	h.acquiredObserved = true
-	waited, parked := h.takenAt.Sub(d.line.came), inner.Parked(h.lease)
+	waited, parked := h.takenAt.Sub(d.line.came), h.lease.Parked()
 	h.waited = max(waited, parked)
 	d.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: parked})
 }
@@ -83,7 +85,7 @@ func (d *delivery) observeAcquired(t target) {
 // another lock or for Redis.
 func (d *delivery) lostBeforeStart() obstacle {
 	for _, h := range d.leases {
-		if err := inner.LeaseErr(h.lease); err != nil {
+		if err := h.lease.Err(); err != nil {
 			return d.report(obstacle{why: decide.LeaseLost, target: h.target,
 				err: fmt.Errorf("automutex: rule %q: key %q was lost before the handler began: %w", h.target.rule.Name, h.target.key, err)})
 		}
@@ -105,16 +107,16 @@ func (d *delivery) release(decision decide.Decision) {
 		if h.stopWatching != nil {
 			h.stopWatching()
 		}
-		h.endedBefore = inner.LeaseErr(h.lease)
+		h.endedBefore = h.lease.Err()
 		h.heldFor = time.Since(h.takenAt)
 		if cooldown := h.target.rule.Cooldown; started && decision.What == decide.Done && cooldown > 0 {
 			// It counts from the start of the handler. If it is over already, Cooldown only releases.
-			h.releaseErr = h.lease.Cooldown(d.ctx, cooldown-time.Since(d.started))
+			_, h.releaseErr = h.lease.Release(d.ctx, engine.Ending{Cooldown: cooldown - time.Since(d.started)})
 		} else {
 			if !started && d.isOrdered(h.target) {
-				inner.EndOrder(h.lease, inside.OutcomeUnbegun)
+				h.lease.End(inside.OutcomeUnbegun)
 			}
-			h.releaseErr = h.lease.Unlock(d.ctx)
+			_, h.releaseErr = h.lease.Release(d.ctx, engine.Ending{})
 		}
 	}
 	d.recordRuns(leases, without, decision)
@@ -200,7 +202,7 @@ func (d *delivery) watch(bound context.Context, h *heldLease, handlerDone <-chan
 			if why := context.Cause(bound); errors.Is(why, lock.ErrLost) {
 				cause = why // it may say more, such as that an operator broke the lock
 			}
-			if errors.Is(inner.LeaseErr(h.lease), lock.ErrLost) {
+			if errors.Is(h.lease.Err(), lock.ErrLost) {
 				d.reportLost(d.observeSafely, h, cause)
 			}
 		case <-taskEnded:
@@ -276,7 +278,7 @@ func innermostLease(ctx context.Context) *heldLease {
 // runs without a lease under the policy [Allow].
 func Lease(ctx context.Context) (*lock.Lease, bool) {
 	if h := innermostLease(ctx); h != nil {
-		return h.lease, true
+		return &h.shown, true
 	}
 	return nil, false
 }
@@ -286,7 +288,7 @@ func Lease(ctx context.Context) (*lock.Lease, bool) {
 func LeaseOf(ctx context.Context, ruleName string) (*lock.Lease, bool) {
 	for h := innermostLease(ctx); h != nil; h = h.outer {
 		if h.target.isFor(ruleName) {
-			return h.lease, true
+			return &h.shown, true
 		}
 	}
 	return nil, false

@@ -11,6 +11,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/decide"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
 )
@@ -317,7 +318,7 @@ func (d *delivery) take(t target) obstacle {
 func (d *delivery) refused(t target, err error) obstacle {
 	met := obstacle{why: decide.NoAnswer, target: t, err: err}
 	switch {
-	case inner.IsOrderDone(err):
+	case errors.Is(err, engine.ErrOrderDone):
 		return obstacle{why: decide.Finished, target: t}
 	case errors.Is(err, errSpent):
 		return obstacle{why: decide.KeyNever, target: t, err: err}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/decide"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/stamp"
@@ -184,8 +185,8 @@ func TestReplace_askedBeforeItRuns(t *testing.T) {
 		if !errors.Is(err, ErrReplaced) || !errors.Is(err, asynq.RevokeTask) {
 			t.Errorf("answered %v", err)
 		}
-		if is, err := d.lockOf(targets[0]).Locked(t.Context()); is || err != nil {
-			t.Errorf("the key is locked: %v, %v", is, err)
+		if info, err := guard.engine.Inspect(t.Context(), engine.Ref{Key: targets[0].key}, 1, "", ""); info.Held > 0 || err != nil {
+			t.Errorf("the key is held: %+v, %v", info, err)
 		}
 	})
 }

@@ -14,11 +14,11 @@ import (
 
 	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/decide"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/internal/tasknote"
-	"github.com/automutex/automutex/lock"
 )
 
 // This file is the worker's side of Rule.InOrder and of the reserved attempt; client.go is the producer's. The order
@@ -167,7 +167,7 @@ func (d *delivery) turn(t target) int64 {
 }
 
 // acquireInOrder is acquire for an ordered lock. Its error is errSpent if the task's attempts are spent, and
-// inner.IsOrderDone knows it if the task was done already.
+// which Is engine.ErrOrderDone if the task was done already.
 func (d *delivery) acquireInOrder(t target) error {
 	if !d.place.in(t) {
 		d.joinAtArrival(t)
@@ -175,13 +175,13 @@ func (d *delivery) acquireInOrder(t target) error {
 	for {
 		err := d.wait(t, d.waitOf(t))
 		switch {
-		case inner.IsOrderSpent(err):
+		case errors.Is(err, engine.ErrOrderSpent):
 			d.wakeNext(t)
 			if t.rule.OnArchive == HoldKey {
 				d.observe(Event{Kind: EventBlocked, Rule: t.rule.Name, Key: t.key, Err: errSpent})
 			}
 			return errSpent
-		case !inner.IsOrderDone(err) || d.inOrder.runAgain:
+		case !errors.Is(err, engine.ErrOrderDone) || d.inOrder.runAgain:
 			return err
 		}
 		// asynq delivers a task that was done: its worker died before asynq had noted the end. Or an operator runs a
@@ -207,7 +207,10 @@ func (d *delivery) joinAtArrival(t target) {
 		return
 	}
 	item := inside.OrderItem{Nonce: d.place.Nonce, Ticket: d.place.Ticket, Note: d.note}
-	err := inner.ActOrder(d.roundTripContext(), inner.ByOrder(d.guard.locker, d.place.Key), inside.ActWithdraw, item, 0)
+	var err error
+	if strings.HasPrefix(d.place.Key, d.guard.cfg.Prefix+":{") { // a header says what its producer likes
+		err = d.guard.engine.Act(d.roundTripContext(), orderedKey(d.place.Key), inside.ActWithdraw, item, 0)
+	}
 	d.inOrder.leftOld = err == nil
 	d.guard.warnOnce("other key "+d.task.Type(), "the key of an ordered task is not the one that it was enqueued for, so it runs after the tasks of its new key: "+
 		"its payload was changed, or the rules of producer and worker differ", "rule", t.rule.Name, "type", d.task.Type(), "task", d.note, "error", err)
@@ -220,8 +223,13 @@ func (d *delivery) wakeNext(t target) {
 	}
 	go func() { // one round trip
 		defer d.guard.leave()
-		_ = inner.ActOrder(d.guard.closing, inner.ByOrder(d.guard.locker, t.key), inside.ActNone, inside.OrderItem{}, 0)
+		_ = d.guard.engine.Act(d.guard.closing, orderedKey(t.key), inside.ActNone, inside.OrderItem{}, 0)
 	}()
+}
+
+// orderedKey is an ordered lock of the Guard, for who does not take it.
+func orderedKey(key string) engine.Ref {
+	return engine.Ref{Key: key, Limit: 1, Fixed: true, Ordered: true}
 }
 
 // errSpent is the last error of a task whose last attempt did not return.
@@ -233,7 +241,7 @@ func (d *delivery) endInOrder(decision decide.Decision, err error) {
 	for _, h := range d.leases {
 		if d.isOrdered(h.target) && decision.What != decide.Leave {
 			outcome := d.orderOutcome(h.target, decision)
-			inner.EndOrder(h.lease, outcome)
+			h.lease.End(outcome)
 			if outcome == inside.OutcomeHeld {
 				d.observe(Event{Kind: EventBlocked, Rule: h.target.rule.Name, Key: h.target.key, Err: err})
 			}
@@ -369,7 +377,6 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item inside.OrderIt
 	if !ok || rule == nil || g.paused.isPaused(queue, g.inspector) {
 		return inside.FateUnsure
 	}
-	m := inner.ByOrder(g.locker, key)
 	for backoff := 500 * time.Microsecond; backoff <= retryWrittenIn; backoff *= 2 {
 		info, missing, err := blocked.Find(g.inspector, g.asynqRedis, queue, id)
 		if err == nil {
@@ -393,7 +400,7 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item inside.OrderIt
 		case item.Call && info != nil && info.State == asynq.TaskStateActive:
 			// asynq has not moved the task to retry yet, or the task runs again already.
 		default:
-			if err := inner.ActOrder(ctx, m, act, item, after); err != nil {
+			if err := g.engine.Act(ctx, orderedKey(key), act, item, after); err != nil {
 				g.log.Debug("automutex: what was seen of an ordered task could not be stored; it is looked for again", "key", key, "task", item.Note, "error", err)
 			} else if act == inside.ActArchived {
 				g.observeSafely(ctx, Event{Kind: EventBlocked, Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id})
@@ -462,23 +469,23 @@ func nonceOf(info *asynq.TaskInfo, note string) string {
 }
 
 // lookInOrder is one look at a task, for a producer. It wakes nobody.
-func (c *Client) lookInOrder(ctx context.Context, m *lock.Lock, item inside.OrderItem, rule *compiledRule) {
+func (c *Client) lookInOrder(ctx context.Context, key engine.Ref, item inside.OrderItem, rule *compiledRule) {
 	queue, id, _ := tasknote.Parse(item.Note)
 	info, missing, err := blocked.Find(c.inspector, c.asynqRedis, queue, id)
-	act, after := seenInOrder(info, missing, err, item, rule, m.Key())
+	act, after := seenInOrder(info, missing, err, item, rule, key.Key)
 	if act == lookWake {
 		act = inside.ActPresent
 	}
 	if act != lookFailed {
-		err = inner.ActOrder(ctx, m, act, item, after)
+		err = c.engine.Act(ctx, key, act, item, after)
 	}
 	if act == lookFailed && errors.Is(err, asynq.ErrQueueNotFound) {
 		c.blind.Do(func() {
 			c.log.Warn("automutex: Config.Inspector does not see the queue of a task in order, so a full key counts tasks of producers that have died; "+
-				inspectorHint, "key", m.Key(), "task", item.Note)
+				inspectorHint, "key", key.Key, "task", item.Note)
 		})
 	}
 	if err != nil {
-		c.log.Debug("automutex: a stamp could not be looked for", "key", m.Key(), "task", item.Note, "error", err)
+		c.log.Debug("automutex: a stamp could not be looked for", "key", key.Key, "task", item.Note, "error", err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
@@ -151,7 +152,7 @@ const retryWrittenIn = 4 * time.Millisecond
 // asynq's own retry may change the task, and go-redis may send RunTask twice: then a task
 // may run again, which asynq's "at least once" allows.
 func (g *Guard) wakeParked(ctx context.Context, key, note string) inside.Fate {
-	if item, ordered := inner.OrderItem(note); ordered {
+	if item, ordered := engine.ParseItem(note); ordered {
 		return g.wakeInOrder(ctx, key, item)
 	}
 	queue, id, ok := tasknote.Parse(note)

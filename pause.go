@@ -1,11 +1,8 @@
 package automutex
 
 import (
-	"context"
-	"errors"
 	"math/rand/v2"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/automutex/automutex/internal/control"
@@ -69,77 +66,18 @@ func (d *delivery) checkPaused() obstacle {
 // pausedError returns a *BusyError if the key of t is paused, nil if it is not, or the error
 // of Redis if that is not known.
 func (d *delivery) pausedError(t target) error {
-	err := inner.Paused(d.ctx, d.guard.Controls(), t.key)
-	if err == nil {
+	if err := d.guard.engine.Know(d.ctx, t.key); err != nil {
+		return withClientHint(err)
+	}
+	pause, left := inner.PauseOf(d.guard.locker, t.key)
+	if pause == nil {
 		return nil
 	}
-	return d.toBusyError(t, err)
-}
-
-// pauseWatch ends the waits in line of tasks whose key is paused while they wait, so that a
-// paused task holds no worker.
-type pauseWatch struct {
-	mu    sync.Mutex // guards waits, and paused of each; held for moments
-	waits map[*pausableWait]struct{}
-}
-
-// pausableWait is one wait. It belongs to the worker's goroutine, which adds and
-// removes it.
-type pausableWait struct {
-	key    string
-	cancel context.CancelFunc
-	paused *lock.Control // the pause that ended the wait; nil: none did
-}
-
-// add watches over a wait until remove. cancel ends the wait.
-func (p *pauseWatch) add(key string, cancel context.CancelFunc) *pausableWait {
-	w := &pausableWait{key: key, cancel: cancel}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.waits == nil {
-		p.waits = make(map[*pausableWait]struct{})
-	}
-	p.waits[w] = struct{}{}
-	return w
-}
-
-// remove ends the watch, and returns the pause that ended the wait, if one did.
-func (p *pauseWatch) remove(w *pausableWait) *lock.Control {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.waits, w)
-	return w.paused
-}
-
-// apply ends the waits that a control pauses.
-func (p *pauseWatch) apply(inForce []lock.Control) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for w := range p.waits {
-		for _, c := range inForce {
-			if c.Paused && inner.AppliesTo(c, w.key) && w.paused == nil {
-				w.paused = &c
-				w.cancel()
-			}
-		}
-	}
-}
-
-// endedByPause turns the error of a wait that a pause ended into that of a paused key. It
-// does so even if the pause is over by now: the policy must not apply to such a task.
-func endedByPause(err error, pause *lock.Control) error {
-	var busy *BusyError
-	if pause == nil || !errors.As(err, &busy) || busy.Reason == lock.ReasonPaused {
-		return err
-	}
-	paused := *busy
-	paused.Reason, paused.Pause, paused.ExpiresIn = lock.ReasonPaused, pause, time.Millisecond
-	return &paused
+	return &BusyError{Rule: t.rule.Name, Key: t.key, Reason: ReasonPaused, ExpiresIn: left, Pause: pause}
 }
 
 // onControls is called by package lock when the controls in force have changed.
 func (g *Guard) onControls(inForce []lock.Control) {
-	g.pauses.apply(inForce)
 	for _, c := range inForce {
 		target := c.Target
 		if stored, whole := control.InBraces(target); whole {

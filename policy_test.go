@@ -11,9 +11,10 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/decide"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/stamp"
-	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/internal/turn"
 )
 
 // A backend error comes back after 1 to 30 s, the later the longer Redis has
@@ -153,26 +154,17 @@ func TestPauseDelay(t *testing.T) {
 	}
 }
 
-// A wait that a pause ended is one for a paused key, though the key was held when it ended: no policy may end the task.
-func TestEndedByPause(t *testing.T) {
+// A wait that a pause ended is one for a paused key, though the key is held, and the pause over: no policy may end the task.
+func TestBusyError_afterAPause(t *testing.T) {
 	t.Parallel()
-	pause, failure := &lock.Control{Target: "work", Paused: true}, errors.New("failure")
-	held, paused := &BusyError{Key: "work", Reason: ReasonHeld, Holder: "worker", ExpiresIn: time.Minute}, &BusyError{Reason: lock.ReasonPaused}
-	for _, c := range []struct {
-		err   error
-		pause *lock.Control
-		same  bool
-	}{{held, nil, true}, {failure, pause, true}, {paused, pause, true}, {nil, pause, true}, {held, pause, false}, {fmt.Errorf("wrapped: %w", held), pause, false}} {
-		got := endedByPause(c.err, c.pause)
-		if c.same {
-			if got != c.err { // the very same
-				t.Errorf("%v with %v is %v", c.err, c.pause, got)
-			}
-			continue
-		}
+	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
+	d := guard.newDelivery(t.Context(), asynq.NewTask("work", nil))
+	at := target{rule: guard.rules.match("work")[0], key: guard.cfg.Prefix + ":{work}"}
+	for left, want := range map[bool]string{true: ReasonPaused, false: ReasonHeld} {
 		var busy *BusyError
-		if !errors.As(got, &busy) || busy.Reason != lock.ReasonPaused || busy.Pause != pause || busy.Key != "work" || held.Reason != ReasonHeld {
-			t.Errorf("%v is %+v, want that the key is paused", c.err, busy)
+		err := d.toBusyError(at, &engine.Busy{Answer: turn.Answer{ServerUS: 1, Holder: "token|worker|"}, Left: left})
+		if !errors.As(err, &busy) || busy.Reason != want || busy.Holder != "worker" || left != (busy.Pause != nil) {
+			t.Errorf("left at a pause: %v; the error is %+v", left, busy)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/decide"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 )
@@ -33,7 +34,8 @@ type replaceState struct {
 
 // arrival is when a task first came to a lock.
 type arrival struct {
-	lock  *lock.Lock // the handle under whose note the arrival is stored
+	ref   engine.Ref // of the lock
+	note  string     // under which the arrival is stored
 	at    int64      // in us of Redis' clock; a later arrival has a higher number
 	isNew bool       // the task first came in this delivery, and its handler has not run
 }
@@ -43,6 +45,9 @@ func newReplaceState() *replaceState {
 	s.stopRequested, s.cancel = context.WithCancelCause(context.Background())
 	return s
 }
+
+// arrivalKept is how long Redis stores an arrival after the task last came.
+const arrivalKept = time.Hour
 
 // registerArrival stores in Redis that the task has come to the lock. Further calls of this
 // delivery do nothing.
@@ -54,25 +59,19 @@ func (d *delivery) registerArrival(t target) error {
 		return nil
 	}
 	note := cmp.Or(d.note, rand.Text()) // outside of a server every call is a new task
-	handle := d.guard.lockAt(t, note)
-	at, isNew, err := inner.Arrive(d.roundTripContext(), handle)
+	ref := engine.Ref{Key: t.key, Limit: t.limit}
+	at, isNew, err := d.guard.engine.Arrive(d.roundTripContext(), ref, note, arrivalKept)
 	if err == nil {
-		d.replacing.arrivals[t.key] = arrival{lock: handle, at: at, isNew: isNew}
+		d.replacing.arrivals[t.key] = arrival{ref, note, at, isNew}
 	}
 	return withClientHint(err)
 }
 
-// onStop returns the lock options by which a newer task asks this one to stop. It
-// returns none for a lock whose rule has another policy.
-func (d *delivery) onStop(t target) []lock.Option {
-	if d.replacing == nil {
-		return nil
+// stopBy has a newer task ask this one to stop, if the rule of t has the policy Replace.
+func (s *replaceState) stopBy(r *engine.Request, t target) {
+	if arrived, ok := s.arrivals[t.key]; ok {
+		r.Arrival, r.OnStop = arrived.at, func() { s.requestStop(t) }
 	}
-	arrived, ok := d.replacing.arrivals[t.key]
-	if !ok {
-		return nil
-	}
-	return []lock.Option{inner.OnStop(arrived.at, func() { d.replacing.requestStop(t) })}
 }
 
 // requestStop asks the task to stop, since a newer one wants the lock of t. Package lock
@@ -96,9 +95,7 @@ func (d *delivery) replace(t target) error {
 	if err := d.registerArrival(t); err != nil {
 		return err
 	}
-	handle := d.lockOf(t)
-	lease, err := handle.TryLock(d.ctx)
-	err = d.keepLease(t, lease, err)
+	err := d.ask(d.ctx, t, d.request(t))
 	var busy *BusyError
 	if !errors.As(err, &busy) {
 		return err
@@ -108,7 +105,7 @@ func (d *delivery) replace(t target) error {
 	case notNow && !w.stays:
 		return err
 	case !notNow:
-		if d.askOlderToStop(t, handle, d.replacing.arrivals[t.key].isNew); d.isReplaced() {
+		if d.askOlderToStop(t, d.replacing.arrivals[t.key]); d.isReplaced() {
 			return busy
 		}
 	}
@@ -117,10 +114,10 @@ func (d *delivery) replace(t target) error {
 	}
 	// The lock is granted in the order of the line, so first to this task, even if a newer
 	// task waits behind it. This task learns of the newer one here, and releases the lock.
-	if d.askOlderToStop(t, handle, d.replacing.arrivals[t.key].isNew); !d.isReplaced() {
+	if d.askOlderToStop(t, d.replacing.arrivals[t.key]); !d.isReplaced() {
 		return nil
 	}
-	if err := d.takeBackLast().Unlock(d.ctx); errors.Is(err, lock.ErrBackend) {
+	if _, err := d.takeBackLast().Release(d.ctx, engine.Ending{}); errors.Is(err, lock.ErrBackend) {
 		d.backendError(t, err) // the lease ends at its deadline
 	}
 	return ErrReplaced
@@ -134,13 +131,13 @@ func (d *delivery) replace(t target) error {
 // for its turn. Limit does not count slots whose holders are not under Replace.
 //
 // askOlderToStop only logs an error: the wait that follows asks the same Redis.
-func (d *delivery) askOlderToStop(t target, handle *lock.Lock, isNew bool) {
-	standing, err := inner.AskOlderToStop(d.ctx, handle)
+func (d *delivery) askOlderToStop(t target, arrived arrival) {
+	standing, err := d.guard.engine.Stop(d.ctx, arrived.ref, arrived.at)
 	switch {
 	case err != nil:
 		d.guard.log.Debug("automutex: older tasks could not be asked to stop",
 			"rule", t.rule.Name, "key", t.key, "task", d.note, "error", err)
-	case standing == inside.BehindWaiters, standing == inside.BehindHolders && isNew:
+	case standing == inside.BehindWaiters, standing == inside.BehindHolders && arrived.isNew:
 		d.replacing.requestStop(t)
 	}
 }
@@ -159,12 +156,12 @@ const (
 // stop ends its goroutine. stop does not wait for a request that is under way: the task's
 // deadline may be near while Redis does not answer. Such a request does no harm, and the
 // Locker's Close waits for it.
-func (d *delivery) watchWhileWaiting(t target, handle *lock.Lock, giveUp func()) (stop func()) {
+func (d *delivery) watchWhileWaiting(t target, giveUp func()) (stop func()) {
 	if d.replacing == nil {
 		return func() {}
 	}
 	unhook := context.AfterFunc(d.replacing.stopRequested, giveUp)
-	arrived, replaces := d.replacing.arrivals[t.key]
+	arrived, replaces := d.replacing.arrivals[t.key] // not read by the goroutine: the worker writes the map
 	if !replaces {
 		return func() { unhook() } // t has another policy; a lock taken before has Replace
 	}
@@ -179,7 +176,7 @@ func (d *delivery) watchWhileWaiting(t target, handle *lock.Lock, giveUp func())
 				return
 			case <-timer.C:
 			}
-			d.askOlderToStop(t, handle, arrived.isNew)
+			d.askOlderToStop(t, arrived)
 			interval = min(2*interval, askEvery)
 			timer.Reset(interval)
 		}
@@ -243,7 +240,7 @@ func (d *delivery) forgetArrivals(decision decide.Decision) {
 		if !decision.Final(d.last) || requeued {
 			arrived.isNew = false // its handler may run again in this delivery
 			s.arrivals[key] = arrived
-		} else if err := inner.Forget(context.WithoutCancel(d.ctx), arrived.lock); err != nil {
+		} else if err := d.guard.engine.Forget(context.WithoutCancel(d.ctx), arrived.ref, arrived.note); err != nil {
 			d.guard.log.Debug("automutex: the task's arrival could not be deleted; it expires after an hour", "key", key, "task", d.note, "error", err)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
@@ -138,11 +139,12 @@ type compiledRule struct {
 	index int // place in Config.Rules
 	rank  int // of the rule's scope in the order in which locks are taken: the index of the first rule that names it
 
-	onFrom, onTo int          // the values of On are [onFrom:onTo] of those of all rules of this Task
-	fields       *keys.Fields // the paths of On alone; nil without any
-	limitPath    *keys.Fields // of LimitField
-	lock         *lock.Lock   // what all locks of the rule have in common; nil without a Guard
-	keyOutage    *outage      // of the functions that make its key and its limit
+	onFrom, onTo int            // the values of On are [onFrom:onTo] of those of all rules of this Task
+	fields       *keys.Fields   // the paths of On alone; nil without any
+	limitPath    *keys.Fields   // of LimitField
+	lock         *lock.Lock     // what all locks of the rule have in common; nil without a Guard
+	request      engine.Request // the same, as the engine is asked for it
+	keyOutage    *outage        // of the functions that make its key and its limit
 }
 
 // where names the rule in an error or a log line.
@@ -219,13 +221,16 @@ func (c *compiledRule) fillDefaults() {
 	c.OnHeaders = slices.Clone(c.OnHeaders)
 }
 
-// prepareLock sets lock.
+// prepareLock sets lock and request.
 func (c *compiledRule) prepareLock(l *lock.Locker) {
-	options := []lock.Option{lock.TTL(c.TTL), lock.MaxHold(c.MaxHold), inner.OnePerNote(), c.Rate.option()}
+	options := []lock.Option{lock.TTL(c.TTL), lock.MaxHold(c.MaxHold), c.Rate.option()}
 	if c.Fence {
 		options = append(options, lock.Fenced())
 	}
 	c.lock = l.Mutex(c.Name, options...)
+	r, _ := inner.Request(c.lock) // check has looked at the rule; what is wrong with the client, the engine says
+	c.request = *r
+	c.request.Notes = true
 }
 
 // check returns the mistakes in the rule by itself, as declared.

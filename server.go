@@ -52,7 +52,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		if interval <= 0 {
 			interval = time.Second // as asynq has it
 		}
-		inner.ArriveWithin(g.locker, 2*interval) // asynq adds up to a half as jitter
+		g.engine.ArriveWithin(2 * interval) // asynq adds up to a half as jitter
 	}
 
 	isFailure := cfg.IsFailure

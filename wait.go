@@ -9,7 +9,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/internal/engine"
 )
 
 // This file is how a task waits for a lock, and which wait gives way to other tasks.
@@ -32,7 +32,7 @@ type standing struct {
 //
 //   - a *BusyError: others hold the lock, its gate is closed, or an operator paused it;
 //   - ErrReplaced, or any error while isReplaced is true: a newer task has come;
-//   - errSpent, or one that inner.IsOrderDone knows: the task of an ordered key has no attempt left, or was done already;
+//   - errSpent, or one that Is engine.ErrOrderDone: the task of an ordered key has no attempt left, or was done already;
 //   - ErrClosed: the Guard was closed;
 //   - the error of the task's context;
 //   - lock.ErrBackend: Redis failed.
@@ -74,37 +74,40 @@ func (d *delivery) waitOf(t target) waiting {
 //
 // If the task parked, the error is a *BusyError with parked set: Redis keeps the task's place in line.
 func (d *delivery) wait(t target, w waiting) (err error) {
-	var options []lock.Option
-	if w.inTime {
-		options = append(options, inner.InTimeOnly())
-	}
-	handle := d.lockOf(t, options...)
+	r := d.request(t)
+	r.InTime, r.Leaves = w.inTime, !w.stays
 	latest, bounded := d.ctx.Deadline()
 	if latest = latest.Add(-margin); bounded {
 		w.most = min(w.most, time.Until(latest))
 	}
 	switch {
 	case w.parks && d.server == nil:
-		lease, err := inner.LockOrPark(d.ctx, handle, parkNow)
-		return d.keepLease(t, lease, err)
-	case !w.parks && w.most <= 0 && d.guard.closing.Err() == nil:
-		lease, err := handle.TryLock(d.ctx)
-		return d.keepLease(t, lease, err)
+		r.Wait, r.Park, r.Yield = true, true, parkNow
+		return d.ask(d.ctx, t, r)
+	case !w.parks && w.most <= 0:
+		return d.ask(d.ctx, t, r)
 	}
 	// ctx ends everything. most only bounds the time in line: if the answer to an earlier
 	// ask arrives after it and grants the lock, the task keeps the lock.
 	ctx, cancel := context.WithCancel(d.ctx)
 	defer cancel()
 	defer context.AfterFunc(d.guard.closing, cancel)()
-	leave, parkNow := cancel, (chan struct{})(nil)
+	r.Wait = true
+	leave := cancel
 	if w.parks {
-		parkNow = make(chan struct{})
+		parkNow := make(chan struct{})
+		r.Park, r.Yield, r.Leaves = true, parkNow, false
 		leave = sync.OnceFunc(func() { close(parkNow) })
 		if bounded {
 			// Stop does not wait for a timer that fires now. Its leave closes parkNow when
 			// the wait is over, and nobody reads parkNow then.
 			defer time.AfterFunc(time.Until(parkBy(d.arrived, latest)), leave).Stop()
 		}
+	} else {
+		within, cancel := context.WithTimeout(ctx, w.most)
+		defer cancel()
+		r.Within = within
+		d.warnLongWait(t)
 	}
 	if w.yields && d.server != nil {
 		me := &waiter{key: t.key, turn: d.turn(t), leave: leave}
@@ -116,21 +119,19 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	defer d.observeWaited(t)
 	// While this task waits, a newer task may replace it on a lock that it holds already.
 	// Then cancel ends the wait.
-	defer d.watchWhileWaiting(t, handle, cancel)()
-	if w.parks {
-		lease, lockErr := inner.LockOrPark(ctx, handle, parkNow)
-		err = d.keepLease(t, lease, lockErr)
-		var busy *BusyError
-		if d.guard.closing.Err() != nil && errors.As(err, &busy) && !busy.parked {
-			return ErrClosed // Close ended the wait, and not the policy
-		}
-		return err
+	defer d.watchWhileWaiting(t, cancel)()
+	err = d.ask(ctx, t, r)
+	var busy *BusyError
+	if err != nil && d.guard.closing.Err() != nil && (!errors.As(err, &busy) || !busy.parked) {
+		return ErrClosed // Close ended the wait, and not the policy
 	}
-	d.warnLongWait(t)
-	if w.stays {
-		return d.lockInLine(ctx, t, handle, w.most)
-	}
-	return d.lockUnlessPaused(ctx, cancel, t, handle, w.most)
+	return err
+}
+
+// ask asks the engine for the lock of t.
+func (d *delivery) ask(ctx context.Context, t target, r engine.Request) error {
+	lease, err := d.guard.engine.Take(ctx, r)
+	return d.keepLease(t, lease, err)
 }
 
 // parkBy returns when a task that waits in its worker parks: after half of its time, so that its
@@ -143,52 +144,26 @@ func parkBy(arrived, latest time.Time) time.Time {
 	return latest
 }
 
-// parkNow is a closed channel. LockOrPark parks the task at once if the lock is busy.
+// parkNow is a closed channel: the task parks at once if the lock is busy.
 var parkNow = func() chan struct{} {
 	c := make(chan struct{})
 	close(c)
 	return c
 }()
 
-// lockUnlessPaused waits as lockInLine does, and ends the wait when an operator pauses the
-// key: then Guard.pauses calls cancel, and the error is a *BusyError with ReasonPaused.
-func (d *delivery) lockUnlessPaused(ctx context.Context, cancel context.CancelFunc, t target, handle *lock.Lock, most time.Duration) (err error) {
-	watched := d.guard.pauses.add(t.key, cancel)
-	// Deferred, so that an Observe that panics leaves no watch behind.
-	defer func() { err = endedByPause(err, d.guard.pauses.remove(watched)) }()
-	if err = d.pausedError(t); err != nil { // after add: a pause is seen here, or ends the wait
-		return err
-	}
-	return d.lockInLine(ctx, t, handle, most)
-}
-
-// lockInLine waits in line for at most that time. It returns ErrClosed if the Guard closed
-// meanwhile.
-func (d *delivery) lockInLine(ctx context.Context, t target, handle *lock.Lock, most time.Duration) error {
-	lease, err := inner.LockWithin(ctx, handle, most)
-	if err != nil && d.guard.closing.Err() != nil {
-		return ErrClosed
-	}
-	return d.keepLease(t, lease, err)
-}
-
-// lockOf returns a handle of the target's lock, with the options of this delivery.
-func (d *delivery) lockOf(t target, more ...lock.Option) *lock.Lock {
-	const most = 8 // they stay on the stack
-	options := append(append(make([]lock.Option, 0, most), more...), d.onStop(t)...)
-	options = append(options, inner.OnWait(func() { d.observeWaiting(t) }))
+// request is what the task asks of the engine for the lock of t: one try.
+func (d *delivery) request(t target) engine.Request {
+	r := t.rule.request
+	r.Name, r.Key, r.Limit, r.Note = t.scope, t.key, t.limit, d.note
+	r.Whole = d.deadlineIsFar()
+	r.OnWait = func() { d.observeWaiting(t) }
 	if d.isOrdered(t) {
-		options = append(options, inner.InOrder(d.placeIn(t)))
+		r.Ordered, r.Order = true, &engine.Order{Place: d.placeIn(t)}
 	}
-	if d.deadlineIsFar() {
-		options = append(options, inner.Uninterrupted())
+	if d.replacing != nil {
+		d.replacing.stopBy(&r, t)
 	}
-	return d.guard.lockAt(t, d.note, options...)
-}
-
-// lockAt returns a handle of the target's lock for the task that note names.
-func (g *Guard) lockAt(t target, note string, options ...lock.Option) *lock.Lock {
-	return inner.At(t.rule.lock, t.scope, t.key, t.limit, note, options...)
+	return r
 }
 
 // farDeadline is how far away a task's deadline must be so that the task's context need not

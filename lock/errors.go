@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/engine"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/redisx"
 )
@@ -40,7 +41,7 @@ var (
 // are free.
 const (
 	// ReasonHeld: others hold every slot, or are in line before the caller.
-	ReasonHeld = "held"
+	ReasonHeld = inside.ReasonHeld
 	// ReasonRate: the lock was taken as often as its [Rate] allows.
 	ReasonRate = "rate"
 	// ReasonClosed: a task's handler has called automutex.CloseGate.
@@ -132,19 +133,11 @@ func (m *Lock) busyOr(err error) error {
 	}
 	who := b.Who()
 	e := &BusyError{
-		Name: m.request.Name, Holder: who.Owner, Note: who.Note, ExpiresIn: max(0, b.Deadline), Waited: b.Waited, Place: b.Place, Parked: b.Parked, cause: b.Cause,
+		Name: m.request.Name, Holder: who.Owner, Note: who.Note, Waited: b.Waited, Place: b.Place, Parked: b.Parked, cause: b.Cause,
 	}
-	if b.ServerUS > 0 {
-		e.Reason = ReasonHeld
-	}
+	e.Reason, e.ExpiresIn = b.Because()
 	if b.Parked {
 		e.TakenFor, e.InLine = max(0, b.SinceTaken), max(0, b.InLine)
-	}
-	if b.Gate > 0 {
-		e.Reason, e.ExpiresIn = b.Reason, b.Gate
-	}
-	if reason, comes := b.Behind(); reason != "" && e.Reason == ReasonHeld {
-		e.Reason, e.ExpiresIn = reason, comes
 	}
 	if paused := m.pausedError(); paused != nil && b.Paused {
 		e.Reason, e.Pause, e.ExpiresIn, e.TakenFor = paused.Reason, paused.Pause, paused.ExpiresIn, 0

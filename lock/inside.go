@@ -39,10 +39,20 @@ func (insider) New(rdb Client, o Options, call inside.Caller, onControls func(in
 	return New(rdb, o)
 }
 
-// NewProducer is [New] for one who gives tasks their places in order, and grants no lock. It has no goroutine, and needs no Close.
-func (insider) NewProducer(rdb Client, o Options) *Locker {
-	o.producer = true
-	return New(rdb, o)
+// Engine is the lock itself; Request what m asks of it, and what is wrong with m.
+func (insider) Engine(l *Locker) *engine.Engine          { return l.engine }
+func (insider) Request(m *Lock) (*engine.Request, error) { return &m.request, m.err }
+
+// Lease is the lease of m as its holder sees it.
+func (insider) Lease(m *Lock, le *engine.Lease) Lease { return Lease{le, m} }
+
+// PauseOf is the pause of the lock with that key, nil if there is none, and how long it lasts; 0 if it has no end.
+func (insider) PauseOf(l *Locker, key string) (*Control, time.Duration) {
+	busy := l.pausedError(key, key)
+	if busy == nil {
+		return nil, 0
+	}
+	return busy.Pause, busy.ExpiresIn
 }
 
 // What is wrong with a client or an option, before there is a Locker.
@@ -71,7 +81,6 @@ func (insider) At(m *Lock, name, key string, limit int, note string, options ...
 func (insider) OnWait(f func()) Option                { return onWait(f) }
 func (insider) OnStop(arrival int64, f func()) Option { return onStop(arrival, f) }
 func (insider) OnePerNote() Option                    { return onePerNote() }
-func (insider) InTimeOnly() Option                    { return inTimeOnly() }
 func (insider) Uninterrupted() Option                 { return uninterrupted() }
 
 // Ways to wait.
@@ -79,14 +88,6 @@ func (insider) Uninterrupted() Option                 { return uninterrupted() }
 func (insider) LockOrPark(ctx context.Context, m *Lock, parkNow <-chan struct{}) (*Lease, error) {
 	return m.lockOrPark(ctx, parkNow)
 }
-
-func (insider) LockWithin(ctx context.Context, m *Lock, wait time.Duration) (*Lease, error) {
-	return m.lockWithin(ctx, wait)
-}
-
-// ArriveWithin says how long called work may take to arrive where nothing is the matter; see
-// [inside.Caller]. Work that takes longer keeps its place, but others are called beside it.
-func (insider) ArriveWithin(l *Locker, d time.Duration) { l.engine.ArriveWithin(d) }
 
 // The newest wins: a newer arrival at a lock may ask older holders and waiters to stop.
 

@@ -61,11 +61,6 @@ func onePerNote() Option { return func(m *Lock) { m.request.Notes = true } }
 // [Options].HashKeys keeps the values out of Redis.
 func Parts(parts ...string) Option { return func(m *Lock) { m.parts = parts } }
 
-// inTimeOnly has Lock return at once, with an error that Is ErrBusy and
-// context.DeadlineExceeded, if its ctx ends before the gate opens. Without it Lock waits
-// until ctx ends, since an operator may open the gate before, with [Lock.BreakAll].
-func inTimeOnly() Option { return func(m *Lock) { m.request.InTime = true } }
-
 // onWait has Lock call f when it finds the lock busy and begins to wait in line: at most once
 // for each call of Lock, on its goroutine. TryLock never calls f. The wait ends when Lock
 // returns. Lock takes no grant before f has returned, so f should be quick.

@@ -2,7 +2,6 @@ package lock
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -57,7 +56,6 @@ type Options struct {
 	call       engine.Caller           // has parked work run again; nil: this Locker calls nothing
 	onControls func(inForce []Control) // see insider.New
 	hasScope   func(text string) bool  // so
-	producer   bool                    // see insider.NewProducer
 }
 
 // Locker makes locks on one Redis. Renewals and waiters of all its locks share pipelines, so
@@ -98,29 +96,20 @@ func New(rdb Client, o Options) *Locker {
 			}
 		},
 	})
-	if o.producer {
-		l.engine.Obey(nobody{})
-	} else {
-		l.engine.Obey(limits{l.controls})
-	}
+	l.engine.Obey(limits{l.controls})
 	return l
 }
-
-// nobody is the limit of a Locker that grants no lock, and so need not know the controls.
-type nobody struct{}
-
-func (nobody) Slots(string, int, bool) int        { return 0 }
-func (nobody) Know(context.Context, string) error { return nil }
-func (nobody) Old(_, _ time.Time) bool            { return false }
-func (nobody) Channel() string                    { return "" }
-func (nobody) Told()                              {}
 
 // limits are the controls as the engine takes them.
 type limits struct{ *control.Reader }
 
 func (l limits) Old(looked, now time.Time) bool { return control.Old(looked, now) }
-func (l limits) Channel() string                { return l.Reader.Channel }
-func (l limits) Told()                          { l.ReadSoon() }
+func (l limits) Paused(key string) bool {
+	pause, _ := l.PauseOf(key)
+	return pause != nil
+}
+func (l limits) Channel() string { return l.Reader.Channel }
+func (l limits) Told()           { l.ReadSoon() }
 
 // checkPrefix reports whether prefix can begin keys and channels.
 func checkPrefix(prefix string) error {

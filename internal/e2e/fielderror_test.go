@@ -20,7 +20,6 @@ func TestFieldError_oneForEachMistake(t *testing.T) {
 		{Task: "a", On: []string{"id", "x..y"}, OnHeaders: []string{"h", ""}},
 		{Task: "a", Scope: "s", TTL: 1, Busy: automutex.RetryIn(0)},
 		{Name: "last", Task: "b", Scope: "s", Limit: 2},
-		{Task: "c", Scope: "u"}, {Task: "c", Scope: "v"}, {Task: "d", Scope: "v"}, {Task: "d", Scope: "u"},
 	}})
 	type place struct {
 		rule    int
@@ -53,7 +52,6 @@ func TestFieldError_oneForEachMistake(t *testing.T) {
 		{0, "a", "Scope", -1},
 		{2, "last", "Limit", -1},
 		{2, "last", "TTL", -1},
-		{6, "d#2", "Scope", -1},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("the mistakes are\n%v\nwant\n%v\n%v", got, want, err)

@@ -55,6 +55,7 @@ const (
 type Limits interface {
 	// Slots is the limit of a lock: 0 while it is paused. fixed: no other limit than own counts, but a pause does.
 	Slots(key string, own int, fixed bool) int
+	Paused(key string) bool
 	// Know waits until the orders are known.
 	Know(ctx context.Context, key string) error
 	// Old reports whether orders that were known at a time may be out of date by now.
@@ -186,6 +187,7 @@ type Request struct {
 	InTime bool            // the wait ends at once if the gate opens after the deadline of Within
 	Park   bool            // the caller may leave its note in line, and return
 	Yield  <-chan struct{} // with Wait and Park: when it is closed the caller parks
+	Leaves bool            // with Wait: a pause ends it
 	OnWait func()          // called once, when the caller begins to wait
 }
 
@@ -193,6 +195,7 @@ type Request struct {
 type Busy struct {
 	turn.Answer
 	Paused bool
+	Left   bool // a pause has ended the wait, see Request.Leaves
 	Waited time.Duration
 	Cause  error // what ended the wait, or nil
 }
@@ -214,11 +217,15 @@ func (e *Engine) askCall(le *Lease, mode turn.Ask) *redisx.Call {
 		le.bodyArg, r.TTL.Milliseconds(), mode.Lifetime(), r.grant().Milliseconds(), int64(e.limit(&r.Ref)),
 		oneOrZero(mode == turn.Park), oneOrZero((r.Notes || r.Park) && r.Note != ""), r.Every.Microseconds(), r.Spare.Microseconds(),
 	}
-	// The last ones that the script takes anyway are left out: each costs 0.1 us on both sides.
-	for usual := []any{8: int64(0), 7: int64(0), 6: int64(0), 5: int64(0), 4: int64(1), 3: args[1], 2: int64(0)}; len(args) > 2 && args[len(args)-1] == usual[len(args)-1]; {
-		args = args[:len(args)-1]
+	return &redisx.Call{Script: askScript, Keys: r.keys(), Args: shorten(args, int64(0), args[1], int64(1), int64(0), int64(0), int64(0), int64(0))}
+}
+
+// shorten leaves out the last arguments that a script takes anyway, those from the third on: each costs 0.1 us on both sides.
+func shorten(args []any, usual ...any) []any {
+	for n := len(args); n > 2 && args[n-1] == usual[n-3]; n-- {
+		args = args[:n-1]
 	}
-	return &redisx.Call{Script: askScript, Keys: r.keys(), Args: args}
+	return args
 }
 
 func oneOrZero(b bool) int64 {
@@ -451,17 +458,14 @@ func (e *Engine) sendRelease(ctx context.Context, le *Lease) (released, error) {
 	}
 	inbound, life := e.parking.wanted(r.Ref)
 	c := &redisx.Call{Script: releaseScript, Keys: r.keys()}
-	switch {
-	case r.Ordered:
+	if r.Ordered {
 		c.Script, c.Args = orderReleaseScript, e.orderRelease(r, body, inbound, cooldown)
-	case le.consumes:
-		c.Args = []any{body, int64(e.limit(&r.Ref)), inbound, life, cooldown, le.value}
-	case cooldown > 0:
-		c.Args = []any{body, int64(e.limit(&r.Ref)), inbound, life, cooldown}
-	case inbound > 0:
-		c.Args = []any{body, int64(e.limit(&r.Ref)), inbound, life}
-	default:
-		c.Args = []any{body, int64(e.limit(&r.Ref))}
+	} else {
+		consumed := ""
+		if le.consumes {
+			consumed = le.value
+		}
+		c.Args = shorten([]any{body, int64(e.limit(&r.Ref)), inbound, life, cooldown, consumed}, int64(0), minCallLife.Milliseconds(), int64(0), "")
 	}
 	sent := time.Now()
 	reply, err := e.conn.Run(ctx, c.Script, c.Keys, c.Args...)

@@ -22,6 +22,7 @@ type waiter struct {
 	first  chan struct{} // closed with the first reply, if that ask goes in a pipeline; then nil
 	done   chan struct{} // closed when the wait has ended by itself
 	left   chan struct{} // closed when the leave was sent
+	paused chan struct{} // with Request.Leaves: closed when the lock is paused; then nil
 	ended  turn.Step     // with done: how
 	err    error         // with turn.Failed: what Take returns
 }
@@ -33,6 +34,9 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	until, _ := r.Within.Deadline()
 	w := &waiter{lease: le, done: make(chan struct{}), left: make(chan struct{})}
 	w.waiter = w
+	if r.Leaves {
+		w.paused = make(chan struct{})
+	}
 	parkNow := r.Park && (!r.Wait || isClosed(r.Yield) || e.limit(&r.Ref) == 0)
 	w.turn = turn.New(turn.Terms{
 		Until: until, InTime: r.InTime, MayPark: r.Park, Grant: grant, Counted: believe(grant), Short: grant < r.TTL && r.NoRenew,
@@ -111,10 +115,16 @@ func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (a tu
 func (e *Engine) stand(w *waiter, began time.Time) error {
 	r := &w.lease.request
 	yield := r.Yield
+	e.mu.Lock()
+	paused := w.paused
+	e.endPaused(w) // what was ordered before the waiter was known
+	e.mu.Unlock()
 	for {
 		select {
 		case <-w.done:
 			return e.result(w, time.Since(began))
+		case <-paused:
+			return &Busy{Answer: e.leave(w), Waited: time.Since(began), Left: true}
 		case <-yield:
 			yield = nil
 			e.mu.Lock()
@@ -379,5 +389,14 @@ func (e *Engine) AskAll() {
 	for _, w := range e.waiters {
 		w.turn.AskAgain(now)
 		e.planAsk(w)
+		e.endPaused(w)
+	}
+}
+
+// endPaused ends the wait of w if its lock is paused, and it is to leave then. Callers hold mu.
+func (e *Engine) endPaused(w *waiter) {
+	if w.paused != nil && e.limits != nil && e.limits.Paused(w.lease.request.Key) {
+		close(w.paused)
+		w.paused = nil
 	}
 }

@@ -226,9 +226,23 @@ func refusalOf(reply any) error {
 	return nil
 }
 
-// Behind returns the reason of an asker that is behind a head which does not hold the lock, and in how long that head comes or is
+// Because returns why the lock is busy, and in how long that ends. The reason is empty if the caller left before Redis replied.
+func (b *Busy) Because() (reason string, ends time.Duration) {
+	if b.Gate > 0 {
+		return b.Reason, b.Gate
+	}
+	if reason, ends = b.behind(); reason == "" && b.ServerUS > 0 {
+		reason = inside.ReasonHeld
+	}
+	if reason == inside.ReasonHeld || reason == "" {
+		ends = max(0, b.Deadline)
+	}
+	return reason, ends
+}
+
+// behind returns the reason of an asker that is behind a head which does not hold the lock, and in how long that head comes or is
 // looked for. The reason is empty if the reply names no head.
-func (b *Busy) Behind() (reason string, comes time.Duration) {
+func (b *Busy) behind() (reason string, comes time.Duration) {
 	head, ok := strings.CutPrefix(b.Holder, "o:")
 	if !ok {
 		return "", 0

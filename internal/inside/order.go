@@ -39,9 +39,9 @@ const (
 // OrderLook is after how long a task of an ordered key that does not come is looked for; see order_release.lua.
 const OrderLook = 5 * time.Second
 
-// Why a task of an ordered key did not get its lock, as lock.BusyError.Reason says it. Only package
-// automutex has ordered keys, so they are not among the names of package lock.
+// Why a lock is busy, as lock.BusyError.Reason says it. Only package automutex has ordered keys.
 const (
+	ReasonHeld = "held" // lock.ReasonHeld
 	// ReasonBehind: nobody holds the lock, and an earlier task comes first; BusyError.Note is that task.
 	ReasonBehind = "behind"
 	// ReasonFailed is ReasonBehind for a task that failed, and that asynq retries: at BusyError.ExpiresIn, if that is
