@@ -25,9 +25,8 @@ type ruleSet struct {
 
 // pattern is the rules that have the same Task.
 type pattern struct {
-	task   string
-	rules  []*compiledRule // in order of declaration
-	fields *keys.Fields    // the On of all rules, in that order; nil when none has any
+	task  string
+	rules []*compiledRule // in order of declaration
 
 	readsPayload bool // some rule makes its key from the payload
 }
@@ -51,6 +50,7 @@ func newRuleSet(rules []*compiledRule) *ruleSet {
 			rs.declared = append(rs.declared, p)
 		}
 		p.rules = append(p.rules, rule)
+		p.readsPayload = p.readsPayload || rule.readsPayload()
 		rs.parks = rs.parks || rule.Busy.row().parks
 	}
 
@@ -59,9 +59,6 @@ func newRuleSet(rules []*compiledRule) *ruleSet {
 		if rule.InOrder {
 			rule.rank = orderRank
 		}
-	}
-	for _, p := range rs.declared {
-		p.gatherFields()
 	}
 	return rs
 }
@@ -76,23 +73,6 @@ func (rs *ruleSet) all() iter.Seq[*compiledRule] {
 				}
 			}
 		}
-	}
-}
-
-// gatherFields joins the On of all rules of the pattern, so that a payload is parsed once.
-func (p *pattern) gatherFields() {
-	var paths []string
-	for _, rule := range p.rules {
-		rule.onFrom = len(paths)
-		paths = append(paths, rule.On...)
-		p.readsPayload = p.readsPayload || rule.readsPayload()
-		rule.onTo = len(paths)
-		if len(rule.On) > 0 {
-			rule.fields, _ = keys.Parse(rule.On)
-		}
-	}
-	if len(paths) > 0 {
-		p.fields, _ = keys.Parse(paths) // a malformed path was reported by check
 	}
 }
 
@@ -140,24 +120,15 @@ func (rs *ruleSet) targetsNeeded(ctx context.Context, t *asynq.Task, prefix stri
 		return []target{}
 	}
 	t, undecoded := rs.decoded(p, t)
-	var values [][]byte
-	var unread error // why some field of some rule cannot be read
-	if p.fields != nil && undecoded == nil {
-		values, unread = rs.findFields(p.fields, t)
-	}
 	targets := make([]target, 0, len(p.rules))
 	for _, rule := range p.rules {
 		scope := rule.scope(t.Type())
 		var parts []string
 		var err error
-		switch {
-		case undecoded != nil && rule.readsPayload():
+		if undecoded != nil && rule.readsPayload() {
 			err = rule.failed("Config.Decode", undecoded)
-		case unread != nil && len(rule.On) > 0:
-			values, err = rs.findFieldsOf(rule, t)
-		}
-		if err == nil {
-			parts, err = rule.parts(ctx, t, p.fields, values)
+		} else {
+			parts, err = rule.parts(ctx, t, rs.decode != nil)
 		}
 		limit, lacks := rule.Limit, absentIn(err)
 		if err == nil {
@@ -198,39 +169,17 @@ func (rs *ruleSet) decoded(p *pattern, t *asynq.Task) (*asynq.Task, error) {
 	return asynq.NewTaskWithHeaders(t.Type(), payload, t.Headers()), nil
 }
 
-// findFields finds the JSON values at the paths of fields. The error is a *KeyError.
-func (rs *ruleSet) findFields(fields *keys.Fields, t *asynq.Task) ([][]byte, error) {
-	values, failed := fields.Find(t.Payload())
-	if failed != nil {
-		return nil, fieldError(t, failed, "the rule's On", rs.decode != nil)
-	}
-	return values, nil
-}
-
-// findFieldsOf finds the fields of one rule alone, at the indexes that they have among
-// those of all rules. It is for payloads that lack a field of another rule.
-func (rs *ruleSet) findFieldsOf(rule *compiledRule, t *asynq.Task) ([][]byte, error) {
-	own, err := rs.findFields(rule.fields, t)
-	if err != nil {
-		return nil, err
-	}
-	return append(make([][]byte, rule.onFrom, rule.onTo), own...), nil
-}
-
-// parts returns the parts of the rule's key. values are those at the paths of fields: the On of
-// all rules of the pattern.
-func (c *compiledRule) parts(ctx context.Context, t *asynq.Task, fields *keys.Fields, values [][]byte) ([]string, error) {
+// parts returns the parts of the rule's key. decoded: the payload is what Config.Decode returned.
+func (c *compiledRule) parts(ctx context.Context, t *asynq.Task, decoded bool) (parts []string, err error) {
 	if c.Key != nil {
-		parts, err := callKey(ctx, c.Key, t)
+		parts, err = callKey(ctx, c.Key, t)
 		return parts, c.failed("the rule's Key", err)
 	}
-	parts := make([]string, 0, len(c.On)+len(c.OnHeaders))
-	for i := c.onFrom; i < c.onTo; i++ {
-		part, failed := fields.Part(i, values[i])
-		if failed != nil {
-			return nil, fieldError(t, failed, "the rule's On", false)
+	if c.fields != nil {
+		var failed *keys.Error
+		if parts, failed = c.fields.Parts(t.Payload()); failed != nil {
+			return nil, fieldError(t, failed, "the rule's On", decoded)
 		}
-		parts = append(parts, part)
 	}
 	for _, name := range c.OnHeaders {
 		part, err := headerPart(t, name)

@@ -139,12 +139,11 @@ type compiledRule struct {
 	index int // place in Config.Rules
 	rank  int // of the rule's scope in the order in which locks are taken: the index of the first rule that names it
 
-	onFrom, onTo int            // the values of On are [onFrom:onTo] of those of all rules of this Task
-	fields       *keys.Fields   // the paths of On alone; nil without any
-	limitPath    *keys.Fields   // of LimitField
-	lock         *lock.Lock     // what all locks of the rule have in common; nil without a Guard
-	request      engine.Request // the same, as the engine is asked for it
-	keyOutage    *outage        // of the functions that make its key and its limit
+	fields    *keys.Fields   // the paths of On; nil without any
+	limitPath *keys.Fields   // of LimitField
+	lock      *lock.Lock     // what all locks of the rule have in common; nil without a Guard
+	request   engine.Request // the same, as the engine is asked for it
+	keyOutage *outage        // of the functions that make its key and its limit
 }
 
 // where names the rule in an error or a log line.
@@ -217,7 +216,9 @@ func (c *compiledRule) fillDefaults() {
 		c.LimitField = &field
 		c.limitPath, _ = keys.Parse([]string{field.Path}) // check has reported a malformed one
 	}
-	c.On = slices.Clone(c.On)
+	if c.On = slices.Clone(c.On); len(c.On) > 0 {
+		c.fields, _ = keys.Parse(c.On) // as above
+	}
 	c.OnHeaders = slices.Clone(c.OnHeaders)
 }
 
