@@ -377,42 +377,28 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item inside.OrderIt
 	if !ok || rule == nil || g.paused.isPaused(queue, g.inspector) {
 		return inside.FateUnsure
 	}
-	for backoff := 500 * time.Microsecond; backoff <= retryWrittenIn; backoff *= 2 {
-		info, missing, err := blocked.Find(g.inspector, g.asynqRedis, queue, id)
+	return g.wake(ctx, key, item.Note, func(info *asynq.TaskInfo, missing bool, err error) (inside.Fate, next) {
 		if err == nil {
 			g.blind.Store(false)
 		}
 		act, after := seenInOrder(info, missing && !g.blind.Load(), err, item, rule, key)
 		switch {
 		case act == lookFailed:
-			g.log.Debug("automutex: an ordered task could not be looked at; it is tried again", "key", key, "task", item.Note, "error", err)
-			return inside.FateUnsure
+			return inside.FateUnsure, answer
 		case act == lookWake:
-			if by, bounded := ctx.Deadline(); bounded && time.Now().After(by) {
-				return inside.FateUnsure
-			}
-			if g.inspector.RunTask(queue, id) == nil { // it has no typed errors, so the state is read again
-				g.moveToFront(ctx, queue, id)
-				return inside.FateComing
-			}
+			return inside.FateComing, runIt
 		case item.Call && info != nil && info.State == asynq.TaskStatePending:
-			return inside.FateComing
+			return inside.FateComing, answer
 		case item.Call && info != nil && info.State == asynq.TaskStateActive:
-			// asynq has not moved the task to retry yet, or the task runs again already.
-		default:
-			if err := g.engine.Act(ctx, orderedKey(key), act, item, after); err != nil {
-				g.log.Debug("automutex: what was seen of an ordered task could not be stored; it is looked for again", "key", key, "task", item.Note, "error", err)
-			} else if act == inside.ActArchived {
-				g.observeSafely(ctx, Event{Kind: EventBlocked, Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id})
-			}
-			return inside.FateUnsure
+			return inside.FateUnsure, lookAgain
 		}
-		select {
-		case <-time.After(backoff):
-		case <-ctx.Done():
+		if err := g.engine.Act(ctx, orderedKey(key), act, item, after); err != nil {
+			g.log.Debug("automutex: what was seen of an ordered task could not be stored; it is looked for again", "key", key, "task", item.Note, "error", err)
+		} else if act == inside.ActArchived {
+			g.observeSafely(ctx, Event{Kind: EventBlocked, Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id})
 		}
-	}
-	return inside.FateUnsure
+		return inside.FateUnsure, answer
+	})
 }
 
 // What a look may find besides an act.

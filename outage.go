@@ -22,11 +22,11 @@ type outage struct {
 
 // failing is a subject that has failed and has not worked since.
 type failing struct {
-	since, last time.Time
-	alone       bool // it was logged that it fails while others work
+	since time.Time
+	alone bool // it was logged that it fails while others work
 }
 
-// maxFailing bounds the subjects that an outage remembers. Of more, those that failed longest ago go.
+// maxFailing bounds the subjects that an outage remembers. Of more it forgets them all.
 const maxFailing = 1000
 
 func redisOutage() outage {
@@ -71,14 +71,14 @@ func (o *outage) recordFailure(log *slog.Logger, what, subject string, err error
 	if !known {
 		f.since = now
 	}
-	f.last, f.alone = now, f.alone || alone
+	f.alone = f.alone || alone
 	if o.subjects == nil {
 		o.subjects = map[string]failing{}
 	}
-	o.subjects[subject] = f
-	if len(o.subjects) > maxFailing {
-		o.forgetOldest()
+	if len(o.subjects) >= maxFailing {
+		clear(o.subjects) // each begins anew
 	}
+	o.subjects[subject] = f
 	o.mu.Unlock()
 	switch {
 	case first:
@@ -86,17 +86,6 @@ func (o *outage) recordFailure(log *slog.Logger, what, subject string, err error
 	case alone:
 		log.Warn(o.start+what+" fails for this one while others work; it is tried again, every 30 seconds at most", "subject", subject, "error", err)
 	}
-}
-
-// forgetOldest removes the subject that failed longest ago. Callers hold mu.
-func (o *outage) forgetOldest() {
-	oldest := ""
-	for subject, f := range o.subjects {
-		if oldest == "" || f.last.Before(o.subjects[oldest].last) {
-			oldest = subject
-		}
-	}
-	delete(o.subjects, oldest)
 }
 
 // recordSuccess records that it worked for a subject. That ends the outage, if there is one, and

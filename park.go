@@ -139,55 +139,79 @@ func (d *delivery) checkInspector() {
 	}()
 }
 
-// retryWrittenIn is how long wakeParked waits until asynq has moved a task that parked a
+// retryWrittenIn is how long wake waits until asynq has moved a task that parked a
 // moment ago to retry.
 const retryWrittenIn = 4 * time.Millisecond
 
 // wakeParked wakes a parked task: it has asynq run the task. It is the [inside.Caller] that
-// package lock calls when the task's turn comes.
-//
-// RunTask also runs completed, scheduled and archived tasks, so wakeParked first checks that
-// the task is still parked. No other Guard wakes the task before the deadline of ctx, and
-// wakeParked begins no RunTask after it. Between the check and RunTask an operator or
-// asynq's own retry may change the task, and go-redis may send RunTask twice: then a task
-// may run again, which asynq's "at least once" allows.
+// the engine calls when the task's turn comes.
 func (g *Guard) wakeParked(ctx context.Context, key, note string) inside.Fate {
 	if item, ordered := engine.ParseItem(note); ordered {
 		return g.wakeInOrder(ctx, key, item)
 	}
-	queue, id, ok := tasknote.Parse(note)
+	queue, _, ok := tasknote.Parse(note)
 	if !ok {
 		return inside.FateGone
 	}
 	if g.paused.isPaused(queue, g.inspector) {
 		return inside.FateLater
 	}
-	var failed error
-	for backoff := 500 * time.Microsecond; backoff <= retryWrittenIn; backoff *= 2 {
-		info, gone, err := blocked.Find(g.inspector, g.asynqRedis, queue, id)
+	return g.wake(ctx, key, note, func(info *asynq.TaskInfo, gone bool, err error) (inside.Fate, next) {
 		switch {
 		case gone:
-			return inside.FateGone
+			return inside.FateGone, answer
 		case err != nil:
-			g.log.Debug("automutex: a parked task could not be looked at; it is tried again", "key", key, "task", note, "error", err)
-			return inside.FateUnsure
+			return inside.FateUnsure, answer
 		case info.State == asynq.TaskStatePending:
-			return inside.FateComing
+			return inside.FateComing, answer
 		case (info.State == asynq.TaskStateRetry || info.State == asynq.TaskStateAggregating) && strings.Contains(info.LastErr, blocked.ParkedOn(key)):
 			// Aggregating: a task of a group that was run by hand. asynq puts it back into its group when its
 			// retry is due, and nobody may look into that group again.
-			if by, bounded := ctx.Deadline(); bounded && time.Now().After(by) {
-				return inside.FateUnsure
-			}
-			// RunTask has no typed errors, so the state is read again.
+			return inside.FateComing, runIt
+		case info.State != asynq.TaskStateActive:
+			return inside.FateGone, answer // an operator ran, archived or deleted the task
+		}
+		return inside.FateUnsure, lookAgain
+	})
+}
+
+// next is what follows from a look at a task.
+type next uint8
+
+const (
+	answer    next = iota
+	runIt          // have asynq run the task
+	lookAgain      // it is active: asynq has not moved it to retry yet, or it runs again already
+)
+
+// wake looks at a task, and has asynq run it if look says so.
+//
+// RunTask also runs completed, scheduled and archived tasks, so look first checks that
+// the task is still parked. No other Guard wakes the task before the deadline of ctx, and
+// wake begins no RunTask after it. Between the check and RunTask an operator or
+// asynq's own retry may change the task, and go-redis may send RunTask twice: then a task
+// may run again, which asynq's "at least once" allows.
+func (g *Guard) wake(ctx context.Context, key, note string, look func(*asynq.TaskInfo, bool, error) (inside.Fate, next)) inside.Fate {
+	queue, id, _ := tasknote.Parse(note)
+	var failed error
+	for backoff := 500 * time.Microsecond; backoff <= retryWrittenIn; backoff *= 2 {
+		info, gone, err := blocked.Find(g.inspector, g.asynqRedis, queue, id)
+		fate, then := look(info, gone, err)
+		switch by, bounded := ctx.Deadline(); {
+		case then == answer && err != nil && !gone:
+			g.log.Debug("automutex: a parked task could not be looked at; it is tried again", "key", key, "task", note, "error", err)
+			return fate
+		case then == answer:
+			return fate
+		case then == runIt && bounded && time.Now().After(by):
+			return inside.FateUnsure
+		case then == runIt:
+			// RunTask has no typed errors, so after one the state is read again.
 			if failed = g.inspector.RunTask(queue, id); failed == nil {
 				g.moveToFront(ctx, queue, id)
-				return inside.FateComing
+				return fate
 			}
-		case info.State != asynq.TaskStateActive:
-			return inside.FateGone // an operator ran, archived or deleted the task
 		}
-		// Active: asynq has not moved the task to retry yet, or the task runs again already.
 		select {
 		case <-time.After(backoff):
 		case <-ctx.Done():
