@@ -12,7 +12,6 @@ import (
 
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -113,8 +112,8 @@ func (d *delivery) release(decision decide.Decision) {
 			// It counts from the start of the handler. If it is over already, Cooldown only releases.
 			_, h.releaseErr = h.lease.Release(d.ctx, engine.Ending{Cooldown: cooldown - time.Since(d.started)})
 		} else {
-			if !started && d.isOrdered(h.target) {
-				h.lease.End(inside.OutcomeUnbegun)
+			if !started {
+				d.endUnrun(h, decision)
 			}
 			_, h.releaseErr = h.lease.Release(d.ctx, engine.Ending{})
 		}

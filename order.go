@@ -240,12 +240,27 @@ var errSpent = errors.New("automutex: the handler has begun as often as the task
 func (d *delivery) endInOrder(decision decide.Decision, err error) {
 	for _, h := range d.leases {
 		if d.isOrdered(h.target) && decision.What != decide.Leave {
-			outcome := d.orderOutcome(h.target, decision)
-			h.lease.End(outcome)
-			if outcome == inside.OutcomeHeld {
-				d.observe(Event{Kind: EventBlocked, Rule: h.target.rule.Name, Key: h.target.key, Err: err})
-			}
+			d.endPlace(d.observe, h, decision, err)
 		}
+	}
+}
+
+func (d *delivery) endPlace(observe func(Event), h *heldLease, decision decide.Decision, err error) {
+	outcome := d.orderOutcome(h.target, decision)
+	h.lease.End(outcome)
+	if outcome == inside.OutcomeHeld {
+		observe(Event{Kind: EventBlocked, Rule: h.target.rule.Name, Key: h.target.key, Err: err})
+	}
+}
+
+// endUnrun tells an ordered lock that the handler has not begun, and whether the task ends all the same: because of another rule.
+func (d *delivery) endUnrun(h *heldLease, decision decide.Decision) {
+	switch {
+	case !d.isOrdered(h.target):
+	case decision.What == decide.Leave, !decision.Final(d.last):
+		h.lease.End(inside.OutcomeUnbegun)
+	default:
+		d.endPlace(d.observeSafely, h, decision, nil) // the other leases are still to be released
 	}
 }
 
