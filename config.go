@@ -148,11 +148,6 @@ func (rs *ruleSet) notices() (notices []string) {
 				"a Task is a type or its beginning, and needs no *", p.rules[0].where(), p.task))
 		}
 	}
-	for rule := range rs.all() {
-		if notice := rule.noticeLongWait(); notice != "" {
-			notices = append(notices, notice)
-		}
-	}
 	for _, p := range rs.declared {
 		for _, rule := range p.rules {
 			notices = append(notices, rule.noticeSenseless()...)
@@ -164,20 +159,6 @@ func (rs *ruleSet) notices() (notices []string) {
 			notices = append(notices, fmt.Sprintf(
 				"automutex: %s hides %s from tasks whose type begins with %q: the longest Task wins; declare the latter for that Task too if both are meant",
 				p.rules[0].where(), shorter.rules[0].where(), p.task))
-		}
-	}
-	for rule := range rs.all() {
-		if rule.Scope == "" {
-			continue
-		}
-		other := rs.find(rule.Scope)
-		if other == nil || other.rules[0].Scope != "" {
-			continue
-		}
-		if shared := other.rules[0]; shared.Limit != rule.Limit || shared.TTL != rule.TTL {
-			notices = append(notices, fmt.Sprintf(
-				"automutex: a task of type %q would share the scope of %s under %s, which has another Limit or TTL; if there is such a task, give the latter a Scope",
-				rule.Scope, rule.where(), shared.where()))
 		}
 	}
 	return notices
@@ -221,17 +202,6 @@ func (p *pattern) covers(other *pattern) bool {
 		}
 	}
 	return true
-}
-
-// noticeLongWait says that the rule's Wait is longer than the Timeout that tasks
-// have by default; "" when it is not.
-func (c *compiledRule) noticeLongWait() string {
-	wait := c.longestWait()
-	if wait <= asynqTimeout-margin {
-		return ""
-	}
-	return fmt.Sprintf("automutex: %s: Wait: a task may stand in line for %s, and that time counts against its Timeout, which is %s unless asynq.Timeout or asynq.Deadline says otherwise: "+
-		"a wait ends a second before the task's deadline; shorten the Wait, or enqueue the tasks with a longer Timeout", c.where(), wait, asynqTimeout)
 }
 
 // noticeReplaceThenEnd tells of a rule with the policy Replace whose lock is taken

@@ -540,7 +540,7 @@ func (d *delivery) comeBack(when decide.When, met obstacle) error {
 	if met.ran {
 		return met.err // ServerConfig finds the RetryAfter in it
 	}
-	return &returnedTask{guard: d.guard, err: met.err, delay: e.Delay}
+	return d.returned(met.err, e.Delay)
 }
 
 // delay returns how long a task stays away.
@@ -614,6 +614,13 @@ type returnedTask struct {
 	guard *Guard
 	err   error
 	delay time.Duration
+}
+
+func (d *delivery) returned(err error, delay time.Duration) error {
+	if d.server != nil {
+		d.server.noteReturned()
+	}
+	return &returnedTask{guard: d.guard, err: err, delay: delay}
 }
 
 // Error is valid UTF-8, since asynq stores no other text.

@@ -178,7 +178,7 @@ func (d *delivery) acquireInOrder(t target) error {
 		case errors.Is(err, engine.ErrOrderSpent):
 			d.wakeNext(t)
 			if t.rule.OnArchive == HoldKey {
-				d.observe(Event{Kind: EventBlocked, Rule: t.rule.Name, Key: t.key, Err: errSpent})
+				d.guard.reportBlocked(d.observe, Event{Rule: t.rule.Name, Key: t.key, Err: errSpent}, d.note)
 			}
 			return errSpent
 		case !errors.Is(err, engine.ErrOrderDone) || d.inOrder.runAgain:
@@ -249,8 +249,15 @@ func (d *delivery) endPlace(observe func(Event), h *heldLease, decision decide.D
 	outcome := d.orderOutcome(h.target, decision)
 	h.lease.End(outcome)
 	if outcome == inside.OutcomeHeld {
-		observe(Event{Kind: EventBlocked, Rule: h.target.rule.Name, Key: h.target.key, Err: err})
+		d.guard.reportBlocked(observe, Event{Rule: h.target.rule.Name, Key: h.target.key, Err: err}, d.note)
 	}
+}
+
+// reportBlocked logs and observes that the task is archived and holds its key.
+func (g *Guard) reportBlocked(observe func(Event), e Event, task string) {
+	g.log.Warn("automutex: a task in order is archived and holds its key: run it again, or skip it", "rule", e.Rule, "key", e.Key, "task", task)
+	e.Kind = EventBlocked
+	observe(e)
 }
 
 // endUnrun tells an ordered lock that the handler has not begun, and whether the task ends all the same: because of another rule.
@@ -410,7 +417,7 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item inside.OrderIt
 		if err := g.engine.Act(ctx, orderedKey(key), act, item, after); err != nil {
 			g.log.Debug("automutex: what was seen of an ordered task could not be stored; it is looked for again", "key", key, "task", item.Note, "error", err)
 		} else if act == inside.ActArchived {
-			g.observeSafely(ctx, Event{Kind: EventBlocked, Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id})
+			g.reportBlocked(func(e Event) { g.observeSafely(ctx, e) }, Event{Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id}, item.Note)
 		}
 		return inside.FateUnsure, answer
 	})

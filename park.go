@@ -74,7 +74,7 @@ func (d *delivery) park(t target, busy *BusyError) error {
 	delay := busy.parkDelay(d.isOrdered(t))
 	d.checkInspector()
 	d.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay, Busy: busy})
-	return &returnedTask{guard: d.guard, err: busy, delay: delay}
+	return d.returned(busy, delay)
 }
 
 // parkDelay returns after how long a parked task returns if no process wakes it: about when

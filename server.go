@@ -25,6 +25,9 @@ type server struct {
 
 	guarded  atomic.Bool // a task of the server has come to the Middleware
 	checking atomic.Bool // checkGuarded is due, or was called
+
+	returned                 atomic.Int64 // tasks that went back to asynq
+	failureAsked, delayAsked atomic.Bool  // asynq has called IsFailure and RetryDelayFunc for one of them
 }
 
 // serverKey finds the taskMark of one Guard. Of several guards, each has its own.
@@ -58,7 +61,10 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	isFailure := cfg.IsFailure
 	cfg.IsFailure = func(err error) bool {
 		switch {
-		case g.findReturned(err) != nil, g.isRevoked(err), wantsRetryAfter(err) != nil:
+		case g.findReturned(err) != nil:
+			mark.failureAsked.Store(true)
+			return false
+		case g.isRevoked(err), wantsRetryAfter(err) != nil:
 			return false
 		case isFailure != nil:
 			return isFailure(err)
@@ -72,6 +78,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	}
 	cfg.RetryDelayFunc = func(n int, err error, t *asynq.Task) time.Duration {
 		if h := g.findReturned(err); h != nil {
+			mark.delayAsked.Store(true)
 			return h.delay
 		}
 		if r := wantsRetryAfter(err); r != nil {
@@ -96,6 +103,15 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		return context.WithValue(baseContext(), serverKey{g}, mark.newTask())
 	}
 	return cfg
+}
+
+// noteReturned notes that a task goes back to asynq. It warns once if asynq has not called the Guard's functions for so many that some
+// have come back: the program has put others in their place.
+func (s *server) noteReturned() {
+	if s.returned.Add(1) > int64(s.workers.limit) && !(s.failureAsked.Load() && s.delayAsked.Load()) {
+		s.guard.warnOnce("functions", "IsFailure or RetryDelayFunc was set on the asynq.Config that Guard.ServerConfig returned: tasks that go back spend attempts, or come back at other times; "+
+			"set them in the asynq.Config that is given to ServerConfig")
+	}
 }
 
 // serverOf returns the server of ctx; nil when it was made without ServerConfig.

@@ -229,10 +229,6 @@ func (d *delivery) sleep(delay time.Duration) {
 	}
 }
 
-// asynqTimeout is the Timeout that asynq gives to a task enqueued with neither
-// asynq.Timeout nor asynq.Deadline.
-const asynqTimeout = 30 * time.Minute
-
 // longestWait returns the longest time that a task of the rule waits in its worker before
 // the policy applies. It is 0 for Park, whose wait has no fixed bound.
 func (c *compiledRule) longestWait() time.Duration {

@@ -5,12 +5,42 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
 )
+
+// Who sets IsFailure on what ServerConfig returned is warned when more tasks have gone back than there are workers.
+func TestServer_withOtherFunctions(t *testing.T) {
+	t.Parallel()
+	for name, set := range map[string]func(*asynq.Config){
+		"IsFailure":      func(c *asynq.Config) { c.IsFailure = func(error) bool { return true } },
+		"RetryDelayFunc": func(c *asynq.Config) { c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 } },
+		"none":           func(*asynq.Config) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Mini(t)
+			r := start(t, s, setup{workers: 1, rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, after: set})
+			lease := r.take("work")
+			for range 3 {
+				r.awaitEvent(automutex.EventRetried, r.enqueue("work", nil))
+			}
+			r.free(lease)
+			warned := func() bool {
+				return strings.Contains(r.log.Text(slog.LevelWarn), "IsFailure or RetryDelayFunc was set")
+			}
+			if name != "none" {
+				redistest.Eventually(t, patience, warned, "a warning")
+			} else if warned() {
+				t.Errorf("the log says %q", r.log.Text(slog.LevelWarn))
+			}
+		})
+	}
+}
 
 // A server without ServerConfig is warned of for RetryAfter of a task without a rule, too. A BaseContext that is set on what
 // ServerConfig returned loses the Guard's mark: attempts are not spent then, and the warning does not say that they are. Where

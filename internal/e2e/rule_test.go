@@ -12,20 +12,10 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// A Wait beyond the Timeout that tasks have by default is told of by New, one
-// beyond the Timeout that a task came with when it waits, once for each rule.
+// A Wait beyond the Timeout that a task came with is told of when it waits, once for each rule.
 func TestRule_waitIsLongerThanTheTimeout(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		long := &redistest.Log{}
-		newGuard(t, s, long, &events{},
-			automutex.Rule{Task: "long", Wait: time.Hour, Busy: automutex.Retry},
-			automutex.Rule{Task: "replace long", Busy: automutex.Replace, TTL: time.Hour},
-			automutex.Rule{Task: "park", Busy: automutex.Park, TTL: time.Hour},
-			automutex.Rule{Task: "short", Wait: 29 * time.Minute, Busy: automutex.Retry})
-		if text := long.Text(slog.LevelWarn); strings.Count(text, "Wait:") != 2 || !strings.Contains(text, `"long"`) || !strings.Contains(text, `"replace long"`) {
-			t.Errorf("New logs %q", text)
-		}
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Wait: 20 * time.Second, Busy: automutex.Retry}, {Task: "waits less", Wait: 8 * time.Second, Busy: automutex.Retry}}})
 		for _, scope := range []string{"work", "waits less"} {
 			held := r.take(scope)
