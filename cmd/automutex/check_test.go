@@ -92,7 +92,7 @@ func squeeze(s string) string {
 func testCheckMistakes(t *testing.T, b binary) {
 	name := file(t, "prefx: a\nrules:\n  - {task: a, ttl: 1ms, limt: 3}\n  - {task: b, busy: skp}\n")
 	r := b.run(t, "check", name).want(t, exitNo)
-	want := []string{"1:1: unknown key", "3:20: rule", "3:25: unknown key", "4:21: busy:"}
+	want := []string{"1:1: unknown key", "3:25: unknown key", "4:21: busy:"}
 	got := strings.Split(strings.TrimSpace(r.stderr), "\n")
 	if len(got) != len(want) || r.stdout != "" {
 		t.Fatalf("got %q", r.stderr)
