@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
@@ -416,7 +417,7 @@ func (a *app) newOrder(use, help string, args cobra.PositionalArgs, o *order,
 			return err
 		case err != nil:
 			return no("%w", err)
-		case key != "" && key != args[0] && inspect.Stored(key) != args[0] && !o.ends:
+		case key != "" && key != args[0] && control.Bare(key) != args[0] && !o.ends:
 			shown += " (" + key + ")"
 		}
 		return do(ctx, l.Controls(), args, shown)
