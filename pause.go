@@ -79,11 +79,7 @@ func (d *delivery) pausedError(t target) error {
 // onControls is called by package lock when the controls in force have changed.
 func (g *Guard) onControls(inForce []lock.Control) {
 	for _, c := range inForce {
-		target := c.Target
-		if stored, whole := control.InBraces(target); whole {
-			target = stored
-		}
-		if scope, _, _ := strings.Cut(target, "|"); !g.rules.hasScope(scope) {
+		if scope, _, _ := strings.Cut(control.Bare(c.Target), "|"); !g.rules.hasScope(scope) {
 			g.warnOnce("control "+c.Target, "a control names a scope that no rule of this Guard has, so it has no effect on this Guard's tasks; check the target, unless a lock of package lock has that name",
 				"target", c.Target, "control", inner.ControlText(c))
 		}

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -10,16 +9,9 @@ import (
 	"time"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/unique"
 )
-
-func mustLoad(t *testing.T, path string) automutex.Config {
-	t.Helper()
-	cfg, _, err := Load(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cfg
-}
 
 func mustParse(t *testing.T, text string) automutex.Config {
 	t.Helper()
@@ -30,36 +22,52 @@ func mustParse(t *testing.T, text string) automutex.Config {
 	return cfg
 }
 
-func TestLoad_everyKey(t *testing.T) {
+// Every key, and what a JSON file writes otherwise than a YAML file.
+func TestLoad(t *testing.T) {
 	t.Parallel()
-	want := automutex.Config{Prefix: "myapp", HashKeys: "9f2c41d07b6a8e35", History: 50, Rules: []automutex.Rule{
+	for path, want := range map[string]automutex.Config{
+		"testdata/every-key.yaml": {Prefix: "myapp", HashKeys: "9f2c41d07b6a8e35", History: 50, Rules: []automutex.Rule{
+			{
+				Name: "verify", Task: "itunes:verify", On: []string{"transaction_id", "user.id", "items.0.sku"},
+				OnHeaders: []string{"tenant", "region"}, Scope: "itunes", Optional: true, Limit: 3, TTL: 90 * time.Second,
+				Wait: 90 * time.Minute, MaxHold: 500 * time.Millisecond, Busy: automutex.Skip,
+			},
+			{
+				Task: "cron:digest", TTL: time.Minute, Cooldown: 10 * time.Minute, Fence: true, Limit: 1,
+				Rate: automutex.Rate{Starts: 100, Per: time.Minute, Burst: 10}, Busy: automutex.RetryIn(5 * time.Second),
+			},
+			{
+				Task: "404", On: []string{"on", "1.0", "yes"}, OnHeaders: []string{"tenant"},
+				TTL: time.Minute, Wait: 10 * time.Second, Busy: automutex.Archive,
+			},
+			{
+				Task: "webhook", OnHeaders: []string{"tenant"}, TTL: time.Minute, Wait: 10 * time.Second,
+				InOrder: true, OnArchive: automutex.Continue, MaxQueued: 1000, Busy: automutex.Park,
+			},
+		}},
+		"testdata/rules.json": {Prefix: "myapp", Rules: []automutex.Rule{
+			{Task: "itunes:verify", On: []string{"transaction_id"}, Limit: 3, Wait: 10 * time.Second, Busy: automutex.RetryIn(30 * time.Second)},
+			{Task: `café / \ud83d bar`, Wait: 10 * time.Second, Busy: automutex.Skip},
+		}},
+	} {
+		cfg, _, err := Load(path)
+		redistest.Must(t, err)
+		same(t, cfg, want)
+	}
+	cfg, once, err := Load("testdata/unique.yaml")
+	redistest.Must(t, err)
+	want := unique.Config{Prefix: "myapp", HashKeys: "0123456789012345", Rules: []unique.Rule{
 		{
-			Name: "verify", Task: "itunes:verify", On: []string{"transaction_id", "user.id", "items.0.sku"},
-			OnHeaders: []string{"tenant", "region"}, Scope: "itunes", Optional: true, Limit: 3, TTL: 90 * time.Second,
-			Wait: 90 * time.Minute, MaxHold: 500 * time.Millisecond, Busy: automutex.Skip,
+			Task: "reindex", Queue: "low", On: []string{"document_id"}, OnHeaders: []string{"tenant"}, Optional: true, Scope: "documents",
+			Until: unique.UntilStart, Duplicate: unique.Postpone(5 * time.Second), MaxPostpone: time.Minute, KeepArchived: true,
 		},
-		{
-			Task: "cron:digest", OnHeaders: []string{}, TTL: time.Minute, Cooldown: 10 * time.Minute, Fence: true, Limit: 1, Rate: automutex.Rate{Starts: 100, Per: time.Minute, Burst: 10},
-			Busy: automutex.RetryIn(5 * time.Second),
-		},
-		{
-			Task: "404", On: []string{"on", "1.0", "yes"}, OnHeaders: []string{"tenant"},
-			TTL: time.Minute, Wait: 10 * time.Second, Busy: automutex.Archive,
-		},
-		{
-			Task: "webhook", OnHeaders: []string{"tenant"}, TTL: time.Minute, Wait: 10 * time.Second,
-			InOrder: true, OnArchive: automutex.Continue, MaxQueued: 1000, Busy: automutex.Park,
-		},
+		{Task: "digest", On: []string{"user_id"}, Until: unique.For(10 * time.Minute), Duplicate: unique.Join},
+		{Task: "mail:", Until: unique.UntilDone, Duplicate: unique.Replace},
+		{Task: "other", Duplicate: unique.Reject},
 	}}
-	same(t, mustLoad(t, "testdata/every-key.yaml"), want)
-}
-
-func TestLoad_json(t *testing.T) {
-	t.Parallel()
-	same(t, mustLoad(t, "testdata/rules.json"), automutex.Config{Prefix: "myapp", Rules: []automutex.Rule{
-		{Task: "itunes:verify", On: []string{"transaction_id"}, Limit: 3, Wait: 10 * time.Second, Busy: automutex.RetryIn(30 * time.Second)},
-		{Task: `café / 😀 \ud83d\ude00 bar`, Wait: 10 * time.Second, Busy: automutex.Skip},
-	}})
+	if !reflect.DeepEqual(once, want) || cfg.HashKeys != once.HashKeys || len(cfg.Rules) != 1 || cfg.Rules[0].Wait != 10*time.Second {
+		t.Errorf("got  %+v and %+v\nwant %+v", cfg, once, want)
+	}
 }
 
 // same compares, empty and nil lists alike.
@@ -76,19 +84,25 @@ func same(t *testing.T, got, want automutex.Config) {
 	}
 }
 
-// Which fields of the Go types are keys is told by the test of every key; these are the others, and every key is a field.
+// Every field of a Go rule is a key, but for what a file cannot have, and the schema says what each key is about.
 func TestKeys_areTheFields(t *testing.T) {
 	t.Parallel()
-	others := map[string]string{
-		"the file": "decode inspector logger min_replicas observe owner private wait wake_at_front",
-		"a rule":   "after_failure key limit_field limit_of payload", "defaults": "after_failure key limit_field limit_of name payload task", "a unique rule": "key payload",
-	}
-	for of, o := range objects {
-		if keys, _ := o.fields(of); len(keys) != len(o.help) {
-			t.Errorf("%s has the keys %q, not %q", o.what, keys, sorted(o.help))
+	for _, o := range objects {
+		for _, f := range fields(o.of) {
+			if about[f.Tag.Get("yaml")] == "" {
+				t.Errorf("%s: nothing is said about %s", o.what, f.Tag.Get("yaml"))
+			}
 		}
-		if got := strings.Join(sorted(o.not), " "); got != others[o.what] {
-			t.Errorf("%s has no %q, want %q", o.what, got, others[o.what])
+	}
+	const others = " Key LimitField LimitOf AfterFailure Payload "
+	for _, c := range []struct{ of, in reflect.Type }{
+		{reflect.TypeFor[automutex.Rule](), reflect.TypeFor[rule]()}, {reflect.TypeFor[unique.Rule](), reflect.TypeFor[uniqueRule]()},
+	} {
+		for _, f := range reflect.VisibleFields(c.of) {
+			key, is := c.in.FieldByName(f.Name)
+			if is == strings.Contains(others, " "+f.Name+" ") || is && key.Tag.Get("yaml") != keyOf(f.Name) {
+				t.Errorf("%s.%s has the key %q: %v", c.of, f.Name, key.Tag.Get("yaml"), is)
+			}
 		}
 	}
 }
@@ -134,6 +148,22 @@ func TestParse_nothingIsExpanded(t *testing.T) {
 	same(t, cfg, automutex.Config{Rules: []automutex.Rule{{Task: "$WORK", Scope: "${WORK}", On: []string{"%WORK%", "{{.WORK}}"}}}})
 }
 
+// A limit is a number, none, or of the payload, also beside a number in defaults.
+func TestLimit(t *testing.T) {
+	t.Parallel()
+	cfg := mustParse(t, `
+defaults: {limit: 5}
+rules:
+  - {task: a, limit: {field: tenant.max, default: 3, most: 50}}
+  - {task: b}
+  - {task: c, limit: unlimited, rate: {starts: 100, per: 1m}}
+`)
+	same(t, cfg, automutex.Config{Rules: []automutex.Rule{
+		{Task: "a", LimitField: &automutex.LimitField{Path: "tenant.max", Default: 3, Most: 50}},
+		{Task: "b", Limit: 5}, {Task: "c", Limit: automutex.Unlimited, Rate: automutex.Rate{Starts: 100, Per: time.Minute}},
+	}})
+}
+
 func TestLoad_noFile(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -148,16 +178,6 @@ func TestLoad_noFile(t *testing.T) {
 			t.Errorf("%q: %v; want %q", path, err, want)
 		}
 		same(t, cfg, automutex.Config{})
-	}
-}
-
-// The errors are joined Errors, for programs that want more than their text.
-func TestError(t *testing.T) {
-	t.Parallel()
-	_, _, err := Load("testdata/mistakes.yaml")
-	var first *Error
-	if !errors.As(err, &first) || first.File != "testdata/mistakes.yaml" || first.Line != 1 || first.Column != 1 || !strings.Contains(first.Text, `"prefx"`) {
-		t.Errorf("got %+v", first)
 	}
 }
 

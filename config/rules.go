@@ -1,146 +1,269 @@
 package config
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
+	"go.yaml.in/yaml/v4"
+
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/nearest"
 	"github.com/automutex/automutex/unique"
 )
 
-// file is a configuration. Its keys, and those of everything in it, are the fields of the Go types in snake_case that
-// the objects below have a help for.
+// file is a configuration. Its mappings are below, and "automutex schema" prints about.
 type file struct {
-	Prefix, HashKeys string
-	History          int
-	Defaults         defaults
-	Rules            []automutex.Rule
-	Unique           []unique.Rule
+	Prefix   string      `yaml:"prefix"`
+	HashKeys string      `yaml:"hash_keys"`
+	History  int         `yaml:"history"`
+	Defaults yaml.Node   `yaml:"defaults"`
+	Rules    []yaml.Node `yaml:"rules"`
+	Unique   []yaml.Node `yaml:"unique"`
 }
 
-type defaults automutex.Rule
+// rule is an automutex.Rule, and defaults what rules may have in common.
+type rule struct {
+	Name     string `yaml:"name"`
+	Task     string `yaml:"task"`
+	defaults `yaml:",inline"`
+}
 
-// object is a mapping of the file that becomes a struct.
-type object struct {
-	what     string            // in errors
-	required []string          // keys
-	help     map[string]string // of each key, for who edits a file with the schema
-	not      map[string]string // what somebody may look for who knows the Go type, and why it is no key
+type defaults struct {
+	On        []string                    `yaml:"on"`
+	OnHeaders []string                    `yaml:"on_headers"`
+	Optional  bool                        `yaml:"optional"`
+	Scope     string                      `yaml:"scope"`
+	Limit     limit                       `yaml:"limit"`
+	TTL       duration                    `yaml:"ttl"`
+	Wait      duration                    `yaml:"wait"`
+	MaxHold   duration                    `yaml:"max_hold"`
+	Cooldown  duration                    `yaml:"cooldown"`
+	Rate      rate                        `yaml:"rate"`
+	InOrder   bool                        `yaml:"in_order"`
+	OnArchive choice[automutex.OnArchive] `yaml:"on_archive"`
+	MaxQueued int                         `yaml:"max_queued"`
+	Fence     bool                        `yaml:"fence"`
+	Busy      choice[automutex.Policy]    `yaml:"busy"`
+}
+
+func (r rule) rule() automutex.Rule {
+	return automutex.Rule{
+		Name: r.Name, Task: r.Task, On: slices.Clone(r.On), OnHeaders: slices.Clone(r.OnHeaders), Optional: r.Optional, Scope: r.Scope,
+		Limit: r.Limit.number, LimitField: r.Limit.field, TTL: time.Duration(r.TTL), Wait: time.Duration(r.Wait), MaxHold: time.Duration(r.MaxHold),
+		Cooldown: time.Duration(r.Cooldown), Rate: automutex.Rate{Starts: r.Rate.Starts, Per: time.Duration(r.Rate.Per), Burst: r.Rate.Burst},
+		InOrder: r.InOrder, OnArchive: r.OnArchive.value, MaxQueued: r.MaxQueued, Fence: r.Fence, Busy: r.Busy.value,
+	}
+}
+
+// uniqueRule is a unique.Rule.
+type uniqueRule struct {
+	Task         string                   `yaml:"task"`
+	Queue        string                   `yaml:"queue"`
+	On           []string                 `yaml:"on"`
+	OnHeaders    []string                 `yaml:"on_headers"`
+	Optional     bool                     `yaml:"optional"`
+	Scope        string                   `yaml:"scope"`
+	Until        choice[unique.Until]     `yaml:"until"`
+	Duplicate    choice[unique.Duplicate] `yaml:"duplicate"`
+	MaxPostpone  duration                 `yaml:"max_postpone"`
+	KeepArchived bool                     `yaml:"keep_archived"`
+}
+
+func (u uniqueRule) rule() unique.Rule {
+	return unique.Rule{
+		Task: u.Task, Queue: u.Queue, On: u.On, OnHeaders: u.OnHeaders, Optional: u.Optional, Scope: u.Scope,
+		Until: u.Until.value, Duplicate: u.Duplicate.value, MaxPostpone: time.Duration(u.MaxPostpone), KeepArchived: u.KeepArchived,
+	}
+}
+
+// about says what the keys are, for who edits a file with the schema.
+var about = map[string]string{
+	"prefix":        "Begins every key in Redis; automutex where it is left out.",
+	"hash_keys":     "A secret that keeps payload values out of keys; at least 16 bytes.",
+	"history":       "How many of the last runs of each key are kept for its page; none where it is left out.",
+	"defaults":      "Keys of every rule in rules that does not have them itself.",
+	"rules":         "What workers guard.",
+	"unique":        "What producers enqueue once.",
+	"name":          "A label for errors, events and metrics; the task where it is left out.",
+	"task":          "The task type, or its prefix: an exact match first, then the longest prefix.",
+	"on":            "Payload fields that make the key, as dotted paths: user.id, items.0.sku. A dot alone is the whole payload.",
+	"on_headers":    "Task headers that make the key.",
+	"optional":      "Whether a task without one of these fields, or with an empty one, takes no lock of the rule, or is enqueued each time. Where it is left out the task is archived, or refused.",
+	"scope":         "Rules with the same scope share locks, or keys; the task's own type where it is left out.",
+	"limit":         "How many may hold a key at once; 1 where it is left out. unlimited: only the rate or the cooldown bounds them. {field: tenant.max, default: 3, most: 50} reads it from the payload.",
+	"ttl":           "How long a key stays taken after its process died; 30s where it is left out.",
+	"wait":          "The longest time in line, in the worker, before the policy applies.",
+	"max_hold":      "The longest time a handler may hold the key; no bound where it is left out.",
+	"cooldown":      "After a success nobody starts until this long after the run began.",
+	"rate":          "How often handlers start for a key: {starts: 100, per: 1m, burst: 10}. burst is how many may start at once after a pause; 1 where it is left out. none: no rate, whatever defaults say.",
+	"in_order":      "Whether the tasks of a key run in the order in which they were enqueued, through failures.",
+	"on_archive":    "What happens to the key of an ordered task that is archived: hold (for an operator) or continue (with the next).",
+	"max_queued":    "How many tasks of a key may be enqueued and not done, in order; no bound where it is left out.",
+	"fence":         "Whether handlers get a fence, a number that grows from run to run of a key.",
+	"busy":          "The policy for a task that finds its key taken; park where it is left out.",
+	"queue":         "The queue of the tasks; \"default\" where it is left out.",
+	"until":         "How long a task stands in the way of the next one for its key.",
+	"duplicate":     "What happens to a task that finds another one in its way.",
+	"max_postpone":  "The longest time after the first call that postpone may put a task off.",
+	"keep_archived": "Whether archived and completed tasks stay in the way.",
+	"field":         "The payload field with the limit, as a dotted path.",
+	"default":       "The limit where the field is missing; without it such a task is archived.",
+	"most":          "The highest limit that a payload can set; no bound where it is left out.",
+	"starts":        "How many handlers start in each period.",
+	"per":           "The period.",
+	"burst":         "How many may start at once.",
+}
+
+// objects are the mappings of a file, by the names of their Go types.
+var objects = map[string]struct {
+	what     string
+	of       reflect.Type
+	required []string
+}{
+	"file": {"the file", reflect.TypeFor[file](), nil}, "defaults": {"defaults", reflect.TypeFor[defaults](), nil},
+	"rule": {"a rule", reflect.TypeFor[rule](), []string{"task"}}, "uniqueRule": {"a unique rule", reflect.TypeFor[uniqueRule](), []string{"task"}},
+	"starts": {"a rate", reflect.TypeFor[starts](), []string{"starts", "per"}}, "limitField": {"a limit", reflect.TypeFor[limitField](), []string{"field"}},
+}
+
+// What package yaml says of a key that a struct has no field for, and of a value that fits no field. A text of another form
+// is shown as it is.
+var (
+	notFound = regexp.MustCompile(`^field (.*) not found in type config\.(\w+)$`)
+	unfit    = regexp.MustCompile(`^cannot construct (.*) into (?:config\.)?(\S+)$`)
+	wants    = map[string]string{"int": "a whole number, such as 3", "bool": "true or false", "string": "text", "[]string": "a list, such as [a, b]", "[]libyaml.Node": "a list of rules"}
+)
+
+// explain says in the words of a file what package yaml says in those of Go.
+func explain(text string) string {
+	if m := unfit.FindStringSubmatch(text); m != nil {
+		return fmt.Sprintf("want %s, not %s", cmp.Or(wants[m[2]], "keys with values"), m[1])
+	}
+	m := notFound.FindStringSubmatch(text)
+	if m == nil {
+		return text
+	}
+	o := objects[m[2]]
+	var keys []string
+	for _, f := range fields(o.of) {
+		keys = append(keys, f.Tag.Get("yaml"))
+	}
+	if name, ok := nearest.Name(m[1], keys); ok {
+		return fmt.Sprintf("unknown key %.60q in %s; did you mean %s?", m[1], o.what, name)
+	}
+	return fmt.Sprintf("unknown key %.60q in %s, which has %s", m[1], o.what, strings.Join(keys, ", "))
+}
+
+// fields are the fields of a struct that are keys of a file.
+func fields(t reflect.Type) []reflect.StructField {
+	return slices.DeleteFunc(reflect.VisibleFields(t), func(f reflect.StructField) bool { return f.Anonymous })
+}
+
+var inWord = regexp.MustCompile("([a-z])([A-Z])")
+
+// keyOf is the key of a Go field: TTL is ttl, MaxHold max_hold.
+func keyOf(field string) string { return strings.ToLower(inWord.ReplaceAllString(field, "${1}_$2")) }
+
+// duration is written as in Go.
+type duration time.Duration
+
+// UnmarshalYAML reads 30s, or 0.
+func (d *duration) UnmarshalYAML(n *yaml.Node) error {
+	v, err := time.ParseDuration(n.Value)
+	_, notNumber := strconv.ParseFloat(n.Value, 64)
+	switch *d = duration(v); {
+	case err == nil:
+		return nil
+	case notNumber == nil:
+		return fmt.Errorf("want a duration with its unit: %[1]ss, %[1]sms, not %[1]q", n.Value)
+	case strings.HasSuffix(n.Value, "d"):
+		return fmt.Errorf("want a duration in hours (a day is no unit here), such as 24h, not %.60q", n.Value)
+	}
+	return fmt.Errorf("want a duration such as 500ms, 30s or 1h30m, not %.60q", n.Value)
+}
+
+// limit is a number, unlimited, or a payload field.
+type limit struct {
+	number int
+	field  *automutex.LimitField
+}
+
+type limitField struct {
+	Path    string `yaml:"field"`
+	Default int    `yaml:"default"`
+	Most    int    `yaml:"most"`
 }
 
 const unlimited, noRate = "unlimited", "none"
 
-// objects are what a file is made of, by their Go types.
-var objects = func() map[reflect.Type]object {
-	ofFile := object{what: "the file", help: map[string]string{
-		"prefix":    "Begins every key in Redis; automutex where it is left out.",
-		"hash_keys": "A secret that keeps payload values out of keys; at least 16 bytes.",
-		"history":   "How many of the last runs of each key are kept for its page; none where it is left out.",
-		"defaults":  "Keys of every rule in rules that does not have them itself.",
-		"rules":     "What workers guard.",
-		"unique":    "What producers enqueue once.",
-	}, not: map[string]string{}}
-	ofRule := object{what: "a rule", required: []string{"task"}, help: map[string]string{
-		"name":       "A label for errors, events and metrics; the task where it is left out.",
-		"task":       "The task type, or its prefix: an exact match first, then the longest prefix.",
-		"on":         "Payload fields that make the key, as dotted paths: user.id, items.0.sku. A dot alone is the whole payload.",
-		"on_headers": "Task headers that make the key.",
-		"optional":   "Whether a task without one of these fields, or with an empty one, takes no lock of the rule. It is archived where it is left out.",
-		"scope":      "Rules with the same scope share locks; the task's own type where it is left out.",
-		"limit":      "How many may hold a key at once; 1 where it is left out. unlimited: only the rate or the cooldown bounds them. {field: tenant.max, default: 3, most: 50} reads it from the payload.",
-		"ttl":        "How long a key stays taken after its process died; 30s where it is left out.",
-		"wait":       "The longest time in line, in the worker, before the policy applies.",
-		"max_hold":   "The longest time a handler may hold the key; no bound where it is left out.",
-		"cooldown":   "After a success nobody starts until this long after the run began.",
-		"rate":       "How often handlers start for a key: {starts: 100, per: 1m, burst: 10}. burst is how many may start at once after a pause; 1 where it is left out. none: no rate, whatever defaults say.",
-		"in_order":   "Whether the tasks of a key run in the order in which they were enqueued, through failures.",
-		"on_archive": "What happens to the key of an ordered task that is archived: hold (for an operator) or continue (with the next).",
-		"max_queued": "How many tasks of a key may be enqueued and not done, in order; no bound where it is left out.",
-		"fence":      "Whether handlers get a fence, a number that grows from run to run of a key.",
-		"busy":       "The policy for a task that finds its key taken; park where it is left out.",
-	}, not: map[string]string{"limit_field": "is written as limit: {field: tenant.max, default: 3}", "after_failure": "is a Go function: set Rule.Busy in the program"}}
-	ofUnique := object{what: "a unique rule", required: []string{"task"}, help: map[string]string{
-		"task":          ofRule.help["task"],
-		"queue":         "The queue of the tasks; \"default\" where it is left out.",
-		"on":            ofRule.help["on"],
-		"on_headers":    ofRule.help["on_headers"],
-		"optional":      "Whether a task without one of these fields, or with an empty one, is enqueued each time. It is refused where it is left out.",
-		"scope":         "Rules with the same scope share keys; the task's own type where it is left out.",
-		"until":         "How long a task stands in the way of the next one for its key.",
-		"duplicate":     "What happens to a task that finds another one in its way.",
-		"max_postpone":  "The longest time after the first call that postpone may put a task off.",
-		"keep_archived": "Whether archived and completed tasks stay in the way.",
-	}, not: map[string]string{}}
-	ofFile.leave(automutex.Config{}, unique.Config{})
-	ofRule.leave(automutex.Rule{})
-	ofUnique.leave(unique.Rule{})
-	ofDefaults := object{what: "defaults", help: maps.Clone(ofRule.help), not: maps.Clone(ofRule.not)}
-	for _, key := range []string{"name", "task"} {
-		delete(ofDefaults.help, key)
-		ofDefaults.not[key] = "is of one rule, and so has no default"
-	}
-	return map[reflect.Type]object{
-		reflect.TypeFor[file]():           ofFile,
-		reflect.TypeFor[defaults]():       ofDefaults,
-		reflect.TypeFor[automutex.Rule](): ofRule,
-		reflect.TypeFor[unique.Rule]():    ofUnique,
-		reflect.TypeFor[automutex.Rate](): {what: "a rate, such as {starts: 100, per: 1m, burst: 10}", required: []string{"starts", "per"}, help: map[string]string{
-			"starts": "How many handlers start in each period.", "per": "The period.", "burst": "How many may start at once.",
-		}},
-		reflect.TypeFor[automutex.LimitField](): {what: "a limit, such as {field: tenant.max, default: 3, most: 50}", required: []string{"field"}, help: map[string]string{
-			"field":   "The payload field with the limit, as a dotted path.",
-			"default": "The limit where the field is missing; without it such a task is archived.",
-			"most":    "The highest limit that a payload can set; no bound where it is left out.",
-		}},
-	}
-}()
-
-// leave says of the fields of Go structs that are no keys where they are set.
-func (o object) leave(structs ...any) {
-	for _, of := range structs {
-		for _, f := range reflect.VisibleFields(reflect.TypeOf(of)) {
-			key, kind := keyOf(f.Name), "is a Go value"
-			if f.Type.Kind() == reflect.Func {
-				kind = "is a Go function"
-			}
-			if o.help[key] == "" && o.not[key] == "" {
-				o.not[key] = fmt.Sprintf("%s: set %s.%s in the program", kind, reflect.TypeOf(of).Name(), f.Name)
-			}
+// UnmarshalYAML takes the place of a limit of another kind, which may come from defaults.
+func (l *limit) UnmarshalYAML(n *yaml.Node) error {
+	*l = limit{}
+	switch {
+	case n.Value == unlimited:
+		l.number = automutex.Unlimited
+	case n.Kind == yaml.MappingNode:
+		var of limitField
+		if err := n.Load(&of, yaml.WithKnownFields()); err != nil {
+			return err
 		}
+		l.field = (*automutex.LimitField)(&of)
+	default:
+		return n.Load(&l.number)
 	}
+	return nil
+}
+
+// rate is none, or how often handlers start.
+type rate struct{ starts }
+
+type starts struct {
+	Starts int      `yaml:"starts"`
+	Per    duration `yaml:"per"`
+	Burst  int      `yaml:"burst"`
+}
+
+// UnmarshalYAML takes the place of a rate of defaults.
+func (r *rate) UnmarshalYAML(n *yaml.Node) error {
+	if r.starts = (starts{}); n.Value == noRate {
+		return nil
+	}
+	return n.Load(&r.starts, yaml.WithKnownFields())
 }
 
 // choice is a value that a word names, or a word with a duration: retry, or {retry_in: 5s}.
-type choice struct {
-	words map[string]any
-	timed string
-	with  func(time.Duration) any
-	all   string
+type choice[V any] struct{ value V }
+
+func (choice[V]) words() words { return choices[reflect.TypeFor[V]()] }
+
+type words struct {
+	values map[string]any
+	timed  string
+	with   func(time.Duration) any
 }
 
-var choices = map[reflect.Type]choice{
+var choices = map[reflect.Type]words{
 	reflect.TypeFor[automutex.Policy](): {
-		words(automutex.Retry, automutex.Skip, automutex.Archive, automutex.Fail, automutex.Park, automutex.Replace, automutex.Allow),
-		"retry_in", func(d time.Duration) any { return automutex.RetryIn(d) }, "retry, skip, archive, fail, park, replace, allow or {retry_in: 5s}",
+		byName(automutex.Retry, automutex.Skip, automutex.Archive, automutex.Fail, automutex.Park, automutex.Replace, automutex.Allow),
+		"retry_in", func(d time.Duration) any { return automutex.RetryIn(d) },
 	},
-	reflect.TypeFor[automutex.OnArchive](): {words: words(automutex.HoldKey, automutex.Continue), all: "hold or continue"},
+	reflect.TypeFor[automutex.OnArchive](): {values: byName(automutex.HoldKey, automutex.Continue)},
 	reflect.TypeFor[unique.Until](): {
-		map[string]any{"done": unique.UntilDone, "start": unique.UntilStart},
-		"for", func(d time.Duration) any { return unique.For(d) }, "done, start or {for: 10m}",
+		map[string]any{"done": unique.UntilDone, "start": unique.UntilStart}, "for", func(d time.Duration) any { return unique.For(d) },
 	},
 	reflect.TypeFor[unique.Duplicate](): {
-		words(unique.Reject, unique.Join, unique.Replace), "postpone", func(d time.Duration) any { return unique.Postpone(d) }, "reject, join, replace or {postpone: 5s}",
+		byName(unique.Reject, unique.Join, unique.Replace), "postpone", func(d time.Duration) any { return unique.Postpone(d) },
 	},
 }
 
-// words are values by their names.
-func words[V fmt.Stringer](values ...V) map[string]any {
+func byName[V fmt.Stringer](values ...V) map[string]any {
 	all := map[string]any{}
 	for _, v := range values {
 		all[v.String()] = v
@@ -148,28 +271,36 @@ func words[V fmt.Stringer](values ...V) map[string]any {
 	return all
 }
 
-// fields are the fields of a struct by their keys in a file, in the order of keys.
-func (o object) fields(t reflect.Type) (keys []string, fields map[string]reflect.StructField) {
-	fields = map[string]reflect.StructField{}
-	for _, f := range reflect.VisibleFields(t) {
-		if key := keyOf(f.Name); o.help[key] != "" {
-			keys, fields[key] = append(keys, key), f
+// UnmarshalYAML reads a word, or a mapping of the word that goes with a duration.
+func (c *choice[V]) UnmarshalYAML(n *yaml.Node) error {
+	of, word := c.words(), n.Value
+	if of.timed != "" && n.Kind == yaml.MappingNode && len(n.Content) == 2 {
+		var d duration
+		if word = n.Content[0].Value; word == of.timed {
+			if err := n.Content[1].Load(&d); err != nil {
+				return err
+			}
+			c.value = of.with(time.Duration(d)).(V) //nolint:forcetypeassert // as choices has it
+			return nil
 		}
 	}
-	return keys, fields
-}
-
-var inWord = regexp.MustCompile("([a-z])([A-Z])")
-
-// keyOf is the key of a Go field: TTL is ttl, MaxHold max_hold. The path of a limit is its field.
-func keyOf(field string) string {
-	if field == "Path" {
-		return "field"
+	if v, ok := of.values[word]; ok && n.Kind == yaml.ScalarNode {
+		c.value = v.(V) //nolint:forcetypeassert // as choices has it
+		return nil
 	}
-	return strings.ToLower(inWord.ReplaceAllString(field, "${1}_$2"))
+	there, hint := slices.Sorted(maps.Keys(of.values)), ""
+	if of.timed != "" {
+		there = append(there, of.timed)
+	}
+	if name, ok := nearest.Name(word, there); ok {
+		hint = "did you mean " + name + "? "
+	}
+	all := strings.Join(there, ", ")
+	if of.timed != "" {
+		all = strings.Replace(all, of.timed, "{"+of.timed+": 5s}", 1)
+	}
+	return fmt.Errorf("%.60q is unknown; %sthere are %s", word, hint, all)
 }
-
-func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // schema is a part of a JSON Schema.
 type schema map[string]any
@@ -189,50 +320,54 @@ func Schema() []byte {
 }
 
 func schemaOf(t reflect.Type) schema {
-	if o, ok := objects[t]; ok {
-		return o.schema(t)
+	either := func(some ...schema) schema { return schema{"anyOf": some} }
+	switch t {
+	case reflect.TypeFor[duration]():
+		const unit = `([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)`
+		s := either(schema{"type": "string", "pattern": `^\+?` + unit + `(` + unit + `)*$|^0$`}, schema{"const": 0})
+		s["examples"] = []string{"500ms", "30s", "1h30m"}
+		return s
+	case reflect.TypeFor[limit]():
+		return either(schemaOf(reflect.TypeFor[int]()), schema{"const": unlimited}, schemaOf(reflect.TypeFor[limitField]()))
+	case reflect.TypeFor[rate]():
+		return either(schemaOf(reflect.TypeFor[starts]()), schema{"const": noRate})
 	}
-	if c, ok := choices[t]; ok {
-		s := []schema{{"enum": sorted(c.words)}}
-		if c.timed != "" {
-			timed := schema{c.timed: schemaOf(reflect.TypeFor[time.Duration]())}
-			s = append(s, schema{"type": "object", "properties": timed, "additionalProperties": false, "required": []string{c.timed}})
+	if c, ok := reflect.Zero(t).Interface().(interface{ words() words }); ok {
+		of := c.words()
+		some := []schema{{"enum": slices.Sorted(maps.Keys(of.values))}}
+		if of.timed != "" {
+			some = append(some, object([]string{of.timed}, schema{of.timed: schemaOf(reflect.TypeFor[duration]())}))
 		}
-		return schema{"anyOf": s}
+		return either(some...)
 	}
-	switch {
-	case t == reflect.TypeFor[time.Duration]():
-		return schema{"anyOf": []schema{
-			{"type": "string", "pattern": `^\+?([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))*$|^0$`},
-			{"const": 0},
-		}, "examples": []string{"500ms", "30s", "1h30m"}}
-	case t.Kind() == reflect.Slice:
+	switch t.Kind() {
+	case reflect.Slice:
 		return schema{"type": "array", "items": schemaOf(t.Elem())}
-	case t.Kind() == reflect.Int:
+	case reflect.Int:
 		return schema{"type": "integer", "minimum": 0}
-	case t.Kind() == reflect.Bool:
+	case reflect.Bool:
 		return schema{"type": "boolean"}
+	case reflect.String:
+		return schema{"type": []string{"string", "number", "boolean"}} // text is taken as it is written
 	}
-	return schema{"type": []string{"string", "number", "boolean"}} // text is taken as it is written
-}
-
-func (o object) schema(t reflect.Type) schema {
 	properties := schema{}
-	_, fields := o.fields(t)
-	for key, f := range fields {
-		property := schemaOf(f.Type)
-		switch key {
-		case "limit":
-			property = schema{"anyOf": []schema{property, {"const": unlimited}, schemaOf(reflect.TypeFor[automutex.LimitField]())}}
-		case "rate":
-			property = schema{"anyOf": []schema{property, {"const": noRate}}}
+	for _, f := range fields(t) {
+		key, its := f.Tag.Get("yaml"), f.Type
+		switch f.Name { // of a file, which are read later
+		case "Defaults":
+			its = reflect.TypeFor[defaults]()
+		case "Rules":
+			its = reflect.TypeFor[[]rule]()
+		case "Unique":
+			its = reflect.TypeFor[[]uniqueRule]()
 		}
-		property["description"] = o.help[key]
+		property := schemaOf(its)
+		property["description"] = about[key]
 		properties[key] = property
 	}
-	s := schema{"type": "object", "properties": properties, "additionalProperties": false}
-	if o.required != nil {
-		s["required"] = o.required
-	}
-	return s
+	return object(objects[t.Name()].required, properties)
+}
+
+func object(required []string, properties schema) schema {
+	return schema{"type": "object", "properties": properties, "additionalProperties": false, "required": append([]string{}, required...)}
 }

@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
@@ -90,7 +91,7 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 	v.Orders, _ = ordersFor(controls, key)
 	for _, c := range v.Orders {
 		switch {
-		case c.Paused && inspect.Stored(c.Target) == name:
+		case c.Paused && control.Bare(c.Target) == name:
 			v.PausedHere = true
 		case c.Paused:
 			v.PausedScope = c.Target

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
@@ -311,7 +312,7 @@ func newRuleRow(rule fleet.Rule, orders []lock.Control) ruleRow {
 	r := ruleRow{Rule: rule, Limit: rule.LimitShown()}
 	r.Scope, _ = rule.ScopeText() // if each type has its own, that of the type that the rule names, or "report:" for all of them
 	for _, c := range orders {
-		if inspect.Stored(c.Target) == r.Scope {
+		if control.Bare(c.Target) == r.Scope {
 			r.IsPause = r.IsPause || c.Paused
 			if c.Limit > 0 && !rule.InOrder { // ordered keys have one at a time in any case
 				r.Limit, r.Limited = strconv.Itoa(c.Limit), true

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
@@ -61,35 +60,15 @@ func newList(a *app) *cobra.Command {
 A row for each holder, and one for a key that a rate, a hold or a cooldown closes, as they
 are found by SCAN. SINCE is how long ago a lock with one holder was taken, UNTIL when its
 lease ends unless it is renewed, LINE how many wait for it, what blocks an ordered key, and
-what an operator has ordered. --json has the tokens of the holders, which break takes.`, func(cmd *cobra.Command, args []string) error {
-		switch _, err := path.Match(f.match, ""); {
-		case err != nil:
-			return usage("--match %q: not a pattern: a [ is not closed, or a \\ ends it", printable.OneLine(f.match))
-		case f.longer < 0:
-			return usage("--longer %s: must not be negative", f.longer)
-		case cmd.Flags().Changed("watch") && every < 100*time.Millisecond:
-			return usage("--watch %s: at least 100ms", every)
-		}
-		return needs(0, 0, "")(cmd, args)
-	}, func(ctx context.Context, l locks, _ []string) error {
-		erase := "" // of a terminal: to the upper left corner, and nothing on the screen
-		if out, ok := a.out.(*os.File); ok && every > 0 {
-			if info, err := out.Stat(); err == nil && info.Mode()&os.ModeCharDevice != 0 {
-				erase = "\x1b[H\x1b[2J"
-			}
-		}
+what an operator has ordered. --json has the tokens of the holders, which break takes.`, cobra.NoArgs, func(ctx context.Context, l locks, _ []string) error {
 		for {
 			began := time.Now()
-			fmt.Fprint(a.out, erase)
-			err := a.list(ctx, l, f, asJSON)
-			if every > 0 && ctx.Err() != nil {
-				err = nil // Ctrl-C is how one leaves
-			}
-			if every == 0 || err != nil || ctx.Err() != nil {
+			if err := a.list(ctx, l, f, asJSON); every == 0 || err != nil && ctx.Err() == nil {
 				return err
 			}
 			select {
 			case <-ctx.Done():
+				return nil // Ctrl-C is how one leaves
 			case <-time.After(max(every, rest*time.Since(began))):
 			}
 		}
@@ -162,7 +141,7 @@ func rows(s inspect.Lock, now time.Time) [][]string {
 	for _, h := range s.Holders {
 		taken := "-"
 		if s.Since != nil && s.Held == 1 {
-			taken = printable.Duration(now.Sub(*s.Since)) + " ago"
+			taken = ago(now, *s.Since)
 		}
 		all = append(all, []string{s.Key, h.Owner, inspect.TaskName(h.Queue, h.Task, h.Note), taken, "in " + printable.Duration(h.Until.Sub(now)), line})
 	}
@@ -181,7 +160,7 @@ func newShow(a *app) *cobra.Command {
 
 KEY is as list prints it, or a scope and its parts as the program has them ("report|new york").
 Of a line the first hundred are shown. When nobody holds or waits for the lock, nothing keeps tasks from starting, and no
-control is for it, the exit code is 1.`, needs(1, 1, "KEY"), func(ctx context.Context, l locks, args []string) error {
+control is for it, the exit code is 1.`, cobra.ExactArgs(1), func(ctx context.Context, l locks, args []string) error {
 		s, now, err := a.one(ctx, l, args[0])
 		switch {
 		case err != nil:
@@ -210,58 +189,56 @@ func (a *app) one(ctx context.Context, l locks, name string) (s inspect.Lock, no
 
 func (a *app) printLock(s inspect.Lock, now time.Time, l locks) error {
 	head := fmt.Sprintf("%s\nheld by %d, waited for by %d", s.Key, s.Held, s.Line-s.Parked-s.Queued)
-	if s.Parked > 0 {
-		head += fmt.Sprintf(", %d parked", s.Parked)
+	add := func(is bool, format string, args ...any) {
+		if is {
+			head += fmt.Sprintf(format, args...)
+		}
 	}
-	if s.Queued > 0 {
-		head += fmt.Sprintf(", %d in order", s.Queued)
-	}
+	add(s.Parked > 0, ", %d parked", s.Parked)
+	add(s.Queued > 0, ", %d in order", s.Queued)
 	if s.Since != nil {
-		head += fmt.Sprintf(", last taken %s ago", printable.Duration(now.Sub(*s.Since)))
+		add(true, ", last taken %s", ago(now, *s.Since))
 	}
 	if s.Gate != nil {
-		head += fmt.Sprintf("\nnobody starts for %s: %s", printable.Duration(s.Gate.Opens.Sub(now)), s.Gate)
+		add(true, "\nnobody starts for %s: %s", printable.Duration(s.Gate.Opens.Sub(now)), s.Gate)
 	}
 	if s.Next != nil {
-		if why := blocked.Why(blocked.In(l.inspector).Look(s.Next.Head())); why != "" {
-			head += fmt.Sprintf("\nbehind %s, which %s", s.Next.Task, why)
-		}
+		why := blocked.Why(blocked.In(l.inspector).Look(s.Next.Head()))
+		add(why != "", "\nbehind %s, which %s", s.Next.Task, why)
 	}
-	orders := make([]string, 0, len(s.Controls))
 	for _, c := range s.Controls {
-		text := fmt.Sprintf("%s: %s; ordered by %s %s ago", c.Target, what(c, now), c.By, printable.Duration(now.Sub(c.Since)))
-		if c.Why != "" {
-			text += ": " + c.Why
-		}
-		orders = append(orders, "\n"+printable.OneLine(text))
+		why := strings.TrimSuffix(": "+c.Why, ": ")
+		add(true, "\n%s", printable.OneLine(fmt.Sprintf("%s: %s; ordered by %s %s%s", c.Target, what(c, now), c.By, ago(now, c.Since), why)))
 	}
-	fmt.Fprintf(a.out, "%s%s\n\n", head, strings.Join(orders, ""))
+	fmt.Fprintf(a.out, "%s\n\n", head)
 	if len(s.Holders) > 0 {
 		err := printAll(a.out, s.Holders, false, []string{"TOKEN", "HOLDER", "TASK", "STATE", "UNTIL"}, func(h inspect.Holder) [][]string {
-			return [][]string{{h.Token, h.Owner, inspect.TaskName(h.Queue, h.Task, h.Note), inspect.TaskState(l.inspector, h.Queue, h.Task), "in " + printable.Duration(h.Until.Sub(now))}}
+			state := inspect.TaskState(l.inspector, h.Queue, h.Task)
+			return [][]string{{h.Token, h.Owner, inspect.TaskName(h.Queue, h.Task, h.Note), state, "in " + printable.Duration(h.Until.Sub(now))}}
 		})
 		if err != nil || len(s.Waiters) == 0 {
 			return err
 		}
 		fmt.Fprintln(a.out)
 	}
-	if len(s.Waiters) == 0 {
-		return nil
-	}
 	place := 0
 	err := printAll(a.out, s.Waiters, false, []string{"PLACE", "WAITER", "TASK", "STATE", "WAITS"}, func(w inspect.Waiter) [][]string {
 		place++
 		owner := cmp.Or(w.Owner, "("+w.State+")") // what is in no worker has no owner
-		return [][]string{{strconv.Itoa(place), owner, inspect.TaskName(w.Queue, w.Task, w.Note), inspect.TaskState(l.inspector, w.Queue, w.Task), printable.Duration(now.Sub(w.Since))}}
+		state := inspect.TaskState(l.inspector, w.Queue, w.Task)
+		return [][]string{{strconv.Itoa(place), owner, inspect.TaskName(w.Queue, w.Task, w.Note), state, printable.Duration(now.Sub(w.Since))}}
 	})
-	if more := s.Line - len(s.Waiters); more > 0 && err == nil {
+	if more := s.Line - len(s.Waiters); more > 0 && err == nil && place > 0 {
 		return a.say("and %d more\n", more)
 	}
 	return err
 }
 
+// ago says how long before now a time was.
+func ago(now, then time.Time) string { return printable.Duration(now.Sub(then)) + " ago" }
+
 func newBreak(a *app) *cobra.Command {
-	var token string
+	var tokens []string
 	var yes bool
 	cmd := a.onLocks("break KEY [--holder TOKEN]", `Take a lock from its holders, or open its gate, after asking
 
@@ -269,53 +246,51 @@ From the holders that it shows, or from the one with the token (list --json and 
 tokens). Without --holder it also opens a closed gate and ends a cooldown; a rate that is used
 up stays so. The first in line gets the lock at once. The context of a holder's handler ends
 with cause lock.ErrLost, at its next renewal at the latest. Until then it may still be at work:
-break a lock whose holder is known to hang. When nothing was broken, the exit code is 1.`, func(cmd *cobra.Command, args []string) error {
-		if cmd.Flags().Changed("holder") && token == "" {
-			return usage("break: --holder is empty: list --json and show tell tokens")
-		}
-		return needs(1, 1, "KEY")(cmd, args)
-	}, func(ctx context.Context, l locks, args []string) error {
-		return a.breakLock(ctx, l, args[0], token, yes)
+break a lock whose holder is known to hang. When nothing was broken, the exit code is 1.`, cobra.ExactArgs(1), func(ctx context.Context, l locks, args []string) error {
+		return a.breakLock(ctx, l, args[0], tokens, yes)
 	})
 	cmd.Example = `  automutex break 'automutex:{itunes:verify|7}'
   automutex break 'itunes:verify|7' --holder iBq-amHluSdcW1Xu.hm4v0fz1k37 --yes`
-	cmd.Flags().StringVar(&token, "holder", "", "only the holder with this token")
+	cmd.Flags().StringArrayVar(&tokens, "holder", nil, "only the holder with this token")
 	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "do not ask")
 	return cmd
 }
 
-// breakLock shows what a break is for, asks unless yes, and breaks.
-func (a *app) breakLock(ctx context.Context, l locks, key, token string, yes bool) error {
+// breakLock shows what a break is for, asks unless yes, and breaks. Without tokens it is for all holders and the gate.
+func (a *app) breakLock(ctx context.Context, l locks, key string, tokens []string, yes bool) error {
 	s, now, err := a.one(ctx, l, key)
 	if err != nil {
 		return err
 	}
 	s.Waiters = nil // not asked about
-	if token != "" {
-		s.Holders = slices.DeleteFunc(s.Holders, func(h inspect.Holder) bool { return h.Token != token })
-	}
-	gate := "" // what a break of all ends
-	if token == "" && s.Gate != nil && inspect.Breakable(s.Gate.Closed) {
+	var what []string
+	gate := ""
+	if len(tokens) > 0 {
+		s.Holders = slices.DeleteFunc(s.Holders, func(h inspect.Holder) bool { return !slices.Contains(tokens, h.Token) })
+	} else if s.Gate != nil && inspect.Breakable(s.Gate.Closed) {
 		gate = strings.Replace(s.Gate.Closed, lock.ReasonClosed, "closed gate", 1)
 	}
-	question := "Take the lock from " + printable.Count(len(s.Holders), "holder")
-	switch held := len(s.Holders) > 0; {
-	case !held && token != "":
-		return no("nobody with the token %q holds %s", token, s.Key)
-	case !held && gate == "" && s.Gate != nil:
+	if len(s.Holders) > 0 {
+		what = append(what, "take the lock from "+printable.Count(len(s.Holders), "holder"))
+	}
+	if gate != "" {
+		what = append(what, "end the "+gate)
+	}
+	switch {
+	case len(what) > 0:
+	case len(tokens) > 0:
+		return no("nobody with the token %q holds %s", strings.Join(tokens, ", "), s.Key)
+	case s.Gate != nil:
 		return no("nobody holds %s; its rate is used up, which break leaves as it is: the next starts in %s", s.Key, printable.Duration(s.Gate.Opens.Sub(now)))
-	case !held && gate == "":
+	default:
 		return no("nobody holds %s", s.Key)
-	case !held:
-		question = "End the " + gate
-	case gate != "":
-		question += ", and end the " + gate
 	}
 	if err := a.printLock(s, now, l); err != nil {
 		return err
 	}
+	question := strings.Join(what, ", and ")
 	if !yes {
-		if err := a.ask(ctx, "\n"+question+"? [y/N] "); err != nil {
+		if err := a.ask(ctx, "\n"+strings.ToUpper(question[:1])+question[1:]+"? [y/N] "); err != nil {
 			return err
 		}
 	}
@@ -337,14 +312,11 @@ func (a *app) breakLock(ctx context.Context, l locks, key, token string, yes boo
 	if broken == 0 && !opened {
 		return no("what was shown of %s is over; nothing was done", s.Key)
 	}
-	fmt.Fprintln(a.out)
-	if len(s.Holders) > 0 {
-		fmt.Fprintf(a.out, "broken: %d of %d\n", broken, len(s.Holders))
-	}
+	done := fmt.Sprintf("broken: %d of %d\n", broken, len(s.Holders))
 	if opened {
-		fmt.Fprintf(a.out, "ended: the %s\n", gate)
+		done += "ended: the " + gate + "\n"
 	}
-	return nil
+	return a.say("\n%s", done)
 }
 
 // ask waits for a yes. Anything else, the end of the input too, is a no.
@@ -355,21 +327,15 @@ func (a *app) ask(ctx context.Context, question string) error {
 	answer := make(chan string, 1)
 	go func() {
 		line, _ := bufio.NewReader(a.in).ReadString('\n') // cut short: no answer
-		answer <- line
+		answer <- strings.ToLower(strings.TrimSpace(line))
 	}()
-	line := ""
 	select {
 	case <-ctx.Done():
-	case line = <-answer:
-	}
-	if yes := strings.ToLower(strings.TrimSpace(line)); yes == "y" || yes == "yes" {
-		return nil
-	}
-	if !strings.HasSuffix(line, "\n") {
-		fmt.Fprintln(a.errs)
-	}
-	if ctx.Err() != nil {
 		return no("interrupted; nothing was done")
+	case yes := <-answer:
+		if yes == "y" || yes == "yes" {
+			return nil
+		}
 	}
 	return no("not confirmed; nothing was done (--yes does not ask)")
 }
@@ -378,7 +344,7 @@ func newSweep(a *app) *cobra.Command {
 	return a.onLocks("sweep", `Remove what dead processes left behind
 
 Nothing depends on it: each lock does the same when it is asked for, and keys that nobody asks
-for expire.`, needs(0, 0, ""), func(ctx context.Context, l locks, _ []string) error {
+for expire.`, cobra.NoArgs, func(ctx context.Context, l locks, _ []string) error {
 		removed, err := inner.Sweep(ctx, l.Locker)
 		if err != nil {
 			return fmt.Errorf("after %d removed: %w", removed, err)
@@ -392,7 +358,7 @@ func newBlocked(a *app) *cobra.Command {
 	cmd := a.onLocks("blocked", `List the ordered keys whose next task does not run
 
 BEHIND is how many tasks of the key wait behind that task. To go on, run the task again with
-asynq's tools, or skip it: automutex skip KEY TASK.`, needs(0, 0, ""), func(ctx context.Context, l locks, _ []string) error {
+asynq's tools, or skip it: automutex skip KEY TASK.`, cobra.NoArgs, func(ctx context.Context, l locks, _ []string) error {
 		now, err := inspect.ServerTime(ctx, l.rdb)
 		if err != nil {
 			return err
@@ -417,7 +383,7 @@ func newSkip(a *app) *cobra.Command {
 	return a.onLocks("skip KEY TASK", `Give up the next task of an ordered key, and go on with the one behind it
 
 KEY and TASK are those that blocked lists. The task itself is not changed: if asynq runs it
-later, it takes its old place again. If it runs now, or is not the next one, the exit code is 1.`, needs(2, 2, "KEY and TASK"), func(ctx context.Context, l locks, args []string) error {
+later, it takes its old place again. If it runs now, or is not the next one, the exit code is 1.`, cobra.ExactArgs(2), func(ctx context.Context, l locks, args []string) error {
 		key := inspect.TypedKey(a.conn.prefix, args[0])
 		switch err := blocked.Skip(ctx, l.Locker, l.inspector, key, args[1], 0); {
 		case errors.Is(err, lock.ErrBackend):
@@ -440,26 +406,21 @@ tell the rules.`
 
 const rulesHelp = "the FILE of the rules: take its prefix, and its rules in place of those that the workers say they run"
 
-// order is what the flags say of an order: it is given, or ends.
-type order struct {
-	why         string
-	force, ends bool
-}
-
-// newOrder makes a command that gives an order, or ends one. shown is the target for a person.
-func (a *app) newOrder(o *order, use, help string, args cobra.PositionalArgs, do func(ctx context.Context, controls *lock.Controls, target, shown string) error) *cobra.Command {
+// newOrder makes a command that gives an order; with ends it ends one. shown is the target for a person.
+func (a *app) newOrder(use, help string, args cobra.PositionalArgs, o *order,
+	do func(ctx context.Context, controls *lock.Controls, args []string, shown string) error) *cobra.Command {
 	cmd := a.onLocks(use, help+orderHelp, args, func(ctx context.Context, l locks, args []string) error {
-		target, shown := args[0], printable.OneLine(args[0])
-		key, err := a.target(ctx, l, o, target)
+		key, err := a.target(ctx, l, args[0], o.force || o.ends)
+		shown := printable.OneLine(args[0])
 		switch {
 		case errors.Is(err, lock.ErrBackend):
 			return err
 		case err != nil:
 			return no("%w", err)
-		case key != "" && key != target && inspect.Stored(key) != target && !o.ends:
+		case key != "" && key != args[0] && control.Bare(key) != args[0] && !o.ends:
 			shown += " (" + key + ")"
 		}
-		return do(ctx, l.Controls(), target, shown)
+		return do(ctx, l.Controls(), args, shown)
 	})
 	cmd.Flags().String("rules", "", rulesHelp)
 	if !o.ends {
@@ -469,8 +430,14 @@ func (a *app) newOrder(o *order, use, help string, args cobra.PositionalArgs, do
 	return cmd
 }
 
+// order is what the flags say of an order.
+type order struct {
+	why         string
+	force, ends bool
+}
+
 // target is the whole key of the target that was typed. Workers whose Config is Private do not say what they run.
-func (a *app) target(ctx context.Context, l locks, o *order, typed string) (string, error) {
+func (a *app) target(ctx context.Context, l locks, typed string, force bool) (string, error) {
 	rules, hashed := inspect.Describe(a.rules.Rules), a.rules.HashKeys != ""
 	if len(rules) == 0 {
 		if f, err := fleet.Read(ctx, l.rdb, a.conn.prefix); err == nil { // who may not read them gives orders all the same
@@ -479,113 +446,98 @@ func (a *app) target(ctx context.Context, l locks, o *order, typed string) (stri
 		}
 	}
 	a.conn.known = rules
-	return inspect.Target(ctx, l.Locker, l.rdb, rules, hashed, a.conn.prefix, typed, o.force || o.ends)
-}
-
-// prefixed names the prefix if it is not the default.
-func (a *app) prefixed(format string) string {
-	if a.conn.prefix == inside.DefaultPrefix {
-		return ""
-	}
-	return fmt.Sprintf(format, a.conn.prefix)
+	return inspect.Target(ctx, l.Locker, l.rdb, rules, hashed, a.conn.prefix, typed, force)
 }
 
 // given says that an order was given.
 func (a *app) given(text string) error {
-	return a.say("%s; every process%s obeys within 2 seconds\n", text, a.prefixed(" with the prefix %s"))
+	of := ""
+	if a.conn.prefix != inside.DefaultPrefix {
+		of = " with the prefix " + a.conn.prefix
+	}
+	return a.say("%s; every process%s obeys within 2 seconds\n", text, of)
 }
 
 func newPause(a *app) *cobra.Command {
 	var o order
 	var length time.Duration
-	cmd := a.newOrder(&o, "pause TARGET [--for 5m] [--why TEXT]", `Let no task of a scope or key start, until resumed or for a time
+	cmd := a.newOrder("pause TARGET [--for 5m] [--why TEXT]", `Let no task of a scope or key start, until resumed or for a time
 
 Running tasks go on. Other tasks return to asynq without spending an attempt, whatever the
 policy of their rule, and run when the pause ends or up to 90 seconds later. Tasks on
-their last attempt wait in their workers. A new pause replaces the present one.`, func(cmd *cobra.Command, args []string) error {
-		if cmd.Flags().Changed("for") && length < 100*time.Millisecond {
-			return usage("--for %s: must be positive, and at least 100ms; leave it out for a pause until resume", length)
-		}
-		return needs(1, 1, "TARGET")(cmd, args)
-	}, func(ctx context.Context, controls *lock.Controls, target, shown string) error {
-		until, end := time.Time{}, "until somebody resumes it"
-		if length > 0 {
-			until = time.Now().Add(length)
-			end = "for " + printable.Duration(length) + ", until " + until.UTC().Format(time.RFC3339)
-		}
-		if err := controls.Pause(ctx, target, until, o.why); err != nil {
-			return err
-		}
-		return a.given(shown + " is paused " + end)
-	})
+their last attempt wait in their workers. A new pause replaces the present one.`, cobra.ExactArgs(1), &o,
+		func(ctx context.Context, controls *lock.Controls, args []string, shown string) error {
+			until, end := time.Time{}, "until somebody resumes it"
+			if length != 0 {
+				until = time.Now().Add(length)
+				end = "for " + printable.Duration(length) + ", until " + until.UTC().Format(time.RFC3339)
+			}
+			if err := controls.Pause(ctx, args[0], until, o.why); err != nil {
+				return err
+			}
+			return a.given(shown + " is paused " + end)
+		})
 	cmd.Flags().DurationVar(&length, "for", 0, "end the pause after this time (default: when it is resumed)")
 	return cmd
 }
 
 func newResume(a *app) *cobra.Command {
-	return a.newOrder(&order{ends: true}, "resume TARGET", `End a pause
+	return a.newOrder("resume TARGET", `End a pause
 
 Parked tasks are woken in their order, others run within 90 seconds. An entry that cannot be
-read is removed. If the target has neither, the exit code is 1.`, needs(1, 1, "TARGET"), func(ctx context.Context, controls *lock.Controls, target, shown string) error {
-		ended, err := inner.Resume(ctx, controls, target)
-		if err != nil {
-			return err
-		}
-		list, err := controls.List(ctx)
-		if err != nil {
-			return err
-		}
-		after := a.prefixed(" (prefix %s)")
-		if _, _, pause := inner.ControlsFor(list, inspect.TypedKey(a.conn.prefix, target)); pause != nil {
-			after = "; its scope " + printable.OneLine(pause.Target) + " is" + after
-		}
-		switch ended {
-		case inside.EndedNothing:
-			return no("%s is not paused%s", shown, after)
-		case inside.EndedUnreadable:
-			return a.say("removed: the entry of %s, which was not in force%s\n", shown, after)
-		}
-		return a.say("%s is resumed%s\n", shown, after)
-	})
+read is removed. If the target has neither, the exit code is 1.`, cobra.ExactArgs(1), &order{ends: true},
+		func(ctx context.Context, controls *lock.Controls, args []string, shown string) error {
+			ended, err := inner.Resume(ctx, controls, args[0])
+			if err != nil {
+				return err
+			}
+			list, err := controls.List(ctx)
+			if err != nil {
+				return err
+			}
+			after := ""
+			if _, _, pause := inner.ControlsFor(list, inspect.TypedKey(a.conn.prefix, args[0])); pause != nil {
+				after = "; its scope " + printable.OneLine(pause.Target) + " is"
+			}
+			switch ended {
+			case inside.EndedNothing:
+				return no("%s is not paused under the prefix %s%s", shown, a.conn.prefix, after)
+			case inside.EndedUnreadable:
+				return a.say("removed: the entry of %s, which was not in force%s\n", shown, after)
+			}
+			return a.say("%s is resumed%s\n", shown, after)
+		})
 }
 
 func newLimit(a *app) *cobra.Command {
 	var o order
-	var n int
-	cmd := a.newOrder(&o, "limit TARGET N | limit TARGET --clear", `Set how many tasks of a key may run at once, in place of the rule's Limit
+	cmd := a.newOrder("limit TARGET N | limit TARGET --clear", `Set how many tasks of a key may run at once, in place of the rule's Limit
 
 A lower number takes effect as tasks end. The limit of one key wins over that of its
-scope. With --clear, if the target has no such limit, the exit code is 1.`, func(cmd *cobra.Command, args []string) (err error) {
-		if o.ends {
-			return needs(1, 1, "TARGET")(cmd, args)
-		} else if err := needs(2, 2, "TARGET or N")(cmd, args); err != nil {
-			return err
-		} else if n, err = strconv.Atoi(args[1]); err != nil {
-			return usage("limit: N is %q: want a whole number, at least 1; to let no task start, use pause", printable.OneLine(args[1]))
-		}
-		return nil
-	}, func(ctx context.Context, controls *lock.Controls, target, shown string) error {
-		if !o.ends {
-			if err := controls.SetLimit(ctx, target, n, o.why); err != nil {
+scope. With --clear, if the target has no such limit, the exit code is 1.`, cobra.RangeArgs(1, 2), &o,
+		func(ctx context.Context, controls *lock.Controls, args []string, shown string) error {
+			if o.ends != (len(args) == 1) {
+				return usage("limit: want TARGET and N, or TARGET and --clear")
+			}
+			if o.ends {
+				ended, err := inner.ClearLimit(ctx, controls, args[0])
+				switch {
+				case err != nil:
+					return err
+				case ended == inside.EndedNothing:
+					return no("%s has no limit of an operator under the prefix %s", shown, a.conn.prefix)
+				}
+				return a.say("%s has the limit of its program\n", shown)
+			}
+			n, err := strconv.Atoi(args[1])
+			if err != nil {
+				return usage("limit: N is %q: want a whole number, at least 1; to let no task start, use pause", args[1])
+			}
+			if err := controls.SetLimit(ctx, args[0], n, o.why); err != nil {
 				return err
 			}
 			return a.given(fmt.Sprintf("%s is limited to %d", shown, n))
-		}
-		ended, err := inner.ClearLimit(ctx, controls, target)
-		switch {
-		case err != nil:
-			return err
-		case ended == inside.EndedNothing:
-			return no("%s has no limit of an operator%s", shown, a.prefixed(" (prefix %s)"))
-		}
-		return a.say("%s has the limit of its program%s\n", shown, a.prefixed(" (prefix %s)"))
-	})
-	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		if _, flag, ok := strings.Cut(err.Error(), " in -"); ok && flag != "" && flag[0] >= '0' && flag[0] <= '9' {
-			return usage("limit: N is -%s: want a whole number, at least 1; to let no task start, use pause", printable.OneLine(flag))
-		}
-		return cmd.Root().FlagErrorFunc()(cmd, err)
-	})
+		})
 	cmd.Flags().BoolVar(&o.ends, "clear", false, "end the limit")
 	return cmd
 }
@@ -594,7 +546,7 @@ func newControls(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := a.onLocks("controls", `List the pauses and limits that are in force
 
-An entry that this version cannot read is noted, and is not in force.`, needs(0, 0, ""), func(ctx context.Context, l locks, _ []string) error {
+An entry that this version cannot read is noted, and is not in force.`, cobra.NoArgs, func(ctx context.Context, l locks, _ []string) error {
 		now, err := inspect.ServerTime(ctx, l.rdb)
 		if err != nil {
 			return err
@@ -615,7 +567,7 @@ An entry that this version cannot read is noted, and is not in force.`, needs(0,
 			return nil
 		}
 		return printAll(a.out, inspect.FromControls(list), asJSON, []string{"TARGET", "CONTROL", "BY", "SINCE", "WHY"}, func(c inspect.Control) [][]string {
-			return [][]string{{c.Target, what(c, now), c.By, printable.Duration(now.Sub(c.Since)) + " ago", cmp.Or(c.Why, "-")}}
+			return [][]string{{c.Target, what(c, now), c.By, ago(now, c.Since), cmp.Or(c.Why, "-")}}
 		})
 	})
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line for each")

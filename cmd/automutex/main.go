@@ -13,7 +13,6 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
-	"net"
 	"net/url"
 	"os"
 	"os/signal"
@@ -31,10 +30,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/config"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
-	"github.com/automutex/automutex/internal/nearest"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -46,7 +45,8 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once
 	logging.Disable()            // go-redis' own; the errors reach us anyway
-	os.Exit(explain(os.Stderr, newRoot(&app{in: os.Stdin, out: os.Stdout, errs: os.Stderr}).ExecuteContext(ctx)))
+	cmd, err := newRoot(&app{in: os.Stdin, out: os.Stdout, errs: os.Stderr}).ExecuteContextC(ctx)
+	os.Exit(explain(os.Stderr, cmd, err))
 }
 
 // app is what all commands share.
@@ -70,17 +70,7 @@ AUTOMUTEX_PASSWORD, AUTOMUTEX_PREFIX and so on. What asynq's own command reads
 there is none of these.`
 
 func newRoot(a *app) *cobra.Command {
-	root := command("automutex", rootHelp, cobra.ArbitraryArgs, func(cmd *cobra.Command, args []string) error {
-		if len(args) == 0 {
-			_ = cmd.Help() // cobra's own never fails
-			return usage("no command; see above")
-		}
-		var names []string
-		for _, known := range cmd.Commands() {
-			names = append(names, known.Name())
-		}
-		return usage("there is no command %q%s; see automutex --help", printable.OneLine(args[0]), didYouMean(args[0], "", names))
-	})
+	root := command("automutex", rootHelp, nil, nil)
 	root.Example = `  automutex check automutex.yaml
   automutex key automutex.yaml --type itunes:verify --payload '{"transaction_id": 7}'
   automutex list --uri redis://localhost:6379
@@ -94,18 +84,9 @@ func newRoot(a *app) *cobra.Command {
 	root.SetGlobalNormalizationFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "-", "_"))
 	})
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		_, flag, ok := strings.Cut(err.Error(), "unknown flag: --")
-		if !ok {
-			return err
-		}
-		var names []string
-		cmd.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
-		path := strings.TrimPrefix(cmd.CommandPath(), "automutex ")
-		return usage("%s: there is no flag --%s%s; see %s --help", path, printable.OneLine(flag), didYouMean(flag, "--", names), cmd.CommandPath())
-	})
 	a.conn.flags(root)
-	root.AddCommand(newCheck(a), newSchema(a), newKey(a), newList(a), newShow(a), newBreak(a), newPause(a), newResume(a), newLimit(a), newControls(a), newBlocked(a), newSkip(a), newSweep(a), newDoctor(a), newWeb(a))
+	root.AddCommand(newCheck(a), newSchema(a), newKey(a), newList(a), newShow(a), newBreak(a), newPause(a), newResume(a), newLimit(a), newControls(a),
+		newBlocked(a), newSkip(a), newSweep(a), newDoctor(a), newWeb(a))
 	return root
 }
 
@@ -134,29 +115,6 @@ func (a *app) onLocks(use, help string, args cobra.PositionalArgs, run func(ctx 
 	})
 }
 
-// didYouMean names what a misspelt word was probably meant to be; empty when nothing is near.
-func didYouMean(typed, before string, names []string) string {
-	if name, ok := nearest.Name(typed, names); ok {
-		return "; did you mean " + before + name + "?"
-	}
-	return ""
-}
-
-// needs is cobra.RangeArgs with a text that says what is wanted.
-func needs(least, most int, what string) cobra.PositionalArgs {
-	return func(cmd *cobra.Command, args []string) error {
-		switch {
-		case len(args) < least:
-			return usage("%s: %s is missing; see automutex %[1]s --help", cmd.Name(), what)
-		case len(args) > most:
-			return usage("%s: unexpected argument %q; see automutex %[1]s --help", cmd.Name(), args[most])
-		case slices.Contains(args, ""):
-			return usage("%s: %s is empty", cmd.Name(), what)
-		}
-		return nil
-	}
-}
-
 // What the program answers to the shell; the help of the root command lists these.
 const (
 	exitOK    = 0
@@ -169,8 +127,6 @@ const (
 type failure struct {
 	exit int
 	error
-	// lines: the error is one mistake a line, as compilers print them, and not one line altogether.
-	lines bool
 }
 
 func (f *failure) Unwrap() error { return f.error }
@@ -187,48 +143,38 @@ func backend(format string, args ...any) error {
 	return &failure{exit: exitRedis, error: fmt.Errorf(format, args...)}
 }
 
-// explain prints an error and gives the exit code. An error of cobra's is about the command line.
-func explain(stderr io.Writer, err error) int {
+// explain prints an error of a command and gives the exit code. An error of cobra's is about the command line.
+func explain(stderr io.Writer, cmd *cobra.Command, err error) int {
 	var f *failure
 	var file *fs.PathError
-	exit, text := exitUsage, ""
+	var mistake *config.Error
 	switch {
 	case err == nil:
 		return exitOK
-	case errors.As(err, &f):
-		exit = f.exit
-	case errors.Is(err, lock.ErrBackend):
-		exit = exitRedis
-	case errors.Is(err, context.Canceled):
-		exit, text = exitNo, "interrupted"
-	case errors.As(err, &file): // stdout is full or closed
-		exit = exitNo
-	}
-	if f != nil && f.lines {
+	case errors.As(err, &mistake): // a line each, as compilers print them
 		for line := range strings.SplitSeq(err.Error(), "\n") {
 			fmt.Fprintln(stderr, printable.Text(line))
 		}
-		return exit
+		return exitNo
+	case errors.As(err, &f):
+	case errors.Is(err, lock.ErrBackend):
+		f = &failure{exitRedis, err}
+	case errors.Is(err, context.Canceled):
+		f = &failure{exitNo, errors.New("interrupted")}
+	case errors.As(err, &file): // stdout is full or closed
+		f = &failure{exitNo, err}
+	default:
+		f = &failure{exitUsage, fmt.Errorf("%w; see %s --help", err, cmd.CommandPath())}
 	}
-	if text == "" {
-		text = strings.TrimPrefix(err.Error(), "automutex: ")
-	}
-	fmt.Fprintf(stderr, "automutex: %s\n", printable.OneLine(text))
-	return exit
+	fmt.Fprintf(stderr, "automutex: %s\n", printable.OneLine(strings.TrimPrefix(f.Error(), "automutex: ")))
+	return f.exit
 }
 
-// printAll prints a list: as JSON, an object a line, or as a table with rows for each. The last cell of a row is followed by no spaces.
+// printAll prints a list: as JSON, an object a line, or as a table with rows for each. Nothing is printed of an empty table.
 func printAll[T any](out io.Writer, list []T, asJSON bool, header []string, rows func(T) [][]string) error {
 	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	row := func(cells []string) {
-		line := make([]string, len(cells))
-		for i, cell := range cells {
-			line[i] = printable.Text(cell) // has no tab and no end of a line
-		}
-		_, _ = io.WriteString(t, strings.Join(line, "\t")+"\n") // Flush gives the error
-	}
-	if len(header) > 0 && !asJSON {
-		row(header)
+	if len(header) > 0 && len(list) > 0 && !asJSON {
+		fmt.Fprintln(t, strings.Join(header, "\t")) // Flush gives the error
 	}
 	for _, v := range list {
 		if asJSON {
@@ -238,7 +184,10 @@ func printAll[T any](out io.Writer, list []T, asJSON bool, header []string, rows
 			continue
 		}
 		for _, cells := range rows(v) {
-			row(cells)
+			for i, cell := range cells {
+				cells[i] = printable.Text(cell) // has no tab and no end of a line
+			}
+			fmt.Fprintln(t, strings.Join(cells, "\t"))
 		}
 	}
 	return t.Flush()
@@ -319,44 +268,29 @@ func (c *connection) environment(cmd *cobra.Command) (err error) {
 	return nil
 }
 
-// parseURI reads --uri; where names it without its password. The errors never repeat the URI: there may be a password in it.
+// parseURI reads --uri; where names it without its password. The error never repeats the URI: there may be a password in it.
 func parseURI(uri string) (o *redis.Options, addrs []string, master, where string, err error) {
-	refuse := func(text string) (*redis.Options, []string, string, string, error) {
-		return nil, nil, "", "", usage("--uri: %s", text)
-	}
+	wrong := usage("--uri: want host:port or a URL: redis://user:password@host:6379/0 (special characters in a password as %%XX), rediss://, " +
+		"redis-socket:///run/redis.sock?db=0 or redis-sentinel://host:26379?master=name")
 	if !strings.Contains(uri, "://") {
-		if _, port, err := net.SplitHostPort(uri); err != nil || port == "" || strings.Contains(uri, "@") {
-			return refuse("want host:port or a URL such as redis://user:password@localhost:6379/0")
-		}
-		return &redis.Options{}, []string{uri}, "", uri, nil
+		uri = "redis://" + uri
 	}
 	u, err := url.Parse(uri)
 	if err != nil {
-		return refuse("not a valid URL; want for example redis://user:password@localhost:6379/0 (special characters in a password as %XX)")
+		return nil, nil, "", "", wrong
 	}
-	where, query := u.Scheme+"://"+u.Host+u.Path, u.Query()
-	u.RawQuery = ""
+	where = u.Scheme + "://" + u.Host + u.Path
 	switch u.Scheme {
-	case "redis", "rediss":
-	case "redis-socket", "unix":
-		if u.Path == "" {
-			return refuse("the URL names no socket; want redis-socket:///var/run/redis.sock")
-		}
-		u.Scheme, u.RawQuery = "unix", url.Values{"db": {cmp.Or(query.Get("db"), "0")}}.Encode()
+	case "redis-socket":
+		u.Scheme = "unix"
 	case "redis-sentinel":
-		if master = query.Get("master"); master == "" {
-			return refuse("the URL names no master; want redis-sentinel://host:26379?master=name")
+		if master, addrs = u.Query().Get("master"), strings.Split(u.Host, ","); master == "" {
+			return nil, nil, "", "", wrong
 		}
-		addrs = strings.Split(u.Host, ",")
-		u.Scheme, u.Host = "redis", addrs[0]
-	default:
-		return refuse(printable.Text(u.Scheme) + ":// is not known; want redis://, rediss://, redis-socket:// or redis-sentinel://")
-	}
-	if u.Scheme != "unix" && u.Hostname() == "" {
-		return refuse("the URL names no host")
+		u.Scheme, u.Host, u.RawQuery = "redis", addrs[0], ""
 	}
 	if o, err = redis.ParseURL(u.String()); err != nil {
-		return refuse("the database is a number: redis://localhost:6379/0, redis-socket:///var/run/redis.sock?db=0")
+		return nil, nil, "", "", wrong
 	}
 	if addrs == nil {
 		addrs = []string{o.Addr}
@@ -413,15 +347,11 @@ func (c *connection) open(ctx context.Context) (redis.UniversalClient, error) {
 // unreachable says what is wrong with a Redis that did not answer a ping.
 func unreachable(where string, err error) error {
 	var reply redis.Error
-	switch text := err.Error(); {
+	switch {
 	case errors.Is(err, context.Canceled):
 		return err
-	case strings.Contains(text, "DB index is out of range"):
-		return backend("Redis at %s does not have that database (%w); set --db, or the number in --uri, to one that it has", where, err)
-	case strings.Contains(text, "WRONGPASS"), strings.Contains(text, "NOAUTH"), strings.Contains(text, "password"):
-		return backend("Redis at %s refuses user or password (%w); set --username and --password, or AUTOMUTEX_PASSWORD", where, err)
 	case errors.As(err, &reply):
-		return backend("Redis at %s refuses the connection: %w", where, err)
+		return backend("Redis at %s refuses the connection: %w; are --username, --password (or AUTOMUTEX_PASSWORD) and --db right?", where, err)
 	}
 	return backend("Redis at %s does not answer: %w; is it running, and are address and TLS right?", where, err)
 }

@@ -3,22 +3,28 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -29,28 +35,267 @@ func TestMain(m *testing.M) { redistest.Main(m) }
 // it is only used up by tests that fail.
 const patience = 30 * time.Second
 
-// TestCommands builds the program and runs it as operators do.
-func TestCommands(t *testing.T) {
+var update = flag.Bool("update", false, "write the sessions in testdata anew")
+
+// TestSessions plays the sessions of testdata/sessions, each on a Redis of its own. A session is a file of lines:
+//
+//	# for the reader
+//	| a line of the file that "* file" has named
+//	* what happens, see session.act
+//	$ [VARIABLE=value] a command [< the answer to its question]
+//	    what it prints; ! on stderr; its exit code if that is not 0
+//
+// Tokens, times and the like are masked. go test -update writes what is printed anew.
+func TestSessions(t *testing.T) {
+	t.Parallel()
 	b := build(t)
-	for name, test := range map[string]func(*testing.T, binary){
-		"key unique": testKeyUnique, "check": testCheck, "check mistakes": testCheckMistakes, "key": testKey,
-		"list": testList, "list filters": testListFilters, "list many": testListMany, "show": testShow, "show many": testShowMany,
-		"list again": testListAgain,
-		"break":      testBreak, "break gate": testBreakGate, "break asks": testBreakAsks, "break holder": testBreakHolder, "break hangs": testBreakHangs, "break late": testBreakLate,
-		"pause": testPause, "limit": testLimit, "pause and limit": testPauseAndLimit, "targets": testTargets, "controls unreadable": testControlsUnreadable,
-		"control mistakes": testControlMistakes,
-		"sweep":            testSweep, "blocked": testBlocked,
-		"doctor": testDoctor, "doctor rights": testDoctorRights, "doctor replica": testDoctorReplica,
-		"doctor rules": testDoctorRules, "doctor cluster": testDoctorCluster,
-		"completion": testCompletion, "help": testHelp, "readme": testReadme, "usage": testUsage, "arguments": testArguments,
-		"connection": testConnection, "environment": testEnvironment, "no Redis": testNoRedis, "hanging Redis": testHangingRedis,
-		"wrong password": testWrongPassword, "refused commands": testRefusedCommands, "full disk": testFullDisk, "web": testWeb, "web login": testWebLogin, "web operator": testWebOperator, "web refuses": testWebRefuses, "fleet": testFleet,
-	} {
-		t.Run(name, func(t *testing.T) {
+	files, err := filepath.Glob("testdata/sessions/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no sessions: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
 			t.Parallel()
-			test(t, b)
+			text, err := os.ReadFile(file)
+			redistest.Must(t, err)
+			play := func(t *testing.T, s *redistest.Server) {
+				got := (&session{t: t, bin: b, server: s, dir: t.TempDir()}).play(string(text))
+				if *update && s.Kind() != redistest.KindCluster {
+					redistest.Must(t, os.WriteFile(file, []byte(got), 0o600))
+				} else if got != string(text) {
+					t.Errorf("%s\n%s", file, difference(string(text), got))
+				}
+			}
+			if strings.HasPrefix(string(text), "# Also on a Cluster") {
+				redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+					if s.Kind() == redistest.KindMini {
+						t.SkipNow() // its clock stands
+					}
+					play(t, s)
+				})
+				return
+			}
+			play(t, redistest.StartReal(t))
 		})
 	}
+}
+
+// difference is the first lines that two texts do not have in common.
+func difference(want, got string) string {
+	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")
+	i := 0
+	for i < min(len(w), len(g)) && w[i] == g[i] {
+		i++
+	}
+	return fmt.Sprintf("line %d\nwant\n%s\ngot\n%s", i+1, strings.Join(w[i:min(i+9, len(w))], "\n"), strings.Join(g[i:min(i+9, len(g))], "\n"))
+}
+
+// session plays one file.
+type session struct {
+	t        *testing.T
+	bin      binary
+	server   *redistest.Server
+	dir      string // of the files
+	file     string // that lines with a | are written to
+	*traffic        // nil: nothing has needed it
+}
+
+var (
+	argument = regexp.MustCompile(`'[^']*'|[^\s']+`)
+	token    = regexp.MustCompile(`\{token:([^}]+)\}`)
+	// What differs from run to run.
+	masks = []struct {
+		what *regexp.Regexp
+		is   string
+	}{
+		{regexp.MustCompile(`(NOPERM|WRONGTYPE)[^;)\n]*`), "$1..."}, {regexp.MustCompile(`version \d[\d.]+`), "version N"},
+		{regexp.MustCompile(`is \S+ from this`), "is T from this"}, {regexp.MustCompile(`[\w-]{16}\.[a-z0-9]{9,}`), "TOKEN"},
+		{regexp.MustCompile(`20\d\d-\d\d-\d\dT[\d:.]+Z`), "TIME"}, {regexp.MustCompile(`(\d+(\.\d+)?(ms|us|s|m|h))+`), "T"},
+		{regexp.MustCompile(`(ann|bob|me)@[\w.-]+`), "$1@HOST"}, {regexp.MustCompile(`  +`), "  "},
+	}
+)
+
+// play returns the file with what the commands print now.
+func (s *session) play(text string) string {
+	var out strings.Builder
+	for line := range strings.Lines(text) {
+		word, rest, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		switch word {
+		case "*":
+			s.act(words(s.fill(rest)))
+		case "|":
+			f, err := os.OpenFile(filepath.Join(s.dir, s.file), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+			redistest.Must(s.t, err)
+			_, err = f.WriteString(s.fill(rest) + "\n")
+			redistest.Must(s.t, errors.Join(err, f.Close()))
+		case "$":
+			line += s.run(rest)
+		}
+		if !strings.HasPrefix(line, "    ") { // what was printed before
+			out.WriteString(line)
+		}
+	}
+	return out.String()
+}
+
+// words splits a line as a shell does that knows ' alone.
+func words(line string) (all []string) {
+	for _, word := range argument.FindAllString(line, -1) {
+		all = append(all, strings.Trim(word, "'"))
+	}
+	return all
+}
+
+// fill puts in what a file cannot know.
+func (s *session) fill(text string) string {
+	text = strings.ReplaceAll(text, "{addr}", s.server.Addr())
+	if strings.Contains(text, "{acl}") { // the documented rights
+		page, err := os.ReadFile("../../docs/redis.md")
+		redistest.Must(s.t, err)
+		_, rights, _ := strings.Cut(string(page), "ACL SETUSER automutex on >password ")
+		rights, _, _ = strings.Cut(rights, "\n")
+		text = strings.ReplaceAll(text, "{acl}", rights)
+	}
+	if s.traffic != nil {
+		text = strings.NewReplacer("{prefix}", s.prefix, "{queue}", s.queue).Replace(text)
+	}
+	return token.ReplaceAllStringFunc(text, func(of string) string { return s.tokenOf(token.FindStringSubmatch(of)[1]) })
+}
+
+// run runs a command: variables of the environment first, and an answer to its question after <.
+func (s *session) run(line string) string {
+	line, answer, _ := strings.Cut(line, " < ")
+	env := []string{"USER=me", "AUTOMUTEX_TIMEOUT=20s", "AUTOMUTEX_URI=" + s.server.Addr()}
+	if s.server.Kind() == redistest.KindCluster {
+		env = append(env, "AUTOMUTEX_CLUSTER=true")
+	}
+	if s.traffic != nil {
+		env = append(env, "AUTOMUTEX_PREFIX="+s.prefix)
+	}
+	args := words(s.fill(line))
+	for len(args) > 0 && strings.Contains(args[0], "=") {
+		env, args = append(env, args[0]), args[1:]
+	}
+	cmd := s.bin.command(s.t, env, args...)
+	cmd.Dir = s.dir
+	r := finish(s.t, cmd, answer+"\n")
+	var out strings.Builder
+	if args[0] == "list" { // as they are found
+		rows := strings.SplitAfter(r.stdout, "\n")
+		slices.Sort(rows)
+		r.stdout = strings.Join(rows, "")
+	}
+	out.WriteString(indent("    ", r.stdout) + indent("    ! ", r.stderr))
+	if r.exit != exitOK {
+		fmt.Fprintf(&out, "    exit %d\n", r.exit)
+	}
+	return s.mask(out.String())
+}
+
+// indent puts a mark before each line that is not empty.
+func indent(mark, text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if line = strings.TrimRight(line, " \n"); line != "" {
+			b.WriteString(mark + line + "\n")
+		}
+	}
+	return b.String()
+}
+
+func (s *session) mask(text string) string {
+	known := []string{s.server.Addr(), "ADDR"}
+	if s.traffic != nil {
+		known = append(known, s.prefix, "PREFIX", s.queue, "QUEUE")
+	}
+	text = strings.NewReplacer(known...).Replace(text)
+	lines := strings.SplitAfter(text, "\n")
+	for i, line := range lines {
+		line, printed := strings.CutPrefix(line, "    ")
+		for _, m := range masks {
+			if s.traffic != nil || m.is != "T" { // what does not touch Redis shows no time of its own
+				line = m.what.ReplaceAllString(line, m.is)
+			}
+		}
+		if printed {
+			lines[i] = "    " + line
+		}
+		for j := i; j > 0 && strings.HasPrefix(line, "TOKEN ") && strings.HasPrefix(lines[j-1], "    TOKEN ") && lines[j-1] > lines[j]; j-- {
+			lines[j-1], lines[j] = lines[j], lines[j-1] // a renewal changes the order of holders
+		}
+	}
+	return strings.Join(lines, "")
+}
+
+// act does what is no command.
+func (s *session) act(args []string) {
+	ctx := s.t.Context()
+	switch args[0] {
+	case "file":
+		s.file = args[1]
+		return
+	case "redis":
+		all := make([]any, 0, len(args))
+		for _, arg := range args[1:] {
+			all = append(all, arg)
+		}
+		redistest.Must(s.t, s.server.Client(s.t).Do(ctx, all...).Err())
+		return
+	case "traffic":
+		s.traffic = start(s.t, s.server)
+		return
+	}
+	name, rdb := args[1], s.server.Client(s.t)
+	switch args[0] {
+	case "enqueue": // ID TYPE PAYLOAD
+		s.enqueue(name, args[2], args[3])
+	case "holds", "runs": // ID
+		s.holds(name)
+	case "lost": // ID
+		s.lost(name)
+	case "line": // KEY N
+		s.line(number(s.t, args[2]), name)
+	case "state": // ID STATE
+		redistest.Eventually(s.t, patience, func() bool {
+			info, err := asynq.NewInspectorFromRedisClient(rdb).GetTaskInfo(s.queue, name)
+			return err == nil && info.State.String() == args[2]
+		}, "asynq has the task %s as %s", name, args[2])
+	case "blocked": // KEY
+		redistest.Eventually(s.t, patience, func() bool {
+			all, err := s.guard.Blocked(ctx)
+			return err == nil && len(all) == 1
+		}, "a key is blocked")
+	case "says": // OWNER TASK LIMIT, whether it hashes keys
+		say(s.t, s.server, s.prefix, name, len(args) > 4, automutex.Rule{Task: args[2], On: []string{"id"}, Limit: number(s.t, args[3])})
+	case "dead": // NAME: its holder died an hour ago
+		key, now := keys.Key(s.prefix, name), time.Now()
+		redistest.Must(s.t, rdb.Set(ctx, key, fmt.Sprintf("+1 %d", now.Add(time.Hour).UnixMilli()), time.Hour).Err())
+		redistest.Must(s.t, rdb.ZAdd(ctx, key+":holders", redis.Z{Score: float64(now.Add(-time.Hour).UnixMilli()), Member: "x.1|dead|"}).Err())
+	case "take": // NAME, and what becomes of it
+		s.take(name, args[2:])
+	default:
+		s.t.Fatalf("no such action: %q", args)
+	}
+}
+
+func number(t *testing.T, text string) int {
+	t.Helper()
+	n, err := strconv.Atoi(text)
+	redistest.Must(t, err)
+	return n
+}
+
+// say has a worker say which rules it runs, and waits until it has said so.
+func say(t *testing.T, s *redistest.Server, prefix, owner string, hashed bool, rules ...automutex.Rule) {
+	t.Helper()
+	self := fleet.Process{Owner: owner, Hashed: hashed, Rules: inspect.Describe(rules)}
+	worker := fleet.New(s.Client(t), prefix, self, func() []string { return nil }, func([]fleet.Difference) {})
+	worker.Begin()
+	t.Cleanup(func() { worker.Close(context.Background()) })
+	redistest.Eventually(t, patience, func() bool {
+		f, err := fleet.Read(t.Context(), s.Client(t), prefix)
+		return err == nil && slices.ContainsFunc(f, func(p fleet.Process) bool { return p.Owner == owner })
+	}, "the worker tells its rules")
 }
 
 // binary is the built program.
@@ -100,82 +345,42 @@ func (b binary) command(t *testing.T, env []string, args ...string) *exec.Cmd {
 // run runs the program to its end.
 func (b binary) run(t *testing.T, args ...string) result {
 	t.Helper()
-	return b.runWith(t, "", nil, args...)
+	return finish(t, b.command(t, nil, args...), "")
 }
 
-func (b binary) runWith(t *testing.T, stdin string, env []string, args ...string) result {
+func finish(t *testing.T, cmd *exec.Cmd, stdin string) result {
 	t.Helper()
-	cmd := b.command(t, env, args...)
 	var stdout, stderr bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
+	cmd.Stdin, cmd.Stderr = strings.NewReader(stdin), &stderr
+	if cmd.Stdout == nil {
+		cmd.Stdout = &stdout
+	}
 	err := cmd.Run()
 	var exited *exec.ExitError
 	if err != nil && !errors.As(err, &exited) {
-		t.Fatalf("%q: %v", args, err)
+		t.Fatalf("%q: %v", cmd.Args, err)
 	}
-	r := result{args: args, exit: cmd.ProcessState.ExitCode(), stdout: stdout.String(), stderr: stderr.String()}
+	r := result{args: cmd.Args[1:], exit: cmd.ProcessState.ExitCode(), stdout: stdout.String(), stderr: stderr.String()}
 	for _, trace := range []string{"goroutine ", "panic:"} {
 		if strings.Contains(r.stderr, trace) {
-			t.Errorf("%.200q: %s", args, r.stderr)
+			t.Errorf("%.200q: %s", r.args, r.stderr)
 		}
 	}
 	return r
 }
 
-// want holds a run against its exit code and what is to be on stdout, each text
-// somewhere.
-func (r result) want(t *testing.T, exit int, stdout ...string) result {
+// want holds a run against its exit code and what it prints, each text somewhere. A run that fails says why in one line.
+func (r result) want(t *testing.T, exit int, texts ...string) result {
 	t.Helper()
-	if r.exit != exit {
-		t.Errorf("%.200q: exit code %d, want %d", r.args, r.exit, exit)
+	if r.exit != exit || exit == exitOK && r.stderr != "" || exit != exitOK && (!strings.HasPrefix(r.stderr, "automutex: ") || strings.Count(r.stderr, "\n") != 1) {
+		t.Errorf("%.200q: exit code %d, want %d\nstdout:\n%.3000s\nstderr:\n%.3000s", r.args, r.exit, exit, r.stdout, r.stderr)
 	}
-	if exit == exitOK && r.stderr != "" {
-		t.Errorf("%.200q: on stderr of a run that went well: %s", r.args, r.stderr)
-	}
-	for _, text := range stdout {
-		if !strings.Contains(r.stdout, text) {
-			t.Errorf("%.200q: %q is not in the output", r.args, text)
+	for _, text := range texts {
+		if !strings.Contains(r.stdout+r.stderr, text) {
+			t.Errorf("%.200q: %q is not in the output\n%.3000s%.3000s", r.args, text, r.stdout, r.stderr)
 		}
-	}
-	if t.Failed() {
-		t.Logf("%.200q: exit code %d\nstdout:\n%.3000s\nstderr:\n%.3000s", r.args, r.exit, r.stdout, r.stderr)
 	}
 	return r
-}
-
-// wantError is want for a run that fails: with one line on stderr, and nothing
-// on stdout.
-func (r result) wantError(t *testing.T, exit int, text string) {
-	t.Helper()
-	if r.stdout != "" {
-		t.Errorf("%.200q: stdout of a run that failed: %.500s", r.args, r.stdout)
-	}
-	r.wantErrorLine(t, exit, text)
-}
-
-// wantErrorLine is wantError for commands that have shown something before.
-func (r result) wantErrorLine(t *testing.T, exit int, text string) {
-	t.Helper()
-	line := strings.TrimPrefix(r.stderr, "\n")
-	if i := strings.LastIndex(line, "[y/N] "); i >= 0 {
-		line = strings.TrimPrefix(line[i+len("[y/N] "):], "\n")
-	}
-	if r.exit != exit || !strings.HasPrefix(line, "automutex: ") || strings.Count(line, "\n") != 1 || len(line) > 1100 || !strings.Contains(line, text) {
-		t.Errorf("%.200q: exit code %d, want %d and one line with %q on stderr:\n%.2000s", r.args, r.exit, exit, text, r.stderr)
-	}
-}
-
-// lines reads JSON, an object a line.
-func lines[T any](t *testing.T, text string) (all []T) {
-	t.Helper()
-	for line := range strings.Lines(text) {
-		var v T
-		if err := json.Unmarshal([]byte(line), &v); err != nil {
-			t.Fatalf("%v in %q", err, line)
-		}
-		all = append(all, v)
-	}
-	return all
 }
 
 // file writes a file of rules.
@@ -190,11 +395,12 @@ func file(t *testing.T, content string) string {
 // go: real tasks that hold real locks, and real ones that wait for them.
 type traffic struct {
 	t      *testing.T
-	server *redistest.Server
 	queue  string
 	prefix string
-	client *asynq.Client
+	guard  *automutex.Guard
+	client *automutex.Client
 	others *lock.Locker // for what is no task
+	leases map[string]*lock.Lease
 
 	release chan struct{} // closed by stop; handlers return then
 	mu      sync.Mutex    // guards running
@@ -202,40 +408,46 @@ type traffic struct {
 }
 
 // start makes traffic on s that ends with the test.
-func start(t *testing.T, s *redistest.Server, rules ...automutex.Rule) *traffic {
+func start(t *testing.T, s *redistest.Server) *traffic {
 	t.Helper()
 	tr := &traffic{
-		t: t, server: s, queue: redistest.Name(t), prefix: redistest.Name(t),
+		t: t, queue: redistest.Name(t), prefix: redistest.Name(t), leases: map[string]*lock.Lease{},
 		release: make(chan struct{}), running: map[string]context.Context{},
 	}
-	rdb := s.Client(t)
-	quiet := slog.New(slog.DiscardHandler)
-	guard, err := automutex.New(rdb, automutex.Config{Rules: rules, Prefix: tr.prefix, Owner: "worker-1:4242", Logger: quiet, Private: true})
+	rdb, quiet := s.Client(t), slog.New(slog.DiscardHandler)
+	cfg := automutex.Config{Prefix: tr.prefix, Owner: "worker-1:4242", Logger: quiet, Private: true, Rules: []automutex.Rule{
+		{Task: "work", On: []string{"id"}, Busy: automutex.Retry, Wait: time.Hour},
+		{Task: "report", Limit: 3},
+		{Task: "pay", On: []string{"id"}, InOrder: true},
+	}}
+	var err error
+	tr.guard, err = automutex.New(rdb, cfg)
 	redistest.Must(t, err)
-	tr.client = asynq.NewClientFromRedisClient(rdb)
+	tr.client, err = automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), cfg)
+	redistest.Must(t, err)
 	tr.others = lock.New(rdb, lock.Options{Prefix: tr.prefix, Owner: "somebody", Logger: quiet})
-	server := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
+	server := asynq.NewServerFromRedisClient(rdb, tr.guard.ServerConfig(asynq.Config{
 		Concurrency: 10, Queues: map[string]int{tr.queue: 1}, TaskCheckInterval: redistest.CheckEvery,
-		ShutdownTimeout: patience, Logger: redistest.Silent{},
+		DelayedTaskCheckInterval: 100 * time.Millisecond, ShutdownTimeout: patience, Logger: redistest.Silent{},
 	}))
-	redistest.Must(t, server.Start(guard.Middleware(asynq.HandlerFunc(tr.handle))))
+	redistest.Must(t, server.Start(tr.guard.Middleware(asynq.HandlerFunc(tr.handle))))
 	t.Cleanup(func() {
 		close(tr.release)
 		closed := make(chan error, 1) // Close beside Shutdown, as in the guide
-		go func() { closed <- guard.Close(context.Background()) }()
+		go func() { closed <- tr.guard.Close(context.Background()) }()
 		server.Shutdown()
-		if err := <-closed; err != nil {
-			t.Error(err)
-		}
-		if err := tr.others.Close(); err != nil {
+		if err := errors.Join(<-closed, tr.others.Close()); err != nil {
 			t.Error(err)
 		}
 	})
 	return tr
 }
 
-// handle stays until the end, or until its lease is lost.
-func (tr *traffic) handle(ctx context.Context, _ *asynq.Task) error {
+// handle stays until the end, or until its lease is lost. Tasks with nothing to pay fail.
+func (tr *traffic) handle(ctx context.Context, task *asynq.Task) error {
+	if task.Type() == "pay" && !strings.Contains(string(task.Payload()), "sum") {
+		return errors.New("card refused")
+	}
 	id, _ := asynq.GetTaskID(ctx)
 	tr.mu.Lock()
 	tr.running[id] = ctx
@@ -256,12 +468,10 @@ func (tr *traffic) context(id string) context.Context {
 }
 
 // enqueue enqueues a task; its ID is the caller's.
-func (tr *traffic) enqueue(id, taskType, payload string, options ...asynq.Option) {
+func (tr *traffic) enqueue(id, taskType, payload string) {
 	tr.t.Helper()
-	options = append([]asynq.Option{asynq.Queue(tr.queue), asynq.TaskID(id), asynq.Timeout(time.Hour)}, options...)
-	if _, err := tr.client.Enqueue(asynq.NewTask(taskType, []byte(payload)), options...); err != nil {
-		tr.t.Fatal(err)
-	}
+	_, err := tr.client.Enqueue(asynq.NewTask(taskType, []byte(payload)), asynq.Queue(tr.queue), asynq.TaskID(id), asynq.Timeout(time.Hour), asynq.MaxRetry(0))
+	redistest.Must(tr.t, err)
 }
 
 // holds waits until a task's handler runs.
@@ -270,105 +480,62 @@ func (tr *traffic) holds(id string) {
 	redistest.Eventually(tr.t, patience, func() bool { return tr.context(id) != nil }, "the handler of %s runs", id)
 }
 
-// line waits until so many wait for a key.
-func (tr *traffic) line(n int, scope string, parts ...string) {
+// lost waits until a task's handler was told that its lease is lost.
+func (tr *traffic) lost(id string) {
 	tr.t.Helper()
-	m := tr.others.Mutex(scope, lock.Parts(parts...))
+	redistest.Eventually(tr.t, patience, func() bool { return errors.Is(context.Cause(tr.context(id)), lock.ErrLost) }, "the handler of %s is told", id)
+}
+
+// line waits until so many wait for a key.
+func (tr *traffic) line(n int, key string) {
+	tr.t.Helper()
+	m := inner.ByKey(tr.others, inspect.TypedKey(tr.prefix, key))
 	redistest.Eventually(tr.t, patience, func() bool {
 		waiting, err := m.Waiting(tr.t.Context())
 		return err == nil && waiting == n
-	}, "%d wait for %s", n, m.Key())
+	}, "%d wait for %s", n, key)
 }
 
-// flags are those that lead the program here.
-func (tr *traffic) flags(args ...string) []string {
-	return append(args, append(where(tr.server), "--prefix", tr.prefix)...)
+// take takes one of two slots of a lock that no task has, and does one thing more.
+func (tr *traffic) take(name string, then []string) {
+	tr.t.Helper()
+	ctx := tr.t.Context()
+	options := []lock.Option{lock.Note("by hand\x1b[2J")}
+	if len(then) > 0 && then[0] == "rated" {
+		options = append(options, lock.Rate(1, 2*time.Hour, 1))
+	}
+	lease, err := tr.others.Semaphore(name, 2, options...).TryLock(ctx)
+	redistest.Must(tr.t, err)
+	tr.leases[name] = lease
+	for _, what := range then {
+		switch what {
+		case "closes":
+			redistest.Must(tr.t, inner.CloseGate(ctx, lease, time.Hour))
+		case "cools":
+			redistest.Must(tr.t, lease.Cooldown(ctx, time.Hour))
+		case "leaves":
+			redistest.Must(tr.t, lease.Unlock(ctx))
+		}
+	}
+}
+
+// tokenOf is the token of the lease that a name was taken with, or of a task's.
+func (tr *traffic) tokenOf(name string) string {
+	if lease := tr.leases[name]; lease != nil {
+		return lease.Token()
+	}
+	holders, err := tr.others.Mutex("report").Holders(tr.t.Context())
+	redistest.Must(tr.t, err)
+	for _, h := range holders {
+		if strings.HasSuffix(h.Note, "/"+name) {
+			return h.Token
+		}
+	}
+	tr.t.Fatalf("no token of %s", name)
+	return ""
 }
 
 // where are the connection flags to s.
 func where(s *redistest.Server) []string {
-	if s.Kind() == redistest.KindCluster {
-		return []string{"--cluster", "--cluster_addrs", s.Addr(), "--timeout", "20s"}
-	}
 	return []string{"--uri", s.Addr(), "--timeout", "20s"}
-}
-
-// eachReal runs f on a single Redis and on a Cluster.
-func eachReal(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
-	t.Helper()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		if s.Kind() == redistest.KindMini {
-			t.SkipNow()
-		}
-		f(t, s)
-	})
-}
-
-// wait is the rule that most tests hold tasks by.
-var wait = automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Retry, Wait: time.Hour}
-
-// A table's columns are in line, what a terminal would obey is shown, and nothing follows the last cell.
-func TestTable(t *testing.T) {
-	t.Parallel()
-	var out strings.Builder
-	list := [][]string{{"顧客|株式会社", "vm:1", "3"}, {"a\tb|\x1b[31m\n", "vm:22", ""}}
-	redistest.Must(t, printAll(&out, list, false, []string{"KEY", "HOLDER", "LINE"}, func(row []string) [][]string { return [][]string{row} }))
-	if got, want := out.String(), "KEY                        HOLDER  LINE\n顧客|株式会社                    vm:1    3\n"+`a\u0009b|\u001b[31m\u000a  vm:22   `+"\n"; got != want {
-		t.Errorf("got\n%s\nwant\n%s", got, want)
-	}
-}
-
-// The last column of a lock tells what it waits for, and what operators have ordered.
-func TestRows_line(t *testing.T) {
-	t.Parallel()
-	s := inspect.Lock{Key: "k", Line: 2, Parked: 1, Queued: 1, Next: &inspect.Next{Task: "q/1", Blocked: true}, Controls: []inspect.Control{
-		{Paused: true, By: "ann"}, {Limit: 3, By: "bob", Why: "a\nlarger plan"},
-	}}
-	if got, want := rows(s, time.Now())[0][5], "2 (1 parked) (in order), blocked by q/1, paused by ann, limit 3 by bob (a larger plan)"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
-}
-
-// Of a lock with several holders the age of the newest is known alone: it is shown, since another may hang.
-func TestFilter_longer(t *testing.T) {
-	t.Parallel()
-	now := time.Now()
-	recent, old := now.Add(-time.Second), now.Add(-time.Hour)
-	for what, one := range map[string]struct {
-		lock inspect.Lock
-		want bool
-	}{
-		"taken lately":     {inspect.Lock{Held: 1, Since: &recent}, false},
-		"taken long ago":   {inspect.Lock{Held: 1, Since: &old}, true},
-		"held by nobody":   {inspect.Lock{}, false},
-		"held by two":      {inspect.Lock{Held: 2, Since: &recent}, true},
-		"held, since when": {inspect.Lock{Held: 1}, false},
-	} {
-		if got := (filter{longer: time.Minute}).passes(one.lock, now); got != one.want {
-			t.Errorf("%s: %v", what, got)
-		}
-	}
-}
-
-// An error becomes one line and the exit code of its kind.
-func TestExplain(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		err  error
-		exit int
-		text string
-	}{
-		{nil, exitOK, ""},
-		{fmt.Errorf("list: %w", context.Canceled), exitNo, "automutex: interrupted\n"},
-		{unreachable("x", context.Canceled), exitNo, "automutex: interrupted\n"},
-		{unreachable("x", redistest.ReplyError("LOADING the dataset")), exitRedis, "automutex: Redis at x refuses the connection: LOADING the dataset\n"},
-		{fmt.Errorf("automutex: %w", lock.ErrBackend), exitRedis, "automutex: lock: backend error\n"},
-		{errors.New("unknown flag"), exitUsage, "automutex: unknown flag\n"},
-		{&failure{exit: exitNo, error: errors.New("a\nb"), lines: true}, exitNo, "a\nb\n"},
-	} {
-		var out strings.Builder
-		if exit := explain(&out, c.err); exit != c.exit || out.String() != c.text {
-			t.Errorf("%v: %d, %q; want %d, %q", c.err, exit, out.String(), c.exit, c.text)
-		}
-	}
 }

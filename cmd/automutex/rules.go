@@ -23,13 +23,12 @@ import (
 	"github.com/automutex/automutex/unique"
 )
 
-// load reads a file of rules; its mistakes are a line each. The secret of the keys is the file's, or else that of the
-// environment: never on the command line, which others see.
+// load reads a file of rules. The secret of the keys is the file's, or else that of the environment: never on the command
+// line, which others see.
 func load(file string) (automutex.Config, unique.Config, error) {
 	cfg, once, err := config.Load(file)
 	if err != nil {
-		var mistake *config.Error
-		return cfg, once, &failure{exit: exitNo, error: err, lines: errors.As(err, &mistake)}
+		return cfg, once, no("%w", err)
 	}
 	cfg.HashKeys = cmp.Or(cfg.HashKeys, os.Getenv(hashKeysEnv))
 	once.HashKeys = cfg.HashKeys
@@ -53,7 +52,7 @@ For editors that complete and check YAML. Save it, and name it in the first line
   automutex schema > automutex.schema.json
   # yaml-language-server: $schema=automutex.schema.json
 
-The schema is looser than "automutex check", which finds every mistake. Redis is not needed.`, needs(0, 0, ""), func(*cobra.Command, []string) error {
+The schema is looser than "automutex check", which finds every mistake. Redis is not needed.`, cobra.NoArgs, func(*cobra.Command, []string) error {
 		_, err := a.out.Write(config.Schema())
 		return err
 	})
@@ -63,7 +62,7 @@ func newCheck(a *app) *cobra.Command {
 	return command("check FILE", `Check a configuration file
 
 Each mistake is a line on stderr, as file:line:column: text, and the exit code is then 1. What
-is allowed but may surprise is a note. Redis is not needed.`, needs(1, 1, "FILE"), func(_ *cobra.Command, args []string) error {
+is allowed but may surprise is a note. Redis is not needed.`, cobra.ExactArgs(1), func(_ *cobra.Command, args []string) error {
 		cfg, once, err := load(args[0])
 		if err != nil {
 			return err
@@ -88,9 +87,6 @@ func (a *app) printRules(rules []automutex.Rule, once []unique.Rule) error {
 	header := []string{"RULE", "TASK", "KEY", "LIMIT", "TTL", "WAIT", "BUSY"}
 	if slices.ContainsFunc(described, func(r fleet.Rule) bool { return len(r.Also()) > 0 }) {
 		header = append(header, "ALSO")
-	}
-	if len(rules) == 0 {
-		header = nil
 	}
 	err := printAll(a.out, described, false, header, func(r fleet.Rule) [][]string {
 		wait := "-"
@@ -172,7 +168,7 @@ func newKey(a *app) *cobra.Command {
 The locks are taken in this order. Of a unique rule the last column is what keeps duplicates out:
 the ID of the task, or the Redis key of its claim. When no rule matches, or no key can be made
 (the guard archives such a task), the exit code is 1. Redis is not needed. If the file has no
-hash_keys, the secret is AUTOMUTEX_HASH_KEYS of the environment.`, needs(1, 1, "FILE"), func(cmd *cobra.Command, args []string) error {
+hash_keys, the secret is AUTOMUTEX_HASH_KEYS of the environment.`, cobra.ExactArgs(1), func(cmd *cobra.Command, args []string) error {
 		if strings.TrimSpace(taskType) == "" {
 			return usage("key: --type is missing or blank: name the type of the task")
 		}
@@ -297,10 +293,7 @@ alike is served, tasks that no key can be made from, waits longer than the Timeo
 in this database.
 
 Each finding is a line: ok, note (may cause trouble later, or could not be checked) or bad
-(causes trouble now). Something bad makes the exit code 1.`, needs(0, 1, "FILE"), func(cmd *cobra.Command, args []string) error {
-		if options.Tasks < 1 {
-			return usage("--tasks %d: at least 1", options.Tasks)
-		}
+(causes trouble now). Something bad makes the exit code 1.`, cobra.MaximumNArgs(1), func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {
 			cfg, err := a.loadFor(cmd, args[0])
 			if err != nil {
@@ -323,7 +316,6 @@ Each finding is a line: ok, note (may cause trouble later, or could not be check
 		}
 		return nil
 	})
-	cmd.Flags().IntVar(&options.Tasks, "tasks", 1000, "look at so many tasks of each queue and state at most")
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line for each finding")
 	return cmd
 }

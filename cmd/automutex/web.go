@@ -47,7 +47,7 @@ func newWeb(a *app) *cobra.Command {
 --operate lets everybody who gets in break locks and so on; each action is logged, with the name
 of the login. The browser asks for AUTOMUTEX_WEB_USER and AUTOMUTEX_WEB_PASSWORD of the
 environment. Without them the page listens on a loopback address only. It speaks plain HTTP: put a
-proxy with TLS before it where others can listen in.`, needs(0, 1, "FILE"), w.run)
+proxy with TLS before it where others can listen in.`, cobra.MaximumNArgs(1), w.run)
 	cmd.Example = `  automutex web automutex.yaml
   AUTOMUTEX_WEB_USER=ops AUTOMUTEX_WEB_PASSWORD=... automutex web --listen :8081 --operate`
 	cmd.Flags().StringVar(&w.listen, "listen", "127.0.0.1:8081", "address to serve on, host:port; port 0 takes any")
@@ -58,7 +58,7 @@ proxy with TLS before it where others can listen in.`, needs(0, 1, "FILE"), w.ru
 }
 
 func (w *webCommand) run(cmd *cobra.Command, args []string) (err error) {
-	w.user, w.password = os.Getenv(webUserEnv), os.Getenv(webPasswordEnv)
+	w.user, w.password, w.log = os.Getenv(webUserEnv), os.Getenv(webPasswordEnv), slog.New(slog.NewTextHandler(w.app.errs, nil))
 	if err := w.check(); err != nil {
 		return err
 	}
@@ -72,7 +72,6 @@ func (w *webCommand) run(cmd *cobra.Command, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	w.log = slog.New(slog.NewTextHandler(w.app.errs, nil))
 	o := w.options
 	o.Prefix, o.HashKeys, o.Rules, o.Logger = w.app.conn.prefix, cfg.HashKeys, cfg.Rules, w.log
 	o.Audit, o.Access, o.User = w.audit, func(*http.Request) web.Access {
@@ -123,42 +122,29 @@ func (w *webCommand) audit(a web.Action) {
 	w.log.Info("automutex: web: an action was done", append(args, "result", a.Result)...)
 }
 
-// serve serves until ctx ends, and closes the page.
+// serve serves until ctx ends or the listener fails.
 func (w *webCommand) serve(ctx context.Context, page http.Handler) error {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", w.listen)
 	if err != nil {
-		return errors.Join(no("cannot listen: %w", err), closePage(page))
+		return no("cannot listen: %w", err)
 	}
-	return w.serveOn(ctx, page, listener)
-}
-
-func closePage(page http.Handler) error {
-	closer, _ := page.(io.Closer) // web.New says that it is one
-	return closer.Close()
-}
-
-// serveOn serves until ctx ends or the listener fails, and closes the page and the listener.
-func (w *webCommand) serveOn(ctx context.Context, page http.Handler, listener net.Listener) error {
 	srv := &http.Server{
 		Handler: w.guarded(page), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, WriteTimeout: 30 * time.Second,
-		ErrorLog: slog.NewLogLogger(slog.NewTextHandler(w.app.errs, nil), slog.LevelWarn),
+		ErrorLog: slog.NewLogLogger(w.log.Handler(), slog.LevelWarn),
 	}
+	closePage := page.(io.Closer).Close                //nolint:forcetypeassert // web.New says that it is one
+	srv.RegisterOnShutdown(func() { _ = closePage() }) // and the streams with it, so Shutdown waits for short answers only
 	fmt.Fprintf(w.app.out, "the page is at http://%s%s/\n", listener.Addr(), strings.TrimRight(w.options.RootPath, "/"))
-	served := make(chan error, 1) // Serve returns once Shutdown was called, or fails
-	go func() { served <- srv.Serve(listener) }()
-	select {
-	case err := <-served:
-		return errors.Join(no("the server ended: %w", err), closePage(page), srv.Close())
-	case <-ctx.Done():
+	down := make(chan error, 1)
+	context.AfterFunc(ctx, func() {
+		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		down <- srv.Shutdown(bound)
+	})
+	if err := srv.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return errors.Join(no("the server ended: %w", err), srv.Close())
 	}
-	err := closePage(page) // and the streams with it, so Shutdown waits for short answers only
-	bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
-	if shut := srv.Shutdown(bound); shut != nil {
-		err = errors.Join(err, shut, srv.Close())
-	}
-	<-served //nolint:errcheck // http.ErrServerClosed
-	return err
+	return errors.Join(<-down, srv.Close())
 }
 
 // isLoopback reports whether only this machine reaches a host.

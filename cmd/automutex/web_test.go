@@ -3,12 +3,8 @@ package main
 import (
 	"bufio"
 	"context"
-	"errors"
 	"io"
-	"log/slog"
-	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"os/exec"
 	"strings"
@@ -16,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/automutex/automutex/internal/redistest"
-	"github.com/automutex/automutex/web"
 )
 
 // served is a running "automutex web".
@@ -76,7 +71,7 @@ func (s served) send(method, path string, body io.Reader, change func(*http.Requ
 // interrupt although somebody watches.
 func testWeb(t *testing.T, b binary) {
 	s := redistest.Real(t)
-	tr := start(t, s, wait)
+	tr := start(t, s)
 	tr.enqueue("the-task", "work", `{"id": 7}`)
 	tr.holds("the-task")
 	w := startWeb(t, b, nil, file(t, "prefix: "+tr.prefix+"\nrules:\n  - {name: the-rule, task: work, on: [id]}\n"), "--uri", s.Addr(), "--asynqmon-path", "/asynq")
@@ -168,66 +163,20 @@ func testWebOperator(t *testing.T, b binary) {
 // An address that others reach is refused without a login, before anything is served.
 func testWebRefuses(t *testing.T, b binary) {
 	for _, listen := range []string{":8081", "0.0.0.0:8081", "[::]:8081", "192.0.2.1:8081", "example.com:8081"} {
-		b.run(t, "web", "--listen", listen).wantError(t, exitUsage, "AUTOMUTEX_WEB_PASSWORD")
-		b.runWith(t, "", []string{"AUTOMUTEX_WEB_USER=ops"}, "web", "--listen", listen).wantError(t, exitUsage, "go together")
+		b.run(t, "web", "--listen", listen).want(t, exitUsage, "AUTOMUTEX_WEB_PASSWORD")
 	}
 	for env, want := range map[string]string{
 		"AUTOMUTEX_WEB_USER=a:b": "AUTOMUTEX_WEB_USER has a colon", "AUTOMUTEX_WEB_USER=ops\n": "has a control character",
-		"AUTOMUTEX_WEB_PASSWORD=secret\r": "has a control character",
+		"AUTOMUTEX_WEB_PASSWORD=secret\r": "has a control character", "AUTOMUTEX_WEB_PASSWORD=": "go together",
 	} {
-		b.runWith(t, "", []string{"AUTOMUTEX_WEB_USER=ops", "AUTOMUTEX_WEB_PASSWORD=a:b", env}, "web").wantError(t, exitUsage, want)
+		finish(t, b.command(t, []string{"AUTOMUTEX_WEB_USER=ops", "AUTOMUTEX_WEB_PASSWORD=a:b", env}, "web"), "").want(t, exitUsage, want)
 	}
 	for _, listen := range []string{"", "8081", "127.0.0.1:"} {
-		b.run(t, "web", "--listen", listen).wantError(t, exitUsage, "host:port")
+		b.run(t, "web", "--listen", listen).want(t, exitUsage, "host:port")
 	}
 	s := redistest.Mini(t)
-	b.run(t, "web", "--uri", s.Addr(), "--root-path", "locks").wantError(t, exitUsage, "RootPath")
-	b.run(t, "web", "--uri", s.Addr(), "--listen", s.Addr()).wantError(t, exitNo, "cannot listen")
-	b.run(t, "web", "no such file").wantError(t, exitNo, "no such file")
-	b.run(t, "web", "--uri", "127.0.0.1:1").wantError(t, exitRedis, "does not answer")
-}
-
-// A listener that fails ends the command with its error, and a listener that cannot be opened
-// too; the page is closed, with the stream of somebody who watches.
-func TestWeb_listenerFails(t *testing.T) {
-	t.Parallel()
-	newPage := func() http.Handler {
-		page, err := web.New(redistest.Real(t).Client(t), web.Options{Prefix: redistest.Name(t), Logger: slog.New(slog.DiscardHandler)})
-		redistest.Must(t, err)
-		return page
-	}
-	isClosed := func(page http.Handler) {
-		t.Helper()
-		answer := httptest.NewRecorder()
-		page.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/", nil))
-		if answer.Code != http.StatusServiceUnavailable {
-			t.Errorf("the page answers %d, and was not closed", answer.Code)
-		}
-	}
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	redistest.Must(t, err)
-	page := newPage()
-	w := &webCommand{app: &app{out: io.Discard, errs: io.Discard}, listen: listener.Addr().String()}
-	ended := make(chan error, 1)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	go func() { ended <- w.serveOn(ctx, page, listener) }() // ends with the listener, or with ctx
-	live, err := http.Get("http://" + w.listen + "/live?view=keys")
-	redistest.Must(t, err)
-	defer live.Body.Close()
-
-	other := newPage()
-	if err := w.serve(ctx, other); err == nil {
-		t.Error("an address that is taken was listened on")
-	}
-	isClosed(other)
-
-	redistest.Must(t, listener.Close())
-	if err := <-ended; !errors.Is(err, net.ErrClosed) {
-		t.Errorf("the command ends with %v, want the listener's error", err)
-	}
-	isClosed(page)
-	if _, err := io.Copy(io.Discard, live.Body); err != nil && ctx.Err() != nil {
-		t.Errorf("the stream goes on: %v", err)
-	}
+	b.run(t, "web", "--uri", s.Addr(), "--root-path", "locks").want(t, exitUsage, "RootPath")
+	b.run(t, "web", "--uri", s.Addr(), "--listen", s.Addr()).want(t, exitNo, "cannot listen")
+	b.run(t, "web", "no such file").want(t, exitNo, "no such file")
+	b.run(t, "web", "--uri", "127.0.0.1:1").want(t, exitRedis, "does not answer")
 }

@@ -136,11 +136,17 @@ func InBraces(key string) (target string, ok bool) {
 	return target, ok
 }
 
+// Bare returns the target of an Order as it is stored: of a whole key, what stands between the braces.
+func Bare(target string) string {
+	if stored, whole := InBraces(target); whole {
+		return stored
+	}
+	return target
+}
+
 // AppliesTo reports whether the target of an Order is one of the lock with that Redis key.
 func AppliesTo(target, key string) bool {
-	if stored, whole := InBraces(target); whole {
-		target = stored
-	}
+	target = Bare(target)
 	text, ok := InBraces(key)
 	for ok && text != "" && text != target {
 		text = wider(text)

@@ -1,5 +1,5 @@
 // Package doctor looks for what keeps locks from working: Redis' settings and rights, and rules that do not fit the
-// tasks that there are. The command line and the web page share it.
+// tasks that there are.
 package doctor
 
 import (
@@ -49,7 +49,6 @@ type Finding struct {
 type Options struct {
 	Prefix string            // of the locks
 	Config *automutex.Config // the rules to hold against the tasks; nil: those that Guards say they run
-	Tasks  int               // tasks to read of each queue and state at most
 }
 
 // Examine checks everything. An error ends it early, with the findings until then: Redis
@@ -401,13 +400,16 @@ func (d *doctor) trial(ctx context.Context, cfg automutex.Config, queues []strin
 	return nil
 }
 
-// eachTask calls f for the tasks of the queues, Options.Tasks of each state at most.
+// mostTasks is how many tasks of each queue and state are looked at.
+const mostTasks = 1000
+
+// eachTask calls f for the tasks of the queues.
 func (d *doctor) eachTask(ctx context.Context, queues []string, f func(*asynq.TaskInfo)) error {
 	type lister func(string, ...asynq.ListOption) ([]*asynq.TaskInfo, error)
 	in, page := d.asynq, 100
 	for _, queue := range queues {
 		for _, list := range []lister{in.ListPendingTasks, in.ListActiveTasks, in.ListScheduledTasks, in.ListRetryTasks, in.ListArchivedTasks, in.ListCompletedTasks} {
-			for n := 0; n*page < d.Tasks && ctx.Err() == nil; n++ {
+			for n := 0; n*page < mostTasks && ctx.Err() == nil; n++ {
 				tasks, err := list(queue, asynq.PageSize(page), asynq.Page(n+1))
 				if err != nil && !errors.Is(err, asynq.ErrQueueNotFound) { // deleted meanwhile
 					return err

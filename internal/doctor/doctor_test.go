@@ -104,7 +104,7 @@ func TestExamine_commandFails(t *testing.T) {
 				}
 				return c.error
 			})
-			all, err := Examine(t.Context(), rdb, Options{Prefix: prefix, Tasks: 1, Config: &automutex.Config{Prefix: prefix, Rules: []automutex.Rule{{Task: "pay"}}}})
+			all, err := Examine(t.Context(), rdb, Options{Prefix: prefix, Config: &automutex.Config{Prefix: prefix, Rules: []automutex.Rule{{Task: "pay"}}}})
 			if !has(all, c.level, c.what, c.text) || (c.error == io.EOF) != errors.Is(err, lock.ErrBackend) {
 				t.Errorf("%v; want %s %s %q in %+v", err, c.level, c.what, c.text, all)
 			}
@@ -232,7 +232,7 @@ func TestExamine_many(t *testing.T) {
 			redistest.Must(t, err)
 		}
 	}
-	all, err := Examine(t.Context(), rdb, Options{Prefix: prefix, Tasks: 100, Config: &automutex.Config{Prefix: prefix, Rules: rules}})
+	all, err := Examine(t.Context(), rdb, Options{Prefix: prefix, Config: &automutex.Config{Prefix: prefix, Rules: rules}})
 	redistest.Must(t, err)
 	if CountBad(all) != 2*most+1 || !has(all, Bad, "order", "and 2 more keys; automutex blocked lists all") || !has(all, Bad, "keys", "(7 tasks)") || has(all, Bad, "keys", "(2 tasks)") {
 		t.Errorf("%+v", all)

@@ -309,8 +309,7 @@ func InBraces(key string) string {
 
 // ScopeOf returns the scope in a lock's key, as the key has it. fleet.Rule.Has says whether a rule has it.
 func ScopeOf(key string) string {
-	target, _ := control.InBraces(key)
-	scope, _, _ := strings.Cut(target, "|")
+	scope, _, _ := strings.Cut(control.Bare(key), "|")
 	return scope
 }
 
@@ -410,14 +409,6 @@ func TypedKey(prefix, text string) string {
 	return Key(prefix, text) // package lock says what is wrong with it
 }
 
-// Stored is the target of a control as it is stored: what stands between the braces of a key.
-func Stored(target string) string {
-	if stored, whole := control.InBraces(target); whole {
-		return stored
-	}
-	return target
-}
-
 // IsScope reports whether a rule has a scope of that very name, which then is the target of an order although it has a |.
 func IsScope(rules []fleet.Rule, text string) bool {
 	scope := keys.Scope(text)
@@ -442,7 +433,7 @@ func Target(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient,
 		return "", nil
 	}
 	if why, meant := Unknown(rules, hashed, prefix, text); why != "" && !force {
-		is := func(l Lock) bool { return Stored(l.Key) == stored || ScopeOf(l.Key) == stored }
+		is := func(l Lock) bool { return control.Bare(l.Key) == stored || ScopeOf(l.Key) == stored }
 		used := false
 		for some, err := range Walk(ctx, locker, rdb) {
 			if err != nil {

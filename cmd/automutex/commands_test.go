@@ -1,0 +1,387 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/spf13/cobra"
+
+	"github.com/automutex/automutex/internal/doctor"
+	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// TestCommands runs the program where a session cannot: beside what happens while it runs.
+func TestCommands(t *testing.T) {
+	t.Parallel()
+	b := build(t)
+	for name, test := range map[string]func(*testing.T, binary){
+		"list again": testListAgain, "list many": testListMany, "break": testBreak, "arguments": testArguments, "help": testHelp, "readme": testReadme,
+		"hanging Redis": testHangingRedis, "refused commands": testRefusedCommands, "full disk": testFullDisk,
+		"web": testWeb, "web login": testWebLogin, "web operator": testWebOperator, "web refuses": testWebRefuses,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, b)
+		})
+	}
+}
+
+// With -w the list comes again and again, until an interrupt, which is how one leaves.
+func testListAgain(t *testing.T, b binary) {
+	s := redistest.Real(t)
+	tr := start(t, s)
+	tr.take("held", nil)
+	cmd := b.command(t, nil, append(where(s), "list", "-w=100ms", "--prefix", tr.prefix)...)
+	out, err := cmd.StdoutPipe()
+	redistest.Must(t, err)
+	redistest.Must(t, cmd.Start())
+	shown := bufio.NewScanner(out)
+	for tables := 0; tables < 3 && shown.Scan(); {
+		if strings.HasPrefix(shown.Text(), "KEY") {
+			tables++
+		}
+	}
+	redistest.Must(t, cmd.Process.Signal(os.Interrupt))
+	_, err = io.Copy(io.Discard, out)
+	if err := errors.Join(err, cmd.Wait()); err != nil {
+		t.Errorf("after an interrupt: %v", err)
+	}
+}
+
+// Many locks do not block Redis: what the program sends is many commands, and none that walks all keys at once. Of a long
+// line show has the first hundred places.
+func testListMany(t *testing.T, b binary) {
+	const many = 20_000
+	s := redistest.StartReal(t)
+	rdb := s.Client(t)
+	const fill = `
+for i = ARGV[1], ARGV[2] do
+  redis.call('SET', 'automutex:{work|' .. i .. '}', 'channel.' .. i .. '|worker|default/' .. i, 'PX', 3600000)
+end`
+	for from := 0; from < many; from += 1000 {
+		if err := rdb.Eval(t.Context(), fill, nil, from, from+999).Err(); err != nil && err != redis.Nil {
+			t.Fatal(err)
+		}
+	}
+	redistest.Must(t, rdb.ConfigResetStat(t.Context()).Err())
+	r := b.run(t, append(where(s), "list")...).want(t, exitOK)
+	if rows := strings.Count(r.stdout, "\n"); rows != many+1 {
+		t.Errorf("%d rows, want %d and a header", rows, many)
+	}
+	stats := doctor.ParseInfo(rdb.Info(t.Context(), "commandstats").Val())
+	for command, most := range map[string]int{"scan": many, "get": many + 1000, "keys": 0} {
+		calls := 0
+		_, _ = fmt.Sscanf(stats["cmdstat_"+command], "calls=%d,", &calls)
+		if calls > most || most > 0 && calls < many/1000 {
+			t.Errorf("%s: %d calls", command, calls)
+		}
+	}
+	tr := start(t, s)
+	tr.take("hot", nil)
+	tr.take("hot", nil)
+	now := make(chan struct{})
+	close(now)
+	for i := range 103 {
+		parked := tr.others.Mutex("hot", lock.Note(fmt.Sprint("task ", i+1)))
+		if _, err := inner.LockOrPark(t.Context(), parked, now); !errors.Is(err, lock.ErrBusy) {
+			t.Fatal(err)
+		}
+	}
+	r = b.run(t, append(where(s), "show", "hot", "--prefix", tr.prefix)...).want(t, exitOK, "103 parked", "(parked)", "task 100 ")
+	if !strings.HasSuffix(r.stdout, "\nand 3 more\n") || strings.Contains(r.stdout, "task 101") {
+		t.Errorf("of 103 places:\n%s", r.stdout)
+	}
+}
+
+// A break whose question is open ends with an interrupt, with what has ended by itself, and with a Redis that falls silent.
+func testBreak(t *testing.T, b binary) {
+	s := redistest.Real(t)
+	tr := start(t, s)
+	for name, c := range map[string]struct {
+		then  []string
+		while func(*exec.Cmd, *redistest.Proxy) error
+		exit  int
+		text  string
+	}{
+		"hangs": {nil, func(_ *exec.Cmd, p *redistest.Proxy) error { p.Blackhole(true); return nil }, exitRedis, "0 of 1 broken"},
+		"stops": {nil, func(cmd *exec.Cmd, _ *redistest.Proxy) error { return cmd.Process.Signal(os.Interrupt) }, exitNo, "interrupted; nothing was done"},
+		"ended": {nil, func(*exec.Cmd, *redistest.Proxy) error { return tr.leases["ended"].Unlock(t.Context()) }, exitNo, "is over; nothing was done"},
+		"opens": {[]string{"closes", "leaves"}, func(*exec.Cmd, *redistest.Proxy) error {
+			_, err := inner.OpenGate(t.Context(), tr.others.Mutex("opens"))
+			return err
+		}, exitNo, "is over; nothing was done"},
+	} {
+		tr.take(name, c.then)
+		proxy := redistest.NewProxy(t, s.Addr())
+		cmd := b.command(t, nil, "break", name, "--prefix", tr.prefix, "--uri", proxy.Addr(), "--timeout", "1s")
+		answer, err := cmd.StdinPipe()
+		redistest.Must(t, err)
+		stderr, err := cmd.StderrPipe()
+		redistest.Must(t, err)
+		redistest.Must(t, cmd.Start())
+		questions := bufio.NewReader(stderr)
+		_, err = questions.ReadString(']') // [y/N]
+		redistest.Must(t, errors.Join(err, c.while(cmd, proxy)))
+		if name != "stops" {
+			_, err = io.WriteString(answer, "y\n")
+			redistest.Must(t, err)
+		}
+		said, _ := io.ReadAll(questions)
+		_ = cmd.Wait() // the exit code says it
+		if exit := cmd.ProcessState.ExitCode(); exit != c.exit || !strings.Contains(string(said), c.text) {
+			t.Errorf("%s: exit code %d, %q; want %d, %q", name, exit, said, c.exit, c.text)
+		}
+	}
+}
+
+// Whatever the argument, there is one line and nothing is done.
+func testArguments(t *testing.T, b binary) {
+	s := redistest.Real(t)
+	for _, arg := range []string{"\xff\xfe\x01", "a\nb", "\x1b[2J", strings.Repeat("x", 120_000), "{}"} {
+		for _, command := range [][]string{{"show", arg}, {"break", arg, "--yes"}, {"check", arg}, {"list", arg}} {
+			r := b.run(t, append(where(s), command...)...)
+			if r.exit == exitOK || r.exit == exitRedis || r.stdout != "" || len(r.stderr) > 1100 || !utf8.ValidString(r.stderr) ||
+				strings.ContainsAny(strings.TrimSuffix(r.stderr, "\n"), "\n\x1b") {
+				t.Errorf("%.50q: %d, %.300q", command, r.exit, r.stderr)
+			}
+		}
+	}
+}
+
+func testHelp(t *testing.T, b binary) {
+	b.run(t, "--help").want(t, exitOK, "Exit codes", "AUTOMUTEX_URI", "doctor")
+	b.run(t).want(t, exitOK, "Available Commands")
+	b.run(t, "--version").want(t, exitOK, "automutex ")
+	b.run(t, "schema").want(t, exitOK, `"$schema"`)
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		b.run(t, "completion", shell).want(t, exitOK, "automutex")
+	}
+}
+
+// testReadme compares what docs/operations.md shows with the program: its file, its
+// commands and their flags, the columns, and the slips that it makes.
+func testReadme(t *testing.T, b binary) {
+	data, err := os.ReadFile("../../docs/operations.md")
+	redistest.Must(t, err)
+	readme := string(data)
+	_, rules, _ := strings.Cut(readme, "```yaml\n")
+	rules, _, _ = strings.Cut(rules, "```")
+	dir := t.TempDir()
+	name := dir + "/automutex.yaml"
+	inReadme := func(r result, output string) {
+		t.Helper()
+		for line := range strings.Lines(strings.ReplaceAll(output, dir+"/", "")) {
+			if !strings.Contains(readme, "    "+line) && line != "\n" {
+				t.Errorf("%q: docs/operations.md does not show\n%s", r.args, line)
+			}
+		}
+	}
+	redistest.Must(t, os.WriteFile(name, []byte(rules), 0o600))
+	r := b.run(t, "check", name).want(t, exitOK)
+	inReadme(r, r.stdout)
+	r = b.run(t, "key", name, "--type", "github:push", "--payload", `{"repository": {"full_name": "octo/hello"}}`).want(t, exitOK)
+	inReadme(r, r.stdout)
+	slips := strings.NewReplacer("limit: 3", "limt: 3", "retry_in: 30s", "retry_in: 30").Replace(rules)
+	redistest.Must(t, os.WriteFile(name, []byte(slips), 0o600))
+	r = b.run(t, "check", name) // a mistake a line
+	inReadme(r, r.stderr)
+
+	commands := regexp.MustCompile("(?m)(?:^    \\$ |`)automutex ([a-z][^`\n]*)").FindAllStringSubmatch(readme, -1)
+	if len(commands) < 10 {
+		t.Errorf("found %d commands in docs/operations.md", len(commands))
+	}
+	for _, m := range commands {
+		args := strings.ReplaceAll(m[1], "'", "") // no shell here: what is quoted falls apart, but for its flags
+		b.run(t, append(strings.Fields(args), "--help")...).want(t, exitOK, "Usage:\n  automutex "+strings.Fields(args)[0])
+	}
+}
+
+// Every command that a script or the engine sends is tried.
+func TestDoctor_triesWhatTheScriptsCall(t *testing.T) {
+	t.Parallel()
+	tried := []string{"multi", "exec"} // of go-redis, not of ours
+	tried = append(tried, doctor.Commands()...)
+	for _, command := range scriptCommands(t) {
+		if !slices.Contains(tried, command) {
+			t.Errorf("%s is called by a script, and not tried", command)
+		}
+	}
+}
+
+// scriptCommands are the commands that the engine's scripts call.
+func scriptCommands(t *testing.T) (commands []string) {
+	t.Helper()
+	files, err := filepath.Glob("../../internal/*/lua/*.lua")
+	if err != nil || len(files) == 0 {
+		t.Fatal(err)
+	}
+	call := regexp.MustCompile(`call\('(\w+)'`)
+	for _, f := range files {
+		source, err := os.ReadFile(f)
+		redistest.Must(t, err)
+		for _, m := range call.FindAllStringSubmatch(string(source), -1) {
+			commands = append(commands, strings.ToLower(m[1]))
+		}
+	}
+	slices.Sort(commands)
+	return slices.Compact(commands)
+}
+
+// online are commands that need Redis.
+var online = [][]string{{"list"}, {"show", "x"}, {"break", "x", "--yes"}, {"sweep"}, {"doctor"}}
+
+// testHangingRedis: one that accepts connections and never answers, from the beginning or from somewhere in the middle, is
+// an error at the timeout. A run that hangs is ended by the test.
+func testHangingRedis(t *testing.T, b binary) {
+	proxy := redistest.NewProxy(t, redistest.Real(t).Addr())
+	proxy.Blackhole(true)
+	middle := redistest.NewProxy(t, redistest.Real(t).Addr())
+	middle.Hold(func(command []string) bool {
+		return command[0] != "HELLO" && command[0] != "CLIENT" && command[0] != "PING"
+	}, 1<<30)
+	for _, command := range online {
+		for _, flags := range [][]string{{"--uri", proxy.Addr()}, {"--cluster", "--uri", proxy.Addr()}, {"--uri", middle.Addr()}} {
+			t.Run(strings.Join(append(command[:1:1], flags...), " "), func(t *testing.T) {
+				t.Parallel()
+				r := b.run(t, append(command[:len(command):len(command)], append(flags, "--timeout", "1s")...)...)
+				r.want(t, exitRedis)
+			})
+		}
+	}
+}
+
+// A right that the user in Redis lacks ends a command with Redis' reason.
+func testRefusedCommands(t *testing.T, b binary) {
+	s := redistest.StartReal(t)
+	tr := start(t, s)
+	tr.take("held", nil)
+	tr.take("closed", []string{"closes", "leaves"})
+	rules := file(t, "prefix: "+tr.prefix+"\nrules: [{task: work, on: [id]}]")
+	for _, c := range []struct {
+		rights string
+		args   []string
+		says   string
+	}{
+		{"-time", []string{"blocked"}, ""},
+		{"-time", []string{"controls"}, ""},
+		{"-time", []string{"list"}, ""},
+		{"-scan", []string{"blocked"}, ""},
+		{"-scan", []string{"list"}, ""},
+		{"-scan", []string{"pause", "nobody", "--rules", rules}, ""},
+		{"-@scripting", []string{"skip", "work|7", "default/first"}, ""},
+		{"-hdel", []string{"break", "closed", "--yes"}, "0 of 0 broken, and the closed gate not ended: "},
+	} {
+		redistest.Must(t, s.Client(t).Do(t.Context(), "ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*", "&*", "+@all", c.rights).Err())
+		r := b.run(t, append(append(where(s), "--prefix", tr.prefix, "--username", "limited", "--password", "secret"), c.args...)...)
+		r.want(t, exitRedis, c.says)
+		if !strings.Contains(r.stderr, "NOPERM") && !strings.Contains(r.stderr, "the user has no right to it") {
+			t.Errorf("%q without %s: %s", c.args, c.rights, r.stderr)
+		}
+	}
+}
+
+// What cannot be written is one line, and neither a success nor wrong use.
+func testFullDisk(t *testing.T, b binary) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip("there is no /dev/full")
+	}
+	t.Cleanup(func() { _ = full.Close() })
+	s := redistest.Real(t)
+	tr := start(t, s)
+	tr.take("held", nil)
+	redistest.Must(t, tr.others.Controls().SetLimit(t.Context(), "held", 2, ""))
+	rules := file(t, "rules: [{task: work, on: [id]}]\nunique: [{task: work, on: [id]}]")
+	key := []string{"key", rules, "--type", "work", "--payload", `{"id": 7}`}
+	for _, args := range [][]string{
+		{"schema"}, {"check", rules}, {"check", file(t, "unique: [{task: work, on: [id]}]")}, key, append(key, "--json"),
+		{"list"}, {"list", "--json"}, {"show", "held"}, {"break", "held", "--yes"}, {"controls"}, {"controls", "--json"},
+	} {
+		cmd := b.command(t, []string{"AUTOMUTEX_URI=" + s.Addr(), "AUTOMUTEX_PREFIX=" + tr.prefix}, args...)
+		cmd.Stdout = full
+		finish(t, cmd, "").want(t, exitNo, "no space left on device\n")
+	}
+	if held, err := tr.others.Mutex("held").Holders(t.Context()); err != nil || len(held) != 1 {
+		t.Errorf("a lock that could not be shown was broken: %v, %v", held, err)
+	}
+}
+
+// A table's columns are in line, what a terminal would obey is shown, and nothing follows the last cell.
+func TestTable(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	list := [][]string{{"顧客|株式会社", "vm:1", "3"}, {"a\tb|\x1b[31m\n", "vm:22", ""}}
+	redistest.Must(t, printAll(&out, list, false, []string{"KEY", "HOLDER", "LINE"}, func(row []string) [][]string { return [][]string{row} }))
+	if got, want := out.String(), "KEY                        HOLDER  LINE\n顧客|株式会社                    vm:1    3\n"+`a\u0009b|\u001b[31m\u000a  vm:22   `+"\n"; got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// The last column of a lock tells what it waits for, and what operators have ordered.
+func TestRows_line(t *testing.T) {
+	t.Parallel()
+	s := inspect.Lock{Key: "k", Line: 2, Parked: 1, Queued: 1, Next: &inspect.Next{Task: "q/1", Blocked: true}, Controls: []inspect.Control{
+		{Paused: true, By: "ann"}, {Limit: 3, By: "bob", Why: "a\nlarger plan"},
+	}}
+	if got, want := rows(s, time.Now())[0][5], "2 (1 parked) (in order), blocked by q/1, paused by ann, limit 3 by bob (a larger plan)"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// Of a lock with several holders the age of the newest is known alone: it is shown, since another may hang.
+func TestFilter_longer(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	recent, old := now.Add(-time.Second), now.Add(-time.Hour)
+	for what, one := range map[string]struct {
+		lock inspect.Lock
+		want bool
+	}{
+		"taken lately":     {inspect.Lock{Held: 1, Since: &recent}, false},
+		"taken long ago":   {inspect.Lock{Held: 1, Since: &old}, true},
+		"held by nobody":   {inspect.Lock{}, false},
+		"held by two":      {inspect.Lock{Held: 2, Since: &recent}, true},
+		"held, since when": {inspect.Lock{Held: 1}, false},
+	} {
+		if got := (filter{longer: time.Minute}).passes(one.lock, now); got != one.want {
+			t.Errorf("%s: %v", what, got)
+		}
+	}
+}
+
+// An error becomes one line and the exit code of its kind.
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  error
+		exit int
+		text string
+	}{
+		{nil, exitOK, ""},
+		{fmt.Errorf("list: %w", context.Canceled), exitNo, "automutex: interrupted\n"},
+		{unreachable("x", context.Canceled), exitNo, "automutex: interrupted\n"},
+		{fmt.Errorf("automutex: %w", lock.ErrBackend), exitRedis, "automutex: lock: backend error\n"},
+		{errors.New("unknown flag"), exitUsage, "automutex: unknown flag; see automutex --help\n"},
+		{no("%s", "a\nb"), exitNo, "automutex: a b\n"},
+	} {
+		var out strings.Builder
+		if exit := explain(&out, &cobra.Command{Use: "automutex"}, c.err); exit != c.exit || out.String() != c.text {
+			t.Errorf("%v: %d, %q; want %d, %q", c.err, exit, out.String(), c.exit, c.text)
+		}
+	}
+}
