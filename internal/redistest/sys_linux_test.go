@@ -15,7 +15,7 @@ import (
 func TestServers_dieWithTheBinary(t *testing.T) {
 	const asked = "REDISTEST_PRINT_PID"
 	if os.Getenv(asked) != "" {
-		fmt.Println("pid", StartReal(t).nodes[0].cmd.Process.Pid)
+		fmt.Println("pid", StartReal(t).nodes[0].run.cmd.Process.Pid)
 		Must(t, syscall.Kill(os.Getpid(), syscall.SIGKILL))
 	}
 	t.Parallel()
