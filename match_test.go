@@ -49,13 +49,6 @@ func TestRuleSet_matchesAsServeMuxDoes(t *testing.T) {
 	}
 }
 
-func TestRuleSet_matchAllocatesNothing(t *testing.T) {
-	rs := compileRules(t, Rule{Task: "a:"}, Rule{Task: "b"})
-	if n := testing.AllocsPerRun(100, func() { rs.match("a:b"); rs.match("b"); rs.match("c") }); n > 0 {
-		t.Errorf("%v allocations", n)
-	}
-}
-
 func TestRuleSet_targets(t *testing.T) {
 	t.Parallel()
 	rs := compileRules(t,
@@ -228,29 +221,4 @@ func keyCircle(before map[string]map[string]bool) (circle []string) {
 		}
 	}
 	return nil
-}
-
-func BenchmarkTargets(b *testing.B) {
-	rs, _, err := compile(Config{Rules: []Rule{
-		{Task: "itunes:verify", On: []string{"transaction_id"}},
-		{Task: "transfer", Scope: "account", On: []string{"from"}},
-		{Task: "transfer", Scope: "account", On: []string{"to"}},
-	}})
-	if err != nil {
-		b.Fatal(err)
-	}
-	for _, task := range []*asynq.Task{
-		asynq.NewTask("itunes:verify", []byte(`{"transaction_id":1000000123456789}`)),
-		asynq.NewTask("transfer", []byte(`{"from":17,"to":4,"amount":"12.50"}`)),
-		asynq.NewTask("unmatched", nil),
-	} {
-		b.Run(task.Type(), func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := rs.targets(b.Context(), task, "automutex"); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
 }

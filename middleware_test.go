@@ -15,6 +15,7 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/stamp"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -51,23 +52,27 @@ func TestAttempt_sleep(t *testing.T) {
 // What a handler returns is what asynq gets: that very value.
 func TestMiddleware_passesErrorsThrough(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		guard := newGuard(t, s, Rule{Task: "work"})
-		for _, want := range []error{
-			nil, errors.New("own"), asynq.SkipRetry, asynq.RevokeTask,
-			fmt.Errorf("wrapped: %w", asynq.SkipRetry), fmt.Errorf("wrapped: %w", asynq.RevokeTask),
-			lock.ErrBusy, &lock.BusyError{Name: "own"}, &BusyError{Rule: "own"},
-		} {
-			got := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return want })).
-				ProcessTask(context.Background(), asynq.NewTask("work", nil))
-			if got != want {
-				t.Errorf("got %v, want %v", got, want)
-			}
-			if guard.findReturned(got) != nil {
-				t.Errorf("%v is taken for a hand-back", got)
-			}
+	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
+	for _, want := range []error{
+		nil, errors.New("own"), asynq.SkipRetry, fmt.Errorf("wrapped: %w", asynq.RevokeTask), lock.ErrBusy, &BusyError{Rule: "own"},
+	} {
+		got := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return want })).
+			ProcessTask(context.Background(), asynq.NewTask("work", nil))
+		if got != want || guard.findReturned(got) != nil {
+			t.Errorf("got %v, want %v, which is no hand-back", got, want)
 		}
-	})
+	}
+}
+
+// What is known of the holder reaches the task that parks behind it.
+func TestPark_knowsHowLongTheKeyIsTaken(t *testing.T) {
+	t.Parallel()
+	d := &delivery{facts: facts{guard: newGuard(t, redistest.Mini(t))}}
+	err := d.toBusyError(target{rule: &compiledRule{}}, &engine.Busy{Answer: turn.Answer{Parked: true, Place: 3, SinceTaken: time.Minute, InLine: time.Second}})
+	var busy *BusyError
+	if !errors.As(err, &busy) || !busy.parked || busy.Place != 3 || busy.takenFor != time.Minute || busy.inLine != time.Second {
+		t.Errorf("%+v", busy)
+	}
 }
 
 // What a look at the head finds, and what follows.
@@ -170,84 +175,63 @@ func TestPark_parkBy(t *testing.T) {
 // Asked to stop before its handler began, a task does not run, and holds nothing.
 func TestReplace_askedBeforeItRuns(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		guard := newGuard(t, s, Rule{Task: "work", On: []string{"id"}, Busy: Replace})
-		task := asynq.NewTask("work", []byte(`{"id":1}`))
-		targets, err := guard.rules.targets(t.Context(), task, guard.cfg.Prefix)
-		redistest.Must(t, err)
-		d := guard.newDelivery(t.Context(), task)
-		redistest.Must(t, d.registerArrival(targets[0]))
-		d.replacing.requestStop(targets[0])
-		err = d.run(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
-			t.Error("it runs")
-			return nil
-		}))
-		if !errors.Is(err, ErrReplaced) || !errors.Is(err, asynq.RevokeTask) {
-			t.Errorf("answered %v", err)
-		}
-		if info, err := guard.engine.Inspect(t.Context(), engine.Ref{Key: targets[0].key}, 1, "", ""); info.Held > 0 || err != nil {
-			t.Errorf("the key is held: %+v, %v", info, err)
-		}
-	})
+	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work", On: []string{"id"}, Busy: Replace})
+	task := asynq.NewTask("work", []byte(`{"id":1}`))
+	targets, err := guard.rules.targets(t.Context(), task, guard.cfg.Prefix)
+	redistest.Must(t, err)
+	d := guard.newDelivery(t.Context(), task)
+	redistest.Must(t, d.registerArrival(targets[0]))
+	d.replacing.requestStop(targets[0])
+	err = d.run(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+		t.Error("it runs")
+		return nil
+	}))
+	if !errors.Is(err, ErrReplaced) || !errors.Is(err, asynq.RevokeTask) {
+		t.Errorf("answered %v", err)
+	}
+	if info, err := guard.engine.Inspect(t.Context(), engine.Ref{Key: targets[0].key}, 1, "", ""); info.Held > 0 || err != nil {
+		t.Errorf("the key is held: %+v, %v", info, err)
+	}
 }
 
 // Each guard knows its own answer, whatever it is wrapped in.
 func TestReplace_answer(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		one, other := newGuard(t, s), newGuard(t, s)
-		cause := errors.New("cause")
-		inner := &revoked{guard: one, rule: "r", key: "k", err: cause}
-		for name, err := range map[string]error{
-			"plain":     inner,
-			"wrapped":   fmt.Errorf("more: %w", inner),
-			"in others": &revoked{guard: other, err: fmt.Errorf("more: %w", inner)},
-		} {
-			told := 0
-			cfg := one.ServerConfig(asynq.Config{
-				IsFailure:    func(error) bool { told++; return true },
-				ErrorHandler: asynq.ErrorHandlerFunc(func(context.Context, *asynq.Task, error) { told++ }),
-			})
-			cfg.ErrorHandler.HandleError(t.Context(), nil, err)
-			if cfg.IsFailure(err) || told > 0 {
-				t.Errorf("%s: a failure, or told of (%d times)", name, told)
-			}
-			if !errors.Is(err, asynq.RevokeTask) || !errors.Is(err, ErrReplaced) || !errors.Is(err, cause) {
-				t.Errorf("%s: %v", name, err)
-			}
-			if other.isRevoked(err) != (name == "in others") {
-				t.Errorf("%s: the other guard takes it for its own, or not", name)
-			}
+	one, other, cause := &Guard{}, &Guard{}, errors.New("cause")
+	own := &revoked{guard: one, rule: "r", key: "k", err: cause}
+	for err, ours := range map[error][2]bool{
+		own:                                {true, false},
+		fmt.Errorf("more: %w", own):        {true, false},
+		&revoked{guard: other, err: own}:   {true, true},
+		cause:                              {false, false},
+		ErrReplaced:                        {false, false},
+		asynq.RevokeTask:                   {false, false},
+		&BusyError{Key: "k", cause: cause}: {false, false},
+	} {
+		if is := [2]bool{one.isRevoked(err), other.isRevoked(err)}; is != ours {
+			t.Errorf("%v is the answer of the one or the other: %v, want %v", err, is, ours)
 		}
-		for _, err := range []error{nil, cause, ErrReplaced, asynq.RevokeTask} {
-			if one.isRevoked(err) {
-				t.Errorf("%v is taken for the guard's own", err)
-			}
-		}
-		if text := inner.Error(); text != `automutex: rule "r": key "k": replaced by a newer task: cause` {
-			t.Errorf("its text is %q", text)
-		}
-	})
-}
-
-// A parked note that is no task's, as another program may write it, is given up: nothing can be woken for it.
-func TestPark_noteOfNoTask(t *testing.T) {
-	t.Parallel()
-	for _, note := range []string{"", "no task", "h:token"} {
-		if fate := (&Guard{}).wakeParked(t.Context(), "automutex:{work}", note); fate != inside.FateGone {
-			t.Errorf("%q: %v, want that it is gone", note, fate)
-		}
+	}
+	if !errors.Is(own, asynq.RevokeTask) || !errors.Is(own, ErrReplaced) || !errors.Is(own, cause) ||
+		own.Error() != `automutex: rule "r": key "k": replaced by a newer task: cause` {
+		t.Errorf("got %v", own)
 	}
 }
 
-// A note of an ordered key that no rule has, or that is no task's, wakes nobody; the key is looked at again.
-func TestInOrder_noteOfNoTask(t *testing.T) {
+// What another program may write as a parked note wakes nobody: under a rule in order the key is looked at again.
+func TestPark_noteOfNoTask(t *testing.T) {
 	t.Parallel()
 	g := newGuard(t, redistest.Mini(t), Rule{Task: "work", InOrder: true})
-	for _, c := range []struct{ scope, note string }{{"other", "default/id"}, {"work", "no task"}, {"work", ""}} {
-		key := g.cfg.Prefix + ":{" + c.scope + "}"
-		if fate := g.wakeParked(t.Context(), key, "|l|a|nonce|17|5|"+c.note); fate != inside.FateUnsure {
-			t.Errorf("%q of %s: %v, want unsure", c.note, key, fate)
+	const ordered = "|l|a|nonce|17|5|"
+	for _, c := range []struct {
+		scope, note string
+		want        inside.Fate
+	}{
+		{"work", "", inside.FateGone}, {"work", "no task", inside.FateGone}, {"work", "h:token", inside.FateGone},
+		{"other", ordered + "default/id", inside.FateUnsure}, {"work", ordered + "no task", inside.FateUnsure}, {"work", ordered, inside.FateUnsure},
+	} {
+		if fate := g.wakeParked(t.Context(), g.cfg.Prefix+":{"+c.scope+"}", c.note); fate != c.want {
+			t.Errorf("%q of %s: %v, want %v", c.note, c.scope, fate, c.want)
 		}
 	}
 }

@@ -17,54 +17,47 @@ import (
 	"github.com/automutex/automutex/internal/turn"
 )
 
-// A backend error comes back after 1 to 30 s, the later the longer Redis has
-// been away.
-func TestBackend_delay(t *testing.T) {
+// What meets an outage, a closed gate or a pause together comes back in the time that is due, spread.
+func TestDelays_spread(t *testing.T) {
 	t.Parallel()
-	for after, bounds := range map[time.Duration][2]time.Duration{
-		0:                {time.Second, 2 * time.Second},
-		10 * time.Second: {5 * time.Second, 11 * time.Second},
-		time.Hour:        {15 * time.Second, 30 * time.Second},
-	} {
+	away := func(after time.Duration) func() time.Duration {
 		o := &outage{since: time.Now().Add(-after)}
-		seen := map[time.Duration]bool{}
-		for range 1000 {
-			d := o.delay("a key")
-			if d < bounds[0] || d > bounds[1] {
-				t.Fatalf("after %s: %s, not within %v", after, d, bounds)
-			}
-			seen[d] = true
-		}
-		if len(seen) < 500 {
-			t.Errorf("after %s: no jitter", after)
-		}
+		return func() time.Duration { return o.delay("a key") }
 	}
-}
-
-// Tasks that met a closed gate together return after it opens, spread over a quarter of that
-// time, 2 to 30 s.
-func TestGate_delaySpreads(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		reason               string
-		opens, first, spread time.Duration
+	gate := func(reason string, opens time.Duration) func() time.Duration {
+		return (&BusyError{Reason: reason, ExpiresIn: opens}).gateDelay
+	}
+	pause := func(left time.Duration) func() time.Duration {
+		return func() time.Duration { return pauseDelay(left) }
+	}
+	for name, c := range map[string]struct {
+		delay               func() time.Duration
+		least, most, spread time.Duration
 	}{
-		{ReasonRate, time.Millisecond, time.Millisecond, 2 * time.Second},
-		{ReasonCooldown, 40 * time.Second, 40 * time.Second, 10 * time.Second},
-		{ReasonRate, time.Hour, time.Hour, 30 * time.Second},
-		{ReasonClosed, 40 * time.Second, 40 * time.Second, 10 * time.Second},
+		// The later the longer Redis has been away.
+		"away since now":   {away(0), time.Second, 2 * time.Second, 500 * time.Millisecond},
+		"away for 10 s":    {away(10 * time.Second), 5 * time.Second, 11 * time.Second, 5 * time.Second},
+		"away for an hour": {away(time.Hour), 15 * time.Second, 30 * time.Second, 15 * time.Second},
+		// Over a quarter of the time until the gate opens, 2 to 30 s; asynq's times are whole seconds.
+		"rate, soon":         {gate(ReasonRate, time.Millisecond), time.Millisecond, 3 * time.Second, 2 * time.Second},
+		"rate, in an hour":   {gate(ReasonRate, time.Hour), time.Hour, time.Hour + 31*time.Second, 30 * time.Second},
+		"cooldown of 40 s":   {gate(ReasonCooldown, 40*time.Second), 40 * time.Second, 51 * time.Second, 10 * time.Second},
+		"closed for 40 s":    {gate(ReasonClosed, 40*time.Second), 40 * time.Second, 51 * time.Second, 10 * time.Second},
+		"paused, no end":     {pause(0), 30 * time.Second, 90 * time.Second, 60 * time.Second},
+		"paused, almost not": {pause(time.Millisecond), time.Millisecond, 5*time.Second + time.Millisecond, 5 * time.Second},
+		"paused for 1 min":   {pause(time.Minute), time.Minute, 90 * time.Second, 30 * time.Second},
+		"paused for a day":   {pause(24 * time.Hour), 30 * time.Second, 90 * time.Second, 60 * time.Second},
 	} {
-		busy := &BusyError{Reason: c.reason, ExpiresIn: c.opens}
-		seen, last := map[time.Duration]bool{}, time.Duration(0)
+		seen, first, last := map[time.Duration]bool{}, time.Duration(1<<62), time.Duration(0)
 		for range 1000 {
-			d := busy.gateDelay()
-			if most := c.first + time.Second + c.spread; d < c.first || d > most { // asynq's times are whole seconds
-				t.Fatalf("%s that opens in %s: back after %s, want %s to %s", c.reason, c.opens, d, c.first, most)
+			d := c.delay()
+			if d < c.least || d > c.most {
+				t.Fatalf("%s: back after %s, want %s to %s", name, d, c.least, c.most)
 			}
-			seen[d], last = true, max(last, d)
+			seen[d], first, last = true, min(first, d), max(last, d)
 		}
-		if len(seen) < 900 || last < c.first+c.spread/2 {
-			t.Errorf("%s that opens in %s: %d different delays up to %s of 1000", c.reason, c.opens, len(seen), last)
+		if len(seen) < 900 || last-first < c.spread/2 {
+			t.Errorf("%s: %d different delays of 1000, from %s to %s", name, len(seen), first, last)
 		}
 	}
 }
@@ -131,29 +124,6 @@ func TestPark_staysAwayBehindALongHolder(t *testing.T) {
 	}
 }
 
-// Tasks that were paused together come back spread, and not all too late.
-func TestPauseDelay(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct{ left, least, most time.Duration }{
-		{0, 30 * time.Second, 90 * time.Second},
-		{time.Millisecond, time.Millisecond, 5*time.Second + time.Millisecond},
-		{time.Minute, time.Minute, 90 * time.Second},
-		{24 * time.Hour, 30 * time.Second, 90 * time.Second},
-	} {
-		first, last := time.Duration(1<<62), time.Duration(0)
-		for range 1000 {
-			d := pauseDelay(test.left)
-			if d < test.least || d > test.most {
-				t.Fatalf("%s left: comes back after %s, want %s to %s", test.left, d, test.least, test.most)
-			}
-			first, last = min(first, d), max(last, d)
-		}
-		if last-first < 4*time.Second {
-			t.Errorf("%s left: all come back within %s", test.left, last-first)
-		}
-	}
-}
-
 // A wait that a pause ended is one for a paused key, though the key is held, and the pause over: no policy may end the task.
 func TestBusyError_afterAPause(t *testing.T) {
 	t.Parallel()
@@ -165,39 +135,6 @@ func TestBusyError_afterAPause(t *testing.T) {
 		err := d.toBusyError(at, &engine.Busy{Answer: turn.Answer{ServerUS: 1, Holder: "token|worker|"}, Left: left})
 		if !errors.As(err, &busy) || busy.Reason != want || busy.Holder != "worker" || left != (busy.Pause != nil) {
 			t.Errorf("left at a pause: %v; the error is %+v", left, busy)
-		}
-	}
-}
-
-func TestPolicy_AfterFailure_keepsItsFunction(t *testing.T) {
-	t.Parallel()
-	decided := errors.New("decided")
-	policy := AfterFailure(func(context.Context, *asynq.Task, *BusyError) error { return decided })
-	if got := policy.failureFunc()(t.Context(), nil, nil); !errors.Is(got, decided) {
-		t.Errorf("got %v, want what the function returns", got)
-	}
-	if Skip.failureFunc() != nil {
-		t.Error("Skip has a function")
-	}
-}
-
-func TestPolicy_check(t *testing.T) {
-	t.Parallel()
-	for _, policy := range []Policy{
-		Retry, Skip, Archive, Fail, Park, Replace, Allow, RetryIn(time.Millisecond),
-		AfterFailure(func(context.Context, *asynq.Task, *BusyError) error { return nil }),
-	} {
-		if err := policy.check(); err != nil {
-			t.Errorf("%s: %v", policy, err)
-		}
-	}
-	for want, policy := range map[string]Policy{
-		"RetryIn(0s)":         RetryIn(0),
-		"RetryIn(-1s)":        RetryIn(-time.Second),
-		"AfterFailure has no": AfterFailure(nil),
-	} {
-		if err := policy.check(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: got %v, want an error with %q", policy, err, want)
 		}
 	}
 }

@@ -52,10 +52,7 @@ func TestCompile_defaults(t *testing.T) {
 func TestCompile_keepsItsOwnCopyOfTheRules(t *testing.T) {
 	t.Parallel()
 	rules := []Rule{{Task: "a", On: []string{"x"}, OnHeaders: []string{"h"}}}
-	rs, _, err := compile(Config{Rules: rules})
-	if err != nil {
-		t.Fatal(err)
-	}
+	rs := compileRules(t, rules...)
 	rules[0].On[0], rules[0].OnHeaders[0], rules[0].Task = "y", "i", "b"
 	if got := rs.match("a")[0]; got.On[0] != "x" || got.OnHeaders[0] != "h" || got.Task != "a" {
 		t.Errorf("changed from outside: %+v", got.Rule)
@@ -98,7 +95,6 @@ func TestCompile_refuses(t *testing.T) {
 		want []string // one error each, and no others
 	}{
 		{"no task", Config{Rules: []Rule{{}}}, []string{`rule "" (Rules[0]): Task: "" is blank; name`}},
-		{"blank task", Config{Rules: []Rule{{Name: "n", Task: " \t"}}}, []string{`rule "n" (Rules[0]): Task: " \t" is blank`}},
 		{"blanks around a task", Config{Rules: []Rule{{Task: " a"}}}, []string{`Task: " a" begins or ends with a blank, `}},
 		{"optional", one(Rule{Optional: true}), []string{`Optional: needs On or OnHeaders, `}},
 		{"on archive", one(Rule{InOrder: true, Busy: Park, OnArchive: 7}), []string{`OnArchive: 7 is neither HoldKey nor Continue`}},
@@ -127,15 +123,11 @@ func TestCompile_refuses(t *testing.T) {
 		}},
 		{"headers", one(Rule{OnHeaders: []string{"", "h", "h"}}), []string{`OnHeaders[0]: is empty`, `OnHeaders[2]: "h" is there twice`}},
 		{"key and on", one(Rule{Key: key, On: []string{"a"}}), []string{`Key: excludes On and OnHeaders; `}},
-		{"key and headers", one(Rule{Key: key, OnHeaders: []string{"a"}}), []string{`Key: excludes On and OnHeaders; `}},
 		{"payload", one(Rule{On: []string{"id", "idd"}, Payload: payload{}}), []string{`On[1]: "idd" is not in the JSON of automutex.payload: `}},
 		{"limit", one(Rule{Limit: -1}), []string{`Limit: -1 is negative; `}},
-		{"negative TTL", one(Rule{TTL: -time.Second}), []string{`TTL: -1s is too short; `}},
 		{"short TTL", one(Rule{TTL: 100*time.Millisecond - 1}), []string{`TTL: 99.999999ms is too short; `}},
-		{"tiny TTL", one(Rule{TTL: 1}), []string{`TTL: 1ns is too short; `}},
-		{"wait", one(Rule{Wait: -1}), []string{`Wait: -1ns is negative; `}},
 		{"wait of a bare number", one(Rule{Wait: 10}), []string{`Wait: 10ns is too short; use 0 to not wait in line, or at least 1ms; did you mean 10s? `}},
-		{"wait of almost nothing", one(Rule{Wait: 999 * time.Microsecond}), []string{`Wait: 999µs is too short; `}},
+		{"wait", one(Rule{Wait: -1}), []string{`Wait: -1ns is negative; `}},
 		{
 			"bare numbers", one(Rule{TTL: 30, MaxHold: 60, Cooldown: 5, Busy: RetryIn(7)}),
 			[]string{"TTL: 30ns is too short; use 0 for 30s, or at least 100ms; did you mean 30s?", "did you mean 60s?", "did you mean 5s?", "RetryIn(7ns) is no delay; give at least 1ms, or use Retry; did you mean 7s?"},
@@ -149,15 +141,10 @@ func TestCompile_refuses(t *testing.T) {
 		{"endless TTL", one(Rule{TTL: time.Duration(1 << 62).Truncate(time.Millisecond)}), []string{`TTL: 1281023h53m38.427s is too long; at most `}},
 		{"endless cooldown", one(Rule{Cooldown: time.Duration(1 << 62).Truncate(time.Millisecond)}), []string{`Cooldown: 1281023h53m38.427s is too long; at most `}},
 		{"max hold", one(Rule{MaxHold: -1}), []string{`MaxHold: -1ns is too short; `}},
-		{"tiny max hold", one(Rule{MaxHold: 1}), []string{`MaxHold: 1ns is too short; `}},
 		{"cooldown", one(Rule{Cooldown: -1}), []string{`Cooldown: -1ns is too short; `}},
-		{"tiny cooldown", one(Rule{Cooldown: 999 * time.Microsecond}), []string{`Cooldown: 999µs is too short; `}},
 		{"negative starts", one(Rule{Limit: 1, Rate: Rate{Starts: -1, Per: time.Second}}), []string{`Rate: a rate of -1 starts`}},
-		{"no starts", one(Rule{Limit: 1, Rate: Rate{Per: time.Second}}), []string{`Rate: it needs both Starts and Per`}},
 		{"a bare number as period", one(Rule{Limit: 1, Rate: Rate{Per: 60}}), []string{`Rate: it needs both Starts and Per, such as Rate{Starts: 100, Per: time.Minute}; did you mean 60s? `}},
 		{"starts in a bare number", one(Rule{Limit: 1, Rate: Rate{Starts: 100, Per: 60}}), []string{`Rate: a rate of 100 starts per 60ns: at most one a microsecond; did you mean 60s? `}},
-		{"no period", one(Rule{Limit: 1, Rate: Rate{Starts: 5}}), []string{`Rate: it needs both Starts and Per`}},
-		{"negative period", one(Rule{Limit: 1, Rate: Rate{Starts: 5, Per: -time.Second}}), []string{`Rate: a rate per -1s`}},
 		{"too fast", one(Rule{Limit: 1, Rate: Rate{Starts: 2, Per: time.Microsecond}}), []string{`Rate: a rate of 2 starts per 1µs: at most one a microsecond`}},
 		{"too slow", one(Rule{Limit: 1, Rate: Rate{Starts: 1, Per: 366 * 24 * time.Hour}}), []string{`Rate: a rate per 8784h0m0s: at most 8760h`}},
 		{"negative burst", one(Rule{Limit: 1, Rate: Rate{Starts: 1, Per: time.Second, Burst: -1}}), []string{`Rate: a Burst of -1 is negative`}},
@@ -165,8 +152,6 @@ func TestCompile_refuses(t *testing.T) {
 		{"after failure", one(Rule{Busy: AfterFailure(nil)}), []string{`Busy: AfterFailure has no function; `}},
 		{"prefix", Config{Prefix: "a{b"}, []string{`automutex: Config.Prefix: lock: prefix "a{b" has a brace, `}},
 		{"prefix with space", Config{Prefix: "a b"}, []string{`Config.Prefix: lock: prefix "a b" has `}},
-		{"prefix with control", Config{Prefix: "a\x00"}, []string{`Config.Prefix: lock: prefix "a\x00" has `}},
-		{"prefix with junk", Config{Prefix: "a\xff"}, []string{`Config.Prefix: lock: prefix "a\xff" has `}},
 		{"asynq's prefix", Config{Prefix: "asynq"}, []string{`Config.Prefix: "asynq" is what asynq's own keys start with; `}},
 		{
 			"names",
@@ -196,11 +181,6 @@ func TestCompile_refuses(t *testing.T) {
 			"one scope by default",
 			Config{Rules: []Rule{{Task: "a", Limit: 2}, {Task: "b", Scope: "a"}}},
 			[]string{`rule "b" (Rules[1]): Limit: is 1, but rule "a" (Rules[0]) has 2 for the same scope "a"; `},
-		},
-		{
-			"percent signs",
-			Config{Rules: []Rule{{Task: "%d%s"}, {Task: "x", Name: "%d%s"}}},
-			[]string{`rule "%d%s" (Rules[1]): Name: is that of Rules[0] too; `},
 		},
 		{
 			"all at once",
@@ -234,21 +214,11 @@ func TestCompile_refuses(t *testing.T) {
 func TestCompile_accepts(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]Config{
-		"nothing": {},
-		"contract": {Rules: []Rule{
-			{Task: "itunes:verify", On: []string{"transaction_id"}},
-			{Task: "report:", Scope: "report", On: []string{"tenant.id"}, Limit: 3},
-			{Task: "cache:warm", Busy: Skip},
-		}},
-		"transfer": {Rules: []Rule{
-			{Task: "transfer", Scope: "account", On: []string{"from"}},
-			{Task: "transfer", Scope: "account", On: []string{"to"}},
-		}},
 		"bounds": {Prefix: "my:app|%~é", Rules: []Rule{{
 			Task: "a", TTL: 100 * time.Millisecond, MaxHold: time.Millisecond, Cooldown: time.Millisecond,
 			Limit: 1, Wait: time.Millisecond, Busy: RetryIn(time.Millisecond),
 		}}},
-		"long TTL, odd bytes": {Rules: []Rule{{Task: "täsk {}\xff", Name: " ", Scope: "\x00", TTL: 1000 * time.Hour}}},
+		"long TTL, odd bytes": {Rules: []Rule{{Task: "täsk %d{}\xff", Name: " ", Scope: "\x00", TTL: 1000 * time.Hour}}},
 	} {
 		if _, _, err := compile(cfg); err != nil {
 			t.Errorf("%s: %v", name, err)

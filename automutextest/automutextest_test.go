@@ -107,28 +107,15 @@ func TestHold(t *testing.T) {
 	if err := g.run(work(one)); !errors.As(err, &e) || !strings.HasPrefix(e.Holder, "the Hold at automutextest_test.go:") || events != 1 {
 		t.Fatalf("%v after %d events, want a busy key, and no event of the Hold", err, events)
 	}
-	if err := g.run(work(two)); err != nil {
-		t.Errorf("another key is busy: %v", err)
-	}
+	redistest.Must(t, g.run(work(two)))
+	fails(t, func(t testing.TB) { Hold(t, g, work(one)) }, "nothing to hold", "{work|1}", "held by the Hold at automutextest_test.go:")
+	fails(t, func(t testing.TB) { CloseGate(t, g, work(one), time.Hour) }, "CloseGate", "held by the Hold at")
 	release()
 	release()
 	if got := record(t, func(t testing.TB) { Hold(t, g, work(one)) }); got != "" { // its cleanup releases
 		t.Fatal(got)
 	}
-	if err := g.run(work(one)); err != nil {
-		t.Errorf("released, and busy or cooling down: %v", err)
-	}
-}
-
-// A key that is held fails Hold at once, whatever the rule does with busy tasks, and nothing more is held then.
-func TestHold_heldKey(t *testing.T) {
-	t.Parallel()
-	for _, policy := range []automutex.Policy{automutex.Retry, automutex.Skip, automutex.Allow, automutex.Park} {
-		g := New(t, turns(busy(policy), func(r *automutex.Rule) { r.Wait = time.Hour }))
-		Hold(t, g, work(one))
-		fails(t, func(t testing.TB) { Hold(t, g, work(one)) }, "nothing to hold", "{work|1}", "held by the Hold at automutextest_test.go:")
-		fails(t, func(t testing.TB) { CloseGate(t, g, work(one), time.Hour) }, "CloseGate", "held by the Hold at")
-	}
+	redistest.Must(t, g.run(work(one))) // neither busy nor cooling down
 }
 
 // Hold fills a lock with as many as its Limit lets, also beside a Rate, which does not count them.
@@ -148,32 +135,23 @@ func TestHold_limit(t *testing.T) {
 	}
 }
 
-// A closed gate keeps the tasks of one key from starting, and nobody holds the key.
+// A closed gate, and a pause, keep the tasks of one key from starting, and nobody holds the key.
 func TestCloseGate(t *testing.T) {
-	t.Parallel()
-	g := New(t, turns(busy(automutex.Skip)))
-	CloseGate(t, g, work(one), time.Hour)
-	var e *automutex.BusyError
-	if err := g.run(work(one)); !errors.As(err, &e) || e.Reason != automutex.ReasonClosed || e.Holder != "" || e.ExpiresIn < 50*time.Minute {
-		t.Errorf("%v, want a closed gate", err)
-	}
-	if err := g.run(work(two)); err != nil {
-		t.Errorf("another key is closed: %v", err)
-	}
-}
-
-func TestPause(t *testing.T) {
 	t.Parallel()
 	g := New(t, turns(busy(automutex.Skip)))
 	server := Serve(t, g, g.Middleware(returns(nil)))
 	resume := Pause(t, g, "work")
-	task := server.Enqueue(t, work(one))
+	task := server.Enqueue(t, work(two))
 	task.Becomes(t, HandedBack)
 	var e *automutex.BusyError
 	if err := g.run(work(one)); !errors.As(err, &e) || e.Reason != automutex.ReasonPaused || !strings.Contains(err.Error(), t.Name()) {
 		t.Errorf("got %v, want who paused it", err)
 	}
 	resume()
+	CloseGate(t, g, work(one), time.Hour)
+	if err := g.run(work(one)); !errors.As(err, &e) || e.Reason != automutex.ReasonClosed || e.Holder != "" || e.ExpiresIn < 50*time.Minute {
+		t.Errorf("%v, want a closed gate", err)
+	}
 	task.Again(t)
 	task.Becomes(t, Done)
 }
@@ -208,6 +186,7 @@ func TestBecomes_policies(t *testing.T) {
 			}
 			server := Serve(t, g, g.Middleware(returns(nil)), workers(n))
 			release := Hold(t, g, work(one))
+			fails(t, func(t testing.TB) { Hold(t, g, work(one)) }, "nothing to hold") // at once, whatever the policy
 			task := server.Enqueue(t, work(one))
 			task.Becomes(t, c.want)
 			release()
@@ -223,24 +202,22 @@ func TestBecomes_policies(t *testing.T) {
 	}
 }
 
-// A newer task ends an older one that runs, and one that waits.
+// A newer task ends an older one that runs.
 func TestBecomes_replaced(t *testing.T) {
 	t.Parallel()
 	g := New(t, turns(busy(automutex.Replace)))
-	began := make(chan struct{}, 3)
-	var last atomic.Bool
-	server := Serve(t, g, g.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
-		began <- struct{}{}
-		if last.Load() {
+	began := make(chan struct{})
+	server := Serve(t, g, g.Middleware(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+		if strings.Contains(string(task.Payload()), "newer") {
 			return nil
 		}
+		close(began)
 		<-ctx.Done()
 		return context.Cause(ctx)
 	})))
 	older := server.Enqueue(t, work(one))
 	<-began
-	last.Store(true)
-	newer := server.Enqueue(t, work(one))
+	newer := server.Enqueue(t, work(`{"id": 1, "is": "newer"}`))
 	older.Becomes(t, Replaced)
 	newer.Becomes(t, Done)
 	server.Drain(t)
@@ -310,18 +287,13 @@ func TestBecomes_fails(t *testing.T) {
 	fails(t, func(t testing.TB) { done.Again(t) }, "does not keep the task for later", "is done")
 	last := server.Enqueue(t, work(one), asynq.MaxRetry(0))
 	last.Becomes(t, Waiting)
+	other := New(t, turns())
+	unguarded := Serve(t, other, returns(nil)) // a program that forgot the middleware
+	Hold(t, other, work(one))
+	fails(t, func(t testing.TB) { unguarded.Enqueue(t, work(one)).Becomes(t, HandedBack) }, "is done", "is guard.Middleware around the handler?")
 	g.patience = 50 * time.Millisecond // what never settles ends with the patience
 	fails(t, func(t testing.TB) { last.Becomes(t, Done) }, "is waiting", "held by the Hold at automutextest_test.go:")
 	fails(t, func(t testing.TB) { server.Drain(t) }, "not drained within 50ms", task.info.ID, "{work|1}")
-}
-
-// A program that forgot the middleware is told.
-func TestBecomes_unguarded(t *testing.T) {
-	t.Parallel()
-	g := New(t, turns())
-	server := Serve(t, g, returns(nil))
-	Hold(t, g, work(one))
-	fails(t, func(t testing.TB) { server.Enqueue(t, work(one)).Becomes(t, HandedBack) }, "is done", "is guard.Middleware around the handler?")
 }
 
 // A handler that does not end fails the test instead of hanging it.
@@ -389,18 +361,11 @@ func TestOrdered(t *testing.T) {
 	}
 }
 
-// The Inspector of the program's Config is for another Redis: nobody asks it, and a parked task runs.
+// The Inspector of the program's Config is for another Redis, which is not there: nobody asks it, and a parked task runs.
 func TestNew_inspector(t *testing.T) {
 	t.Parallel()
-	var asked atomic.Int32
-	hook := &redistest.FailHook{}
-	hook.Before(func(redis.Cmder) error {
-		asked.Add(1)
-		return redistest.ReplyError("ERR another Redis")
-	})
 	other := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer other.Close()
-	other.AddHook(hook)
 	cfg := turns(busy(automutex.Park))
 	cfg.Inspector = asynq.NewInspectorFromRedisClient(other)
 	g := New(t, cfg)
@@ -410,9 +375,6 @@ func TestNew_inspector(t *testing.T) {
 	task.Becomes(t, HandedBack)
 	release()
 	task.Becomes(t, Done)
-	if n := asked.Load(); n > 0 {
-		t.Errorf("the other Redis was sent %d commands", n)
-	}
 }
 
 // everything is one group.

@@ -117,10 +117,10 @@ func TestParse_mistakes(t *testing.T) {
 		"\ufeffrules: [{task: a}]\nx: 1":                           `2:1 unknown key "x"`,
 		"rules: [{task: a, " + strings.Repeat("k", 1000) + ": 1}]": `1:19 unknown key "` + strings.Repeat("k", 60) + `" in a rule`,
 
-		"rules: [{task: a, limit: 2, scope: s}, {task: b, scope: s}]":                                        `1:40 rule "b": limit: is 1, but rule "a" (line 1) has 2 for the same scope "s"`,
-		"rules:\n- {task: a, name: n}\n- {task: b, name: n}":                                                 `3:19 rule "n": name: is that of line 2 too`,
-		"rules:\n- {task: a, name: 'Rules[7]'}\n- {task: b, ttl: -1s}":                                       `3:18 rule "b": ttl: -1s is too short`,
-		"rules:\n- {task: a, limit: 2, scope: 'Rules[9]'}\n- {task: b, scope: 'Rules[9]'}":                   `3:3 rule "b": limit: is 1, but rule "a" (line 2) has 2 for the same scope "Rules[9]"`,
+		"rules: [{task: a, limit: 2, scope: s}, {task: b, scope: s}]":                      `1:40 rule "b": limit: is 1, but rule "a" (line 1) has 2 for the same scope "s"`,
+		"rules:\n- {task: a, name: n}\n- {task: b, name: n}":                               `3:19 rule "n": name: is that of line 2 too`,
+		"rules:\n- {task: a, name: 'Rules[7]'}\n- {task: b, ttl: -1s}":                     `3:18 rule "b": ttl: -1s is too short`,
+		"rules:\n- {task: a, limit: 2, scope: 'Rules[9]'}\n- {task: b, scope: 'Rules[9]'}": `3:3 rule "b": limit: is 1, but rule "a" (line 2) has 2 for the same scope "Rules[9]"`,
 
 		"unique: {}":                                                        "1:9 unique: want a list of rules",
 		"unique: [a]":                                                       "1:10 want keys with values",

@@ -1,14 +1,21 @@
 package metrics
 
 import (
+	"cmp"
+	"context"
+	"errors"
 	"fmt"
+	"log/slog"
+	"maps"
 	"math"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/hibiken/asynq"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
@@ -23,6 +30,39 @@ func mustNew(t *testing.T, reg prometheus.Registerer, o Options) *Metrics {
 
 func acquired(rule, task string) automutex.Event {
 	return automutex.Event{Kind: automutex.EventAcquired, Rule: rule, Task: task, Waited: time.Second, Parked: time.Minute}
+}
+
+// gather gives what a registry has, by name and labels as a scrape has them: of a histogram the count and the sum.
+func gather(t *testing.T, reg prometheus.Gatherer) map[string]float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	redistest.Must(t, err)
+	samples := map[string]float64{}
+	for _, family := range families {
+		for _, metric := range family.GetMetric() {
+			var labels []string
+			for _, label := range metric.GetLabel() {
+				labels = append(labels, label.GetName()+`="`+label.GetValue()+`"`)
+			}
+			of := "{" + strings.Join(labels, ",") + "}"
+			if h := metric.GetHistogram(); h != nil {
+				samples[family.GetName()+"_count"+of], samples[family.GetName()+"_sum"+of] = float64(h.GetSampleCount()), h.GetSampleSum()
+				continue
+			}
+			samples[family.GetName()+of] = cmp.Or(metric.GetCounter().GetValue(), metric.GetGauge().GetValue())
+		}
+	}
+	return samples
+}
+
+// holds fails the test unless the registry has these samples.
+func holds(t *testing.T, reg prometheus.Gatherer, want map[string]float64) {
+	t.Helper()
+	got := gather(t, reg)
+	maps.DeleteFunc(got, func(name string, _ float64) bool { _, wanted := want[name]; return !wanted })
+	if !maps.Equal(got, want) {
+		t.Errorf("the registry has %v, want %v", got, want)
+	}
 }
 
 func TestNew_refuses(t *testing.T) {
@@ -60,22 +100,13 @@ func TestNew_refuses(t *testing.T) {
 	}
 }
 
-// Nothing of what was refused stays in the registry.
-func TestNew_refusedLeavesNothing(t *testing.T) {
-	t.Parallel()
-	reg := prometheus.NewRegistry()
-	if _, err := New(reg, Options{Labels: prometheus.Labels{"task": "x"}}); err == nil {
+// Two guards in one process have one Metrics, one each in one registry, or in one of its own; and one can be taken out
+// again. Nothing of what was refused stays in a registry.
+func TestNew_severalGuards(t *testing.T) { // one of them in the process' own registry: not parallel
+	reg, apart := prometheus.NewRegistry(), prometheus.NewRegistry()
+	if _, err := New(apart, Options{Labels: prometheus.Labels{"task": "x"}}); err == nil {
 		t.Fatal("task is a label of ours")
 	}
-	mustNew(t, reg, Options{}).Observe(t.Context(), acquired("r", "t"))
-	serve(t, reg).await(map[string]float64{`automutex_held{rule="r",task="t"}`: 1})
-}
-
-// Two guards in one process: one Metrics for both, or one each in one registry, or
-// in a registry of its own; and one can be taken out again.
-func TestNew_severalGuards(t *testing.T) {
-	t.Parallel()
-	reg, apart := prometheus.NewRegistry(), prometheus.NewRegistry()
 	a := mustNew(t, reg, Options{Labels: prometheus.Labels{"guard": "a"}})
 	b := mustNew(t, reg, Options{Labels: prometheus.Labels{"guard": "b"}})
 	c := mustNew(t, apart, Options{})
@@ -84,33 +115,21 @@ func TestNew_severalGuards(t *testing.T) {
 			m.Observe(t.Context(), acquired("r", "t"))
 		}
 	}
-	serve(t, reg).await(map[string]float64{
-		`automutex_acquisitions_total{guard="a",rule="r",task="t"}`: 1,
-		`automutex_acquisitions_total{guard="b",rule="r",task="t"}`: 2,
-	})
-	serve(t, apart).await(map[string]float64{`automutex_acquisitions_total{rule="r",task="t"}`: 3})
-
-	if !reg.Unregister(a) {
+	const name = "automutex_acquisitions_total"
+	holds(t, reg, map[string]float64{name + `{guard="a",rule="r",task="t"}`: 1, name + `{guard="b",rule="r",task="t"}`: 2})
+	holds(t, apart, map[string]float64{name + `{rule="r",task="t"}`: 3})
+	if !reg.Unregister(a) || !prometheus.Unregister(mustNew(t, nil, Options{})) {
 		t.Error("not taken out")
 	}
-	again := mustNew(t, reg, Options{Labels: prometheus.Labels{"guard": "a"}})
-	again.Observe(t.Context(), acquired("r", "t"))
-	serve(t, reg).await(map[string]float64{`automutex_acquisitions_total{guard="a",rule="r",task="t"}`: 1})
-}
-
-func TestNew_defaultRegisterer(t *testing.T) { // the process' own: not parallel
-	m := mustNew(t, nil, Options{})
-	if !prometheus.Unregister(m) {
-		t.Error("it is not in the default registry")
-	}
+	mustNew(t, reg, Options{Labels: prometheus.Labels{"guard": "a"}})
 }
 
 // Whatever the task type, the number of series is bounded, the gauges come back to
 // zero and nothing panics.
 func TestObserve_attackersTypes(t *testing.T) {
 	t.Parallel()
-	reg := prometheus.NewRegistry()
-	m := mustNew(t, reg, Options{MaxTypes: 4, Buckets: []float64{1}})
+	reg := prometheus.NewPedanticRegistry()
+	m := mustNew(t, reg, Options{MaxTypes: 4})
 	types := []string{"", "\xff\xfe", "\xff", "other", "a\nb\"c\\", strings.Repeat("x", 1<<20), strings.Repeat("y", maxType+1)}
 	for i := range 1000 {
 		types = append(types, fmt.Sprintf("report:%d", i))
@@ -131,10 +150,9 @@ func TestObserve_attackersTypes(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	samples := serve(t, reg).scrape()
-	// Five types: 4 and other. Nine metrics that are one sample, three histograms of
-	// four (a bucket, +Inf, sum, count); and key errors.
-	if most := 5*(9+3*4) + 5; len(samples) > most {
+	samples := gather(t, reg)
+	// Five types: 4 and other. Nine metrics that are one sample, three histograms of two; and key errors.
+	if most := 5*(9+3*2) + 5; len(samples) > most {
 		t.Errorf("%d samples, want at most %d", len(samples), most)
 	}
 	sums := map[string]float64{}
@@ -154,38 +172,28 @@ func TestObserve_attackersTypes(t *testing.T) {
 	}
 }
 
-// Types that are no labels as they stand.
+// Types that are no labels as they stand, and those of one rule, which do not take another rule's places.
 func TestObserve_oddTypes(t *testing.T) {
 	t.Parallel()
-	reg := prometheus.NewRegistry()
-	m := mustNew(t, reg, Options{})
-	for _, task := range []string{"a\xffb", "a\xfeb", "", strings.Repeat("x", maxType), strings.Repeat("x", maxType+1), "q\"q"} {
-		m.Observe(t.Context(), acquired("r\xff", task))
-		m.Observe(t.Context(), automutex.Event{Kind: automutex.EventKeyError, Task: task})
-	}
-	want := map[string]float64{}
-	for _, metric := range []string{`automutex_held{rule="r\ufffd",`, `automutex_key_errors_total{`} {
-		metric = strings.ReplaceAll(metric, `\ufffd`, "\ufffd")
-		for task, n := range map[string]float64{"a\ufffdb": 2, "": 1, strings.Repeat("x", maxType): 1, "other": 1, `q\"q`: 1} {
-			want[metric+`task="`+task+`"}`] = n
+	long := strings.Repeat("x", maxType)
+	for types, want := range map[[4]string]map[string]float64{
+		{"a\xffb", "a\xfeb", "", ""}:       {"a\ufffdb": 2, "": 2},
+		{long, long + "x", "q\"q", "q\"q"}: {long: 1, "other": 1, "q\"q": 2},
+		{"1", "2", "3", "4"}:               {"1": 1, "2": 1, "3": 1, "other": 1},
+	} {
+		reg := prometheus.NewRegistry()
+		m := mustNew(t, reg, Options{MaxTypes: 3})
+		held := map[string]float64{}
+		for _, rule := range []string{"r\xff", "another"} {
+			for _, task := range types {
+				m.Observe(t.Context(), acquired(rule, task))
+			}
+			for task, n := range want {
+				held[`automutex_held{rule="`+valid(rule)+`",task="`+task+`"}`] = n
+			}
 		}
+		holds(t, reg, held)
 	}
-	serve(t, reg).await(want)
-}
-
-// The types of one rule do not take another rule's places.
-func TestObserve_typesOfEachRule(t *testing.T) {
-	t.Parallel()
-	reg := prometheus.NewRegistry()
-	m := mustNew(t, reg, Options{MaxTypes: 1})
-	for _, e := range [][2]string{{"a:", "a:1"}, {"a:", "a:2"}, {"b:", "b:1"}} {
-		m.Observe(t.Context(), acquired(e[0], e[1]))
-	}
-	serve(t, reg).await(map[string]float64{
-		`automutex_held{rule="a:",task="a:1"}`:   1,
-		`automutex_held{rule="a:",task="other"}`: 1,
-		`automutex_held{rule="b:",task="b:1"}`:   1,
-	})
 }
 
 func TestObserve_nothingToCount(t *testing.T) {
@@ -198,24 +206,162 @@ func TestObserve_nothingToCount(t *testing.T) {
 	m.WatchControls(nil)
 	m.Observe(t.Context(), automutex.Event{})
 	m.Observe(t.Context(), automutex.Event{Kind: automutex.EventRetried, Task: "t"}) // the Guard was closed
-	if samples := serve(t, reg).scrape(); len(samples) > 0 {
+	if samples := gather(t, reg); len(samples) > 0 {
 		t.Errorf("got %v", samples)
 	}
 	m.Observe(t.Context(), automutex.Event{Kind: "of a later version", Rule: "r", Task: "t"})
-	serve(t, reg).await(map[string]float64{`automutex_held{rule="r",task="t"}`: 0})
+	holds(t, reg, map[string]float64{`automutex_held{rule="r",task="t"}`: 0})
 }
 
-// Tasks that leave an ordered key, or keep it, by an operator or by asynq: the one who skips a head does not know its type.
-func TestObserve_order(t *testing.T) {
+// Each event is counted once, whatever the policy. What there are alerts for is counted from zero, so that an alert sees
+// the first one.
+func TestObserve_events(t *testing.T) {
 	t.Parallel()
-	reg := prometheus.NewRegistry()
-	m := mustNew(t, reg, Options{})
-	for range 2 {
-		m.Observe(t.Context(), automutex.Event{Kind: automutex.EventBlocked, Rule: "r", Task: "t"})
+	const labels = `{rule="r",task="t"}`
+	for name, c := range map[string]struct {
+		events []automutex.Event
+		want   map[string]float64
+	}{
+		"a wait": {
+			[]automutex.Event{{Kind: automutex.EventWaiting}, {Kind: automutex.EventWaiting}, {Kind: automutex.EventWaited}},
+			map[string]float64{
+				"automutex_waiting" + labels: 1, "automutex_held" + labels: 0, "automutex_lost_total" + labels: 0, "automutex_overdue_total" + labels: 0,
+				"automutex_backend_errors_total" + labels: 0, "automutex_order_blocked_total" + labels: 0,
+				`automutex_outcomes_total{outcome="archived",rule="r",task="t"}`: 0,
+			},
+		},
+		"holds": {
+			[]automutex.Event{
+				acquired("r", "t"), {Kind: automutex.EventAcquired, Waited: 2 * time.Second}, {Kind: automutex.EventReleased, Held: 3 * time.Second},
+			},
+			map[string]float64{
+				"automutex_held" + labels: 1, "automutex_acquisitions_total" + labels: 2,
+				"automutex_wait_seconds_count" + labels: 2, "automutex_wait_seconds_sum" + labels: 3,
+				"automutex_parked_seconds_count" + labels: 1, "automutex_parked_seconds_sum" + labels: 60,
+				"automutex_hold_seconds_count" + labels: 1, "automutex_hold_seconds_sum" + labels: 3,
+			},
+		},
+		// The one who skips a head does not know its type.
+		"order": {
+			[]automutex.Event{{Kind: automutex.EventBlocked}, {Kind: automutex.EventBlocked}, {Kind: automutex.EventHeadSkipped}},
+			map[string]float64{"automutex_order_blocked_total" + labels: 2, `automutex_order_skipped_total{rule="r"}`: 1},
+		},
+	} {
+		reg := prometheus.NewRegistry()
+		m := mustNew(t, reg, Options{})
+		for _, e := range c.events {
+			e.Rule, e.Task = "r", "t"
+			m.Observe(t.Context(), e)
+		}
+		t.Log(name)
+		holds(t, reg, c.want)
 	}
-	m.Observe(t.Context(), automutex.Event{Kind: automutex.EventHeadSkipped, Rule: "r"})
-	serve(t, reg).await(map[string]float64{
-		`automutex_order_blocked_total{rule="r",task="t"}`: 2,
-		`automutex_order_skipped_total{rule="r"}`:          1,
+	for outcome, events := range map[string][]automutex.Event{
+		"skipped":  {{Kind: automutex.EventBusy, Policy: automutex.Skip}, {Kind: automutex.EventSkipped, Policy: automutex.Skip}},
+		"retried":  {{Kind: automutex.EventBusy, Policy: automutex.Retry}, {Kind: automutex.EventRetried, Policy: automutex.Retry}},
+		"parked":   {{Kind: automutex.EventBusy, Policy: automutex.Park}, {Kind: automutex.EventParked, Policy: automutex.Park}},
+		"replaced": {{Kind: automutex.EventReplaced, Policy: automutex.Replace}},
+		"archived": {{Kind: automutex.EventBusy, Policy: automutex.Archive}},
+		"failed":   {{Kind: automutex.EventBusy, Policy: automutex.Fail}},
+		"allowed":  {{Kind: automutex.EventBusy, Policy: automutex.Allow}},
+	} {
+		reg := prometheus.NewRegistry()
+		m := mustNew(t, reg, Options{})
+		for _, e := range events {
+			e.Rule, e.Task = "r", "t"
+			m.Observe(t.Context(), e)
+		}
+		all := 0.0
+		for sample, value := range gather(t, reg) {
+			if strings.HasPrefix(sample, "automutex_outcomes_total{") {
+				all += value
+			}
+		}
+		if all != 1 {
+			t.Errorf("%s: %v outcomes", outcome, all)
+		}
+		holds(t, reg, map[string]float64{`automutex_outcomes_total{outcome="` + outcome + `",rule="r",task="t"}`: 1})
+	}
+}
+
+// newGuard is a Guard without a server.
+func newGuard(t *testing.T, rdb redis.UniversalClient, cfg automutex.Config) *automutex.Guard {
+	t.Helper()
+	cfg.Prefix, cfg.Logger = redistest.Name(t), slog.New(slog.DiscardHandler)
+	guard, err := automutex.New(rdb, cfg)
+	redistest.Must(t, err)
+	t.Cleanup(func() {
+		if err := guard.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return guard
+}
+
+// What a Guard does is counted as it does it, and no metric names a value of a payload.
+func TestGuard(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		reg := prometheus.NewPedanticRegistry()
+		m := mustNew(t, reg, Options{})
+		var hook redistest.FailHook
+		rdb := s.Client(t)
+		rdb.AddHook(&hook)
+		guard := newGuard(t, rdb, automutex.Config{Observe: m.Observe, Rules: []automutex.Rule{
+			{Task: "turn", Name: "turns", On: []string{"id"}, Busy: automutex.Retry, Wait: time.Minute},
+			{Task: "skip", On: []string{"id"}, Busy: automutex.Skip},
+			{Task: "rate", Busy: automutex.Skip, Limit: 1, Rate: automutex.Rate{Starts: 1, Per: time.Hour}},
+			{Task: "pause"},
+		}})
+		nothing := func(context.Context, *asynq.Task) error { return nil }
+		run := func(taskType, payload string, handler asynq.HandlerFunc) error {
+			return guard.Middleware(handler).ProcessTask(t.Context(), asynq.NewTask(taskType, []byte(payload)))
+		}
+		const payload = `{"id": "secret-42"}`
+		turns := `{rule="turns",task="turn"}`
+		holding, let, ended := make(chan struct{}), make(chan struct{}), make(chan error, 2)
+		go func() { // ends when it is let go
+			ended <- run("turn", payload, func(context.Context, *asynq.Task) error {
+				close(holding)
+				<-let
+				return nil
+			})
+		}()
+		<-holding
+		go func() { ended <- run("turn", payload, nothing) }()
+		redistest.Eventually(t, redistest.Patience, func() bool { return gather(t, reg)["automutex_waiting"+turns] == 1 }, "one stands in line")
+		holds(t, reg, map[string]float64{"automutex_held" + turns: 1, "automutex_acquisitions_total" + turns: 1})
+		close(let)
+		redistest.Must(t, errors.Join(<-ended, <-ended))
+		redistest.Must(t, run("skip", payload, func(context.Context, *asynq.Task) error { return run("skip", payload, nothing) }))
+		redistest.Must(t, run("rate", "", nothing))
+		redistest.Must(t, run("rate", "", nothing))
+		if err := run("turn", "{}", nothing); err == nil {
+			t.Error("a task without its field ran")
+		}
+		m.WatchControls(guard.Controls())
+		redistest.Must(t, guard.Controls().Pause(t.Context(), "pause", time.Time{}, ""))
+		redistest.Must(t, guard.Controls().SetLimit(t.Context(), "skip", 3, ""))
+		if err := run("pause", "", nothing); err == nil {
+			t.Error("a paused task ran")
+		}
+		hook.Before(func(redis.Cmder) error { return errors.New("away") })
+		if err := run("turn", payload, nothing); err == nil {
+			t.Error("a task ran without Redis")
+		}
+		hook.Before(nil)
+		holds(t, reg, map[string]float64{
+			"automutex_held" + turns: 0, "automutex_waiting" + turns: 0, "automutex_acquisitions_total" + turns: 2, "automutex_hold_seconds_count" + turns: 2,
+			"automutex_backend_errors_total" + turns: 1, `automutex_key_errors_total{task="turn"}`: 1,
+			`automutex_busy_total{policy="skip",reason="held",rule="skip",task="skip"}`:     1,
+			`automutex_busy_total{policy="skip",reason="rate",rule="rate",task="rate"}`:     1,
+			`automutex_busy_total{policy="park",reason="paused",rule="pause",task="pause"}`: 1,
+			`automutex_controls{kind="pause"}`:                                              1, `automutex_controls{kind="limit"}`: 1,
+		})
+		for sample := range gather(t, reg) {
+			if strings.Contains(sample, "secret") {
+				t.Errorf("a payload value is in %s", sample)
+			}
+		}
 	})
 }

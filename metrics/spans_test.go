@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -103,20 +102,13 @@ func TestTrace_waitAndHold(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		waiting := make(chan struct{})
-		guard, err := automutex.New(s.Client(t), automutex.Config{
-			Rules:  []automutex.Rule{{Task: "work", Busy: automutex.Retry, Wait: time.Minute}},
-			Prefix: redistest.Name(t), Logger: slog.New(slog.DiscardHandler),
+		guard := newGuard(t, s.Client(t), automutex.Config{
+			Rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry, Wait: time.Minute}},
 			Observe: automutex.JoinObservers(nil, Trace, func(_ context.Context, e automutex.Event) {
 				if e.Kind == automutex.EventWaiting {
 					close(waiting) // a second one would panic
 				}
 			}),
-		})
-		redistest.Must(t, err)
-		t.Cleanup(func() {
-			if err := guard.Close(context.Background()); err != nil {
-				t.Error(err)
-			}
 		})
 		first, second := &span{}, &span{}
 		holding, ended := make(chan struct{}), make(chan error)
@@ -131,12 +123,8 @@ func TestTrace_waitAndHold(t *testing.T) {
 			})
 		}()
 		<-holding
-		if err := run(second, func(context.Context, *asynq.Task) error { return nil }); err != nil {
-			t.Error(err)
-		}
-		if err := <-ended; err != nil {
-			t.Error(err)
-		}
+		redistest.Must(t, run(second, func(context.Context, *asynq.Task) error { return nil }))
+		redistest.Must(t, <-ended)
 		if got := first.names(); !slices.Equal(got, []string{"acquired", "released"}) {
 			t.Errorf("the first span has %q", got)
 		}

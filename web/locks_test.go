@@ -83,18 +83,6 @@ func TestSnapshot_bounded(t *testing.T) {
 	v.get("/keys").want(200, "the list has the 50,000 most contended")
 }
 
-// The longest-held lock and the first gate to open come first, and no more than are shown.
-func TestKeepFirst(t *testing.T) {
-	t.Parallel()
-	var kept []row
-	for _, held := range []int{3, 9, 1, 7, 5} {
-		kept = keepFirst(kept, heldRow(fmt.Sprint(held), time.Duration(held)*time.Second), 3, func(a, b row) int { return int(b.held() - a.held()) })
-	}
-	if len(kept) != 3 || kept[0].Key != "9" || kept[1].Key != "7" || kept[2].Key != "5" {
-		t.Errorf("%+v", kept)
-	}
-}
-
 // The chart has the last hour, and a point for each ten seconds at most.
 func TestHour(t *testing.T) {
 	t.Parallel()

@@ -4,12 +4,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/inspect"
@@ -81,19 +78,6 @@ func TestRuns_many(t *testing.T) {
 	}
 }
 
-// A long line takes no place from the runs in the table of runs.
-func TestRuns_behindALongLine(t *testing.T) {
-	t.Parallel()
-	now := time.Now()
-	runs := []run{{Task: task{Text: "q/ran"}, Outcome: "done", Start: now.Add(-time.Minute), End: now}}
-	for range 100 {
-		runs = append(runs, run{Task: task{Text: "q/waits"}, Came: now.Add(-time.Minute), End: now, Open: true})
-	}
-	if b := newBars(joined(nil, runs, nil), now); len(b.Rows) != 1 || b.Rows[0].Ran() != "1m" || b.More != 0 {
-		t.Errorf("%+v and %d more, want the run alone", b.Rows, b.More)
-	}
-}
-
 // Without a history the page draws what goes on, and what it saw.
 func TestRuns_seen(t *testing.T) {
 	t.Parallel()
@@ -108,23 +92,6 @@ func TestRuns_seen(t *testing.T) {
 		// The one who waited gets the lock and gives it back: the first one has ended in any case.
 		v.find(keyPath(m.Key()), `data-name="Outcome">ended</td>`).want(200, "q/holds on worker-1:4242", `data-name="Ran">at least `)
 	})
-}
-
-// A user who may not read the history has the page without it.
-func TestRuns_notReadable(t *testing.T) {
-	t.Parallel()
-	v := serve(t, redistest.Mini(t), Options{})
-	hook := &redistest.FailHook{}
-	v.rdb.AddHook(hook)
-	hook.Before(func(cmd redis.Cmder) error {
-		if cmd.Name() == "xrevrange" {
-			return redistest.ReplyError("NOPERM this user has no permissions to run the 'xrevrange' command")
-		}
-		return nil
-	})
-	m := v.locker.Mutex("report")
-	v.hold(m)
-	v.get(keyPath(m.Key())).want(http.StatusOK, "were not read", "NOPERM", `class="run open" x=`, "worker-1:4242")
 }
 
 // What looks saw is in its history once: the history tells it better.
@@ -173,38 +140,32 @@ func TestRuns_joined(t *testing.T) {
 	}
 }
 
-// Ticks are round, few, and fit for any span.
-func TestBars_ticks(t *testing.T) {
+// Ticks are round, few, and fit for any span; a time of another day says which. A long line takes no place from the runs.
+func TestBars(t *testing.T) {
 	t.Parallel()
 	from := time.Date(2026, 1, 2, 23, 4, 5, 600e6, time.UTC)
-	for span, want := range map[time.Duration]string{
-		time.Second: "23:04:06.0", 20 * time.Second: "23:04:10", 5 * time.Minute: "23:05", 20 * time.Hour: "Jan 3 06:00", 2000 * time.Hour: "Jan ",
+	for span, want := range map[time.Duration]struct{ tick, clock string }{
+		time.Second: {"23:04:06.0", "23:04:05"}, 20 * time.Second: {"23:04:10", "23:04:05"}, 5 * time.Minute: {"23:05", "23:04:05"},
+		20 * time.Hour: {"Jan 3 06:00", "Jan 2 23:04:05"}, 2000 * time.Hour: {"Jan ", "Jan 2 23:04:05"},
 	} {
 		b := bars{From: from, To: from.Add(span), now: from}
 		b.ticks()
-		if len(b.Ticks) < 2 && span < time.Hour || len(b.Ticks) == 0 || len(b.Ticks) > 8 || !strings.Contains(fmt.Sprint(b.Ticks), want) {
+		if len(b.Ticks) < 2 && span < time.Hour || len(b.Ticks) == 0 || len(b.Ticks) > 8 || !strings.Contains(fmt.Sprint(b.Ticks), want.tick) {
 			t.Errorf("%s: %+v", span, b.Ticks)
 		}
-	}
-}
-
-// A time of another day says which.
-func TestBars_clock(t *testing.T) {
-	t.Parallel()
-	now := time.Now().UTC()
-	today := time.Date(now.Year(), now.Month(), now.Day(), 12, 0, 0, 0, time.UTC)
-	for _, c := range []struct {
-		from, to time.Time
-		want     string
-	}{
-		{today, today.Add(time.Hour), today.Format("15:04:05")},
-		{today.Add(-48 * time.Hour), today, today.Format("Jan 2 15:04:05")},
-		{today.Add(-14 * time.Hour), today, today.Format("Jan 2 15:04:05")},
-		{today.AddDate(0, 0, -3), today.AddDate(0, 0, -3).Add(time.Hour), today.Format("Jan 2 15:04:05")},
-	} {
-		b := &bars{From: c.from, To: c.to, now: now}
-		if got := b.Clock(today); got != c.want {
-			t.Errorf("from %s to %s: %q, want %q", c.from, c.to, got, c.want)
+		if got := b.Clock(from); got != want.clock {
+			t.Errorf("%s: %q, want %q", span, got, want.clock)
 		}
+	}
+	if got := (&bars{From: from, To: from, now: from.AddDate(0, 0, 3)}).Clock(from); got != "Jan 2 23:04:05" {
+		t.Errorf("of a past day: %q", got)
+	}
+	now := time.Now()
+	runs := []run{{Task: task{Text: "q/ran"}, Outcome: "done", Start: now.Add(-time.Minute), End: now}}
+	for range 100 {
+		runs = append(runs, run{Task: task{Text: "q/waits"}, Came: now.Add(-time.Minute), End: now, Open: true})
+	}
+	if b := newBars(joined(nil, runs, nil), now); len(b.Rows) != 1 || b.Rows[0].Ran() != "1m" || b.More != 0 {
+		t.Errorf("%+v and %d more, want the run alone", b.Rows, b.More)
 	}
 }

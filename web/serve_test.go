@@ -31,6 +31,11 @@ func TestHeaders(t *testing.T) {
 			t.Errorf("%s: headers %v", path, h)
 		}
 	}
+	broken := httptest.NewRecorder() // a view that cannot be made is an error, and no half page
+	v.page.render(broken, http.StatusOK, "keys", struct{ Title string }{})
+	if body := broken.Body.String(); broken.Code != http.StatusInternalServerError || !strings.HasPrefix(body, "the page cannot be rendered") {
+		t.Errorf("%d %s", broken.Code, body)
+	}
 	body := v.get("/keys").body
 	for _, inline := range []string{"<script>", "onclick", "<style", " style=", "javascript:"} {
 		if strings.Contains(body, inline) {
@@ -129,27 +134,15 @@ func TestRootPath(t *testing.T) {
 			if found < 8 {
 				t.Errorf("%d links, want at least 8", found)
 			}
-		})
-	}
-}
-
-// Without its last slash the page sends the browser to it, with what was asked for.
-func TestRootPath_withoutSlash(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct{ root, asked, want string }{
-		"known":    {"/locks", "/locks?waiting=1", "/locks/?waiting=1"},
-		"stripped": {"", "/locks?waiting=1", "./locks/?waiting=1"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			v := serve(t, redistest.Mini(t), Options{RootPath: c.root})
-			handler := http.Handler(v.page)
+			// Without its last slash the page sends the browser to it, with what was asked for.
+			want, handler := at+"?waiting=1", http.Handler(v.page)
 			if c.root == "" {
-				handler = http.StripPrefix("/locks", handler)
+				want, handler = "."+want, http.StripPrefix("/locks", handler)
 			}
 			w := httptest.NewRecorder()
-			handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, c.asked, nil))
-			if got := w.Result().Header.Get("Location"); w.Code != http.StatusPermanentRedirect || got != c.want {
-				t.Errorf("%d to %q, want %q", w.Code, got, c.want)
+			handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, strings.TrimSuffix(at, "/")+"?waiting=1", nil))
+			if got := w.Result().Header.Get("Location"); w.Code != http.StatusPermanentRedirect || got != want {
+				t.Errorf("%d to %q, want %q", w.Code, got, want)
 			}
 		})
 	}
@@ -289,11 +282,26 @@ func TestLive(t *testing.T) {
 	})
 }
 
-// Close ends the streams at once, so that a server can shut down; afterwards the page
-// says that it is closed.
-func TestLive_close(t *testing.T) {
+// goneBrowser is a connection that takes nothing.
+type goneBrowser struct{ *httptest.ResponseRecorder }
+
+func (goneBrowser) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
+
+// Streams are bounded, and make room when they end: HEAD, which link checkers send, takes none; a browser that is gone
+// loses its own at the first message; and Close ends all of them, so that a server can shut down.
+func TestLive_ends(t *testing.T) {
 	t.Parallel()
 	v := serve(t, redistest.Mini(t), Options{})
+	if a := v.do(http.MethodHead, "/live?view=keys", nil).want(200); a.header.Get("Content-Type") != eventStream {
+		t.Errorf("Content-Type %q", a.header.Get("Content-Type"))
+	}
+	v.page.ServeHTTP(goneBrowser{httptest.NewRecorder()}, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/live?view=keys", nil))
+	redistest.Eventually(t, patience, func() bool { return len(v.page.streams) == 0 }, "no stream is open")
+	for range maxStreams {
+		v.page.streams <- struct{}{}
+	}
+	v.get("/live?view=keys").want(503, "Too many live views")
+	<-v.page.streams
 	messages := v.stream(context.Background(), "/live?view=keys")
 	await(t, messages, "locks")
 	redistest.Must(t, v.page.Close())
@@ -306,54 +314,4 @@ func TestLive_close(t *testing.T) {
 		}
 	}
 	v.get("/").want(503, "closed")
-}
-
-// Streams are bounded; one that ends makes room.
-func TestLive_bounded(t *testing.T) {
-	t.Parallel()
-	v := serve(t, redistest.Mini(t), Options{})
-	for range maxStreams {
-		v.page.streams <- struct{}{}
-	}
-	v.get("/live?view=keys").want(503, "Too many live views")
-	<-v.page.streams
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	await(t, v.stream(ctx, "/live?view=keys"), "locks")
-}
-
-// HEAD of a stream, which link checkers send, ends at once and takes no place of a viewer.
-func TestLive_head(t *testing.T) {
-	t.Parallel()
-	v := serve(t, redistest.Mini(t), Options{})
-	if a := v.do(http.MethodHead, "/live?view=keys", nil).want(200); a.header.Get("Content-Type") != eventStream {
-		t.Errorf("Content-Type %q", a.header.Get("Content-Type"))
-	}
-	redistest.Eventually(t, patience, func() bool { return len(v.page.streams) == 0 }, "no stream is open")
-}
-
-// A view that cannot be made is a 500 without half a page, and no live update.
-func TestRender_fails(t *testing.T) {
-	t.Parallel()
-	v := serve(t, redistest.Mini(t), Options{})
-	got := httptest.NewRecorder()
-	v.page.render(got, http.StatusOK, "keys", struct{ Title string }{})
-	if body := got.Body.String(); got.Code != http.StatusInternalServerError || !strings.HasPrefix(body, "the page cannot be rendered") {
-		t.Errorf("%d %s", got.Code, body)
-	}
-}
-
-// goneBrowser is a connection that takes nothing.
-type goneBrowser struct{ *httptest.ResponseRecorder }
-
-func (goneBrowser) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
-
-// A stream whose browser has gone ends at the first message, and makes room.
-func TestLive_browserGone(t *testing.T) {
-	t.Parallel()
-	v := serve(t, redistest.Mini(t), Options{})
-	v.page.ServeHTTP(goneBrowser{httptest.NewRecorder()}, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/live?view=keys", nil))
-	if n := len(v.page.streams); n != 0 {
-		t.Errorf("%d streams are open", n)
-	}
 }

@@ -1,11 +1,12 @@
 package web
 
 import (
-	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"html"
 	"io"
+	"net"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -114,17 +115,6 @@ func TestKeys_pages(t *testing.T) {
 	}
 }
 
-// A key that is held and closed by its rate shows both, in the list and on its own page.
-func TestKeys_heldAndClosed(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		v := serve(t, s, Options{})
-		m := v.locker.Mutex("api", lock.Rate(1, time.Hour, 1))
-		v.hold(m)
-		v.find("/keys", "worker-1:4242").want(200, `<span class="tag">rate, `)
-		v.get(keyPath(m.Key())).want(200, "worker-1:4242", "Nobody starts: rate")
-	})
-}
-
 // One lock has its holder with a deadline, and its line in order.
 func TestKey_holdersAndLine(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -141,16 +131,6 @@ func TestKey_holdersAndLine(t *testing.T) {
 	})
 }
 
-// What is no key of a lock is refused in words, not with an empty page.
-func TestKey_refusesOtherKeys(t *testing.T) {
-	t.Parallel()
-	v := serve(t, redistest.Mini(t), Options{})
-	for _, key := range []string{"", "asynq:{default}:pending", v.prefix + ":{}", v.prefix + ":{a}:pool", v.prefix + ":{a b}", "a b", "control", strings.Repeat("x}", 2500)} {
-		v.get(keyPath(key)).want(400, "This is no key of a lock")
-		v.get("/live?view=key&key=" + url.QueryEscape(key)).want(404)
-	}
-}
-
 // With HashKeys the page shows hashes, and neither values nor the secret.
 func TestKeys_hashed(t *testing.T) {
 	t.Parallel()
@@ -162,30 +142,13 @@ func TestKeys_hashed(t *testing.T) {
 	v.hold(m)
 	v.find("/keys", "pay|~").want(200, `data-name="Rule"><bdi>pay</bdi></td>`).without("DE0012345", secret)
 	v.get(keyPath(key)).want(200, "pay|~", "rule <bdi>pay</bdi>").without("DE0012345", secret)
-}
 
-// A key that another program has written to is told from a lock, with what to do.
-func TestKey_ofAnotherProgram(t *testing.T) {
-	t.Parallel()
-	v := serve(t, redistest.Real(t), Options{})
-	key := v.locker.Mutex("report").Key()
-	redistest.Must(t, v.rdb.RPush(t.Context(), key, "x").Err())
-	v.get(keyPath(key)).want(200, "Another program has written to the key", "until you DEL it in Redis", html.EscapeString(strconv.Quote(key)))
-}
-
-// A page whose Redis does not answer says so and comes back with it.
-func TestKeys_outage(t *testing.T) {
-	t.Parallel()
-	s := redistest.StartReal(t)
-	v := serve(t, s, Options{})
-	v.find("/keys", "No lock is held or waited for.")
-	s.Stop(t)
-	v.find("/keys", `class="error"`).want(200, "; the page tries again").without("EOF")
-	v.get(keyPath(v.prefix+":{a}")).want(200, `class="error"`, "; the page tries again")
-	s.Start(t)
-	redistest.Eventually(t, patience, func() bool {
-		return !strings.Contains(v.get("/keys").body, `class="error"`)
-	}, "the page comes back with Redis")
+	// A worker's keys are not made up without the secret.
+	v = serve(t, redistest.StartMini(t), Options{})
+	fleetOf(t, v.rdb, v.prefix, 1, func(p *fleet.Process, _ *fleet.Rule) { p.Hashed = true })
+	_, err := asynq.NewClientFromRedisClient(v.rdb).Enqueue(asynq.NewTask("report", nil), asynq.TaskID("task-1"))
+	redistest.Must(t, err)
+	v.get("/keys?q=task-1").want(200, "its keys are hashed, and the page does not have the secret")
 }
 
 // A long line is shown as far as asynq tells the states of its tasks, and counted.
@@ -200,18 +163,6 @@ func TestKey_longLine(t *testing.T) {
 	a := v.get(keyPath(m.Key())).want(200, fmt.Sprintf("<dt>In line</dt><dd>%d</dd>", mostShown+5), "and 5 more</p>")
 	if n := strings.Count(a.body, `data-name="Waits as"`); n != mostShown {
 		t.Errorf("%d rows, want %d", n, mostShown)
-	}
-}
-
-// The page takes nothing: a lock that it shows is as free as before.
-func TestKey_takesNothing(t *testing.T) {
-	t.Parallel()
-	v := serve(t, redistest.Real(t), Options{})
-	m := v.locker.Mutex("free")
-	v.find("/keys", "No lock is held")
-	v.get(keyPath(m.Key())).want(200)
-	if n, err := v.rdb.Exists(context.Background(), m.Key()).Result(); err != nil || n != 0 {
-		t.Errorf("%d keys, %v; want none", n, err)
 	}
 }
 
@@ -235,7 +186,8 @@ func TestRules(t *testing.T) {
 	})
 }
 
-// A pause, its end, and a limit reach the workers, stand on the page, and go to Audit.
+// A pause, its end, and a limit reach the workers, stand on the page with who ordered each and why, and go to Audit.
+// Resuming what is not paused does nothing, and says so; what cannot be read is removed.
 func TestDo_controls(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		seen := &audit{}
@@ -243,82 +195,54 @@ func TestDo_controls(t *testing.T) {
 			RootPath: "/locks", Audit: seen.note, User: func(*http.Request) string { return "ann" }, Access: func(*http.Request) Access { return AccessOperate },
 			Rules: []automutex.Rule{{Task: "report", Scope: "report", On: []string{"tenant"}}},
 		})
-		ctx := context.Background()
 		list := func() []lock.Control {
-			all, err := v.locker.Controls().List(ctx)
+			all, err := v.locker.Controls().List(t.Context())
 			redistest.Must(t, err)
 			return all
 		}
-		v.get("/locks/do?action=pause&target=report").want(200, "Pause report?", "within two seconds", `name="for"`)
-		form := func(fields ...string) url.Values {
-			f := url.Values{"why": {"the API is down"}}
-			for i := 0; i < len(fields); i += 2 {
-				f.Set(fields[i], fields[i+1])
+		order := func(action, target string, more ...string) answer {
+			t.Helper()
+			form := url.Values{"action": {action}, "target": {target}, "why": {"the API is down"}}
+			for i := 0; i < len(more); i += 2 {
+				form.Set(more[i], more[i+1])
 			}
-			return f
+			return v.get(v.post("/locks/do", form).want(303).header.Get("Location"))
 		}
-		sent := v.post("/locks/do", form("action", "pause", "target", "report", "for", "1h")).want(303)
-		v.get(sent.header.Get("Location")).want(200, "report is paused for 1h.", "; ordered by ann at ", "the API is down", "resume")
+		at := "/locks" + keyPath(keys.Key(v.prefix, "report", "acme"))
+		v.get("/locks/do?action=pause&target=report").want(200, "Pause report?", "within two seconds", `name="for"`)
+		order("pause", "report", "for", "1h").want(200, "report is paused for 1h.", "; ordered by ann at ", "the API is down", "resume")
 		if all := list(); len(all) != 1 || !all[0].Paused || all[0].PausedUntil.IsZero() || all[0].Why != "the API is down" || all[0].By != "ann" {
 			t.Errorf("controls: %+v", all)
 		}
-		key := keys.Key(v.prefix, "report", "acme")
-		v.get("/locks"+keyPath(key)).want(200, "paused until ", "; ordered by ann at ", "report is paused for 1h.", "Resume its scope…").without("action=resume&amp;target=report%7cacme")
-		v.post("/locks/do", form("action", "limit", "target", "report|acme", "limit", "5")).want(303)
-		v.get("/locks"+keyPath(key)).want(200, "limited to 5", "report|acme is limited to 5 at once.")
-		v.post("/locks/do", form("action", "resume", "target", "report")).want(303)
-		v.post("/locks/do", form("action", "limit", "target", "report|acme", "limit", "0")).want(303)
-		if all := list(); len(all) != 0 {
-			t.Errorf("controls: %+v", all)
-		}
-		if a := seen.last(t); a.Do != "limit" || a.Target != "report|acme" || a.Err != nil || a.By != "ann" {
-			t.Errorf("Audit got %+v", a)
-		}
-		v.get("/locks/do?action=pause").want(400, "Name a target")
-		if all := list(); len(all) != 0 {
-			t.Errorf("controls: %+v", all)
-		}
-	})
-}
-
-// A target that is paused and limited stands on the page with who ordered each, and why.
-func TestRules_pauseAndLimit(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		v := serve(t, s, Options{RootPath: "/locks", Access: func(*http.Request) Access { return AccessOperate }, Rules: []automutex.Rule{
-			{Task: "report", Scope: "report", On: []string{"tenant"}},
-		}})
-		controlsOf := func(owner string) *lock.Controls {
-			l := lock.New(s.Client(t), lock.Options{Prefix: v.prefix, Owner: owner})
-			t.Cleanup(func() { _ = l.Close() })
-			return l.Controls()
-		}
-		redistest.Must(t, controlsOf("ann").Pause(t.Context(), "report", time.Time{}, "repair"))
-		redistest.Must(t, controlsOf("bob").SetLimit(t.Context(), "report", 7, "a larger plan"))
-		for _, path := range []string{"/locks/rules", "/locks" + keyPath(keys.Key(v.prefix, "report", "acme"))} {
-			a := v.find(path, "bob").want(200)
+		v.get(at).want(200, "paused until ", "report is paused for 1h.", "Resume its scope…").without("action=resume&amp;target=report%7cacme")
+		order("limit", "report", "limit", "7")
+		redistest.Must(t, v.locker.Controls().Pause(t.Context(), "report", time.Time{}, "repair"))
+		for _, path := range []string{"/locks/rules", at} {
+			a := v.find(path, "repair").want(200)
 			for _, pattern := range []string{
-				`<bdi>report</bdi>(</b>)?:? paused until somebody resumes it; ordered by ann at \d\d:\d\d: repair`,
-				`<bdi>report</bdi>(</b>)?:? limited to 7; ordered by bob at \d\d:\d\d: a larger plan`,
+				`<bdi>report</bdi>(</b>)?:? paused until somebody resumes it; ordered by worker-1:4242 at \d\d:\d\d: repair`,
+				`<bdi>report</bdi>(</b>)?:? limited to 7; ordered by ann at \d\d:\d\d: the API is down`,
 			} {
 				if !regexp.MustCompile(pattern).MatchString(a.body) {
 					t.Errorf("%s: no %s in\n%s", path, pattern, a.body)
 				}
 			}
 		}
-		v.find("/locks/rules", "bob").want(200, `<span class="tag order">paused</span>`, `7 <b class="order">by an operator</b>`)
-	})
-}
-
-// An operator's limit is not in force for ordered keys, so their rule does not show it.
-func TestRules_limitOfOrderedKeys(t *testing.T) {
-	t.Parallel()
-	orders := []lock.Control{{Target: "report", Limit: 7}}
-	for ordered, limited := range map[bool]bool{false: true, true: false} {
-		rule := fleet.Rule{Name: "report", Task: "report", InOrder: ordered}
-		if r := newRuleRow(rule, orders); r.Limited != limited || (r.Limit == "7") != limited {
-			t.Errorf("in order: %v: limit %s, by an operator: %v", ordered, r.Limit, r.Limited)
+		v.find("/locks/rules", "repair").want(200, `<span class="tag order">paused</span>`, `7 <b class="order">by an operator</b>`)
+		order("resume", "report").want(200, "report is not paused any more.")
+		order("limit", "report", "limit", "0")
+		if a := seen.last(t); a.Do != "limit" || a.Target != "report" || a.Err != nil || a.By != "ann" {
+			t.Errorf("Audit got %+v", a)
 		}
-	}
+		v.get("/locks/do?action=pause").want(400, "Name a target")
+		if all := list(); len(all) != 0 {
+			t.Errorf("controls: %+v", all)
+		}
+		ask := v.get("/locks/do?action=resume&target=report")
+		v.refuse(ask).want(409, "resume failed: nothing was done: report is not paused")
+		redistest.Must(t, v.rdb.HSet(t.Context(), v.prefix+":{control}", "report", `{"v":9}`).Err())
+		v.confirm(ask, "").want(200, "The entry of report, which could not be read and was not in force, is removed.")
+	})
 }
 
 // Keys have the hash of a scope of more than 200 bytes. The page knows the rule of such a key, and shows its pause, for a
@@ -399,94 +323,64 @@ func fail(hook *redistest.FailHook, err error, names ...string) {
 // A view shows why Redis refused a command that it needs.
 func TestViews_refusedCommand(t *testing.T) {
 	t.Parallel()
-	const refused = "NOPERM this user has no permissions"
-	for name, c := range map[string]struct {
+	hook := &redistest.FailHook{}
+	v := serve(t, redistest.Real(t), Options{})
+	v.page.rdb.AddHook(hook)
+	v.hold(v.locker.Mutex("a"))
+	v.wait(v.locker.Mutex("a"))
+	const refused = redistest.ReplyError("NOPERM this user has no permissions")
+	for _, c := range []struct {
 		path, command string
-		before        func(*testing.T, *site)
-		error         error
+		err           error
 		want          string
 	}{
-		"key, time":       {"/key?key=a", "time", func(t *testing.T, v *site) { t.Helper(); v.hold(v.locker.Mutex("a")); v.wait(v.locker.Mutex("a")) }, redistest.ReplyError(refused), refused},
-		"keys, closed":    {"/keys", "scan", nil, io.EOF, "Redis has closed the connection; the page tries again"},
-		"overview, fleet": {"/", "zrevrangebyscore", nil, redistest.ReplyError(refused), "Pauses and limits"},
+		{"/key?key=a", "time", refused, string(refused)},
+		{"/key?key=a", "xrevrange", refused, "were not read"},
+		{"/", "zrevrangebyscore", refused, "Pauses and limits"},
+		{"/keys", "scan", &net.OpError{Op: "dial", Err: errors.New("refused")}, "Redis cannot be reached (dial: refused); the page tries again"},
+		{"/keys", "scan", io.EOF, "Redis has closed the connection; the page tries again"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			hook := &redistest.FailHook{}
-			v := serve(t, redistest.Real(t), Options{})
-			v.page.rdb.AddHook(hook)
-			if c.before != nil {
-				c.before(t, v)
-			}
-			fail(hook, c.error, c.command)
-			t.Cleanup(func() { hook.Before(nil) })
-			v.get(c.path).want(200, c.want)
-		})
+		fail(hook, c.err, c.command)
+		v.page.locks.forget()
+		v.find(c.path, c.want).want(200)
 	}
+	hook.Before(nil)
 }
 
 // An action that Redis refuses has failed, with the reason, and the lock is as it was.
 func TestDo_refusedByRedis(t *testing.T) {
 	t.Parallel()
-	for name, form := range map[string]url.Values{
-		"break of a holder": {"action": {"break"}, "token": {"some"}},
-		"break of a gate":   {"action": {"break"}, "gate": {"1"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			v, seen := operator(t, redistest.Real(t))
-			hook := &redistest.FailHook{}
-			v.page.rdb.AddHook(hook)
-			m := v.locker.Mutex("a")
-			v.hold(m)
-			fail(hook, redistest.ReplyError("NOPERM no rights"), "eval", "evalsha", "script")
-			t.Cleanup(func() { hook.Before(nil) })
-			form.Set("key", m.Key())
-			v.post("/locks/do", form).want(502, form.Get("action")+" failed: ", "NOPERM no rights")
-			hook.Before(nil)
-			if seen.last(t).Err == nil {
-				t.Error("Audit was told of a success")
-			}
-			if held, err := m.Locked(t.Context()); err != nil || !held {
-				t.Errorf("held: %v, %v", held, err)
-			}
-		})
+	v, seen := operator(t, redistest.Real(t))
+	hook := &redistest.FailHook{}
+	v.page.rdb.AddHook(hook)
+	m := v.locker.Mutex("a")
+	v.hold(m)
+	fail(hook, redistest.ReplyError("NOPERM no rights"), "eval", "evalsha", "script")
+	for _, of := range []string{"token", "gate"} { // a break of a holder, and of all and the gate
+		form := url.Values{"action": {"break"}, "key": {m.Key()}, of: {"1"}}
+		v.post("/locks/do", form).want(502, "break failed: ", "NOPERM no rights")
+		if seen.last(t).Err == nil {
+			t.Error("Audit was told of a success")
+		}
+	}
+	hook.Before(nil)
+	if held, err := m.Locked(t.Context()); err != nil || !held {
+		t.Errorf("held: %v, %v", held, err)
 	}
 }
 
-// A key of another program is named where an operator asks about it, and keeps orders from being given.
-func TestDo_keyOfAnotherProgram(t *testing.T) {
+// A key that another program has written to is told from a lock, with what to do; it keeps orders from being given.
+func TestKey_ofAnotherProgram(t *testing.T) {
 	t.Parallel()
 	v, _ := operator(t, redistest.Real(t))
 	a := v.locker.Mutex("a").Key()
 	redistest.Must(t, v.rdb.RPush(t.Context(), a, "x").Err())
 	redistest.Must(t, v.rdb.Set(t.Context(), v.prefix+":{control}", "x", time.Minute).Err())
-	v.get("/locks/do?action=break&key="+url.QueryEscape(a)).want(http.StatusBadGateway, "Another program has written to the key", "Nothing was done.")
+	const text = "Another program has written to the key"
+	v.get("/locks"+keyPath(a)).want(200, text, "until you DEL it in Redis", html.EscapeString(strconv.Quote(a)))
+	v.get("/locks/do?action=break&key="+url.QueryEscape(a)).want(http.StatusBadGateway, text, "Nothing was done.")
 	v.post("/locks/do", url.Values{"action": {"resume"}, "target": {"b"}}).want(502, "resume failed: ", "something else than controls is stored")
 	v.get("/locks/key?key=b").want(200, "resume: failed: ")
-}
-
-// A form that cannot be read does nothing, and a long reason is cut.
-func TestDo_hostileForms(t *testing.T) {
-	t.Parallel()
-	v, seen := operator(t, redistest.Mini(t))
-	v.do(http.MethodPost, "/locks/do", strings.NewReader("key=%zz"), func(r *http.Request) {
-		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	}).want(400, "The form could not be read. Nothing was done.")
-	v.post("/locks/do", url.Values{"action": {"sweep"}, "why": {strings.Repeat("é", maxWhy+1)}}).want(303)
-	if why := seen.last(t).Why; why != strings.Repeat("é", maxWhy) {
-		t.Errorf("the reason is %q", why)
-	}
-}
-
-// What a worker of hashed keys does is found, and its keys are not made up without the secret.
-func TestKeys_hashedElsewhere(t *testing.T) {
-	t.Parallel()
-	v := serve(t, redistest.StartMini(t), Options{})
-	fleetOf(t, v.rdb, v.prefix, 1, func(p *fleet.Process, _ *fleet.Rule) { p.Hashed = true })
-	_, err := asynq.NewClientFromRedisClient(v.rdb).Enqueue(asynq.NewTask("report", nil), asynq.TaskID("task-1"))
-	redistest.Must(t, err)
-	v.get("/keys?q=task-1").want(200, "its keys are hashed, and the page does not have the secret")
 }
 
 // A paused lock, a lock with several holders and a rule that shares its scope are shown as such.
@@ -500,6 +394,10 @@ func TestViews_states(t *testing.T) {
 	v.hold(many)
 	redistest.Must(t, v.hold(many).Cooldown(t.Context(), time.Hour))
 	redistest.Must(t, v.locker.Controls().Pause(t.Context(), "many", time.Time{}, ""))
+	rated := v.locker.Mutex("api", lock.Rate(1, time.Hour, 1))
+	v.hold(rated)
+	v.find("/keys", `<span class="tag">rate, `)
+	v.get(keyPath(rated.Key())).want(200, "worker-1:4242", "Nobody starts: rate")
 	v.find("/keys", "and 1 more").want(200, `<span class="tag order">paused</span>`)
 	v.get("/keys?closed=1").want(200, ">many</bdi>").without(">shared</bdi>")
 	v.get("/").want(200, "paused until somebody resumes it", "opens in ")

@@ -4,11 +4,12 @@ import (
 	"go/scanner"
 	"go/token"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 // nameOfCode finds names of code with a capital inside, such as handleReply. After a backslash it is an escape.
@@ -24,7 +25,12 @@ func TestComments_nameWhatExists(t *testing.T) {
 			named[match[2]] = where
 		}
 	}
-	err := filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+	words := func(code string) {
+		for _, w := range word.FindAllString(code, -1) {
+			exists[w] = true
+		}
+	}
+	redistest.Must(t, filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			if name := entry.Name(); name != "." && strings.HasPrefix(name, ".") || name == "testdata" {
 				return fs.SkipDir
@@ -33,33 +39,26 @@ func TestComments_nameWhatExists(t *testing.T) {
 		}
 		switch filepath.Ext(path) {
 		case ".go":
-			return eachToken(path, func(tok token.Token, text string) {
+			text := []byte(read(t, path))
+			fset := token.NewFileSet()
+			var s scanner.Scanner
+			s.Init(fset.AddFile(path, fset.Base(), len(text)), text, nil, scanner.ScanComments)
+			for _, tok, literal := s.Scan(); tok != token.EOF; _, tok, literal = s.Scan() {
 				if tok != token.COMMENT {
-					for _, w := range word.FindAllString(text, -1) {
-						exists[w] = true
-					}
-				} else if !strings.HasSuffix(path, "_test.go") && !strings.HasPrefix(text, "//\t") { // a tab: an example
-					note(path, text)
+					words(literal)
+				} else if !strings.HasSuffix(path, "_test.go") && !strings.HasPrefix(literal, "//\t") { // a tab: an example
+					note(path, literal)
 				}
-			})
-		case ".lua":
-			text, err := os.ReadFile(path)
-			if err != nil {
-				return err
 			}
-			for line := range strings.Lines(string(text)) {
+		case ".lua":
+			for line := range strings.Lines(read(t, path)) {
 				code, comment, _ := strings.Cut(line, "--")
-				for _, w := range word.FindAllString(code, -1) {
-					exists[w] = true
-				}
+				words(code)
 				note(path, comment)
 			}
 		}
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	if len(exists) < 5000 || len(named) < 300 {
 		t.Errorf("%d names, %d of them in comments: too few to be all", len(exists), len(named))
 	}
@@ -67,23 +66,5 @@ func TestComments_nameWhatExists(t *testing.T) {
 		if !exists[name] {
 			t.Errorf("%s: a comment names %s, which is nowhere in the code", where, name)
 		}
-	}
-}
-
-// eachToken calls f with each token and comment of a Go file.
-func eachToken(path string, f func(tok token.Token, text string)) error {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	fset := token.NewFileSet()
-	var s scanner.Scanner
-	s.Init(fset.AddFile(path, fset.Base(), len(text)), text, nil, scanner.ScanComments)
-	for {
-		_, tok, literal := s.Scan()
-		if tok == token.EOF {
-			return nil
-		}
-		f(tok, literal)
 	}
 }

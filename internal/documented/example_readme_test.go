@@ -2,7 +2,6 @@ package documented
 
 import (
 	"context"
-	"os"
 	"strings"
 	"testing"
 
@@ -10,6 +9,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/unique"
 )
 
@@ -60,30 +60,18 @@ func TestReadmeSnippets(t *testing.T) {
 		"internal/documented/example_test.go", "internal/documented/example_readme_test.go", "internal/documented/example_guide_test.go", "internal/documented/example_unique_test.go", "internal/documented/migrating_test.go", "automutextest/example_test.go", "metrics/example_test.go", "web/example_test.go", "web/check/beside/main.go", "web/check/beside/mount_test.go",
 		"examples/quickstart/main.go", "examples/encodings/main.go",
 	} {
-		source, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		compiled += squeeze(string(source))
+		compiled += squeeze(read(t, file))
 	}
 	for page, least := range map[string]int{"README.md": 2, "docs/guide.md": 11, "docs/operations.md": 2, "docs/migrating.md": 2} {
-		text, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
-		snippets := 0
-		for i, block := range strings.Split(string(text), "```go\n") {
-			if i == 0 {
-				continue // what stands before the first snippet
-			}
-			snippets++
+		blocks := strings.Split(read(t, page), "```go\n")[1:] // without what stands before the first
+		for _, block := range blocks {
 			snippet, _, closed := strings.Cut(block, "```")
 			if !closed || !strings.Contains(compiled, squeeze(snippet)) {
 				t.Errorf("this snippet of %s is in no file that compiles:\n%s", page, snippet)
 			}
 		}
-		if snippets < least {
-			t.Errorf("found %d snippets in %s, not %d", snippets, page, least)
+		if len(blocks) < least {
+			t.Errorf("found %d snippets in %s, not %d", len(blocks), page, least)
 		}
 	}
 }
@@ -91,41 +79,28 @@ func TestReadmeSnippets(t *testing.T) {
 // The rules under "A missing field", "Lock by a header" and "One for each user, ten in all" in docs/guide.md.
 func TestGuideRules(t *testing.T) {
 	t.Parallel()
-	keys := func(rules []automutex.Rule, task *asynq.Task) string {
+	keys := func(task *asynq.Task, rules []automutex.Rule) string {
 		t.Helper()
 		maker, err := automutex.NewKeyMaker(automutex.Config{Rules: rules})
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		made, err := maker.Keys(t.Context(), task)
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		return strings.Join(made, " ")
 	}
-	optional := func() []automutex.Rule {
-		rules := []automutex.Rule{
-			{Task: "photo:resize", On: []string{"album_id"}, Optional: true},
-		}
-		return rules
+	optional := []automutex.Rule{
+		{Task: "photo:resize", On: []string{"album_id"}, Optional: true},
 	}
-	header := func(payload []byte) string {
-		rules := []automutex.Rule{{Task: "mail:send", OnHeaders: []string{"tenant"}}}
-		task := asynq.NewTaskWithHeaders("mail:send", payload, map[string]string{"tenant": "acme"})
-		return keys(rules, task)
-	}
-	both := func() []automutex.Rule {
-		rules := []automutex.Rule{
-			{Task: "export", Name: "export of a user", Scope: "export-user", On: []string{"user_id"}},
-			{Task: "export", Name: "all exports", Scope: "export-all", Limit: 10},
-		}
-		return rules
+	header := []automutex.Rule{{Task: "mail:send", OnHeaders: []string{"tenant"}}}
+	task := asynq.NewTaskWithHeaders("mail:send", []byte("\xff"), map[string]string{"tenant": "acme"})
+	rules := []automutex.Rule{
+		{Task: "export", Name: "export of a user", Scope: "export-user", On: []string{"user_id"}},
+		{Task: "export", Name: "all exports", Scope: "export-all", Limit: 10},
 	}
 	for got, want := range map[string]string{
-		keys(optional(), asynq.NewTask("photo:resize", []byte(`{}`))):             "",
-		keys(optional(), asynq.NewTask("photo:resize", []byte(`{"album_id":7}`))): "automutex:{photo:resize|7}",
-		header([]byte("\xff")): "automutex:{mail:send|acme}",
-		keys(both(), asynq.NewTask("export", []byte(`{"user_id":7}`))): "automutex:{export-user|7} automutex:{export-all}",
+		keys(asynq.NewTask("photo:resize", []byte(`{}`)), optional):             "",
+		keys(asynq.NewTask("photo:resize", []byte(`{"album_id":7}`)), optional): "automutex:{photo:resize|7}",
+		keys(task, header): "automutex:{mail:send|acme}",
+		keys(asynq.NewTask("export", []byte(`{"user_id":7}`)), rules): "automutex:{export-user|7} automutex:{export-all}",
 	} {
 		if got != want {
 			t.Errorf("keys %q, want %q", got, want)

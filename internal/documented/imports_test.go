@@ -4,29 +4,35 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/automutex/automutex/internal/redistest"
 )
+
+// listShipped gives what go list says in a format of each package that a user builds into a program.
+func listShipped(t *testing.T, format string) string {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-deps", "-f", format, ".", "./lock", "./unique", "./config").CombinedOutput()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, out)
+	}
+	return string(out)
+}
 
 // What a user builds into a program has nothing in it that only tests need, neither
 // directly nor through another package.
 func TestImports_shippedPackagesNeedNothingOfTests(t *testing.T) {
 	t.Parallel()
-	unwanted := []string{"testing", "github.com/alicebob/miniredis/v2", "go.uber.org/goleak"}
-	out, err := exec.Command("go", "list", "-deps", "-f", "{{.ImportPath}}", ".", "./lock", "./unique", "./config").CombinedOutput()
-	if err != nil {
-		t.Fatalf("go list: %v\n%s", err, out)
-	}
-	packages := strings.Fields(string(out))
+	packages := strings.Fields(listShipped(t, "{{.ImportPath}}"))
 	if !slices.Contains(packages, "github.com/automutex/automutex/lock") {
-		t.Fatalf("package lock is not in the list:\n%s", out)
+		t.Fatalf("package lock is not in the list: %s", packages)
 	}
 	for _, p := range packages {
-		if slices.Contains(unwanted, p) {
+		if slices.Contains([]string{"testing", "github.com/alicebob/miniredis/v2", "go.uber.org/goleak"}, p) {
 			t.Errorf("a shipped package imports %s, or one that it imports does", p)
 		}
 	}
@@ -37,23 +43,15 @@ func TestImports_shippedPackagesNeedNothingOfTests(t *testing.T) {
 // file, by the path that it is given. And the modules that come with it are those that SECURITY.md lists.
 func TestImports_asADependency(t *testing.T) {
 	t.Parallel()
-	const library = "github.com/automutex/automutex"
-	out, err := exec.Command("go", "list", "-deps", "-f", "{{if .Module}}{{.Module.Path}} {{.Dir}} {{join .GoFiles \",\"}} {{join .CgoFiles \",\"}}{{end}}", ".", "./lock", "./unique", "./config").CombinedOutput()
-	if err != nil {
-		t.Fatalf("go list: %v\n%s", err, out)
-	}
-	page, err := os.ReadFile("SECURITY.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := read(t, "SECURITY.md")
 	files := 0
-	for line := range strings.Lines(string(out)) {
+	for line := range strings.Lines(listShipped(t, "{{if .Module}}{{.Module.Path}} {{.Dir}} {{join .GoFiles \",\"}} {{join .CgoFiles \",\"}}{{end}}")) {
 		fields := strings.Fields(line)
 		if len(fields) == 0 {
 			continue // of the standard library
 		}
-		if fields[0] != library {
-			if !strings.Contains(string(page), "`"+fields[0]+"`") {
+		if fields[0] != "github.com/automutex/automutex" {
+			if !strings.Contains(page, "`"+fields[0]+"`") {
 				t.Errorf("SECURITY.md does not list %s, which comes with the library", fields[0])
 			}
 			continue
@@ -75,9 +73,7 @@ func TestImports_asADependency(t *testing.T) {
 func askFile(t *testing.T, path string) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	for _, imported := range file.Imports {
 		if slices.Contains([]string{`"unsafe"`, `"C"`, `"os/exec"`, `"plugin"`, `"net/http"`, `"crypto/tls"`}, imported.Path.Value) {
 			t.Errorf("%s imports %s", path, imported.Path.Value)

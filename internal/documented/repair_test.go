@@ -26,12 +26,9 @@ func TestGuide_repairWaitsForRunningTasks(t *testing.T) {
 	})
 	redistest.Must(t, err)
 	t.Cleanup(func() { _ = guard.Close(context.Background()) })
-	another := func() *lock.Locker {
-		l := lock.New(s.Client(t), lock.Options{Logger: slog.New(slog.DiscardHandler)})
-		t.Cleanup(func() { _ = l.Close() })
-		return l
-	}
-	elsewhere := another()
+	quiet := lock.Options{Logger: slog.New(slog.DiscardHandler)}
+	repairer, elsewhere := lock.New(s.Client(t), quiet), lock.New(s.Client(t), quiet)
+	t.Cleanup(func() { _, _ = repairer.Close(), elsewhere.Close() })
 	report := elsewhere.Semaphore("report", 3, lock.Parts(tenant))
 	running, err := report.TryLock(t.Context())
 	redistest.Must(t, err)
@@ -39,7 +36,7 @@ func TestGuide_repairWaitsForRunningTasks(t *testing.T) {
 	var ended, called atomic.Bool
 	begun, failed, done := time.Now(), errors.New("f failed"), make(chan error, 1)
 	go func() {
-		done <- repair(t.Context(), guard, another(), tenant, func() error {
+		done <- repair(t.Context(), guard, repairer, tenant, func() error {
 			called.Store(true)
 			if took := time.Since(begun); took < lock.ControlDelay {
 				t.Errorf("f was called %s after the pause: other processes obey within %s", took, lock.ControlDelay)

@@ -8,27 +8,23 @@ import (
 	"time"
 )
 
-// Child is this test binary run as a process of its own, to be killed or
-// stopped. Its TestMain sees by the environment that it is one, runs no tests,
-// and ends when its standard input does. Safe for concurrent use.
+// Child is this test binary run as a process of its own, to be killed or stopped. Its TestMain sees by the environment
+// that it is one, runs no tests, and ends when its standard input does. Safe for concurrent use.
 type Child struct {
-	cmd    *exec.Cmd
-	stdin  io.Closer
-	exited <-chan struct{} // see launch
+	command
+	stdin io.Closer
 }
 
-// StartChild starts one with these further variables ("NAME=value"). What it
-// prints is seen among the test's output. It is killed when the test ends, and
-// on Linux also when the test binary dies.
+// StartChild starts one with these further variables ("NAME=value"). What it prints is seen among the test's output. It is
+// killed when the test ends, and on Linux also when the test binary dies.
 func StartChild(t testing.TB, env ...string) *Child {
 	t.Helper()
-	c := &Child{cmd: exec.Command(os.Args[0])}
-	c.cmd.Env = append(os.Environ(), env...)
-	c.cmd.Stdout, c.cmd.Stderr = os.Stderr, os.Stderr
-	stdin, err := c.cmd.StdinPipe()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), env...), os.Stderr, os.Stderr
+	stdin, err := cmd.StdinPipe()
 	Must(t, err)
-	c.stdin = stdin
-	c.exited, err = launch(c.cmd)
+	c := &Child{stdin: stdin}
+	c.command, err = launch(cmd)
 	Must(t, err)
 	t.Cleanup(c.Kill)
 	return c
@@ -37,27 +33,21 @@ func StartChild(t testing.TB, env ...string) *Child {
 // PID is its process ID.
 func (c *Child) PID() int { return c.cmd.Process.Pid }
 
-// Kill ends it at once (SIGKILL), also when it is stopped, and returns when it
-// is gone. Without effect when it is gone already.
+// Kill ends it at once (SIGKILL), also when it is stopped, and returns when it is gone. Without effect when it is gone
+// already.
 func (c *Child) Kill() {
 	_ = c.cmd.Process.Kill() // fails only when it has ended
 	<-c.exited
 }
 
 // Pause stops it (SIGSTOP) and returns when nothing of it runs any more.
-func (c *Child) Pause(t testing.TB) {
-	t.Helper()
-	Must(t, freeze(c.cmd.Process))
-}
+func (c *Child) Pause(t testing.TB) { t.Helper(); Must(t, c.freeze()) }
 
 // Resume lets a paused one go on (SIGCONT).
-func (c *Child) Resume(t testing.TB) {
-	t.Helper()
-	Must(t, signalContinue(c.cmd.Process))
-}
+func (c *Child) Resume(t testing.TB) { t.Helper(); Must(t, c.cmd.Process.Signal(signalContinue)) }
 
-// End closes its standard input and returns when it has ended by itself; when
-// it has not within that time it is killed and the test fails.
+// End closes its standard input and returns when it has ended by itself; when it has not within that time it is killed and
+// the test fails.
 func (c *Child) End(t testing.TB, within time.Duration) {
 	t.Helper()
 	_ = c.stdin.Close() // who is gone reads no more

@@ -3,6 +3,7 @@ package redistest
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,55 +28,50 @@ const (
 // startNode starts a node of a cluster. Its pings are all that a master of a cluster replicates while nothing
 // happens (see linked), so they come each second.
 func startNode() (*process, error) {
-	return startProcess(binary(), []string{
+	return startProcess([]string{
 		"--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-announce-ip", "127.0.0.1",
 		"--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1",
 	})
 }
 
-// startCluster starts a Redis Cluster of three masters.
-func startCluster() (*Server, error) {
+// startCluster starts a Redis Cluster of three masters, and returns when it serves.
+func startCluster() (_ *Server, err error) {
 	s := &Server{kind: KindCluster}
-	err := s.join()
-	if err != nil {
-		s.close()
-	}
-	return s, err
-}
-
-// join starts the nodes, makes a cluster of them and waits until it serves.
-func (s *Server) join() error {
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
 	for i := range clusterNodes {
 		node, err := startNode()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		s.nodes, s.addrs = append(s.nodes, node), append(s.addrs, node.addr())
 		slots := []string{"CLUSTER", "ADDSLOTS"} // Redis 6.2 has no ADDSLOTSRANGE
 		for slot := i * clusterSlots / clusterNodes; slot < (i+1)*clusterSlots/clusterNodes; slot++ {
 			slots = append(slots, strconv.Itoa(slot))
 		}
-		commands := [][]string{slots}
 		// Different epochs from the start: else the nodes would have to settle a conflict first.
-		commands = append(commands, []string{"CLUSTER", "SET-CONFIG-EPOCH", strconv.Itoa(i + 1)})
+		commands := [][]string{slots, {"CLUSTER", "SET-CONFIG-EPOCH", strconv.Itoa(i + 1)}}
 		for _, other := range s.nodes[:i] { // everyone meets everyone, which is quicker than to let them gossip
 			commands = append(commands, other.meet())
 		}
 		for _, command := range commands {
 			if _, err := ask(node.addr(), command...); err != nil {
-				return err
+				return nil, err
 			}
 		}
 	}
 	if !poll(Patience, s.agree) {
-		return errors.New("redistest: the nodes of a cluster do not agree on who has which slots")
+		return nil, errors.New("redistest: the nodes of a cluster do not agree on who has which slots")
 	}
-	return nil
+	return s, nil
 }
 
 // meet is the command that has another node meet this one.
 func (p *process) meet() []string {
-	return []string{"CLUSTER", "MEET", "127.0.0.1", strconv.Itoa(p.port), strconv.Itoa(p.bus)}
+	return []string{"CLUSTER", "MEET", "127.0.0.1", strconv.Itoa(p.port), strconv.Itoa(p.port + busOffset)}
 }
 
 // agree reports whether every node that runs has the same picture of who has which
@@ -209,10 +205,7 @@ func (s *Server) owner(t testing.TB, key string) *process {
 }
 
 // MasterOf gives host:port of the master that has the slot of key.
-func (s *Server) MasterOf(t testing.TB, key string) string {
-	t.Helper()
-	return s.owner(t, key).addr()
-}
+func (s *Server) MasterOf(t testing.TB, key string) string { t.Helper(); return s.owner(t, key).addr() }
 
 // KillMaster ends the master that has the slot of key at once (SIGKILL). A replica
 // succeeds it after about a second.
@@ -220,7 +213,7 @@ func (s *Server) KillMaster(t testing.TB, key string) {
 	t.Helper()
 	node := s.owner(t, key)
 	s.nodeTimeout(t, hurried)
-	Must(t, node.kill())
+	Must(t, node.stop(os.Kill))
 }
 
 // PauseMaster freezes the process of the key's master (SIGSTOP): it keeps its

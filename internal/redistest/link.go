@@ -29,20 +29,12 @@ type link struct {
 	client net.Conn
 	server net.Conn
 
-	once     sync.Once     // runs close
-	gone     chan struct{} // closed by close; ends whatever the goroutines wait for
-	toClient chan delivery // from down, which closes it, to deliver
+	once sync.Once     // runs close
+	gone chan struct{} // closed by close; ends whatever the goroutines wait for
 
 	mu      sync.Mutex // guards pending and kind
 	pending [][]string // commands sent on and not answered yet, oldest first
 	kind    Connections
-}
-
-// delivery is what goes to the client, and when.
-type delivery struct {
-	raw []byte
-	due time.Time
-	cut bool // instead of raw: end the link
 }
 
 // close ends the link at once; what was on its way is lost.
@@ -52,15 +44,6 @@ func (l *link) close() {
 		_ = l.client.Close()
 		_ = l.server.Close()
 	})
-}
-
-// carry runs the link until both directions have ended.
-func (l *link) carry() {
-	var wg sync.WaitGroup
-	Go(&wg, l.up)      // ends when the client closes, or at close
-	Go(&wg, l.down)    // ends when the server closes, or at close
-	Go(&wg, l.deliver) // ends after down, or at close; then closes
-	wg.Wait()
 }
 
 // up carries commands from the client to the server.
@@ -102,13 +85,13 @@ func (l *link) swallows(command []string) bool {
 	}
 	kind := l.kind
 	l.mu.Unlock()
-	l.p.mu.Lock()
-	defer l.p.mu.Unlock()
-	if !l.p.faults.swallow[ToServer][kind] {
-		return false
-	}
-	l.p.swallowed[command[0]]++
-	return true
+	swallowed := false
+	l.p.locked(func() {
+		if swallowed = l.p.faults.swallow[ToServer][kind]; swallowed {
+			l.p.swallowed[command[0]]++
+		}
+	})
+	return swallowed
 }
 
 // IsControlRead tells whether a command, as its words, is a script on the controls or the
@@ -123,9 +106,7 @@ func (l *link) sent(command []string) {
 	if IsControlRead(command) {
 		name = "CONTROL"
 	}
-	l.p.mu.Lock()
-	l.p.counts[name]++
-	l.p.mu.Unlock()
+	l.p.locked(func() { l.p.counts[name]++ })
 	if !slices.Contains(pubsubCommands, command[0]) {
 		l.mu.Lock()
 		l.pending = append(l.pending, command)
@@ -133,41 +114,41 @@ func (l *link) sent(command []string) {
 	}
 }
 
-// down reads replies and pushes from the server and decides what becomes of
-// them.
+// down carries replies and pushes from the server to the client, as far as the faults let them. An error of the client
+// means that it is gone: what it has sent runs all the same, so the server is read to its end.
 func (l *link) down() {
-	defer close(l.toClient)
+	defer l.close()
 	r := bufio.NewReader(l.server)
 	for {
+		together := r.Buffered() > 0 // it came with the one before, and is late by as much already
 		f, err := readFrame(r)
 		if err != nil {
 			return
 		}
 		command, kind := l.answered(f)
 		message := command == nil && len(f.items) > 0 && slices.Contains(messagePushes, f.items[0])
-		now := l.p.now()
-		swallow := now.swallow[ToClient][kind] || now.dropMessages && message
-		if message {
-			l.p.mu.Lock()
-			if swallow {
+		var swallowed bool
+		var delay time.Duration
+		l.p.locked(func() {
+			swallowed, delay = l.p.faults.swallow[ToClient][kind] || l.p.faults.dropMessages && message, l.p.faults.delay
+			if swallowed && message {
 				l.p.dropped++
-			} else {
-				l.p.messages++
 			}
-			l.p.mu.Unlock()
-		}
-		if swallow {
+		})
+		if swallowed {
 			continue
 		}
-		d := delivery{raw: f.raw, due: time.Now().Add(now.delay), cut: command != nil && l.p.taken(&l.p.losses, command) != nil}
-		select {
-		case l.toClient <- d:
-		case <-l.gone:
+		if delay > 0 && !together {
+			select {
+			case <-time.After(delay):
+			case <-l.gone:
+				return
+			}
+		}
+		if command != nil && l.p.taken(&l.p.losses, command) != nil {
 			return
 		}
-		if d.cut {
-			return
-		}
+		_, _ = l.client.Write(f.raw)
 	}
 }
 
@@ -182,33 +163,6 @@ func (l *link) answered(f frame) (command []string, kind Connections) {
 		command, l.pending = l.pending[0], l.pending[1:]
 	}
 	return command, l.kind
-}
-
-// deliver hands over to the client what is due.
-func (l *link) deliver() {
-	defer l.close()
-	for d := range l.toClient {
-		if !l.waits(d.due) || d.cut {
-			return
-		}
-		// An error means that the client is gone. What it has sent runs all the
-		// same, so the server is read to its end.
-		_, _ = l.client.Write(d.raw)
-	}
-}
-
-// waits blocks until t; false when the link has ended before.
-func (l *link) waits(t time.Time) bool {
-	wait := time.Until(t)
-	if wait <= 0 {
-		return true
-	}
-	select {
-	case <-time.After(wait):
-		return true
-	case <-l.gone:
-		return false
-	}
 }
 
 // frame is one whole value of the Redis protocol, RESP2 or RESP3, as it was

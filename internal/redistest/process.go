@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 )
 
@@ -37,23 +36,73 @@ func Version() (string, error) {
 // errPortTaken means that somebody took the port since freePort looked at it.
 var errPortTaken = errors.New("port taken")
 
+// command is what runs: a command, and a channel that is closed when it has exited; how is for its log to say.
+type command struct {
+	cmd    *exec.Cmd
+	exited <-chan struct{}
+}
+
+// launch starts a command that dies with this process.
+func launch(cmd *exec.Cmd) (command, error) {
+	cmd.SysProcAttr = dieWithParent()
+	started, exited := make(chan error), make(chan struct{}) // started: from the goroutine below, once
+	// This goroutine lives as long as the command and keeps its thread: the command is
+	// killed when the thread that started it ends (dieWithParent). The caller ends the
+	// command, and thereby this goroutine.
+	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			_ = cmd.Wait()
+			close(exited)
+		}
+	}()
+	return command{cmd, exited}, <-started
+}
+
+// freeze stops the process (SIGSTOP) and returns when nothing of it runs any more.
+func (c command) freeze() error {
+	process := c.cmd.Process
+	if err := process.Signal(signalStop); err != nil {
+		return fmt.Errorf("redistest: %w", err)
+	}
+	if !poll(Patience, func() bool { return frozen(process.Pid) }) {
+		return fmt.Errorf("redistest: process %d does not freeze", process.Pid)
+	}
+	return nil
+}
+
+// end sends the signal and waits for the exit, and kills what does not follow.
+func (c command) end(sig os.Signal) error {
+	for _, sig := range []os.Signal{sig, os.Kill} {
+		if err := c.cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			return fmt.Errorf("redistest: %w", err)
+		}
+		select {
+		case <-c.exited:
+			return nil
+		case <-time.After(Patience):
+		}
+	}
+	return fmt.Errorf("redistest: pid %d does not end", c.cmd.Process.Pid)
+}
+
 // process is one redis-server: its place and arguments, and the run that is on.
 type process struct {
-	binary string
-	dir    string
-	port   int
-	bus    int // port of the cluster bus
-	args   []string
+	dir  string
+	port int
+	args []string
 
-	mu     sync.Mutex      // guards what follows; held while the process is started or stopped
-	cmd    *exec.Cmd       // nil when it does not run
-	exited <-chan struct{} // see launch
+	mu  sync.Mutex // guards run; held while the process is started or stopped
+	run *command   // nil when it does not run
 }
 
 // startProcess starts a redis-server without persistence on a free port.
-func startProcess(binary string, args []string) (*process, error) {
+func startProcess(args []string) (*process, error) {
 	for try := 1; ; try++ {
-		p, err := newProcess(binary, args)
+		p, err := newProcess(args)
 		if err != nil {
 			return nil, err
 		}
@@ -67,7 +116,7 @@ func startProcess(binary string, args []string) (*process, error) {
 	}
 }
 
-func newProcess(binary string, args []string) (*process, error) {
+func newProcess(args []string) (*process, error) {
 	port, err := freePort(len(args) > 0 && args[0] == "--cluster-enabled")
 	if err != nil {
 		return nil, err
@@ -76,7 +125,7 @@ func newProcess(binary string, args []string) (*process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("redistest: %w", err)
 	}
-	p := &process{binary: binary, dir: dir, port: port, bus: port + busOffset}
+	p := &process{dir: dir, port: port}
 	p.args = append([]string{
 		"--bind", "127.0.0.1", "--port", strconv.Itoa(port), "--dir", dir,
 		"--save", "", "--appendonly", "no", "--daemonize", "no",
@@ -127,142 +176,86 @@ func (p *process) addr() string { return net.JoinHostPort("127.0.0.1", strconv.I
 func (p *process) runs() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.cmd != nil
+	return p.run != nil
 }
 
 // start executes redis-server and returns when it answers.
 func (p *process) start() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.cmd != nil {
-		return fmt.Errorf("redistest: %s on port %d runs already", p.binary, p.port)
+	if p.run != nil {
+		return fmt.Errorf("redistest: the server on port %d runs already", p.port)
 	}
 	log, err := os.Create(filepath.Join(p.dir, "redis.log"))
 	if err != nil {
 		return fmt.Errorf("redistest: %w", err)
 	}
 	defer func() { _ = log.Close() }()
-	cmd := exec.Command(p.binary, p.args...)
+	cmd := exec.Command(binary(), p.args...)
 	cmd.Dir, cmd.Stdout, cmd.Stderr = p.dir, log, log
-	if p.exited, err = launch(cmd); err != nil {
+	run, err := launch(cmd)
+	if err != nil {
 		return fmt.Errorf("redistest: %w", err)
 	}
-	p.cmd = cmd
 	// Whoever answers must be this process: the port could be another one's.
-	pid, answered := fmt.Sprintf("\r\nprocess_id:%d\r\n", cmd.Process.Pid), false
+	pid, answered, ended := fmt.Sprintf("\r\nprocess_id:%d\r\n", cmd.Process.Pid), false, false
 	poll(Patience, func() bool {
 		info, _ := ask(p.addr(), "INFO", "server")
 		answered = strings.Contains(info, pid)
-		return answered || isClosed(p.exited)
+		select {
+		case <-run.exited:
+			ended = true
+		default:
+		}
+		return answered || ended
 	})
 	if answered {
+		p.run = &run
 		return nil
 	}
 	text, _ := os.ReadFile(log.Name())
 	if text = text[max(0, len(text)-2000):]; strings.Contains(string(text), "Address already in use") {
-		err = fmt.Errorf("redistest: %s: %w: %d or %d", p.binary, errPortTaken, p.port, p.bus)
+		err = fmt.Errorf("redistest: %s: %w: %d", binary(), errPortTaken, p.port)
 	} else {
-		err = fmt.Errorf("redistest: %s does not answer:\n%s", p.binary, text)
+		err = fmt.Errorf("redistest: %s does not answer:\n%s", binary(), text)
 	}
-	return errors.Join(err, p.stop(os.Kill))
+	return errors.Join(err, run.end(os.Kill))
 }
 
-func isClosed(ch <-chan struct{}) bool {
-	select {
-	case <-ch:
-		return true
-	default:
-		return false
-	}
-}
-
-// launch starts a command that dies with this process. The channel is closed when it has
-// exited; how is for its log to say.
-func launch(cmd *exec.Cmd) (<-chan struct{}, error) {
-	cmd.SysProcAttr = dieWithParent()
-	started, exited := make(chan error), make(chan struct{}) // started: from the goroutine below, once
-	// This goroutine lives as long as the command and keeps its thread: the command is
-	// killed when the thread that started it ends (dieWithParent). The caller ends the
-	// command, and thereby this goroutine.
-	go func() {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		err := cmd.Start()
-		started <- err
-		if err == nil {
-			_ = cmd.Wait()
-			close(exited)
-		}
-	}()
-	return exited, <-started
-}
-
-func (p *process) terminate() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.cmd != nil {
-		_ = signalContinue(p.cmd.Process) // a frozen process would not see SIGTERM
-	}
-	return p.stop(syscall.SIGTERM)
-}
-
-func (p *process) kill() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.stop(os.Kill)
-}
-
-// stop sends the signal and waits for the exit, and kills what does not follow.
-// The caller holds mu.
+// stop ends the process with the signal, and returns when it is gone. Without effect when it does not run.
 func (p *process) stop(sig os.Signal) error {
-	cmd := p.cmd
-	if p.cmd = nil; cmd == nil {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	run := p.run
+	if p.run = nil; run == nil {
 		return nil
 	}
-	for _, sig := range []os.Signal{sig, os.Kill} {
-		if err := cmd.Process.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
-			return fmt.Errorf("redistest: %w", err)
-		}
-		select {
-		case <-p.exited:
-			return nil
-		case <-time.After(Patience):
-		}
+	if sig != os.Kill {
+		_ = run.cmd.Process.Signal(signalContinue) // a frozen process would not see it
 	}
-	return fmt.Errorf("redistest: %s (pid %d) does not end", p.binary, cmd.Process.Pid)
+	return run.end(sig)
 }
 
 func (p *process) pause() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.cmd == nil {
+	if p.run == nil {
 		return errors.New("redistest: cannot pause what does not run")
 	}
-	return freeze(p.cmd.Process)
-}
-
-// freeze stops a process (SIGSTOP) and returns when nothing of it runs any more.
-func freeze(process *os.Process) error {
-	if err := signalStop(process); err != nil {
-		return fmt.Errorf("redistest: %w", err)
-	}
-	if !poll(Patience, func() bool { return frozen(process.Pid) }) {
-		return fmt.Errorf("redistest: process %d does not freeze", process.Pid)
-	}
-	return nil
+	return p.run.freeze()
 }
 
 func (p *process) resume() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.cmd == nil {
+	if p.run == nil {
 		return nil
 	}
-	return signalContinue(p.cmd.Process)
+	return p.run.cmd.Process.Signal(signalContinue)
 }
 
 // remove kills the process and removes its files.
 func (p *process) remove() {
-	_ = p.kill()
+	_ = p.stop(os.Kill)
 	_ = os.RemoveAll(p.dir)
 }

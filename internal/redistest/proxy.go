@@ -34,8 +34,7 @@ type Proxy struct {
 	holds     []*Held
 	counts    map[string]int // commands that were sent on
 	swallowed map[string]int // commands that were not, by Swallow
-	messages  int            // sent on
-	dropped   int            // messages that were not
+	dropped   int            // messages that were swallowed
 }
 
 // faults are those that are just on or off.
@@ -110,83 +109,72 @@ func (p *Proxy) accept() {
 // serve connects a client with the target and carries what they say.
 func (p *Proxy) serve(client net.Conn) {
 	defer func() { _ = client.Close() }()
-	if p.now().refuse {
+	var refuse bool
+	if p.locked(func() { refuse = p.faults.refuse }); refuse {
 		return
 	}
 	server, err := new(net.Dialer).DialContext(p.ctx, "tcp", p.target)
 	if err != nil {
 		return
 	}
-	l := &link{p: p, client: client, server: server, gone: make(chan struct{}), toClient: make(chan delivery, 1024)}
-	p.mu.Lock()
-	p.links[l] = struct{}{}
-	late := p.ctx.Err() != nil // Cut was called already, or will find the link
-	p.mu.Unlock()
-	if late {
+	l := &link{p: p, client: client, server: server, gone: make(chan struct{})}
+	p.locked(func() { p.links[l] = struct{}{} })
+	if p.ctx.Err() != nil { // the last Cut was called already, or will find the link
 		l.close()
 	}
-	l.carry()
-	p.mu.Lock()
-	delete(p.links, l)
-	p.mu.Unlock()
+	var up sync.WaitGroup
+	Go(&up, l.up) // ends when the client closes, or at close
+	l.down()
+	up.Wait()
+	p.locked(func() { delete(p.links, l) })
 }
 
 // locked runs f with the lock.
-func locked[T any](p *Proxy, f func() T) T {
+func (p *Proxy) locked(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return f()
-}
-
-// now gives the faults as they are set.
-func (p *Proxy) now() faults { return locked(p, func() faults { return p.faults }) }
-
-func (p *Proxy) set(change func(*faults)) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	change(&p.faults)
+	f()
 }
 
 // Cut closes all connections. What was on its way is lost.
 func (p *Proxy) Cut() {
-	for l := range locked(p, func() map[*link]struct{} { return maps.Clone(p.links) }) {
+	var links map[*link]struct{}
+	p.locked(func() { links = maps.Clone(p.links) })
+	for l := range links {
 		l.close()
 	}
 }
 
 // Refuse has new connections closed at once.
-func (p *Proxy) Refuse(on bool) { p.set(func(f *faults) { f.refuse = on }) }
+func (p *Proxy) Refuse(on bool) { p.locked(func() { p.faults.refuse = on }) }
 
-// Blackhole swallows everything in both directions. Connections stay open, and
-// new ones are accepted.
+// Blackhole swallows everything in both directions. Connections stay open, and new ones are accepted.
 func (p *Proxy) Blackhole(on bool) {
-	p.set(func(f *faults) { f.swallow = [2][2]bool{{on, on}, {on, on}} })
+	p.locked(func() { p.faults.swallow = [2][2]bool{{on, on}, {on, on}} })
 }
 
-// Swallow has everything in one direction on one kind of connections vanish:
-// commands that never arrive, or replies, messages and pongs to commands that
-// have run. The connections stay open.
+// Swallow has everything in one direction on one kind of connections vanish: commands that never arrive, or replies,
+// messages and pongs to commands that have run. The connections stay open.
 func (p *Proxy) Swallow(d Direction, c Connections, on bool) {
-	p.set(func(f *faults) { f.swallow[d][c] = on })
+	p.locked(func() { p.faults.swallow[d][c] = on })
 }
 
-// BlackholePubSub swallows everything from the server, pongs too, on connections
-// on which a SUBSCRIBE was seen. It is short for a Swallow.
+// BlackholePubSub swallows everything from the server, pongs too, on connections on which a SUBSCRIBE was seen.
 func (p *Proxy) BlackholePubSub(on bool) { p.Swallow(ToClient, Subscriptions, on) }
 
-// DropMessages swallows Pub/Sub messages. Confirmations and pongs pass, so the
-// subscription looks healthy.
-func (p *Proxy) DropMessages(on bool) { p.set(func(f *faults) { f.dropMessages = on }) }
+// DropMessages swallows Pub/Sub messages. Confirmations and pongs pass, so the subscription looks healthy.
+func (p *Proxy) DropMessages(on bool) { p.locked(func() { p.faults.dropMessages = on }) }
 
-// Delay has every reply and message arrive that much later. To delay a command on its way there, see Hold.
-func (p *Proxy) Delay(d time.Duration) { p.set(func(f *faults) { f.delay = d }) }
+// Delay has replies and messages arrive that much later. To delay a command on its way there, see Hold.
+func (p *Proxy) Delay(d time.Duration) { p.locked(func() { p.faults.delay = d }) }
 
 // Heal takes back every fault and releases what is held.
 func (p *Proxy) Heal() {
-	p.mu.Lock()
-	holds := p.holds
-	p.faults, p.losses, p.holds = faults{}, nil, nil
-	p.mu.Unlock()
+	var holds []*Held
+	p.locked(func() {
+		holds = p.holds
+		p.faults, p.losses, p.holds = faults{}, nil, nil
+	})
 	for _, h := range holds {
 		h.Release()
 	}
@@ -202,85 +190,79 @@ type Held struct {
 	once     sync.Once
 }
 
-// DropReplies has the next n replies lost: the command has run, but instead of
-// its reply the client gets a closed connection (which makes go-redis send the
-// command again). Replies to PING and to the commands that set up a connection do not count.
+// DropReplies has the next n replies lost: the command has run, but instead of its reply the client gets a closed
+// connection (which makes go-redis send the command again). Replies to PING and to the commands that set up a connection
+// do not count.
 func (p *Proxy) DropReplies(n int) {
 	p.DropReplyTo(func(command []string) bool {
 		return !slices.Contains([]string{"HELLO", "AUTH", "SELECT", "CLIENT", "PING"}, command[0])
 	}, n)
 }
 
-// DropReplyTo is DropReplies for the next n replies to commands that match
-// chooses. A command's first word comes in upper case, the
-// rest as it was sent. match may run on several goroutines at once, and must
-// not block.
+// DropReplyTo is DropReplies for the next n replies to commands that match chooses. A command's first word comes in upper
+// case, the rest as it was sent. match may run on several goroutines at once, and must not block.
 func (p *Proxy) DropReplyTo(match func(command []string) bool, n int) { p.order(&p.losses, match, n) }
 
-// Hold keeps the next n commands that match chooses (see DropReplyTo) on their
-// way to the server until Release, and with them whatever follows on the same
-// connections. Like a packet in a network, a held command arrives even if the
-// client has given up and closed its connection meanwhile; only Cut loses it.
+// Hold keeps the next n commands that match chooses (see DropReplyTo) on their way to the server until Release, and with
+// them whatever follows on the same connections. Like a packet in a network, a held command arrives even if the client has
+// given up and closed its connection meanwhile; only Cut loses it.
 func (p *Proxy) Hold(match func(command []string) bool, n int) *Held {
 	return p.order(&p.holds, match, n)
 }
 
 func (p *Proxy) order(list *[]*Held, match func(command []string) bool, n int) *Held {
 	h := &Held{p: p, match: match, left: n, released: make(chan struct{})}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	*list = append(*list, h)
+	p.locked(func() { *list = append(*list, h) })
 	return h
 }
 
 // Count tells how many commands have been held.
-func (h *Held) Count() int { return locked(h.p, func() int { return h.count }) }
+func (h *Held) Count() (n int) { h.p.locked(func() { n = h.count }); return n }
 
 // Release lets the held commands go, and holds no others.
 func (h *Held) Release() {
-	h.p.mu.Lock()
-	h.left = 0
-	h.p.mu.Unlock()
+	h.p.locked(func() { h.left = 0 })
 	h.once.Do(func() { close(h.released) })
 }
 
 // taken gives the order of a list that chooses this command, if any does, which then has one less to choose.
-func (p *Proxy) taken(list *[]*Held, command []string) *Held {
-	for _, h := range locked(p, func() []*Held { return slices.Clone(*list) }) {
-		if h.match(command) && locked(p, func() bool {
-			taken := h.left > 0
-			if taken {
+func (p *Proxy) taken(list *[]*Held, command []string) (taken *Held) {
+	var orders []*Held
+	p.locked(func() { orders = slices.Clone(*list) })
+	for _, h := range orders {
+		if !h.match(command) {
+			continue
+		}
+		p.locked(func() {
+			if h.left > 0 {
 				h.left--
 				h.count++
+				taken = h
 			}
-			return taken
-		}) {
-			return h
+		})
+		if taken != nil {
+			break
 		}
 	}
-	return nil
+	return taken
 }
 
-// Count tells how many commands of that name were sent on to the server; scripts on
-// the controls are counted as CONTROL. Those
-// that a script runs are not seen.
+// Count tells how many commands of that name were sent on to the server; scripts on the controls are counted as CONTROL.
+// Those that a script runs are not seen.
 func (p *Proxy) Count(name string) int { return p.Commands()[strings.ToUpper(name)] }
 
 // Commands gives the counts of all commands by name, in upper case.
-func (p *Proxy) Commands() map[string]int {
-	return locked(p, func() map[string]int { return maps.Clone(p.counts) })
+func (p *Proxy) Commands() (counts map[string]int) {
+	p.locked(func() { counts = maps.Clone(p.counts) })
+	return counts
 }
 
-// Swallowed tells how many commands of that name came and were not sent on,
-// because of Swallow or Blackhole.
-func (p *Proxy) Swallowed(name string) int {
-	return locked(p, func() int { return p.swallowed[strings.ToUpper(name)] })
+// Swallowed tells how many commands of that name came and were not sent on, because of Swallow or Blackhole.
+func (p *Proxy) Swallowed(name string) (n int) {
+	p.locked(func() { n = p.swallowed[strings.ToUpper(name)] })
+	return n
 }
 
-// Messages tells how many Pub/Sub messages were sent on to clients.
-func (p *Proxy) Messages() int { return locked(p, func() int { return p.messages }) }
-
-// DroppedMessages tells how many Pub/Sub messages were swallowed, by whatever
-// fault. A test that publishes a message to have it lost waits for this before
-// it ends the fault: the message may come after the reply to PUBLISH.
-func (p *Proxy) DroppedMessages() int { return locked(p, func() int { return p.dropped }) }
+// DroppedMessages tells how many Pub/Sub messages were swallowed, by whatever fault. A test that publishes a message to
+// have it lost waits for this before it ends the fault: the message may come after the reply to PUBLISH.
+func (p *Proxy) DroppedMessages() (n int) { p.locked(func() { n = p.dropped }); return n }

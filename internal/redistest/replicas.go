@@ -79,7 +79,7 @@ func StartSentinels(t testing.TB, master *Server, replicas int) *Sentinels {
 	t.Helper()
 	s := &Sentinels{}
 	for range 3 {
-		node, err := newProcess(binary(), nil)
+		node, err := newProcess(nil)
 		Must(t, err)
 		t.Cleanup(node.remove)
 		file := filepath.Join(node.dir, "sentinel.conf") // which it writes itself, too

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -71,7 +72,7 @@ func startMini() (*Server, error) {
 const tick, mostTicks = time.Millisecond, 20
 
 func startReal(args []string) (*Server, error) {
-	node, err := startProcess(binary(), args)
+	node, err := startProcess(args)
 	if err != nil {
 		return nil, err
 	}
@@ -164,11 +165,11 @@ func (s *Server) Start(t testing.TB) { t.Helper(); Must(t, s.own(t).start()) }
 
 // Stop ends a server from StartReal as an operator would (SIGTERM), and returns
 // when it is gone. Without effect when it does not run.
-func (s *Server) Stop(t testing.TB) { t.Helper(); Must(t, s.own(t).terminate()) }
+func (s *Server) Stop(t testing.TB) { t.Helper(); Must(t, s.own(t).stop(syscall.SIGTERM)) }
 
 // Kill ends a server from StartReal at once (SIGKILL), and returns when it is
 // gone. Without effect when it does not run.
-func (s *Server) Kill(t testing.TB) { t.Helper(); Must(t, s.own(t).kill()) }
+func (s *Server) Kill(t testing.TB) { t.Helper(); Must(t, s.own(t).stop(os.Kill)) }
 
 // Pause freezes a server from StartReal (SIGSTOP): it accepts connections and
 // answers nothing until Resume.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -64,6 +65,9 @@ func (b *browser) before(script string) {
 		return err
 	})
 }
+
+// live is an expression that is true once the view renews itself.
+const live = `document.getElementById("state")?.textContent === "live"`
 
 func (b *browser) command(f func(ctx context.Context, tab *chromedp.Target) error) {
 	b.t.Helper()
@@ -136,10 +140,20 @@ func (b *browser) dark(on bool) {
 	})
 }
 
-func (b *browser) withoutScripts() {
+// shoot makes a picture of the screen, where AUTOMUTEX_SCREENSHOTS names a folder for those of docs/page:
+//
+//	AUTOMUTEX_SCREENSHOTS=$PWD/docs/page GOWORK=off go -C web/check test -run 'Screenshots|Tutorial' .
+func (b *browser) shoot(name string) {
 	b.t.Helper()
-	b.command(func(ctx context.Context, tab *chromedp.Target) error {
-		_, err := cdp.Call(ctx, tab, emulation.SetScriptExecutionDisabled, emulation.SetScriptExecutionDisabledParams{Value: true})
-		return err
-	})
+	dir := os.Getenv(screenshotsEnv)
+	if dir == "" {
+		return
+	}
+	ctx, cancel := context.WithTimeout(b.ctx, patience)
+	defer cancel()
+	png, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
+	redistest.Must(b.t, err)
+	redistest.Must(b.t, os.WriteFile(filepath.Join(dir, name+".png"), png, 0o644))
 }
+
+const screenshotsEnv = "AUTOMUTEX_SCREENSHOTS"

@@ -30,7 +30,7 @@ func TestPage_keyboard(t *testing.T) {
 	w.leaseOf("a")
 	b.do(chromedp.Navigate(w.url("keys")))
 	b.text("hostile|a")
-	b.await(`document.getElementById("state").textContent === "live"`)
+	b.await(live)
 	b.tabTo(".skip")
 	if left := value[float64](b, "document.activeElement.getBoundingClientRect().left"); left < 0 {
 		t.Error("the link past the navigation is not on the screen while it has the focus")

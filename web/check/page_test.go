@@ -116,7 +116,7 @@ func TestPage(t *testing.T) {
 	b.do(chromedp.Navigate(w.url("keys")))
 	b.text("report|acme")
 	b.text("worker-1:4242")
-	b.await(`document.getElementById("state").textContent === "live"`)
+	b.await(live)
 	if got := value[string](b, `document.querySelector("tbody a[href*='/asynq/']").getAttribute("href")`); got != "/asynq/queues/"+w.queue+"/tasks/first" {
 		t.Errorf("the task's link is %q", got)
 	}
@@ -130,7 +130,7 @@ func TestPage(t *testing.T) {
 	b.do(chromedp.Click(chromedp.CSS(`tbody th a`)))
 	b.text("worker-1:4242")
 	b.text("fifth")
-	b.await(`document.getElementById("state").textContent === "live"`)
+	b.await(live)
 	b.nothingWrong()
 	if body := value[string](b, "document.documentElement.outerHTML"); strings.Contains(body, "payload-text") {
 		t.Error("the page shows a payload")
@@ -164,7 +164,7 @@ func TestPage_hostileKeys(t *testing.T) {
 	b.nothingWrong()
 	b.do(chromedp.Navigate(w.url("keys")))
 	b.text("שלום")
-	b.await(`document.getElementById("state").textContent === "live"`)
+	b.await(live)
 	b.nothingWrong()
 	if n := value[int](b, `document.querySelectorAll("tbody img, tbody script, tbody b").length`); n != 0 {
 		t.Errorf("%d elements came out of keys", n)
@@ -188,48 +188,4 @@ func (w *world) leaseOf(part string) {
 			w.t.Error(err)
 		}
 	})
-}
-
-// Dark where the system is; text stands out in both.
-func TestPage_darkMode(t *testing.T) {
-	w, b := start(t), open(t)
-	w.leaseOf("a")
-	for _, dark := range []bool{false, true} {
-		b.dark(dark)
-		b.do(chromedp.Navigate(w.url("keys")))
-		b.text("hostile|a")
-		contrast := value[float64](b, contrastScript)
-		back := value[string](b, `getComputedStyle(document.body).backgroundColor`)
-		if contrast < 4.5 || (back == "rgb(245, 246, 248)") == dark {
-			t.Errorf("dark %v: a contrast of %.1f on %s", dark, contrast, back)
-		}
-		b.nothingWrong()
-	}
-}
-
-// contrastScript gives the least contrast of any text with the background of the page.
-const contrastScript = `(() => {
-  const light = c => { const [r, g, b] = c.match(/[\d.]+/g).map(Number).map(v => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4); return .2126 * r + .7152 * g + .0722 * b; };
-  const behind = e => { const c = getComputedStyle(e).backgroundColor; return c === "rgba(0, 0, 0, 0)" && e.parentElement ? behind(e.parentElement) : c; };
-  return Math.min(...[...document.querySelectorAll("h1, p, a, th, td, label, button, caption, .state")].filter(e => e.innerText).map(e => {
-    const text = light(getComputedStyle(e).color), back = light(behind(e));
-    return (Math.max(text, back) + .05) / (Math.min(text, back) + .05);
-  }));
-})()`
-
-// Without JavaScript everything is there: the list, the filter, a lock, an action.
-func TestPage_withoutScripts(t *testing.T) {
-	w, b := start(t), open(t)
-	w.enqueue("first", "acme")
-	b.do(chromedp.Navigate(w.url("keys")))
-	b.text("report|acme")
-	b.withoutScripts()
-	b.do(chromedp.Navigate(w.url("keys?q=acme")))
-	b.text("report|acme")
-	b.do(chromedp.Navigate(w.keyURL(keys.Key(w.prefix, "report", "acme"))))
-	b.text("worker-1:4242")
-	b.do(chromedp.Click(chromedp.CSS(`a.button.danger[href*="action=break"]`)))
-	b.text("from 1 holder?")
-	b.do(chromedp.Click(chromedp.CSS(`main form[method="post"] button`)))
-	b.text("The lock was taken from 1 of 1 holder.")
 }

@@ -34,7 +34,7 @@ func TestPage_slowScripts(t *testing.T) {
 				page.ServeHTTP(out, r)
 			})
 			b.do(chromedp.Navigate(w.url(view)))
-			b.await(`document.getElementById("state").textContent === "live"`)
+			b.await(live)
 			b.nothingWrong()
 		})
 	}

@@ -2,7 +2,6 @@ package check
 
 import (
 	"bytes"
-	"context"
 	"net"
 	"os"
 	"os/exec"
@@ -111,14 +110,8 @@ func TestTutorial(t *testing.T) {
 	}
 	b.do(chromedp.EmulateViewport(1200, 600))
 	b.do(chromedp.Navigate("http://" + addr + "/keys"))
-	b.await(`document.querySelectorAll("tbody tr").length === 3 && document.querySelector("td[data-name=Rule]").innerText && document.getElementById("state").textContent === "live"`)
-	if dir := os.Getenv(screenshotsEnv); dir != "" {
-		ctx, cancel := context.WithTimeout(b.ctx, patience)
-		defer cancel()
-		png, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())
-		redistest.Must(t, err)
-		redistest.Must(t, os.WriteFile(filepath.Join(dir, "tutorial.png"), png, 0o644))
-	}
+	b.await(`document.querySelectorAll("tbody tr").length === 3 && document.querySelector("td[data-name=Rule]").innerText && ` + live)
+	b.shoot("tutorial")
 }
 
 // fromTree has the tutorial's module take the library from the working tree, and returns the proxies with which go get

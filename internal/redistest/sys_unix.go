@@ -1,0 +1,7 @@
+//go:build unix
+
+package redistest
+
+import "syscall"
+
+const signalStop, signalContinue = syscall.SIGSTOP, syscall.SIGCONT
