@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,7 +12,6 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
-	"github.com/automutex/automutex/lock"
 )
 
 // The tests of the table "What asynq does, and what follows" in docs/architecture.md, row by row:
@@ -51,41 +49,6 @@ func TestAttempt_maxRetryZero(t *testing.T) {
 	})
 }
 
-func TestAttempt_last(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Retry}}})
-		id := r.enqueue("work", one, asynq.MaxRetry(1))
-		r.stage.next(t).returns(errors.New("once"))
-		r.awaitRetried(id, 1)
-		lease := r.take("work", "1")
-		r.rerun(id)
-		r.awaitLine(1, "work", "1")
-		r.stage.none(t)
-		r.free(lease)
-		r.stage.next(t).returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-	})
-}
-
-// An attempt before the last one does not wait in the worker.
-func TestAttempt_beforeTheLast(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.Retry}, setup{})
-		id := r.enqueue("work", one, asynq.MaxRetry(1))
-		for range 3 { // however often, nothing is spent
-			r.awaitRetried(id, 0)
-			r.rerun(id)
-		}
-		r.awaitRetried(id, 0)
-		free()
-		r.rerun(id)
-		r.stage.next(t).returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-	})
-}
-
 func TestAttempt_lastUntilTheMargin(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -110,21 +73,6 @@ func TestAttempt_lastUntilTheMargin(t *testing.T) {
 		if r.stage.count() != 1 {
 			t.Errorf("%d runs", r.stage.count())
 		}
-	})
-}
-
-// A task whose time is up before it begins to wait has a look at the lock.
-func TestAttempt_lastWithoutTimeToWait(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, automutex.Rule{Wait: time.Minute, Busy: automutex.Retry}, setup{})
-		r.await(r.enqueue("work", one, asynq.MaxRetry(0), asynq.Timeout(time.Second)), asynq.TaskStateArchived)
-		r.awaitRetried(r.enqueue("work", one, asynq.Timeout(time.Second)), 0)
-		r.stage.none(t)
-		free()
-		id := r.enqueue("work", one, asynq.MaxRetry(0), asynq.Timeout(time.Second))
-		r.stage.next(t).returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
 	})
 }
 
@@ -180,10 +128,7 @@ func TestAttempt_ignoredTimeout(t *testing.T) {
 		r := start(t, s, setup{
 			rules: sameRules(),
 			// As natural as it can be: the retry is due at once.
-			served: func(c *asynq.Config) {
-				comingBack(c)
-				c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 }
-			},
+			served: atOnce,
 		})
 		var ids []string
 		var runs []*run
@@ -220,31 +165,6 @@ func (r *rig) runsAloneAgain(task, id string) {
 	if most := r.stage.mostAtOnce(task); most != 1 {
 		r.t.Errorf("%s: %d at once", task, most)
 	}
-}
-
-// With no attempts left the Retry that SameTask becomes waits in the worker.
-func TestAttempt_sameTaskOnTheLast(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: sameRules()})
-		var ids []string
-		var runs []*run
-		for _, policy := range samePolicies {
-			ids = append(ids, r.enqueue(policy.String(), nil, asynq.MaxRetry(1)))
-			runs = append(runs, r.stage.next(t))
-		}
-		for i, id := range ids {
-			runs[i].cut()
-			r.awaitRetried(id, 1)
-			r.rerun(id)
-			r.awaitLine(1, samePolicies[i].String())
-		}
-		r.stage.none(t)
-		for i, run := range runs {
-			run.returns(errors.New("cancelled"))
-			r.runsAloneAgain(samePolicies[i].String(), ids[i])
-		}
-	})
 }
 
 // SameTask under the policies that have an answer of their own, and Allow.
@@ -303,60 +223,5 @@ func TestAttempt_sameIDInTwoQueues(t *testing.T) {
 		}
 		run.returns(nil)
 		a.await(id, asynq.TaskStateCompleted)
-	})
-}
-
-// A limit above 1: the earlier attempt is found among several holders.
-func TestAttempt_sameTaskAmongSeveralHolders(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		var skipped atomic.Int64
-		r := start(t, s, setup{
-			rules: []automutex.Rule{{Task: "work", Limit: 3, Busy: automutex.Skip}},
-			guarded: func(c *automutex.Config) {
-				observe := c.Observe
-				c.Observe = func(ctx context.Context, e automutex.Event) {
-					if e.Kind == automutex.EventSkipped {
-						skipped.Add(1)
-					}
-					observe(ctx, e)
-				}
-			},
-		})
-		var ids []string
-		var runs []*run
-		for range 3 {
-			ids = append(ids, r.enqueue("work", nil))
-			runs = append(runs, r.stage.next(t))
-		}
-		for i, id := range ids {
-			runs[i].cut()
-			r.awaitRetried(id, 1)
-			r.rerun(id)
-			if event := r.awaitEvent(automutex.EventBusy, id); !event.Busy.SameTask {
-				t.Errorf("got %+v", event.Busy)
-			}
-			r.awaitRetried(id, 1)
-		}
-		if skipped.Load() != 0 {
-			t.Errorf("%d tasks are lost", skipped.Load())
-		}
-	})
-}
-
-// A handler that loses its lease on its last attempt, and returns the cause, has failed: asynq archives the task.
-func TestAttempt_lastLosesItsLease(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", TTL: soon}}})
-		id := r.enqueue("work", nil, asynq.MaxRetry(0))
-		run := r.stage.next(t)
-		if _, err := r.lockOf("work").BreakAll(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		run.returns(run.awaitEnd(t))
-		if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, lock.ErrLost.Error()) {
-			t.Errorf("the last error is %q", info.LastErr)
-		}
 	})
 }

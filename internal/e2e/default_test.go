@@ -11,36 +11,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
-	"github.com/automutex/automutex/lock"
 )
-
-// A rule without Busy parks: with one worker, a task that finds its key taken takes no worker from others.
-func TestDefault_busyIsPark(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{workers: 1, guarded: func(c *automutex.Config) { c.Rules = []automutex.Rule{{Task: "work", On: []string{"id"}}} }})
-		lease := r.take("work", "1")
-		id := r.enqueue("work", one)
-		if e := r.awaitEvent(automutex.EventParked, id); e.Policy != automutex.Park {
-			t.Errorf("got %+v", e)
-		}
-		r.free(lease)
-		r.stage.next(t).returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-	})
-}
-
-// New refuses a rule without Busy on a client that cannot wake parked tasks, and says what to set.
-func TestDefault_clientCannotPark(t *testing.T) {
-	t.Parallel()
-	rdb := struct{ lock.Client }{redistest.Mini(t).Client(t)}
-	if _, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{{Task: "work"}}}); err == nil || !strings.Contains(err.Error(), "automutex.Retry") {
-		t.Errorf("got %v", err)
-	}
-	g, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
-	redistest.Must(t, err)
-	_ = g.Close(t.Context())
-}
 
 // A Rate needs a Limit: one at a time, or Unlimited.
 func TestDefault_rateNeedsALimit(t *testing.T) {

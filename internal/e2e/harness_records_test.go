@@ -34,13 +34,6 @@ func (e *events) list(kinds ...automutex.EventKind) []automutex.Event {
 	return found
 }
 
-// clear forgets what was seen.
-func (e *events) clear() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.seen = nil
-}
-
 // kindsOf gives the kinds of the events of one task, in order.
 func (e *events) kindsOf(id string) (kinds []automutex.EventKind) {
 	for _, event := range e.list() {

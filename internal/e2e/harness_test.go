@@ -156,6 +156,12 @@ type cutKey struct{}
 // need it: on a busy machine a lease may end before its handler begins, and the task returns.
 func comingBack(c *asynq.Config) { c.DelayedTaskCheckInterval = 100 * time.Millisecond }
 
+// atOnce has failed tasks come back by themselves, at once.
+func atOnce(c *asynq.Config) {
+	comingBack(c)
+	c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 }
+}
+
 // shutdown shuts the server down, once; all calls return when that is through.
 // (asynq's own second Shutdown returns at once, and the client would be closed
 // under the first.)

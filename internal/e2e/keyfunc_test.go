@@ -1,9 +1,7 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -207,26 +205,6 @@ func TestFields_refusesPayload(t *testing.T) {
 	}
 }
 
-func TestFields_takesLargePayloads(t *testing.T) {
-	t.Parallel()
-	nested := strings.Repeat(`{"b":`, 90) + `"` + strings.Repeat("x", 1<<20) + `"` + strings.Repeat(`,"a":1}`, 90)
-	for name, payload := range map[string]string{
-		"string":           `{"v":"` + strings.Repeat("x", 1<<20) + `"}`,
-		"backslashes":      `{"v":"` + strings.Repeat(`\\`, 1<<19) + `"}`,
-		"quotes":           `{"v":"` + strings.Repeat(`\"`, 1<<19) + `"}`,
-		"members":          `{` + strings.Repeat(`"w":0,`, 1<<17) + `"v":1}`,
-		"elements":         `{"v":[` + strings.Repeat(`0,`, 1<<19) + `0]}`,
-		"digits":           `{"v":0.1` + strings.Repeat("0", 1<<20) + `}`,
-		"digits, exponent": `{"v":0.` + strings.Repeat("0", 1<<20) + fmt.Sprintf("1e%d}", 1<<20),
-		"nested unsorted":  `{"v":` + nested + `}`,
-		"deep elsewhere":   `{"w":` + strings.Repeat("[", 9000) + strings.Repeat("]", 9000) + `,"v":1}`,
-	} {
-		if _, err := oneField(t, payload); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
 func TestKeyFunc_mistakesKeyNothing(t *testing.T) {
 	t.Parallel()
 	for want, fn := range map[string]automutex.KeyFunc{
@@ -328,48 +306,4 @@ func TestCallKey(t *testing.T) {
 			t.Errorf("%v has lost its cause", err)
 		}
 	}
-}
-
-// BenchmarkFields reads fields of a payload as large as a webhook's.
-func BenchmarkFields(b *testing.B) {
-	var payload bytes.Buffer
-	payload.WriteString(`{"ref":"refs/heads/main","commits":[`)
-	for i := range 60 {
-		fmt.Fprintf(&payload, `%s{"id":"%040d","message":"fix \"quoted\" things\nand more","author":{"name":"Mona","email":"mona@example.com"},"added":["a.go","b.go"],"distinct":true,"url":"https://example.com/octo/hello/commit/%d"}`,
-			strings.Repeat(",", min(i, 1)), i, i)
-	}
-	payload.WriteString(`],"repository":{"id":1296269,"name":"hello","full_name":"octo/hello","private":false},"sender":{"login":"octo","id":1}}`)
-	for payload.Len() < 25_000 {
-		payload.WriteByte('\n')
-	}
-	for _, paths := range [][]string{
-		{"repository.full_name"},
-		{"repository.full_name", "sender.id", "ref"},
-	} {
-		b.Run(fmt.Sprintf("%d of 25kB", len(paths)), func(b *testing.B) {
-			key, task := automutex.Fields(paths...), asynq.NewTask("github:push", payload.Bytes())
-			b.SetBytes(int64(payload.Len()))
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := key(b.Context(), task); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-	b.Run("1 of 25B", func(b *testing.B) {
-		key, task := automutex.Fields("transaction_id"), asynq.NewTask("itunes:verify", []byte(`{"transaction_id":123456}`))
-		b.ReportAllocs()
-		for b.Loop() {
-			if _, err := key(b.Context(), task); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("json.Valid of 25kB", func(b *testing.B) {
-		b.SetBytes(int64(payload.Len()))
-		for b.Loop() {
-			json.Valid(payload.Bytes())
-		}
-	})
 }

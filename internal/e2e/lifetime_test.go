@@ -100,31 +100,6 @@ func TestLifetime_cooldownEnds(t *testing.T) {
 	})
 }
 
-// Two schedulers enqueue the same tick, two servers work on it: one run.
-func TestLifetime_doubledSchedulers(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		rules := []automutex.Rule{{Task: "tick", Cooldown: time.Hour, Busy: automutex.Skip}}
-		a := start(t, s, setup{rules: rules})
-		b := start(t, s, setup{rules: rules, queue: a.queue, prefix: a.cfg.Prefix})
-		a.stage.end() // handlers return at once
-		b.stage.end()
-		var ids []string
-		for range 10 {
-			ids = append(ids, a.enqueue("tick", nil), b.enqueue("tick", nil))
-		}
-		for _, id := range ids {
-			a.await(id, asynq.TaskStateCompleted)
-		}
-		if runs := a.stage.count() + b.stage.count(); runs != 1 {
-			t.Errorf("%d runs", runs)
-		}
-		if skipped := len(a.seen.list(automutex.EventSkipped)) + len(b.seen.list(automutex.EventSkipped)); skipped != len(ids)-1 {
-			t.Errorf("%d skipped", skipped)
-		}
-	})
-}
-
 // MaxHold: the handler is told, and the key is not given back under it.
 func TestLifetime_maxHold(t *testing.T) {
 	t.Parallel()
@@ -201,25 +176,6 @@ func TestLifetime_waitInOrder(t *testing.T) {
 	})
 }
 
-// When the wait was in vain the policy applies.
-func TestLifetime_waitInVain(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const wait = 150 * time.Millisecond
-		r, _ := busyRig(t, s, automutex.Rule{Wait: wait, Busy: automutex.Skip}, setup{})
-		id := r.enqueue("work", one)
-		r.await(id, asynq.TaskStateCompleted)
-		r.stage.none(t)
-		if event := r.awaitEvent(automutex.EventBusy, id); event.Waited < wait || event.Policy != automutex.Skip {
-			t.Errorf("got %+v", event)
-		}
-		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventWaiting, automutex.EventWaited, automutex.EventBusy, automutex.EventSkipped}) {
-			t.Errorf("events %v", kinds)
-		}
-		r.awaitLine(0, "work", "1")
-	})
-}
-
 // Inspector.CancelProcessing: the handler is told, asynq files the retry, and
 // the key stays taken until the handler returns.
 func TestLifetime_cancelProcessing(t *testing.T) {
@@ -252,20 +208,5 @@ func TestLifetime_cancelProcessing(t *testing.T) {
 		if events := r.seen.list(automutex.EventLost); len(events) > 0 {
 			t.Errorf("events %v", events)
 		}
-	})
-}
-
-// A handler may be overdue and lose its lease as well: both are told of.
-func TestLifetime_overdueAndLost(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", MaxHold: soon, Busy: automutex.Retry}}})
-		id := r.enqueue("work", nil)
-		run := r.stage.next(t)
-		run.cut()
-		r.awaitEvent(automutex.EventOverdue, id)
-		r.awaitEvent(automutex.EventLost, id)
-		run.returns(nil)
-		<-run.left
 	})
 }

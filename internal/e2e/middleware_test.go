@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/url"
 	"runtime"
 	"slices"
@@ -121,51 +120,6 @@ func TestMiddleware_direct(t *testing.T) {
 	})
 }
 
-func TestMiddleware_skipRetryAndRevoke(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
-		runs := func(err error) string {
-			id := r.enqueue("work", nil)
-			r.stage.next(t).returns(err)
-			return id
-		}
-		for _, err := range []error{asynq.SkipRetry, fmt.Errorf("enough: %w", asynq.SkipRetry)} {
-			if info := r.await(runs(err), asynq.TaskStateArchived); info.LastErr != err.Error() {
-				t.Errorf("the last error is %q", info.LastErr)
-			}
-		}
-		for _, err := range []error{asynq.RevokeTask, fmt.Errorf("enough: %w", asynq.RevokeTask)} {
-			id := runs(err)
-			redistest.Eventually(t, patience, func() bool {
-				info, err := r.inspector.GetTaskInfo(r.queue, id)
-				return errors.Is(err, asynq.ErrTaskNotFound) || err == nil && info.State == asynq.TaskStateCompleted
-			}, "the task is gone")
-		}
-	})
-}
-
-// A handler's own busy lock is a failure of the handler, not ours.
-func TestMiddleware_ownBusyError(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
-		own := r.take("own")
-		_, err := r.lockOf("own").TryLock(context.Background())
-		for _, err := range []error{err, fmt.Errorf("wrapped: %w", err), automutex.ErrBusy, &automutex.BusyError{Rule: "work"}} {
-			id := r.enqueue("work", nil)
-			r.stage.next(t).returns(err)
-			if until := time.Until(r.awaitRetried(id, 1).NextProcessAt); until < 30*time.Minute {
-				t.Errorf("%v: it comes back in %s", err, until)
-			}
-		}
-		r.free(own)
-		if kinds := r.seen.list(automutex.EventBusy, automutex.EventRetried); len(kinds) > 0 {
-			t.Errorf("events %v", kinds)
-		}
-	})
-}
-
 func TestMiddleware_panic(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -195,6 +149,7 @@ func TestMiddleware_panic(t *testing.T) {
 	})
 }
 
+// A handler that ends its goroutine leaves no lock behind.
 func TestMiddleware_goexit(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -216,7 +171,8 @@ func TestMiddleware_goexit(t *testing.T) {
 	})
 }
 
-// The same Middleware twice around one handler does not wait for itself.
+// The same Middleware twice around one handler does not wait for itself. The inner one leaves RetryAfter to the outer one, which
+// has the locks, and gives them back for the pause.
 func TestMiddleware_twice(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -233,14 +189,12 @@ func TestMiddleware_twice(t *testing.T) {
 				t.Errorf("no lease of %s", name)
 			}
 		}
-		other := r.enqueue("work", nil)
-		r.awaitRetried(other, 0)
-		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-		if r.locked("a") || r.locked("b") {
-			t.Error("a key stayed taken")
-		}
-		if kinds := r.seen.kindsOf(id); len(kinds) != 4 {
+		r.awaitRetried(r.enqueue("work", nil), 0)
+		run.returns(automutex.RetryAfter(5*time.Second, nil))
+		redistest.Eventually(t, patience, func() bool { return !r.locked("a") && !r.locked("b") }, "the locks are free")
+		r.stage.none(t) // the pause lasts
+		r.finish(id)
+		if kinds := r.seen.kindsOf(id); len(kinds) < 8 {
 			t.Errorf("events %v", kinds)
 		}
 	})

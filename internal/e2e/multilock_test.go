@@ -91,28 +91,6 @@ func TestSeveral_transfersUnderLoad(t *testing.T) {
 	})
 }
 
-// A -> B and B -> A take the same lock first.
-func TestSeveral_order(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: transfers(0, automutex.Retry)})
-		for _, at := range []transfer{{1, 2}, {2, 1}} {
-			id := r.enqueue("transfer", at)
-			r.stage.next(t).returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
-			var keys []string
-			for _, event := range r.seen.list(automutex.EventAcquired) {
-				if event.TaskID == id {
-					keys = append(keys, event.Key)
-				}
-			}
-			if want := []string{r.lockOf("account", "1").Key(), r.lockOf("account", "2").Key()}; !slices.Equal(keys, want) {
-				t.Errorf("%v takes %v, want %v", at, keys, want)
-			}
-		}
-	})
-}
-
 // from = to: one lock, found under both names.
 func TestSeveral_equalKeys(t *testing.T) {
 	t.Parallel()
@@ -179,106 +157,6 @@ func TestSeveral_busyInTheMiddle(t *testing.T) {
 	})
 }
 
-// Per customer 1, and 2 in all against one API.
-func TestSeveral_limits(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "call", Scope: "customer", On: []string{"customer"}, Busy: automutex.Retry},
-			{Task: "call", Scope: "api", Limit: 2, Busy: automutex.Retry},
-		}})
-		of := func(customer int) string { return r.enqueue("call", map[string]int{"customer": customer}) }
-		first := of(1)
-		run1 := r.stage.next(t)
-		same := of(1)
-		if event := r.awaitEvent(automutex.EventBusy, same); event.Rule != "call" {
-			t.Errorf("busy by %s", event.Rule)
-		}
-		second := of(2)
-		run2 := r.stage.next(t)
-		third := of(3)
-		if event := r.awaitEvent(automutex.EventBusy, third); event.Rule != "call#2" {
-			t.Errorf("busy by %s", event.Rule)
-		}
-		r.awaitRetried(third, 0)
-		if r.locked("customer", "3") {
-			t.Error("customer 3 stayed taken")
-		}
-		run1.returns(nil)
-		r.await(first, asynq.TaskStateCompleted)
-		r.rerun(third)
-		r.stage.next(t).returns(nil)
-		run2.returns(nil)
-		r.await(second, asynq.TaskStateCompleted)
-		r.await(third, asynq.TaskStateCompleted)
-	})
-}
-
-// Allow stands for its own lock only.
-func TestSeveral_allowOne(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "work", Name: "strict", Scope: "a", Busy: automutex.Retry},
-			{Task: "work", Name: "measured", Scope: "b", Busy: automutex.Allow},
-		}})
-		r.take("b")
-		id := r.enqueue("work", nil)
-		run := r.stage.next(t)
-		if _, ok := automutex.LeaseOf(run.ctx, "measured"); ok {
-			t.Error("a lease that is another's")
-		}
-		if _, ok := automutex.LeaseOf(run.ctx, "strict"); !ok {
-			t.Error("no lease")
-		}
-		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-	})
-}
-
-// A lease that ended while the task waited for another: it has no turn, and
-// its handler does not run.
-func TestSeveral_lostWhileWaiting(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "work", Name: "first", Scope: "a", MaxHold: soon, Busy: automutex.Retry},
-			{Task: "work", Name: "second", Scope: "b", Wait: time.Minute, Busy: automutex.Retry},
-		}})
-		held := r.take("b")
-		id := r.enqueue("work", nil)
-		last := r.enqueue("other", nil) // no rule: it only runs
-		r.stage.next(t).returns(nil)
-		r.await(last, asynq.TaskStateCompleted)
-		r.awaitLine(1, "b")
-		begun := time.Now() // the first has been taken before
-		redistest.Eventually(t, patience, func() bool { return time.Since(begun) > soon+soon/4 }, "the first is held too long")
-		r.free(held)
-		info := r.awaitRetried(id, 0)
-		if !strings.Contains(info.LastErr, r.lockOf("a").Key()) {
-			t.Errorf("the last error is %q", info.LastErr)
-		}
-		r.stage.none(t)
-		if r.locked("a") || r.locked("b") {
-			t.Error("a key stayed taken")
-		}
-
-		// With no attempts left it begins again.
-		held = r.take("b")
-		id = r.enqueue("work", nil, asynq.MaxRetry(0))
-		r.awaitLine(1, "b")
-		begun = time.Now()
-		redistest.Eventually(t, patience, func() bool { return time.Since(begun) > soon+soon/4 }, "the first is held too long")
-		r.free(held)
-		run := r.stage.next(t)
-		if err := run.ctx.Err(); err != nil {
-			t.Errorf("it begins with a context that has ended: %v", context.Cause(run.ctx))
-		}
-		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-	})
-}
-
 // The key of a lease is deleted while its handler runs, which is found out at
 // the end if not before.
 func TestSeveral_keyDeleted(t *testing.T) {
@@ -311,28 +189,6 @@ func TestSeveral_unlockedByTheHandler(t *testing.T) {
 		run.returns(nil)
 		r.await(id, asynq.TaskStateCompleted)
 		if events := r.seen.list(automutex.EventLost, automutex.EventBackendError); len(events) > 0 {
-			t.Errorf("events %v", events)
-		}
-	})
-}
-
-// One lease of two is lost: that one is told of, and the handler's context ends.
-func TestSeveral_oneLost(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "work", Name: "first", Scope: "a", MaxHold: soon, Busy: automutex.Retry},
-			{Task: "work", Name: "second", Scope: "b", Busy: automutex.Retry},
-		}})
-		id := r.enqueue("work", nil)
-		run := r.stage.next(t)
-		if cause := run.awaitEnd(t); !errors.Is(cause, lock.ErrLost) {
-			t.Errorf("the context ended with %v", cause)
-		}
-		r.awaitEvent(automutex.EventLost, id)
-		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-		if events := r.seen.list(automutex.EventLost); len(events) != 1 || events[0].Rule != "first" {
 			t.Errorf("events %v", events)
 		}
 	})

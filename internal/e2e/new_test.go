@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
@@ -16,52 +15,6 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
-
-// Every mistake at once, each naming its rule and field.
-func TestNew_everyMistake(t *testing.T) {
-	t.Parallel()
-	_, err := automutex.New(nil, automutex.Config{
-		Prefix: "a{b}", MinReplicas: -1, History: -1,
-		Rules: []automutex.Rule{
-			{Name: "blank"},
-			{Task: "a", Limit: -1, Wait: -1, On: []string{"x..y"}},
-			{Task: "b", TTL: time.Millisecond, Busy: automutex.RetryIn(-1)},
-			{Task: "c", Name: "both", On: []string{"x"}, Key: automutex.Fields("y")},
-			{Task: "d", Rate: automutex.Rate{Starts: -1}, Busy: automutex.AfterFailure(nil)},
-			{Task: "e", On: []string{"nosuch"}, Payload: struct{ Such string }{}},
-			{Task: "f"}, {Task: "f", Name: "second", Busy: automutex.RetryIn(0)},
-			{Task: "g", Name: "second", MaxHold: -1},
-		},
-	})
-	if err == nil {
-		t.Fatal("no error")
-	}
-	lines := strings.Split(err.Error(), "\n")
-	for _, want := range [][]string{
-		{"client", "nil"},
-		{"Config.Prefix"},
-		{"Config.MinReplicas"}, {"Config.History"},
-		{`"blank"`, "Task"},
-		{`"a"`, "Limit"}, {`"a"`, "Wait"}, {`"a"`, "On[0]"},
-		{`"b"`, "TTL"}, {`"b"`, "Busy", "RetryIn"},
-		{`"both"`, "Key"},
-		{`"d"`, "Rate"}, {`"d"`, "Busy"},
-		{`"e"`, "On[0]", "nosuch"},
-		{`"f"`, "Scope"}, {`"second"`, "Scope"}, {`"second"`, "Busy"},
-		{`"second"`, "Rules[8]", "MaxHold"}, {`"second"`, "Rules[8]", "Name"},
-	} {
-		if !slices.ContainsFunc(lines, func(line string) bool {
-			for _, part := range want {
-				if !strings.Contains(line, part) {
-					return false
-				}
-			}
-			return strings.HasPrefix(line, "automutex: ")
-		}) {
-			t.Errorf("no line names %q in\n%s", want, err)
-		}
-	}
-}
 
 func TestNew_clients(t *testing.T) {
 	t.Parallel()
@@ -80,27 +33,6 @@ func TestNew_clients(t *testing.T) {
 	}
 	if guard, err := automutex.New(redis.UniversalClient(nil), automutex.Config{}); err == nil || guard != nil {
 		t.Error("a nil UniversalClient is accepted")
-	}
-}
-
-// What New lets pass, the engine takes: a rule that only fails once tasks come
-// would send them round for ever.
-func TestNew_whatTheEngineRefuses(t *testing.T) {
-	t.Parallel()
-	rdb := redistest.Mini(t).Client(t)
-	for field, cfg := range map[string]automutex.Config{
-		"Prefix": {Prefix: "a b", Rules: []automutex.Rule{{Task: "work"}}},
-		"TTL":    {Rules: []automutex.Rule{{Task: "work", TTL: time.Microsecond}}},
-	} {
-		guard, err := automutex.New(rdb, cfg)
-		if err == nil {
-			_ = guard.Close(t.Context())
-			t.Errorf("%s: accepted", field)
-			continue
-		}
-		if !strings.Contains(err.Error(), field) && !strings.Contains(err.Error(), strings.ToLower(field)) {
-			t.Errorf("%s: %v", field, err)
-		}
 	}
 }
 

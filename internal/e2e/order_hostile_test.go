@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -52,96 +51,6 @@ func (l *orderLog) await(t *testing.T, want ...string) {
 	}
 }
 
-// Whatever a handler returns, its task keeps its place until it has ended.
-func TestInOrder_whateverTheHandlerDoes(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		log := &orderLog{}
-		r, c := orderRig(t, s, setup{workers: 4, rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue}}, handler: func(ctx context.Context, _ *asynq.Task) error {
-			id, nth := log.begins(ctx)
-			does, _, _ := strings.Cut(id, "-")
-			switch {
-			case does == "fails" && nth < 3:
-				return errors.New("broken")
-			case does == "panics" && nth < 3:
-				panic("broken")
-			case does == "later" && nth < 3:
-				return automutex.RetryAfter(time.Millisecond, nil)
-			case does == "spent":
-				return errors.New("broken")
-			case does == "panicsout":
-				panic("broken")
-			case does == "skipretry":
-				return fmt.Errorf("broken: %w", asynq.SkipRetry)
-			case does == "revoke":
-				return fmt.Errorf("dropped: %w", asynq.RevokeTask)
-			case does == "both":
-				return errors.Join(asynq.SkipRetry, asynq.RevokeTask)
-			case does == "timeout" && nth < 2:
-				<-ctx.Done()
-				return ctx.Err()
-			}
-			return nil
-		}})
-		var want []string
-		starts := map[string]int{"fails": 3, "panics": 3, "later": 3, "spent": 3, "panicsout": 2, "none": 1, "minus": 1, "timeout": 2}
-		for _, does := range []string{"fails", "panics", "later", "spent", "panicsout", "skipretry", "revoke", "both", "none", "minus", "timeout", "last"} {
-			id := does + "-" + redistest.Name(t)
-			options := []asynq.Option{asynq.TaskID(id)}
-			switch does {
-			case "spent":
-				options = append(options, asynq.MaxRetry(2))
-			case "panicsout":
-				options = append(options, asynq.MaxRetry(1))
-			case "none":
-				options = append(options, asynq.MaxRetry(0))
-			case "minus":
-				options = append(options, asynq.MaxRetry(-1))
-			case "timeout":
-				options = append(options, asynq.Timeout(2*time.Second))
-			}
-			r.enqueueInOrder(c, 1, options...)
-			for range max(1, starts[does]) {
-				want = append(want, id)
-			}
-		}
-		log.await(t, want...)
-	})
-}
-
-// MaxQueued holds for producers that enqueue at once.
-func TestInOrder_fullAtOnce(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const most = 5
-		r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true, MaxQueued: most}}})
-		var enqueued, full atomic.Int64
-		var all sync.WaitGroup
-		for range 20 {
-			all.Add(1)
-			go func() {
-				defer all.Done()
-				_, err := c.Enqueue(asynq.NewTask("work", []byte(`{"id":1}`)), asynq.Queue(r.queue))
-				switch {
-				case err == nil:
-					enqueued.Add(1)
-				case errors.Is(err, automutex.ErrFull):
-					full.Add(1)
-				default:
-					t.Error(err)
-				}
-			}()
-		}
-		all.Wait()
-		if enqueued.Load() != most || full.Load() != 20-most {
-			t.Errorf("%d enqueued, %d refused, want %d and %d", enqueued.Load(), full.Load(), most, 20-most)
-		}
-		for range most {
-			r.stage.next(t).returns(nil)
-		}
-	})
-}
-
 // Keys and IDs may have any text: zero bytes, bars, braces, what is no UTF-8.
 func TestInOrder_anyText(t *testing.T) {
 	t.Parallel()
@@ -162,10 +71,7 @@ func TestInOrder_anyText(t *testing.T) {
 				rules := []automutex.Rule{cfg.rule}
 				log, prefix := &orderLog{}, redistest.Name(t)
 				hash := func(c *automutex.Config) { c.HashKeys = cfg.secret }
-				r := start(t, s, setup{rules: rules, prefix: prefix, workers: 3, guarded: hash, served: func(c *asynq.Config) {
-					comingBack(c)
-					c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 }
-				}, handler: func(ctx context.Context, _ *asynq.Task) error {
+				r := start(t, s, setup{rules: rules, prefix: prefix, workers: 3, guarded: hash, served: atOnce, handler: func(ctx context.Context, _ *asynq.Task) error {
 					if _, nth := log.begins(ctx); nth == 1 {
 						return errors.New("broken")
 					}

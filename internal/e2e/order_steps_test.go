@@ -52,28 +52,6 @@ func TestInOrder_fullOfDeadProducers(t *testing.T) {
 	})
 }
 
-// A task whose ID is taken is not enqueued, and leaves no place behind.
-func TestInOrder_idConflict(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 2})
-		first := r.enqueueInOrder(c, 1, asynq.TaskID("same"))
-		run := r.stage.next(t)
-		_, err := c.Enqueue(asynq.NewTask("work", []byte(`{"id":1}`), asynq.Queue(r.queue), asynq.TaskID("same")))
-		if !errors.Is(err, asynq.ErrTaskIDConflict) {
-			t.Fatal(err)
-		}
-		second := r.enqueueInOrder(c, 1)
-		head, err := inner.Head(t.Context(), inner.ByOrder(r.others, r.lockOf("work", "1").Key()))
-		if err != nil || head.Queued != 2 || !head.Runs {
-			t.Fatalf("%+v, %v", head, err)
-		}
-		run.returns(nil)
-		r.await(first, asynq.TaskStateCompleted)
-		r.finish(second)
-	})
-}
-
 // A head that an operator deletes, archives or lets asynq forget does not stop its key for good.
 func TestInOrder_operators(t *testing.T) {
 	t.Parallel()
@@ -167,29 +145,11 @@ func TestInOrder_continue(t *testing.T) {
 	})
 }
 
-// A held task that an operator runs again ends its hold when it is done.
-func TestInOrder_operatorRunsTheHeldTask(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 2})
-		first, second := r.enqueueInOrder(c, 1, asynq.MaxRetry(0)), r.enqueueInOrder(c, 1)
-		r.stage.next(t).returns(errors.New("broken"))
-		r.await(first, asynq.TaskStateArchived)
-		r.awaitParked(second)
-		r.rerun(first)
-		r.finish(first)
-		r.finish(second)
-	})
-}
-
 // After the loss of all keys the stamps put the tasks in order again.
 func TestInOrder_lostKeys(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 3, served: func(c *asynq.Config) {
-			comingBack(c)
-			c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 }
-		}})
+		r, c := orderRig(t, s, setup{workers: 3, served: atOnce})
 		first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
 		run := r.stage.next(t)
 		redistest.Eventually(t, patience, func() bool { return len(r.seen.list(automutex.EventWaiting)) == 1 }, "the second one waits")
@@ -238,30 +198,6 @@ func TestInOrder_refusedOptions(t *testing.T) {
 	head, err := inner.Head(t.Context(), inner.ByOrder(r.others, r.lockOf("work", "1").Key()))
 	if err != nil || head.Queued != 0 {
 		t.Errorf("%+v, %v", head, err)
-	}
-}
-
-// New refuses what cannot be kept in order.
-func TestInOrder_refusedRules(t *testing.T) {
-	t.Parallel()
-	for name, rules := range map[string][]automutex.Rule{
-		"Limit":              {{Task: "a", InOrder: true, Limit: 2}},
-		"LimitOf":            {{Task: "a", InOrder: true, LimitOf: func(context.Context, *asynq.Task) (int, error) { return 1, nil }}},
-		"Skip":               {{Task: "a", InOrder: true, Busy: automutex.Skip}},
-		"Allow":              {{Task: "a", InOrder: true, Busy: automutex.Allow}},
-		"Replace":            {{Task: "a", InOrder: true, Busy: automutex.Replace}},
-		"Fail":               {{Task: "a", InOrder: true, Busy: automutex.Fail}},
-		"MaxQueued alone":    {{Task: "a", MaxQueued: 2, Busy: automutex.Retry}},
-		"MaxQueued negative": {{Task: "a", InOrder: true, MaxQueued: -1}},
-		"OnArchive alone":    {{Task: "a", OnArchive: automutex.Continue, Busy: automutex.Retry}},
-		"two":                {{Task: "a", Scope: "x", InOrder: true}, {Task: "a", Scope: "y", InOrder: true}},
-		"one scope":          {{Task: "a", Scope: "x", InOrder: true}, {Task: "b", Scope: "x", Busy: automutex.Retry}},
-	} {
-		_, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{Rules: rules})
-		var wrong *automutex.FieldError
-		if !errors.As(err, &wrong) {
-			t.Errorf("%s: %v", name, err)
-		}
 	}
 }
 

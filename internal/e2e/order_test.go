@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -27,10 +26,7 @@ func orderRig(t *testing.T, s *redistest.Server, o setup) (*rig, *automutex.Clie
 		o.prefix = redistest.Name(t)
 	}
 	if o.served == nil {
-		o.served = func(c *asynq.Config) {
-			comingBack(c)
-			c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 }
-		}
+		o.served = atOnce
 	}
 	r := start(t, s, o)
 	c, err := automutex.NewClient(r.rdb, r.client, automutex.Config{Rules: o.rules, Prefix: o.prefix})
@@ -88,30 +84,6 @@ func TestInOrder_throughFailures(t *testing.T) {
 			if got := strings.Join(ran[key], " "); got != strings.Join(ids, " ") {
 				t.Errorf("key %s: ran\n%s, enqueued\n%s", key, got, strings.Join(ids, " "))
 			}
-		}
-	})
-}
-
-// A task that comes behind one that failed says so in asynq's tools: which it is, and when that is retried.
-func TestInOrder_behindAFailedTask(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 3, served: func(config *asynq.Config) {
-			config.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 40 * time.Second }
-		}})
-		first := r.enqueueInOrder(c, 1)
-		r.stage.nextIs(t, first).returns(errors.New("the bank is closed"))
-		r.await(first, asynq.TaskStateRetry)
-		info := r.awaitParked(r.enqueueInOrder(c, 1))
-		if behind := "behind task " + r.queue + "/" + first + ", which failed and is retried"; !strings.HasSuffix(info.LastErr, behind) {
-			t.Errorf("%q", info.LastErr) // nobody has looked yet when it comes back
-		}
-		later := regexp.MustCompile(`, which failed and is retried in ([23][0-9]|40)s$`)
-		redistest.Eventually(t, patience, func() bool {
-			return later.MatchString(r.awaitParked(r.enqueueInOrder(c, 1)).LastErr)
-		}, "a later task says when")
-		if busy := r.awaitEvent(automutex.EventBusy, info.ID).Busy; busy.Reason != automutex.ReasonBehind || busy.HolderTask != r.queue+"/"+first {
-			t.Errorf("%+v", busy)
 		}
 	})
 }

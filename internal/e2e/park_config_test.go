@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/hibiken/asynq"
 
@@ -15,74 +14,6 @@ import (
 )
 
 // Park beside other settings of rules and guards, and what New makes of them.
-
-// Nobody works while a key cools down: for more than a second of that no worker
-// is held, and the end of it is noticed.
-func TestPark_cooldown(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const long, short = 5 * time.Second, 400 * time.Millisecond
-		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "long", Cooldown: long, Busy: automutex.Park},
-			{Task: "short", Cooldown: short, Busy: automutex.Park},
-		}})
-		for _, c := range []struct {
-			taskType string
-			cooldown time.Duration
-			parks    bool
-		}{{"long", long, true}, {"short", short, false}} {
-			began := time.Now()
-			r.finish(r.enqueue(c.taskType, nil))
-			id := r.enqueue(c.taskType, nil)
-			if c.parks {
-				info := r.awaitParked(id)
-				if busy := r.awaitEvent(automutex.EventParked, id).Busy; busy.Holder != "" || busy.ExpiresIn <= time.Second || busy.Waited > time.Second {
-					t.Errorf("%s: parked with %+v: %s", c.taskType, busy, info.LastErr)
-				}
-			}
-			r.finish(id)
-			if took := time.Since(began); took < c.cooldown {
-				t.Errorf("%s: the second began %s after the first", c.taskType, took)
-			}
-			if parked := len(r.seen.list(automutex.EventParked)) > 0; parked != c.parks {
-				t.Errorf("%s: parked: %t", c.taskType, parked)
-			}
-			r.seen.clear()
-		}
-	})
-}
-
-// What it holds already is given back when it parks on the next key.
-func TestPark_secondRule(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{workers: 1, rules: []automutex.Rule{
-			{Task: "work", Name: "a", Scope: "a", On: []string{"id"}, Busy: automutex.Park},
-			{Task: "work", Name: "b", Scope: "b", On: []string{"id"}, Busy: automutex.Park},
-		}})
-		second := r.hold("b", "1")
-		id := r.enqueue("work", one)
-		info := r.awaitParked(id)
-		if !strings.Contains(info.LastErr, "parked on "+r.lockOf("b", "1").Key()+",") {
-			t.Errorf("the last error is %q", info.LastErr)
-		}
-		first := r.hold("a", "1") // free, or this fails
-		// Called for b it finds a taken, and is called for that then.
-		r.free(second)
-		r.awaitStored(0, 1, "a", "1")
-		r.awaitStored(0, 0, "b", "1")
-		r.free(first)
-		run := r.stage.next(t)
-		for _, name := range []string{"a", "b"} {
-			if lease, ok := automutex.LeaseOf(run.ctx, name); !ok || !lease.Held() {
-				t.Errorf("it runs without the lease of %q", name)
-			}
-		}
-		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-		r.awaitStored(0, 0, "a", "1")
-	})
-}
 
 // Names with what could be taken for a separator, in all three places.
 func TestPark_oddNames(t *testing.T) {

@@ -3,7 +3,6 @@ package e2e
 import (
 	"errors"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -29,60 +28,6 @@ func isScript(cmd redis.Cmder, n int, suffix string) bool {
 	}
 	key, ok := args[3+n].(string)
 	return ok && strings.HasSuffix(key, suffix)
-}
-
-// isFiling: it is how asynq files a retry.
-func isFiling(cmd redis.Cmder) bool { return isScript(cmd, 3, ":retry") }
-
-// The key comes free after the handler of the parked task has returned and
-// before asynq has filed its retry: the task is called while it is still active.
-func TestPark_releaseBeforeFiling(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		var hook redistest.FailHook
-		filing, filed := make(chan struct{}), make(chan struct{})
-		let := sync.OnceFunc(func() { close(filed) })
-		t.Cleanup(let)
-		var files, looks atomic.Int64
-		// One client is asynq's and the Guard's.
-		hook.Before(func(cmd redis.Cmder) error {
-			if isFiling(cmd) && files.Add(1) == 1 {
-				close(filing)
-				<-filed
-			}
-			return nil
-		})
-		inspected := s.Client(t)
-		var watch redistest.FailHook
-		watch.Before(func(cmd redis.Cmder) error {
-			if isScript(cmd, 0, "") {
-				looks.Add(1)
-			}
-			return nil
-		})
-		inspected.AddHook(&watch)
-		r := start(t, s, setup{
-			rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}, workers: 2, hook: &hook,
-			guarded: func(c *automutex.Config) { c.Inspector = asynq.NewInspectorFromRedisClient(inspected) },
-		})
-		holder := r.enqueue("work", one)
-		run := r.stage.next(t)
-		id := r.enqueue("work", one)
-		<-filing
-		run.returns(nil)
-		r.await(holder, asynq.TaskStateCompleted)
-		redistest.Eventually(t, patience, func() bool { return looks.Load() >= 4 }, "the task is looked at, active")
-		r.await(id, asynq.TaskStateActive)
-		if info := r.stored("work", "1"); info.Parked+info.Called != 1 {
-			t.Errorf("its place is gone: %+v", info)
-		}
-		r.stage.none(t)
-		let()
-		r.finish(id)
-		if r.stage.count() != 2 {
-			t.Errorf("%d runs", r.stage.count())
-		}
-	})
 }
 
 // The process that released is gone before it has called anybody: the one that
@@ -119,23 +64,6 @@ func TestPark_releaserKilled(t *testing.T) {
 	})
 }
 
-// Whoever releases may be none that calls: a plain lock user. Nor does one look
-// after the line then that has nobody to call.
-func TestPark_releaserWithoutCaller(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.Park}, setup{workers: 1})
-		var ids []string
-		for range 3 {
-			id := r.enqueue("work", one)
-			r.awaitParked(id)
-			ids = append(ids, id)
-		}
-		free()
-		r.finishAll(ids...)
-	})
-}
-
 // A holder that dies leaves nobody who releases. Those that are parked have no
 // timer of their own: the look-after sees the deadline.
 func TestPark_holderKilled(t *testing.T) {
@@ -154,51 +82,6 @@ func TestPark_holderKilled(t *testing.T) {
 			t.Errorf("it began %s after a lease of %s was taken", took, ttl)
 		}
 		r.finish(second)
-	})
-}
-
-// What an operator does to the first of three parked tasks concerns that one
-// alone.
-func TestPark_operator(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		for name, does := range map[string]struct {
-			do    func(i *asynq.Inspector, queue, id string) error
-			stays asynq.TaskState // 0: it is gone
-			runs  bool            // it is parked as before
-		}{
-			"deletes":  {(*asynq.Inspector).DeleteTask, 0, false},
-			"archives": {(*asynq.Inspector).ArchiveTask, asynq.TaskStateArchived, false},
-			"runs":     {(*asynq.Inspector).RunTask, asynq.TaskStateCompleted, true},
-		} {
-			r, free := heldRig(t, s, setup{workers: 1})
-			var ids []string
-			for range 3 {
-				id := r.enqueue("work", one)
-				r.awaitParked(id)
-				ids = append(ids, id)
-			}
-			r.seen.clear()
-			r.operate(ids[0], func(queue, id string) error { return does.do(r.inspector, queue, id) })
-			if does.runs { // in vain, and it has its place again
-				r.awaitEvent(automutex.EventParked, ids[0])
-				info := r.awaitParked(ids[0])
-				if !strings.Contains(info.LastErr, "place 1 in line") {
-					t.Errorf("%s: its last error is %q", name, info.LastErr)
-				}
-			}
-			free()
-			if does.runs {
-				r.finish(ids[0])
-			}
-			r.finishAll(ids[1:]...)
-			info, err := r.inspector.GetTaskInfo(r.queue, ids[0])
-			if does.stays == 0 && !errors.Is(err, asynq.ErrTaskNotFound) || does.stays != 0 && (err != nil || info.State != does.stays) {
-				t.Errorf("%s: the task is %+v, %v", name, info, err)
-			}
-			r.awaitStored(0, 0, "work", "1")
-			r.stop()
-		}
 	})
 }
 
@@ -299,43 +182,5 @@ func TestPark_revivesNobody(t *testing.T) {
 		if r.stage.count() != len(begin) { // all but the scheduled one, and the last
 			t.Errorf("%d runs", r.stage.count())
 		}
-	})
-}
-
-// A task whose own time passes while it is parked is asynq's to file; its entry
-// is given up when it is called, and the next is called.
-func TestPark_deadlinePassesWhileParked(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := heldRig(t, s, setup{workers: 1})
-		deadline := time.Now().Add(2 * time.Second).Truncate(time.Second) // asynq keeps whole ones
-		id := r.enqueue("work", one, asynq.Deadline(deadline))
-		r.awaitParked(id)
-		next := r.enqueue("work", one)
-		r.awaitParked(next)
-		redistest.Eventually(t, patience, func() bool { return time.Now().After(deadline) }, "its time is up")
-		free()
-		r.finish(next)
-		if info := r.awaitRetried(id, 1); !strings.Contains(info.LastErr, "deadline exceeded") {
-			t.Errorf("its last error is %q", info.LastErr)
-		}
-		r.awaitStored(0, 0, "work", "1")
-	})
-}
-
-// While it waits in its worker it parks a second before the task's own time is
-// up: the wait does not cost the attempt.
-func TestPark_marginBeforeTheDeadline(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := heldRig(t, s, setup{})
-		id := r.enqueue("work", one, asynq.Timeout(2*time.Second))
-		r.awaitStored(1, 0, "work", "1")
-		r.awaitParked(id)
-		if waited := r.awaitEvent(automutex.EventParked, id).Busy.Waited; waited < 900*time.Millisecond || waited > 1900*time.Millisecond {
-			t.Errorf("it waited %s of its 2 s, margin 1 s", waited)
-		}
-		free()
-		r.finish(id) // with a timeout that begins anew
 	})
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
-	"github.com/automutex/automutex/lock"
 )
 
 // Many tasks, several processes, and both kinds of places in one line.
@@ -100,139 +99,6 @@ func (r *rig) enqueueMany(n int, taskType string, payload func(i int) string) {
 	wg.Wait()
 }
 
-// Ten thousand (on the real server, and without the race detector) parked on one
-// key: each runs once, and the line never stands still.
-func TestPark_tenThousand(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		n := map[string]int{redistest.KindMini: 500, redistest.KindReal: 10_000, redistest.KindCluster: 1000}[s.Kind()]
-		if raceDetector || !redistest.All() {
-			n /= 10
-		}
-		runs := newLedger()
-		r := start(t, s, setup{
-			rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}, handler: runs.ProcessTask, workers: 8,
-		})
-		held := r.hold("work", "1")
-		r.enqueueMany(n, "work", func(int) string { return `{"id":1}` })
-		// The last ones find no other who takes their workers.
-		redistest.Eventually(t, 4*patience, func() bool { return r.stored("work", "1").Parked >= n-8 }, "they are parked")
-		r.seen.clear()
-		r.free(held)
-		longest := runs.await(t, n)
-		if runs.most != 1 {
-			t.Errorf("%d at once", runs.most)
-		}
-		// Without a call it would be hours. Calls that were lost are repeated after
-		// half a second at most: none was, or it did not show.
-		if longest > patience {
-			t.Errorf("the line stood still for %s", longest)
-		}
-		// With few tasks what counts is that 64 are called at once at most, all of
-		// them in vain if several workers come back at the same time.
-		if vain := len(r.seen.list(automutex.EventParked)); vain > n/2+64 {
-			t.Errorf("%d trips in vain of %d tasks", vain, n)
-		}
-		r.awaitStored(0, 0, "work", "1")
-	})
-}
-
-// At most Limit at once, and all slots are used.
-func TestPark_limit(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const limit, n = 3, 12
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Limit: limit, Busy: automutex.Park}}, workers: limit + 1})
-		for range n {
-			r.enqueue("work", one)
-		}
-		r.awaitStored(0, n-limit, "work", "1")
-		for range n / limit {
-			var runs []*run
-			for range limit {
-				runs = append(runs, r.stage.next(t))
-			}
-			for _, run := range runs {
-				run.returns(nil)
-			}
-		}
-		redistest.Eventually(t, patience, func() bool { return len(r.seen.list(automutex.EventReleased)) == n }, "all are done")
-		if most := r.stage.mostAtOnce("work"); most != limit {
-			t.Errorf("%d at once", most)
-		}
-		r.awaitStored(0, 0, "work", "1")
-	})
-}
-
-// A version with a higher Limit follows one with a lower: what the old one has
-// parked fills the new slots, as soon as the first of them is back.
-func TestPark_limitRaised(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		rule := automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Park}
-		old := start(t, s, setup{rules: []automutex.Rule{rule}, workers: 1})
-		held := old.take("work", "1")
-		var ids []string
-		for range 4 {
-			id := old.enqueue("work", one)
-			old.awaitParked(id)
-			ids = append(ids, id)
-		}
-		old.stop()
-		rule.Limit = 3
-		r := start(t, s, setup{rules: []automutex.Rule{rule}, workers: 5, queue: old.queue, prefix: old.cfg.Prefix})
-		r.comesBack(ids[0])
-		first, second := r.stage.next(t), r.stage.next(t)
-		r.awaitStored(0, 2, "work", "1") // three slots are taken
-		r.stage.none(t)
-		first.returns(nil)
-		third := r.stage.next(t)
-		r.free(held)
-		fourth := r.stage.next(t)
-		for _, run := range []*run{second, third, fourth} {
-			run.returns(nil)
-		}
-		for _, id := range ids {
-			r.await(id, asynq.TaskStateCompleted)
-		}
-		if most := r.stage.mostAtOnce("work"); most > 3 {
-			t.Errorf("%d at once", most)
-		}
-	})
-}
-
-// A version with a lower Limit follows: its tasks begin when few enough are left
-// of the old one's, whose releases call them in vain until then.
-func TestPark_limitLowered(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		rule := automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Park, Limit: 3}
-		old := start(t, s, setup{rules: []automutex.Rule{rule}, workers: 3})
-		var left []*run
-		for range 3 {
-			old.enqueue("work", one)
-			left = append(left, old.stage.next(t))
-		}
-		rule.Limit = 1
-		r := start(t, s, setup{rules: []automutex.Rule{rule}, workers: 1, prefix: old.cfg.Prefix})
-		var ids []string
-		for range 3 {
-			id := r.enqueue("work", one)
-			r.awaitParked(id)
-			ids = append(ids, id)
-		}
-		for i, run := range left {
-			r.stage.none(t)
-			run.returns(nil)
-			redistest.Eventually(t, patience, func() bool { return len(old.seen.list(automutex.EventReleased)) == i+1 }, "the release")
-		}
-		r.finishAll(ids...)
-		if most := r.stage.mostAtOnce("work"); most != 1 {
-			t.Errorf("%d at once", most)
-		}
-	})
-}
-
 // Two processes with a queue each, keys that both have tasks for, handlers that
 // fail now and then, and plain lock users: never two at once for a key, and each
 // task has one run that succeeds.
@@ -274,47 +140,6 @@ func TestPark_queuesAndProcesses(t *testing.T) {
 	})
 }
 
-// Goroutines are served first, though what is parked came before them: a slot is
-// not reserved for what is not there.
-func TestPark_goroutinesInOneLine(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := heldRig(t, s, setup{workers: 1})
-		first := r.enqueue("work", one)
-		r.awaitParked(first)
-		type got struct {
-			which int
-			lease *lock.Lease
-			err   error
-		}
-		granted := make(chan got, 2)
-		for i := range 2 {
-			go func() { // ends with its lease, or fails after patience
-				ctx, cancel := context.WithTimeout(context.Background(), patience)
-				defer cancel()
-				lease, err := r.lockOf("work", "1").Lock(ctx)
-				granted <- got{i, lease, err}
-			}()
-			r.awaitStored(i+1, 1, "work", "1")
-		}
-		second := r.enqueue("work", one)
-		r.awaitParked(second)
-		if place := r.awaitEvent(automutex.EventParked, second).Busy.Place; place != 3 {
-			t.Errorf("it is parked at place %d, behind three", place)
-		}
-		free()
-		for i := range 2 {
-			g := <-granted
-			if g.err != nil || g.which != i {
-				t.Fatalf("the lock went to %d, %v; want %d", g.which, g.err, i)
-			}
-			r.stage.none(t)
-			r.free(g.lease)
-		}
-		r.finishAll(first, second)
-	})
-}
-
 // The head of the line was called and finds no worker: others take and give back
 // the key meanwhile, at once.
 func TestPark_allWorkersBusy(t *testing.T) {
@@ -334,30 +159,5 @@ func TestPark_allWorkersBusy(t *testing.T) {
 		r.await(other, asynq.TaskStateCompleted)
 		r.finish(head)
 		r.awaitStored(0, 0, "work", "1")
-	})
-}
-
-// The head was called and does not come, since its queue's workers are all busy:
-// its call lapses, and a task of another queue has its turn.
-func TestPark_callLapses(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		a, free := heldRig(t, s, setup{workers: 1})
-		b := start(t, s, setup{rules: a.cfg.Rules, workers: 1, prefix: a.cfg.Prefix})
-		head := a.enqueue("work", one)
-		a.awaitParked(head)
-		other := a.enqueue("other", nil)
-		blocks := a.stage.next(t)
-		second := b.enqueue("work", one)
-		b.awaitParked(second)
-		free()
-		a.await(head, asynq.TaskStatePending)
-		b.finish(second)
-		a.stage.none(t)
-		a.awaitStored(0, 1, "work", "1") // and the head has a place yet
-		blocks.returns(nil)
-		a.await(other, asynq.TaskStateCompleted)
-		a.finish(head)
-		a.awaitStored(0, 0, "work", "1")
 	})
 }

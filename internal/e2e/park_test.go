@@ -104,13 +104,15 @@ func (r *rig) comesBack(id string) {
 // return nil.
 func (r *rig) finish(id string) {
 	r.t.Helper()
-	run := r.stage.next(r.t)
-	if run.id != id {
-		r.t.Fatalf("%s runs, and it is the turn of %s", run.id, id)
-	}
-	run.returns(nil)
-	if info := r.await(id, asynq.TaskStateCompleted); info.Retried != 0 {
-		r.t.Errorf("%s: %d attempts spent", id, info.Retried)
+	r.finishSpent(id, 0)
+}
+
+// finishSpent is finish for a task of which so many attempts are spent.
+func (r *rig) finishSpent(id string, spent int) {
+	r.t.Helper()
+	r.stage.nextIs(r.t, id).returns(nil)
+	if info := r.await(id, asynq.TaskStateCompleted); info.Retried != spent {
+		r.t.Errorf("%s: %d attempts spent, want %d", id, info.Retried, spent)
 	}
 }
 
@@ -298,45 +300,6 @@ func TestPark_lastAttempt(t *testing.T) {
 		r.free(lease)
 		r.stage.next(t).returns(nil)
 		r.await(id, asynq.TaskStateCompleted)
-	})
-}
-
-// Behind its own earlier attempt a task does not park: nobody would call it
-// before that has ended, and then it is to be tried as asynq would.
-func TestPark_sameTask(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		for _, c := range []struct{ workers, limit int }{{2, 1}, {10, 1}, {2, 2}, {10, 2}} {
-			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Limit: c.limit, Busy: automutex.Park}}, workers: c.workers})
-			id := r.enqueue("work", one)
-			earlier := r.stage.next(t)
-			if c.limit == 2 { // and the other slot is somebody else's
-				m := r.others.Semaphore("work", 2, lock.Parts("1"), lock.TTL(time.Second))
-				held, err := m.TryLock(t.Context())
-				redistest.Must(t, err)
-				defer func() { _ = held.Unlock(context.Background()) }()
-			}
-			earlier.cut() // asynq files the retry, and the handler runs on
-			r.awaitRetried(id, 1)
-			r.rerun(id)
-			event := r.awaitEvent(automutex.EventRetried, id)
-			info := r.awaitRetried(id, 1)
-			if !strings.Contains(info.LastErr, "an earlier attempt of this task") || event.Delay > 5*time.Second {
-				t.Errorf("%+v: the last error is %q, and it comes back in %s", c, info.LastErr, event.Delay)
-			}
-			if parked := r.seen.list(automutex.EventParked); len(parked) != 0 {
-				t.Errorf("%+v: parked: %+v", c, parked[0].Busy)
-			}
-			if info := r.stored("work", "1"); info.Waiting+info.Parked+info.Called != 0 {
-				t.Errorf("%+v: it has a place in line: %+v", c, info)
-			}
-			earlier.returns(nil)
-			redistest.Eventually(t, patience, func() bool { return len(r.seen.list(automutex.EventReleased)) == 1 }, "the release")
-			r.rerun(id)
-			r.stage.next(t).returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
-			r.stop()
-		}
 	})
 }
 

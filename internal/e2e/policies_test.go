@@ -261,24 +261,6 @@ func TestPolicy_afterFailure(t *testing.T) {
 	})
 }
 
-func TestPolicy_afterFailureLastAttempt(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.AfterFailure(answers)}, setup{})
-		enqueue := func(say string) string {
-			return r.enqueue("work", `{"id":1,"say":"`+say+`"}`, asynq.MaxRetry(0))
-		}
-		r.await(enqueue("done"), asynq.TaskStateCompleted)
-		r.await(enqueue("failed"), asynq.TaskStateArchived)
-		waits := enqueue("busy")
-		r.awaitLine(1, "work", "1")
-		r.stage.none(t)
-		free()
-		r.stage.next(t).returns(nil)
-		r.await(waits, asynq.TaskStateCompleted)
-	})
-}
-
 func TestPolicy_allow(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

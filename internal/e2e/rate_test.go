@@ -168,58 +168,6 @@ func TestRate_park(t *testing.T) {
 	})
 }
 
-// Allow runs the task, counts it for nothing, and tells of it.
-func TestRate_allow(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Allow, Rate: automutex.Rate{Starts: 1, Per: time.Hour}, Limit: 1}}})
-		r.finish(r.enqueue("work", nil))
-		id := r.enqueue("work", nil)
-		r.finish(id)
-		if e := r.awaitEvent(automutex.EventBusy, id); e.Busy.Reason != automutex.ReasonRate {
-			t.Errorf("got %+v", e.Busy)
-		}
-	})
-}
-
-// On its last attempt a task waits in its worker for its start.
-func TestRate_lastAttempt(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const every = 400 * time.Millisecond
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Rate: automutex.Rate{Starts: 1, Per: every}, Limit: 1, Busy: automutex.Retry}}})
-		began := time.Now()
-		r.finish(r.enqueue("work", nil))
-		r.finish(r.enqueue("work", nil, asynq.MaxRetry(0)))
-		if took := time.Since(began); took < every {
-			t.Errorf("the second ran %s after the first", took)
-		}
-	})
-}
-
-// Of a rate and a cooldown the cooldown is named while it lasts, for as long as it lasts, and then the rate.
-func TestGate_cooldownAndRate(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "over", Busy: automutex.Skip, Cooldown: time.Millisecond, Rate: automutex.Rate{Starts: 1, Per: time.Hour}, Limit: 1},
-			{Task: "short", Busy: automutex.Skip, Cooldown: time.Minute, Rate: automutex.Rate{Starts: 1, Per: time.Hour}, Limit: 1},
-			{Task: "long", Busy: automutex.Skip, Cooldown: time.Hour, Rate: automutex.Rate{Starts: 1, Per: time.Minute}, Limit: 1},
-		}})
-		for task, want := range map[string]automutex.BusyError{
-			"over":  {Reason: automutex.ReasonRate, ExpiresIn: time.Hour},
-			"short": {Reason: automutex.ReasonCooldown, ExpiresIn: time.Minute},
-			"long":  {Reason: automutex.ReasonCooldown, ExpiresIn: time.Hour},
-		} {
-			r.finish(r.enqueue(task, nil))
-			e := r.awaitEvent(automutex.EventBusy, r.enqueue(task, nil))
-			if early := want.ExpiresIn - e.Busy.ExpiresIn; e.Busy.Reason != want.Reason || early < 0 || early > 50*time.Second {
-				t.Errorf("%s: got %+v", task, e.Busy)
-			}
-		}
-	})
-}
-
 // Rates and limits go together, and a cooldown with a limit says when the next may begin.
 func TestGate_withLimit(t *testing.T) {
 	t.Parallel()

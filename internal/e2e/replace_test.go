@@ -5,13 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
@@ -95,86 +92,6 @@ func TestReplace_holderReturnsAnError(t *testing.T) {
 	})
 }
 
-// The holder finishes all the same: it is done.
-func TestReplace_holderReturnsNil(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{})}, served: untouched(t)})
-		old := r.enqueue("work", one)
-		running := r.stage.next(t)
-		young := r.enqueue("work", one)
-		running.awaitEnd(t)
-		running.returns(nil)
-		r.await(old, asynq.TaskStateCompleted)
-		r.stage.next(t).returns(nil)
-		r.await(young, asynq.TaskStateCompleted)
-		if kinds := r.seen.kindsOf(old); !slices.Equal(kinds, []automutex.EventKind{automutex.EventAcquired, automutex.EventReleased}) {
-			t.Errorf("events of the old one: %v", kinds)
-		}
-		r.awaitForgotten("work", "1")
-	})
-}
-
-// The holder does not listen: its lease is renewed for as long as it runs, and it
-// is not overlapped.
-func TestReplace_holderDoesNotListen(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const ttl = 9 * time.Second // a renewal may be late on a busy machine
-		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{TTL: ttl, Wait: time.Hour})}})
-		old := r.enqueue("work", one)
-		running := r.stage.next(t)
-		lease, _ := automutex.Lease(running.ctx)
-		young := r.enqueue("work", one)
-		running.awaitEnd(t)
-		asked := time.Now()
-		redistest.Eventually(t, patience, func() bool { return lease.Deadline().After(asked.Add(ttl)) }, "renewed after it was asked to stop")
-		r.awaitLine(1, "work", "1")
-		r.stage.none(t)
-		running.returns(errors.New("at last"))
-		r.stage.next(t).returns(nil)
-		r.await(young, asynq.TaskStateCompleted)
-		r.awaitRevoked(old)
-		if most := r.stage.mostAtOnce("work"); most != 1 {
-			t.Errorf("%d at once", most)
-		}
-	})
-}
-
-// The holder takes longer than the newcomer's Wait, or its TTL where there is
-// none: the newcomer goes back, unspent, and comes again.
-func TestReplace_waitPasses(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		for long, rule := range map[time.Duration]automutex.Rule{
-			300 * time.Millisecond: {Wait: 300 * time.Millisecond, Busy: automutex.Retry},
-			5 * time.Second:        {TTL: 5 * time.Second, Busy: automutex.Retry},
-		} {
-			r := start(t, s, setup{rules: []automutex.Rule{replacing(rule)}, served: untouched(t)})
-			old := r.enqueue("work", one)
-			running := r.stage.next(t)
-			young := r.enqueue("work", one)
-			info := r.awaitRetried(young, 0)
-			if !strings.Contains(info.LastErr, r.lockOf("work", "1").Key()) || !strings.Contains(info.LastErr, old) {
-				t.Errorf("the last error is %q", info.LastErr)
-			}
-			if event := r.awaitEvent(automutex.EventBusy, young); event.Waited < long-50*time.Millisecond || event.Policy != automutex.Replace {
-				t.Errorf("got %+v", event)
-			}
-			if event := r.awaitEvent(automutex.EventRetried, young); event.Delay < time.Second || event.Delay > 5*time.Second || event.Policy != automutex.Replace {
-				t.Errorf("got %+v", event)
-			}
-			running.awaitEnd(t)
-			running.returns(errors.New("stopped"))
-			r.awaitRevoked(old)
-			r.rerun(young)
-			r.stage.next(t).returns(nil)
-			r.await(young, asynq.TaskStateCompleted)
-			r.stop()
-		}
-	})
-}
-
 // A newcomer that waits is replaced by a newer one, and never runs.
 func TestReplace_waiting(t *testing.T) {
 	t.Parallel()
@@ -207,80 +124,4 @@ func TestReplace_waiting(t *testing.T) {
 		}
 		r.awaitForgotten("work", "1")
 	})
-}
-
-// A holder that panics when it is asked fails like any other.
-func TestReplace_panic(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		var first sync.Once
-		running := make(chan struct{})
-		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{})}, handler: func(ctx context.Context, _ *asynq.Task) error {
-			first.Do(func() {
-				close(running)
-				<-ctx.Done()
-				panic("boom")
-			})
-			return nil
-		}})
-		old := r.enqueue("work", one)
-		<-running
-		young := r.enqueue("work", one)
-		r.await(young, asynq.TaskStateCompleted)
-		if info := r.awaitRetried(old, 1); !strings.Contains(info.LastErr, "boom") {
-			t.Errorf("the last error is %q", info.LastErr)
-		}
-	})
-}
-
-// Close: newcomers go back to asynq, and the holder is left to itself.
-func TestReplace_close(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour, Limit: 2})}})
-		olds := []string{r.enqueue("work", one), r.enqueue("work", one)}
-		runs := []*run{r.stage.next(t), r.stage.next(t)}
-		youngs := []string{r.enqueue("work", one), r.enqueue("work", one)}
-		r.awaitLine(2, "work", "1")
-		for _, run := range runs {
-			run.awaitEnd(t)
-		}
-		closed := r.closing(t.Context())
-		for _, id := range youngs {
-			if info := r.awaitRetried(id, 0); !strings.Contains(info.LastErr, "closed") {
-				t.Errorf("the last error is %q", info.LastErr)
-			}
-		}
-		for _, run := range runs {
-			run.returns(context.Cause(run.ctx))
-		}
-		if err := awaitClosed(t, closed); err != nil {
-			t.Error(err)
-		}
-		for _, id := range olds {
-			r.awaitRevoked(id)
-		}
-		r.stage.none(t)
-	})
-}
-
-// awaitSubscribed waits until the guard hears messages.
-func (r *rig) awaitSubscribed() {
-	r.t.Helper()
-	prefix := r.cfg.Prefix
-	channels := func(rdb redis.UniversalClient) (n int) {
-		cluster, ok := rdb.(*redis.ClusterClient)
-		if !ok {
-			return len(rdb.PubSubChannels(context.Background(), prefix+":*").Val())
-		}
-		var mu sync.Mutex // ForEachMaster calls at once
-		_ = cluster.ForEachMaster(context.Background(), func(ctx context.Context, node *redis.Client) error {
-			mu.Lock()
-			defer mu.Unlock()
-			n += len(node.PubSubChannels(ctx, prefix+":*").Val())
-			return nil
-		})
-		return n
-	}
-	redistest.Eventually(r.t, patience, func() bool { return channels(r.rdb) > 0 }, "a subscription")
 }

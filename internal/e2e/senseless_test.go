@@ -76,28 +76,6 @@ func TestPolicies_withEachField(t *testing.T) {
 	}
 }
 
-// A longer Task that has all locks of the shorter one hides nothing.
-func TestNotices_nothingHidden(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		hidden, longer automutex.Rule
-		warns          bool
-	}{
-		{automutex.Rule{Task: "key:sign", Scope: "key", On: []string{"id"}}, automutex.Rule{Task: "key:signDKLS", Scope: "key", On: []string{"id"}}, false},
-		{automutex.Rule{Task: "key:sign", Scope: "key", On: []string{"id"}}, automutex.Rule{Task: "key:signDKLS", Scope: "key", On: []string{"key"}}, true},
-		{automutex.Rule{Task: "key:sign", Scope: "key", On: []string{"id"}}, automutex.Rule{Task: "key:signDKLS", Scope: "other", On: []string{"id"}}, true},
-		{automutex.Rule{Task: "key:sign", On: []string{"id"}}, automutex.Rule{Task: "key:signDKLS", On: []string{"id"}}, true},
-	} {
-		var log redistest.Log
-		if _, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{c.hidden, c.longer}, Logger: log.Logger()}); err != nil {
-			t.Fatal(err)
-		}
-		if text := log.Text(slog.LevelWarn); strings.Contains(text, "hides") != c.warns {
-			t.Errorf("%+v and %+v: %q", c.hidden, c.longer, text)
-		}
-	}
-}
-
 // A task that was enqueued with one attempt cannot park. The Guard says so once for its rule.
 func TestPark_oneAttemptIsWarnedOf(t *testing.T) {
 	t.Parallel()

@@ -119,23 +119,6 @@ func TestServer_composes(t *testing.T) {
 	})
 }
 
-// Where the user has none of the four, asynq's defaults hold.
-func TestServer_defaults(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, served: func(c *asynq.Config) {
-			c.IsFailure, c.RetryDelayFunc, c.ErrorHandler, c.BaseContext = nil, nil, nil, nil
-		}})
-		id := r.enqueue("work", nil)
-		r.stage.next(t).returns(errPlain)
-		if until := time.Until(r.awaitRetried(id, 1).NextProcessAt); until < 5*time.Second {
-			t.Errorf("it comes back in %s, asynq's default is more", until)
-		}
-		r.take("work")
-		r.awaitRetried(r.enqueue("work", nil), 0)
-	})
-}
-
 // ServerConfig leaves everything else alone.
 func TestServer_keepsTheRest(t *testing.T) {
 	t.Parallel()

@@ -2,12 +2,9 @@ package e2e
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"testing"
 	"time"
-
-	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
@@ -81,31 +78,4 @@ func (r *rig) awaitWaiting() automutex.Event {
 	r.t.Helper()
 	redistest.Eventually(r.t, patience, func() bool { return len(r.seen.list(automutex.EventWaiting)) > 0 }, "a task in line")
 	return r.seen.list(automutex.EventWaiting)[0]
-}
-
-// An Observe that panics costs its task, and leaves no waiter in line whom the
-// key would be granted to for nobody.
-func TestWaiting_observePanics(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, automutex.Rule{Wait: time.Minute, Busy: automutex.Retry}, setup{
-			handler: func(context.Context, *asynq.Task) error { return nil },
-			guarded: func(c *automutex.Config) {
-				observe := c.Observe
-				c.Observe = func(ctx context.Context, e automutex.Event) {
-					observe(ctx, e)
-					if e.Kind == automutex.EventWaiting {
-						panic(errors.New("the observer's own fault"))
-					}
-				}
-			},
-		})
-		id := r.enqueue("work", one)
-		r.awaitRetried(id, 1)
-		r.awaitLine(0, "work", "1")
-		free()
-		if r.locked("work", "1") {
-			t.Error("the key was granted to a task that is gone")
-		}
-	})
 }
