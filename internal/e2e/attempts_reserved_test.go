@@ -46,24 +46,6 @@ func TestReserved_lastAttemptParks(t *testing.T) {
 	})
 }
 
-// A task whose handler goes on after its time was up in its last attempt, and that asynq has delivered again meanwhile, is
-// not run once more when that handler returns.
-func TestReserved_handlerOutlivesTheLastAttempt(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 2})
-		id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
-		run := r.stage.next(t)
-		run.cut() // asynq files a retry at once
-		r.awaitEvent(automutex.EventWaiting, id)
-		run.returns(context.Canceled)
-		if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, "its last run did not return") {
-			t.Fatalf("%+v", info)
-		}
-		r.stage.none(t)
-	})
-}
-
 // A task whose time is up in its last attempt runs once more, at most, and one in order not at all; it is archived then, and an operator can run it again.
 func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
 	t.Parallel()

@@ -99,7 +99,10 @@ func TestRetryAfter_lastAttempt(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		const pause = time.Second
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
+		told := make(chan error, 10)
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, served: func(c *asynq.Config) {
+			c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { told <- err })
+		}})
 		for _, task := range []string{"work", "other"} {
 			id := r.enqueue(task, nil, asynq.MaxRetry(0))
 			run := r.stage.next(t)
@@ -115,33 +118,17 @@ func TestRetryAfter_lastAttempt(t *testing.T) {
 			run.returns(nil)
 			r.await(id, asynq.TaskStateCompleted)
 
-			// There is no time for that: asynq archives it with the handler's error.
+			// There is no time for that: asynq archives it with the handler's error, of which the ErrorHandler hears.
 			id = r.enqueue(task, nil, asynq.MaxRetry(0), asynq.Timeout(time.Minute))
 			r.stage.next(t).returns(automutex.RetryAfter(time.Hour, errors.New("429")))
 			if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, "429") {
 				t.Errorf("%s: the last error is %q", task, info.LastErr)
 			}
+			<-told
 		}
-	})
-}
-
-// On its last attempt a task waits in its worker for a hold to end, whatever its policy.
-func TestHold_lastAttempt(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Skip}}})
-		first := r.enqueue("work", nil)
-		run := r.stage.next(t)
-		redistest.Must(t, automutex.CloseGate(run.ctx, time.Hour))
-		run.returns(nil)
-		r.await(first, asynq.TaskStateCompleted)
-		id := r.enqueue("work", nil, asynq.MaxRetry(0))
-		r.awaitLine(1, "work")
-		if _, err := r.lockOf("work").BreakAll(t.Context()); err != nil {
-			t.Fatal(err)
+		if len(told) > 0 {
+			t.Errorf("the ErrorHandler was told %v as well", <-told)
 		}
-		r.stage.next(t).returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
 	})
 }
 

@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"strings"
 	"testing"
 	"time"
 
@@ -12,27 +11,6 @@ import (
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
 )
-
-// A Rate needs a Limit: one at a time, or Unlimited.
-func TestDefault_rateNeedsALimit(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		rule := automutex.Rule{Task: "work", Rate: automutex.Rate{Starts: 1000, Per: time.Second, Burst: 3}}
-		if _, err := automutex.New(s.Client(t), automutex.Config{Rules: []automutex.Rule{rule}}); err == nil || !strings.Contains(err.Error(), "automutex.Unlimited") {
-			t.Errorf("got %v", err)
-		}
-		rule.Limit = automutex.Unlimited
-		r := start(t, s, setup{rules: []automutex.Rule{rule}})
-		ids := []string{r.enqueue("work", nil), r.enqueue("work", nil), r.enqueue("work", nil)}
-		runs := []*run{r.stage.next(t), r.stage.next(t), r.stage.next(t)} // at once
-		for _, run := range runs {
-			run.returns(nil)
-		}
-		for _, id := range ids {
-			r.await(id, asynq.TaskStateCompleted)
-		}
-	})
-}
 
 // RunContext ends when its context ends, and starts nothing if it has ended before.
 func TestRunContext(t *testing.T) {

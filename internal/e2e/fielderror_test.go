@@ -10,6 +10,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 // Each mistake is a *FieldError that names its rule, its field and, in a list, its
@@ -69,18 +70,10 @@ func TestKeyMaker_makesTheKeysOfAGuard(t *testing.T) {
 		{Task: "mail", OnHeaders: []string{"to"}, TTL: time.Minute},
 	}}
 	maker, err := automutex.NewKeyMaker(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	guard, err := automutex.NewFromConnOpt(asynq.RedisClientOpt{Addr: "localhost:0"}, cfg) // does not dial
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() {
-		if err := guard.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
-	}()
+	redistest.Must(t, err)
+	defer func() { redistest.Must(t, guard.Close(t.Context())) }()
 	for _, task := range []*asynq.Task{
 		asynq.NewTask("report:daily", []byte(`{"tenant":7}`)),
 		asynq.NewTaskWithHeaders("mail", nil, map[string]string{"to": "x"}),

@@ -89,3 +89,21 @@ func TestFleet_tellsNothing(t *testing.T) {
 		}
 	}
 }
+
+// Of two Guards with different limits of one scope the later one warns, once.
+func TestFleet_differ(t *testing.T) {
+	t.Parallel()
+	s := redistest.Real(t)
+	rule := automutex.Rule{Task: "fleet", Scope: "shared", Busy: automutex.Retry}
+	say := func(c *automutex.Config) { c.Private = false }
+	first := start(t, s, setup{rules: []automutex.Rule{rule}, guarded: say})
+	redistest.Eventually(t, patience, func() bool { return first.rdb.Exists(t.Context(), fleet.Key(first.cfg.Prefix)).Val() == 1 }, "the first one says what it is")
+	rule.Task, rule.Limit = "another", 3
+	second := start(t, s, setup{prefix: first.cfg.Prefix, rules: []automutex.Rule{rule}, guarded: say})
+	redistest.Eventually(t, patience, func() bool {
+		return strings.Contains(second.log.Text(slog.LevelWarn), "rules for scope shared differ: limit 3")
+	}, "a warning")
+	if text := first.log.Text(slog.LevelWarn); text != "" {
+		t.Errorf("the first one warns: %s", text)
+	}
+}

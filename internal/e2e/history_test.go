@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/history"
@@ -158,52 +156,6 @@ func TestHistory_withoutTheLock(t *testing.T) {
 	slices.Sort(outcomes)
 	if want := []string{"archived, without the lock", "comes back, without the lock", "done", "done"}; !slices.Equal(outcomes, want) {
 		t.Errorf("%q, want %q", outcomes, want)
-	}
-}
-
-// Redis refuses XADD, or does not answer it: tasks run all the same, and one warning says so. Without Config.History
-// nothing is sent.
-func TestHistory_refused(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct {
-		keep     int
-		warnings int
-	}{"on": {10, 1}, "off": {0, 0}} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			hook, sent := &redistest.FailHook{}, make(chan string, 1000)
-			hook.Before(func(cmd redis.Cmder) error {
-				if strings.Contains(fmt.Sprint(cmd.Args()...), "histor") {
-					sent <- cmd.Name()
-					return redistest.ReplyError("NOPERM this user has no permissions to run the 'xadd' command")
-				}
-				return nil
-			})
-			locks := redistest.Mini(t)
-			client := locks.Client(t)
-			client.AddHook(hook)
-			r := start(t, locks, setup{rules: []automutex.Rule{{Task: "work"}}, locks: client, guarded: keepRuns(c.keep)})
-			for range 3 {
-				r.finish(r.enqueue("work", nil))
-				if c.keep > 0 {
-					<-sent // a run, and
-					<-sent // its stream's name
-				}
-			}
-			r.stop()
-			if n := strings.Count(r.log.Text(slog.LevelWarn), "Config.History"); n != c.warnings || c.keep == 0 && len(sent) > 0 {
-				t.Errorf("%d warnings, %d commands:\n%s", n, len(sent), r.log.Text(slog.LevelWarn))
-			}
-		})
-	}
-}
-
-// More runs of a key than are read at once are refused, with the bound.
-func TestHistory_bounds(t *testing.T) {
-	t.Parallel()
-	_, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{History: history.Most + 1})
-	if err == nil || !strings.Contains(err.Error(), "Config.History: 1001 is not from 0 to 1000") {
-		t.Errorf("%v", err)
 	}
 }
 

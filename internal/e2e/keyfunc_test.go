@@ -123,6 +123,12 @@ func TestFields_paths(t *testing.T) {
 			t.Errorf("%q gives %q (%v), want %q", test.paths, got, err, test.want)
 		}
 	}
+	// Names that differ in letter case are nobody's affair where no path leads, or another path has the other one.
+	const cases = `{"id":1,"ID":2,"x":1,"X":2,"list":{"a":1,"A":2}}`
+	got, err := automutex.Fields("id", "ID", "list")(t.Context(), keyTask(cases))
+	if want := []string{"1", "2", `{"A":2,"a":1}`}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("%q (%v), want %q", got, err, want)
+	}
 }
 
 func TestFields_refusesPayload(t *testing.T) {
@@ -175,6 +181,14 @@ func TestFields_refusesPayload(t *testing.T) {
 		{"u.v", `{"u":{"v":1},"u":{"w":1}}`, `the name "u" is there twice`},
 		{"v", `{"v":{"a":1,"b":2,"a":3}}`, `the same name twice`},
 		{"v", `{"v":[{"a":1,"\u0061":1}]}`, `the same name twice`},
+		{"account", `{"account":"zzz","Account":"acct-7"}`, `field "account" has two values: one object has the names "account" and "Account", and encoding/json, which ignores letter case, gives the handler the later one; send one of them`},
+		{"account", `{"ACCOUNT":"acct-7","account":"zzz"}`, `the names "account" and "ACCOUNT"`},
+		{"task", `{"task":"zzz","taſK":"acct-7"}`, `the names "task" and "taſK"`},
+		{"task", `{"task":"zzz","ta\u017f\u212a":"acct-7"}`, "the names \"task\" and \"taſ\u212a\""},
+		{"user.id", `{"user":{"x":1},"USER":{"id":2}}`, `the names "user" and "USER"`},
+		{"user.0.id", `{"user":[{"id":1,"Id":2}]}`, `the names "id" and "Id"`},
+		{"\ufffd", `{"\ufffd":1,"\ud800":2}`, `has two values`},
+		{"account", `{"Account":1}`, `the payload has no "account", but "Account": letter case counts`},
 		{"v", `{"v":1e400}`, `more than 400 digits`},
 		{"v", `{"v":-1e-400}`, `more than 400 digits`},
 		{"v", `{"v":1` + strings.Repeat("0", 400) + `}`, `more than 400 digits`},

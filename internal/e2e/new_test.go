@@ -7,14 +7,58 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
+
+// What New refuses of two fields or two rules together; TestCompile_refuses has the fields by themselves.
+func TestNew_mistakes(t *testing.T) {
+	t.Parallel()
+	of, field := func(context.Context, *asynq.Task) (int, error) { return 1, nil }, &automutex.LimitField{Path: "n", Default: 1}
+	ordered := func(change func(*automutex.Rule)) []automutex.Rule {
+		rule := automutex.Rule{Task: "work", InOrder: true}
+		change(&rule)
+		return []automutex.Rule{rule}
+	}
+	limited := func(l automutex.LimitField) []automutex.Rule { return []automutex.Rule{{Task: "work", LimitField: &l}} }
+	for want, rules := range map[string][]automutex.Rule{
+		"LimitOf: excludes Limit":                         {{Task: "work", Limit: 2, LimitOf: of}},
+		"LimitField: excludes Limit, which is 2":          {{Task: "work", Limit: 2, LimitField: field}},
+		"LimitField: excludes LimitOf":                    {{Task: "work", LimitOf: of, LimitField: field}},
+		`rule "work" (Rules[0]): LimitField: "" is empty`: limited(automutex.LimitField{Default: 1}),
+		`LimitField: "." is the whole payload`:            limited(automutex.LimitField{Path: "."}),
+		"none may be below 0":                             limited(automutex.LimitField{Path: "max", Default: -1, Most: 2}),
+		"which is more than Most, 2":                      limited(automutex.LimitField{Path: "max", Default: 9, Most: 2}),
+		"LimitField: is set here or in":                   {{Task: "a", Scope: "s", LimitField: field}, {Task: "b", Scope: "s", Limit: 3}},
+		"one scope has one Limit":                         {{Task: "a", Scope: "s", LimitOf: of}, {Task: "b", Scope: "s"}},
+		"Fence: needs a Limit of 1":                       {{Task: "work", LimitOf: of, Fence: true}},
+		"one scope has one Fence":                         {{Task: "a", Scope: "s", Fence: true}, {Task: "b", Scope: "s"}},
+		"automutex.Unlimited":                             {{Task: "work", Rate: automutex.Rate{Starts: 1, Per: time.Second}}},
+		"InOrder: needs a Limit of 1":                     ordered(func(r *automutex.Rule) { r.LimitField = field }),
+		"InOrder: needs the policy park, not skip":        ordered(func(r *automutex.Rule) { r.Busy = automutex.Skip }),
+		"MaxQueued: -1 is negative":                       ordered(func(r *automutex.Rule) { r.MaxQueued = -1 }),
+		"InOrder: is set in":                              {{Task: "a", Scope: "x", InOrder: true}, {Task: "a", Scope: "y", InOrder: true}},
+		"one scope is in order or not":                    {{Task: "a", Scope: "x", InOrder: true}, {Task: "b", Scope: "x"}},
+	} {
+		if _, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{Rules: rules}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: want %q", err, want)
+		}
+	}
+	for want, cfg := range map[string]automutex.Config{
+		"Config.History: 1001 is not from 0 to 1000": {History: history.Most + 1}, "Config.MinReplicas: ": {MinReplicas: -1},
+	} {
+		if _, err := automutex.New(redistest.Mini(t).Client(t), cfg); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: want %q", err, want)
+		}
+	}
+}
 
 func TestNew_clients(t *testing.T) {
 	t.Parallel()

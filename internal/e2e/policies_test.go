@@ -84,34 +84,6 @@ func TestPolicy_retry(t *testing.T) {
 	})
 }
 
-// Retry comes back by itself, and not all at once.
-func TestPolicy_retryComesBack(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.Retry}, setup{
-			served:  comingBack,
-			handler: func(context.Context, *asynq.Task) error { return nil },
-		})
-		var ids []string
-		for range 8 {
-			ids = append(ids, r.enqueue("work", one))
-		}
-		delays := map[time.Duration]bool{}
-		for _, id := range ids {
-			delays[r.awaitEvent(automutex.EventRetried, id).Delay] = true
-		}
-		if len(delays) < len(ids) {
-			t.Errorf("%d tasks come back after %v: no jitter", len(ids), delays)
-		}
-		free()
-		if s.Kind() == redistest.KindMini { // seconds; once is enough
-			for _, id := range ids {
-				r.await(id, asynq.TaskStateCompleted)
-			}
-		}
-	})
-}
-
 func TestPolicy_retryIn(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

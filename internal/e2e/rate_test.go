@@ -168,46 +168,51 @@ func TestRate_park(t *testing.T) {
 	})
 }
 
-// Rates and limits go together, and a cooldown with a limit says when the next may begin.
+// Rates and limits go together, and a cooldown with a limit says when the next may begin. Unlimited is no limit.
 func TestGate_withLimit(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		starts := automutex.Rate{Starts: 3, Per: time.Hour, Burst: 3}
 		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "rate", Limit: 2, Busy: automutex.Skip, Rate: automutex.Rate{Starts: 3, Per: time.Hour, Burst: 3}},
+			{Task: "rate", Limit: 2, Busy: automutex.Skip, Rate: starts},
 			{Task: "cool", Limit: 2, Busy: automutex.Skip, Cooldown: time.Hour},
+			{Task: "many", Limit: automutex.Unlimited, Busy: automutex.Skip, Rate: starts},
 		}})
-		a, b := r.enqueue("rate", nil), r.enqueue("rate", nil)
-		first, second := r.stage.next(t), r.stage.next(t)
-		full := r.enqueue("rate", nil)
-		if e := r.awaitEvent(automutex.EventBusy, full); e.Busy.Reason != automutex.ReasonHeld {
-			t.Errorf("got %+v", e.Busy)
-		}
-		first.returns(nil)
-		second.returns(nil)
-		r.await(a, asynq.TaskStateCompleted)
-		r.await(b, asynq.TaskStateCompleted)
-		r.finish(r.enqueue("rate", nil)) // the third start
-		if e := r.awaitEvent(automutex.EventBusy, r.enqueue("rate", nil)); e.Busy.Reason != automutex.ReasonRate {
-			t.Errorf("got %+v", e.Busy)
-		}
-
-		r.enqueue("cool", nil)
-		run := r.stage.next(t)
-		done := r.enqueue("cool", nil)
-		other := r.stage.next(t) // whichever task it is
-		other.returns(nil)
-		id := r.enqueue("cool", nil)
-		if e := r.awaitEvent(automutex.EventBusy, id); e.Busy.Reason == automutex.ReasonHeld {
-			// It came before the first of the two had returned.
-			r.await(done, asynq.TaskStateCompleted)
-			e = r.awaitEvent(automutex.EventBusy, r.enqueue("cool", nil))
-			if e.Busy.Reason != automutex.ReasonCooldown {
+		meets := func(task, reason string) {
+			t.Helper()
+			if e := r.awaitEvent(automutex.EventBusy, r.enqueue(task, nil)); e.Busy.Reason != reason {
 				t.Errorf("got %+v", e.Busy)
 			}
 		}
-		if run.ctx.Err() != nil {
+		atOnce := func(task string, n int) (ids []string, runs []*run) {
+			for range n {
+				ids = append(ids, r.enqueue(task, nil))
+				runs = append(runs, r.stage.next(t))
+			}
+			return ids, runs
+		}
+		ids, runs := atOnce("rate", 2)
+		meets("rate", automutex.ReasonHeld)
+		for i, run := range runs {
+			run.returns(nil)
+			r.await(ids[i], asynq.TaskStateCompleted)
+		}
+		r.finish(r.enqueue("rate", nil)) // the third start
+		meets("rate", automutex.ReasonRate)
+
+		ids, runs = atOnce("cool", 2)
+		runs[1].returns(nil)
+		r.await(ids[1], asynq.TaskStateCompleted)
+		meets("cool", automutex.ReasonCooldown)
+		if runs[0].ctx.Err() != nil {
 			t.Error("a cooldown ended the one beside")
 		}
-		run.returns(nil)
+		runs[0].returns(nil)
+
+		_, runs = atOnce("many", 3)
+		meets("many", automutex.ReasonRate)
+		for _, run := range runs {
+			run.returns(nil)
+		}
 	})
 }

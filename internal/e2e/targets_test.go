@@ -62,30 +62,3 @@ func TestClose_clientBefore(t *testing.T) {
 		}
 	})
 }
-
-// Locks on another Redis than asynq's, and no Inspector: nobody would call what
-// is parked.
-func TestPark_inspectorElsewhere(t *testing.T) {
-	t.Parallel()
-	s, other := redistest.Mini(t), redistest.StartMini(t)
-	for _, elsewhere := range []bool{true, false} {
-		r := start(t, s, setup{
-			rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}, workers: 1, locks: other.Client(t),
-			guarded: func(c *automutex.Config) {
-				if !elsewhere {
-					c.Inspector = asynq.NewInspectorFromRedisClient(s.Client(t))
-				}
-			},
-		})
-		held := r.hold("work", "1")
-		for range 2 {
-			r.awaitParked(r.enqueue("work", one))
-		}
-		text := r.log.Text(slog.LevelWarn)
-		if n := strings.Count(text, "Config.Inspector does not see"); n > 1 || n == 1 != elsewhere {
-			t.Errorf("elsewhere %t: logged %q", elsewhere, text)
-		}
-		r.free(held)
-		r.stop()
-	}
-}
