@@ -109,7 +109,8 @@ func endsAtOnce(t *testing.T, r *rig, function string) {
 			if event := r.awaitEvent(automutex.EventKeyError, id); !errors.Is(event.Err, keyAnswers[says]) || len(r.seen.kindsOf(id)) != 1 {
 				t.Errorf("%s: %+v, of %q", says, event, r.seen.kindsOf(id))
 			}
-			if want := `automutex: rule "50%d": ` + function + " failed: no plan"; says == "archive" && !strings.Contains(info.LastErr, want) || info.Retried > 0 {
+			want := `automutex: rule "50%d": ` + function + " failed: no plan"
+			if says == "archive" && !strings.Contains(info.LastErr, want) || info.Retried > 0 {
 				t.Errorf("%s, %d retries left: %q; want %q", says, attempts, info.LastErr, want)
 			}
 		}
@@ -130,7 +131,8 @@ func endsAtOnce(t *testing.T, r *rig, function string) {
 	if info := r.awaitRetried(panics, 1); !strings.Contains(info.LastErr, "the function's own fault") {
 		t.Errorf("the last error is %q", info.LastErr)
 	}
-	if text := r.log.Text(slog.LevelWarn); !strings.Contains(text, "it is archived") || !strings.Contains(text, "it is dropped") || strings.Contains(text, "no *KeyError") {
+	text := r.log.Text(slog.LevelWarn)
+	if !strings.Contains(text, "it is archived") || !strings.Contains(text, "it is dropped") || strings.Contains(text, "no *KeyError") {
 		t.Errorf("logged: %s", text)
 	}
 }
@@ -145,7 +147,8 @@ func comesBackLater(t *testing.T, r *rig) (ids []string) {
 		if !strings.Contains(info.LastErr, "connection reset") || !strings.Contains(info.LastErr, `rule "50%d"`) {
 			t.Errorf("%s: the last error is %q", says, info.LastErr)
 		}
-		if delay := r.awaitEvent(automutex.EventRetried, id).Delay; delay < max(time.Second, most-30*time.Second) || delay > most+time.Second { // an hour is spread, too
+		delay := r.awaitEvent(automutex.EventRetried, id).Delay
+		if delay < max(time.Second, most-30*time.Second) || delay > most+time.Second { // an hour is spread, too
 			t.Errorf("%s: it comes back after %s", says, delay)
 		}
 		if event := r.awaitEvent(automutex.EventBackendError, id); !errors.Is(event.Err, errLater) || event.Rule != "50%d" {
@@ -153,7 +156,8 @@ func comesBackLater(t *testing.T, r *rig) (ids []string) {
 		}
 	}
 	for says, want := range map[string]string{"later": "connection reset", "hour": "to be run again after 1h0m0s"} {
-		if info := r.await(r.enqueue("work", says, asynq.MaxRetry(0), asynq.Timeout(2*time.Second)), asynq.TaskStateArchived); !strings.Contains(info.LastErr, want) {
+		id := r.enqueue("work", says, asynq.MaxRetry(0), asynq.Timeout(2*time.Second))
+		if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, want) {
 			t.Errorf("%s: archived with %q", says, info.LastErr)
 		}
 	}
@@ -296,40 +300,19 @@ func TestDecode(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ task, payload, want string }{
-		{"on", "v1 id=7", `automutex: no key for task "on": field "id": the payload that Config.Decode returned is not JSON (byte 1); have Config.Decode return JSON, or set Rule.Key or Rule.OnHeaders for other encodings`},
+		{"on", "v1 id=7", `automutex: no key for task "on": field "id": the payload that Config.Decode returned is not JSON (byte 1); have ` +
+			`Config.Decode return JSON, or set Rule.Key or Rule.OnHeaders for other encodings`},
 		{"on", "v1", "the payload that Config.Decode returned is empty; have Config.Decode"},
 		{"on", "v1 {\"id\":\"\xff\"}", "the payload that Config.Decode returned is not valid UTF-8; have Config.Decode"},
 		{"on", "v1 {}", `field "id" is missing`},
 		{"typed", "v1 id=7", "or Config.Decode for JSON"},
 	} {
 		var never *automutex.KeyError
-		if _, err := maker.Keys(t.Context(), asynq.NewTask(c.task, []byte(c.payload))); !errors.As(err, &never) || !strings.Contains(err.Error(), c.want) {
+		_, err := maker.Keys(t.Context(), asynq.NewTask(c.task, []byte(c.payload)))
+		if !errors.As(err, &never) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%q: got %v, want %s", c.payload, err, c.want)
 		}
 	}
-}
-
-// Two tasks whose envelopes differ take turns by what is inside, and their handlers get the envelopes.
-func TestDecode_middleware(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		var calls atomic.Int64
-		rules := []automutex.Rule{{Task: "work", On: []string{"id"}, Wait: time.Hour, Busy: automutex.Retry}}
-		r := start(t, s, setup{rules: rules, guarded: func(c *automutex.Config) { c.Decode = unwrap(&calls) }})
-		first := r.enqueue("work", `v1 {"id":7}`)
-		run := r.stage.next(t)
-		second := r.enqueue("work", `v1 {"id":7.0, "more":1}`)
-		r.awaitEvent(automutex.EventWaiting, second)
-		if got := string(run.task.Payload()); got != `v1 {"id":7}` {
-			t.Errorf("the handler got the payload %q", got)
-		}
-		run.returns(nil)
-		r.await(first, asynq.TaskStateCompleted)
-		r.finish(second)
-		if n := calls.Load(); n != 2 {
-			t.Errorf("Decode was called %d times for two tasks", n)
-		}
-	})
 }
 
 // Optional is for the fields of the key: a task without the field of its LimitField is archived.

@@ -3,7 +3,9 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -167,31 +169,172 @@ func TestNew_fromConnOpt(t *testing.T) {
 	})
 }
 
-func TestNew_fromConnOptMistakes(t *testing.T) {
+// asynq's own kinds of RedisConnOpt are taken, and what makes no client is refused.
+func TestNew_fromAsynqConnOpt(t *testing.T) {
 	t.Parallel()
 	var made any
-	for _, opt := range []asynq.RedisConnOpt{nil, connOpt{func() any { return 7 }, &made}, connOpt{func() any { return nil }, &made}} {
-		if guard, err := automutex.NewFromConnOpt(opt, automutex.Config{}); err == nil || guard != nil {
-			t.Errorf("%v is accepted", opt)
+	for opt, taken := range map[asynq.RedisConnOpt]bool{
+		asynq.RedisClientOpt{Addr: "localhost:1"}:                                              true,
+		&asynq.RedisClusterClientOpt{Addrs: []string{"localhost:1"}}:                           true,
+		&asynq.RedisFailoverClientOpt{MasterName: "m", SentinelAddrs: []string{"localhost:1"}}: true,
+		nil:                                      false,
+		&connOpt{func() any { return 7 }, &made}: false,
+		&connOpt{func() any { return nil }, &made}: false,
+	} {
+		guard, err := automutex.NewFromConnOpt(opt, automutex.Config{Rules: []automutex.Rule{{Task: "work"}}})
+		if (err == nil) != taken || (guard != nil) != taken {
+			t.Errorf("%T: %v", opt, err)
+		}
+		if guard != nil {
+			redistest.Must(t, guard.Close(t.Context()))
 		}
 	}
 }
 
-// asynq's own kinds of RedisConnOpt.
-func TestNew_fromAsynqConnOpt(t *testing.T) {
+// NewClient says every mistake at once, and asks nobody.
+func TestNewClient_everyMistake(t *testing.T) {
 	t.Parallel()
-	for _, opt := range []asynq.RedisConnOpt{
-		asynq.RedisClientOpt{Addr: "localhost:1"},
-		asynq.RedisClusterClientOpt{Addrs: []string{"localhost:1"}},
-		asynq.RedisFailoverClientOpt{MasterName: "m", SentinelAddrs: []string{"localhost:1"}},
+	rdb := redis.NewClient(&redis.Options{Addr: "203.0.113.1:1", Dialer: func(context.Context, string, string) (net.Conn, error) {
+		t.Error("NewClient dials")
+		return nil, errors.New("dialed")
+	}})
+	defer rdb.Close()
+	ordered := automutex.Config{Rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true}}}
+	wrong := automutex.Config{Rules: []automutex.Rule{{Task: "work", TTL: -1}}}
+	inspected := ordered
+	inspected.Inspector = asynq.NewInspectorFromRedisClient(rdb)
+	for what, c := range map[string]struct {
+		rdb    lock.Client
+		client *asynq.Client
+		cfg    automutex.Config
+		want   []string
+	}{
+		"all at once": {nil, nil, wrong, []string{"client is nil", "asynq.Client is nil", "Rules[0]): TTL: "}},
+		"no inspector": {bare{rdb}, asynq.NewClientFromRedisClient(rdb), ordered, []string{
+			"Inspector: is nil, and none can be made from a e2e.bare for InOrder of Rules[0]",
+		}},
+		"another's": {bare{rdb}, asynq.NewClientFromRedisClient(rdb), inspected, nil},
+		"unordered": {bare{rdb}, asynq.NewClientFromRedisClient(rdb), automutex.Config{}, nil},
 	} {
-		guard, err := automutex.NewFromConnOpt(opt, automutex.Config{Rules: []automutex.Rule{{Task: "work"}}})
-		if err != nil {
-			t.Errorf("%T: %v", opt, err)
+		got, err := automutex.NewClient(c.rdb, c.client, c.cfg)
+		if (err == nil) != (len(c.want) == 0) || (got == nil) != (err != nil) {
+			t.Errorf("%s: %v, %v", what, got, err)
+		}
+		for _, part := range c.want {
+			if err != nil && !strings.Contains(err.Error(), part) {
+				t.Errorf("%s: %q is not in\n%v", what, part, err)
+			}
+		}
+	}
+}
+
+// What asynq itself refuses stays asynq's refusal, and leaves no place in order behind. A task that go-redis has sent twice is
+// enqueued.
+func TestClient_asynqRefuses(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{})
+		work := asynq.NewTask("work", []byte(`{"id":1}`))
+		if _, err := c.Enqueue(work, asynq.Queue(" ")); err == nil || !strings.Contains(err.Error(), "queue name") {
+			t.Errorf("a blank queue: %v", err)
+		}
+		if _, err := c.Enqueue(nil); err == nil {
+			t.Error("no task is enqueued")
+		}
+		first := r.enqueueInOrder(c, 1)
+		run := r.stage.next(t)
+		if _, err := c.Enqueue(work, nil, asynq.Queue(r.queue), asynq.TaskID(first)); !errors.Is(err, asynq.ErrTaskIDConflict) || !strings.Contains(err.Error(), first) {
+			t.Errorf("an ID that is taken: %v", err)
+		}
+		rdb := s.Client(t)
+		rdb.AddHook(redistest.Resend(func(cmd redis.Cmder) bool { // as go-redis does after a lost reply
+			args := cmd.Args()
+			return len(args) > 4 && strings.HasSuffix(fmt.Sprint(args[4]), ":pending")
+		}))
+		twice, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), r.cfg)
+		redistest.Must(t, err)
+		second, third := r.enqueueInOrder(twice, 1), r.enqueueInOrder(c, 1) // whose ID is taken by itself
+		run.returns(nil)
+		r.await(first, asynq.TaskStateCompleted)
+		r.finish(second) // nothing stands between them
+		r.finish(third)
+	})
+}
+
+// Each mistake is a *FieldError that names its rule, its field and, in a list, its
+// element: what shows mistakes elsewhere than in a log needs no texts taken apart.
+func TestFieldError_oneForEachMistake(t *testing.T) {
+	t.Parallel()
+	_, err := automutex.NewKeyMaker(automutex.Config{Prefix: "{", Rules: []automutex.Rule{
+		{Task: "a", On: []string{"id", "x..y"}, OnHeaders: []string{"h", ""}},
+		{Task: "a", Scope: "s", TTL: 1, Busy: automutex.RetryIn(0)},
+		{Name: "last", Task: "b", Scope: "s", Limit: 2},
+		{Task: "c", Scope: "u"}, {Task: "c", Scope: "v"}, {Task: "d", Scope: "v"}, {Task: "d", Scope: "u"},
+	}})
+	type place struct {
+		rule    int
+		name    string
+		field   string
+		element int
+	}
+	var got []place
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		t.Fatalf("%T is no join: %v", err, err)
+	}
+	for _, err := range joined.Unwrap() {
+		var e *automutex.FieldError
+		if !errors.As(err, &e) {
+			t.Errorf("%T: %v", err, err)
 			continue
 		}
-		if err := guard.Close(t.Context()); err != nil {
-			t.Errorf("%T: %v", opt, err)
+		got = append(got, place{e.Rule, e.RuleName, e.Field, e.Element})
+		if e.Err == nil || !strings.Contains(err.Error(), e.Err.Error()) || !strings.HasPrefix(err.Error(), "automutex: "+e.Error()) {
+			t.Errorf("%v is not the text of %v", err, e)
 		}
+	}
+	want := []place{
+		{-1, "", "Prefix", -1},
+		{0, "a", "On", 1},
+		{0, "a", "OnHeaders", 1},
+		{1, "a#2", "TTL", -1},
+		{1, "a#2", "Busy", -1},
+		{0, "a", "Scope", -1},
+		{2, "last", "Limit", -1},
+		{2, "last", "TTL", -1},
+		{6, "d#2", "Scope", -1},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("the mistakes are\n%v\nwant\n%v\n%v", got, want, err)
+	}
+}
+
+// A KeyMaker makes the keys that a Guard makes.
+func TestKeyMaker_makesTheKeysOfAGuard(t *testing.T) {
+	t.Parallel()
+	cfg := automutex.Config{Prefix: "p", HashKeys: "a secret of 16 bytes", Rules: []automutex.Rule{
+		{Task: "report:", Scope: "report", On: []string{"tenant"}, Limit: 3},
+		{Task: "report:", Scope: "all", Limit: 10},
+		{Task: "mail", OnHeaders: []string{"to"}, TTL: time.Minute},
+	}}
+	maker, err := automutex.NewKeyMaker(cfg)
+	redistest.Must(t, err)
+	guard, err := automutex.NewFromConnOpt(asynq.RedisClientOpt{Addr: "localhost:0"}, cfg) // does not dial
+	redistest.Must(t, err)
+	defer func() { redistest.Must(t, guard.Close(t.Context())) }()
+	for _, task := range []*asynq.Task{
+		asynq.NewTask("report:daily", []byte(`{"tenant":7}`)),
+		asynq.NewTaskWithHeaders("mail", nil, map[string]string{"to": "x"}),
+		asynq.NewTask("mail", nil), // no key
+		asynq.NewTask("other", nil),
+	} {
+		got, gotErr := maker.Keys(t.Context(), task)
+		want, wantErr := guard.Keys(t.Context(), task)
+		if !reflect.DeepEqual(got, want) || (gotErr == nil) != (wantErr == nil) {
+			t.Errorf("%s: %q, %v, want %q, %v", task.Type(), got, gotErr, want, wantErr)
+		}
+	}
+	if _, err := maker.Keys(t.Context(), nil); err == nil {
+		t.Error("a nil task has keys")
 	}
 }

@@ -97,11 +97,11 @@ func TestPaused_lastAttempt(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: policy}}})
-				r.pauseTarget("work|1", time.Time{})
+				r.pauseTarget(r.lockOf("work", "1").Key(), time.Time{})
 				id := r.enqueue("work", one, asynq.MaxRetry(0))
 				r.awaitLine(1, "work", "1")
 				r.stage.none(t)
-				r.resumeTarget("work|1")
+				r.resumeTarget(r.lockOf("work", "1").Key())
 				r.stage.next(t).returns(nil)
 				r.await(id, asynq.TaskStateCompleted)
 			})

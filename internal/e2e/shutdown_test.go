@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
@@ -92,19 +93,24 @@ func TestShutdown_runningHandler(t *testing.T) {
 	})
 }
 
-// Waiters end with Close, and their attempts are not spent.
+// Waiters end with Close, and their attempts are not spent. On its last attempt a waiter says nothing until asynq has taken the
+// task back; Close does not wait for it, and the key that comes free then does not start it.
 func TestShutdown_waiters(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, _ := busyRig(t, s, automutex.Rule{Wait: time.Hour, Busy: automutex.Retry}, setup{})
+		r, free := busyRig(t, s, automutex.Rule{Wait: time.Hour, Busy: automutex.Retry}, setup{served: quickly(time.Second)})
 		ids := []string{r.enqueue("work", one), r.enqueue("work", one)}
-		r.awaitLine(2, "work", "1")
+		last := r.enqueue("work", one, asynq.MaxRetry(0))
+		r.awaitLine(3, "work", "1")
 		began := time.Now()
-		closed := r.closing(t.Context())
-		r.shutdown()
-		if err := awaitClosed(t, closed); err != nil {
+		if err := awaitClosed(t, r.closing(t.Context())); err != nil {
 			t.Error(err)
 		}
+		r.awaitLine(0, "work", "1")
+		free()
+		late := r.enqueue("work", one, asynq.MaxRetry(0))
+		r.await(late, asynq.TaskStateActive)
+		r.shutdown()
 		if took := time.Since(began); took > patience/2 {
 			t.Errorf("Close and Shutdown took %s", took)
 		}
@@ -114,31 +120,7 @@ func TestShutdown_waiters(t *testing.T) {
 				t.Errorf("it comes back in %s with %q", until, info.LastErr)
 			}
 		}
-		r.awaitLine(0, "work", "1")
-		r.stage.none(t)
-	})
-}
-
-// On its last attempt a waiter says nothing until asynq has taken the task
-// back, and Close does not wait for it.
-func TestShutdown_lastAttemptWaiter(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, automutex.Rule{Wait: time.Hour, Busy: automutex.Retry}, setup{served: quickly(time.Second)})
-		waits := r.enqueue("work", one, asynq.MaxRetry(0))
-		r.awaitLine(1, "work", "1")
-		if err := awaitClosed(t, r.closing(t.Context())); err != nil {
-			t.Error(err)
-		}
-		// Close has returned: the key comes free, and must not start it. Nor
-		// one that comes only now.
-		r.awaitLine(0, "work", "1")
-		free()
-		late := r.enqueue("work", one, asynq.MaxRetry(0))
-		r.await(late, asynq.TaskStateActive)
-		r.await(waits, asynq.TaskStateActive)
-		r.shutdown()
-		for _, id := range []string{waits, late} {
+		for _, id := range []string{last, late} {
 			if info := r.await(id, asynq.TaskStatePending); info.Retried != 0 {
 				t.Errorf("%d attempts spent", info.Retried)
 			}
@@ -154,7 +136,8 @@ func TestShutdown_afterClose(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		free := func(context.Context, *asynq.Task) ([]string, error) { return nil, automutex.NoLock }
 		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "work", Busy: automutex.Skip}, {Task: "never", On: []string{"id"}}, {Task: "free", Key: free}, {Task: "allow", On: []string{"id"}, Busy: automutex.Allow},
+			{Task: "work", Busy: automutex.Skip}, {Task: "never", On: []string{"id"}},
+			{Task: "free", Key: free}, {Task: "allow", On: []string{"id"}, Busy: automutex.Allow},
 		}})
 		for range 2 { // again does no harm
 			redistest.Must(t, r.guard.Close(t.Context()))
@@ -197,6 +180,30 @@ func TestShutdown_withoutClose(t *testing.T) {
 		r.stage.none(t)
 		if text := r.log.Text(0); strings.Count(text, "Close comes late") != 1 {
 			t.Errorf("logged %s", text)
+		}
+	})
+}
+
+// A Redis client that was closed before the Guard.
+func TestClose_clientBefore(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, busy := range []automutex.Policy{automutex.Retry, automutex.Replace, automutex.Park} {
+			locks := s.Client(t)
+			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: busy}}, locks: locks})
+			held := r.enqueue("work", nil)
+			run := r.stage.next(t)
+			redistest.Must(t, locks.(interface{ Close() error }).Close())
+			id := r.enqueue("work", nil)
+			if info := r.awaitRetried(id, 0); !strings.Contains(info.LastErr, "close the Guard first") {
+				t.Errorf("%s: the last error is %q", busy, info.LastErr)
+			}
+			run.returns(nil)
+			r.await(held, asynq.TaskStateCompleted)
+			if event := r.awaitEvent(automutex.EventBackendError, held); !errors.Is(event.Err, redis.ErrClosed) || !strings.Contains(event.Err.Error(), "close the Guard first") {
+				t.Errorf("%s: at the release: %v", busy, event.Err)
+			}
+			r.stop()
 		}
 	})
 }
