@@ -198,8 +198,8 @@ func TestFleet(t *testing.T) {
 	if all := examine("shop"); !has(all, Bad, "rules", "rules for scope sync:eu differ") {
 		t.Errorf("%+v", all)
 	}
-	for _, task := range []string{"x", "y"} {
-		say("exclude", nil, automutex.Rule{Name: "one name", Task: task})
+	for _, scope := range []string{"", "shared"} {
+		say("exclude", nil, automutex.Rule{Name: "rule of " + scope, Task: "x", Scope: scope})
 	}
 	if all := examine("exclude"); !has(all, Note, "rules", "make no one set") {
 		t.Errorf("%+v", all)

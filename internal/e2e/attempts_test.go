@@ -3,9 +3,9 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,15 +18,18 @@ import (
 
 // The tests of the table "What asynq does, and what follows" in docs/architecture.md, row by row:
 //
-//	Retried >= MaxRetry before IsFailure   TestAttempt_maxRetryZero, TestAttempt_last, TestAttempt_lastUntilTheMargin
+//	Retried >= MaxRetry before IsFailure   TestAttempt_maxRetryZero, TestServer_composes
 //	the task's context ends                TestAttempt_waitEndsBeforeTheDeadline
 //	the retry while the handler runs       TestAttempt_ignoredTimeout, TestLifetime_cancelProcessing, TestLifetime_maxHold
-//	earlier attempt of the same ID         TestAttempt_sameTask, TestAttempt_sameTaskOnTheLast, TestAttempt_sameIDInTwoQueues
+//	earlier attempt of the same ID         TestAttempt_ignoredTimeout, TestAttempt_neverBesideItself
 //	Shutdown                               TestShutdown_* in shutdown_test.go
 //	looked at every 5 s, default delays    TestPolicy_retry, TestBackend_delay
 //	an empty queue is polled, RunTask      TestPark_* in park_test.go
 //	ServeMux rebuilds the chain            TestMiddleware_unmatched, TestMiddleware_mux
-//	ErrorHandler, RetryDelayFunc           TestServer_* in server_test.go, TestMiddleware_ownBusyError
+//	ErrorHandler, RetryDelayFunc           TestServer_* in server_test.go, TestSeedMacro_ResultOfTheHandler
+//
+// The reserved attempt, TestReserved_*: a task of a Client never waits in its worker for want of attempts, and its handler
+// begins as often as the caller asked for.
 
 func TestAttempt_maxRetryZero(t *testing.T) {
 	t.Parallel()
@@ -48,83 +51,6 @@ func TestAttempt_maxRetryZero(t *testing.T) {
 			}
 			r.stop()
 		}
-	})
-}
-
-func TestAttempt_last(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Retry}}})
-		id := r.enqueue("work", one, asynq.MaxRetry(1))
-		r.stage.next(t).returns(errors.New("once"))
-		r.awaitRetried(id, 1)
-		lease := r.take("work", "1")
-		r.rerun(id)
-		r.awaitLine(1, "work", "1")
-		r.stage.none(t)
-		r.free(lease)
-		r.stage.next(t).returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-	})
-}
-
-// An attempt before the last one does not wait in the worker.
-func TestAttempt_beforeTheLast(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.Retry}, setup{})
-		id := r.enqueue("work", one, asynq.MaxRetry(1))
-		for range 3 { // however often, nothing is spent
-			r.awaitRetried(id, 0)
-			r.rerun(id)
-		}
-		r.awaitRetried(id, 0)
-		free()
-		r.rerun(id)
-		r.stage.next(t).returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-	})
-}
-
-func TestAttempt_lastUntilTheMargin(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Retry}}})
-		holder := r.enqueue("work", one)
-		run := r.stage.next(t)
-		began := time.Now()
-		id := r.enqueue("work", one, asynq.MaxRetry(0), asynq.Timeout(2*time.Second))
-		info := r.await(id, asynq.TaskStateArchived)
-		took := time.Since(began)
-		r.stage.none(t)
-		for _, text := range []string{r.lockOf("work", "1").Key(), "task " + r.queue + "/" + holder, "this-worker", "waited"} {
-			if !strings.Contains(info.LastErr, text) {
-				t.Errorf("the last error %q does not name %q", info.LastErr, text)
-			}
-		}
-		if took < 900*time.Millisecond {
-			t.Errorf("it gave up after %s of its 2 s, margin 1 s", took)
-		}
-		run.returns(nil)
-		r.await(holder, asynq.TaskStateCompleted)
-		if r.stage.count() != 1 {
-			t.Errorf("%d runs", r.stage.count())
-		}
-	})
-}
-
-// A task whose time is up before it begins to wait has a look at the lock.
-func TestAttempt_lastWithoutTimeToWait(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, automutex.Rule{Wait: time.Minute, Busy: automutex.Retry}, setup{})
-		r.await(r.enqueue("work", one, asynq.MaxRetry(0), asynq.Timeout(time.Second)), asynq.TaskStateArchived)
-		r.awaitRetried(r.enqueue("work", one, asynq.Timeout(time.Second)), 0)
-		r.stage.none(t)
-		free()
-		id := r.enqueue("work", one, asynq.MaxRetry(0), asynq.Timeout(time.Second))
-		r.stage.next(t).returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
 	})
 }
 
@@ -162,32 +88,24 @@ func TestAttempt_waitEndsBeforeTheDeadline(t *testing.T) {
 	})
 }
 
-// samePolicies are policies that become Retry when an earlier attempt of the
-// same task holds the lock, one task type for each.
-var samePolicies = []automutex.Policy{automutex.Retry, automutex.Skip, automutex.Archive, automutex.Fail}
-
-func sameRules() (rules []automutex.Rule) {
-	for _, policy := range samePolicies {
-		rules = append(rules, automutex.Rule{Task: policy.String(), Busy: policy})
-	}
-	return rules
-}
-
 // asynq files the retry when the timeout ends, though the handler still runs.
 func TestAttempt_ignoredTimeout(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		// They become Retry when an earlier attempt of the same task holds the lock. One task type for each.
+		policies := []automutex.Policy{automutex.Retry, automutex.Skip, automutex.Archive, automutex.Fail}
+		var rules []automutex.Rule
+		for _, policy := range policies {
+			rules = append(rules, automutex.Rule{Task: policy.String(), Busy: policy})
+		}
 		r := start(t, s, setup{
-			rules: sameRules(),
+			rules: rules,
 			// As natural as it can be: the retry is due at once.
-			served: func(c *asynq.Config) {
-				comingBack(c)
-				c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 }
-			},
+			served: atOnce,
 		})
 		var ids []string
 		var runs []*run
-		for _, policy := range samePolicies {
+		for _, policy := range policies {
 			ids = append(ids, r.enqueue(policy.String(), nil, asynq.Timeout(2*time.Second)))
 			runs = append(runs, r.stage.next(t))
 		}
@@ -195,7 +113,7 @@ func TestAttempt_ignoredTimeout(t *testing.T) {
 			spent, _ := asynq.GetRetryCount(runs[i].ctx)  // 0, unless its time was up before it had the lock
 			busy := r.awaitEvent(automutex.EventBusy, id) // the retry, come back by itself
 			if !busy.Busy.SameTask || !strings.Contains(busy.Busy.Error(), "an earlier attempt of this task") {
-				t.Errorf("%s: %v", samePolicies[i], busy.Busy)
+				t.Errorf("%s: %v", policies[i], busy.Busy)
 			}
 			r.awaitEvent(automutex.EventOverdue, id)
 			r.awaitRetried(id, spent+1) // the timeout's own
@@ -205,9 +123,9 @@ func TestAttempt_ignoredTimeout(t *testing.T) {
 		for i, run := range runs {
 			run.returns(nil)
 			<-run.left
-			redistest.Eventually(t, patience, func() bool { return !r.locked(samePolicies[i].String()) || len(r.stage.started) > 0 }, "the key free, or taken by the retry")
+			redistest.Eventually(t, patience, func() bool { return !r.locked(policies[i].String()) || len(r.stage.started) > 0 }, "the key free, or taken by the retry")
 			_ = r.inspector.RunTask(r.queue, ids[i]) // unless it has come back by itself
-			r.runsAloneAgain(samePolicies[i].String(), ids[i])
+			r.runsAloneAgain(policies[i].String(), ids[i])
 		}
 	})
 }
@@ -222,141 +140,220 @@ func (r *rig) runsAloneAgain(task, id string) {
 	}
 }
 
-// With no attempts left the Retry that SameTask becomes waits in the worker.
-func TestAttempt_sameTaskOnTheLast(t *testing.T) {
+// With a Limit above 1 a task does not run beside its own earlier attempt, whose handler ignored that its time was up, though
+// slots are free: whatever the policy, on the last attempt, and also when it waits in line while others release slots. It runs
+// when the earlier attempt is over.
+func TestAttempt_neverBesideItself(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: sameRules()})
-		var ids []string
-		var runs []*run
-		for _, policy := range samePolicies {
-			ids = append(ids, r.enqueue(policy.String(), nil, asynq.MaxRetry(1)))
-			runs = append(runs, r.stage.next(t))
-		}
-		for i, id := range ids {
-			runs[i].cut()
-			r.awaitRetried(id, 1)
-			r.rerun(id)
-			r.awaitLine(1, samePolicies[i].String())
-		}
-		r.stage.none(t)
-		for i, run := range runs {
-			run.returns(errors.New("cancelled"))
-			r.runsAloneAgain(samePolicies[i].String(), ids[i])
-		}
-	})
-}
-
-// SameTask under the policies that have an answer of their own, and Allow.
-func TestAttempt_sameTask(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "allow", Busy: automutex.Allow},
-			{Task: "retry in", Busy: automutex.RetryIn(90 * time.Second)},
-			{Task: "after", Busy: automutex.AfterFailure(func(context.Context, *asynq.Task, *automutex.BusyError) error {
-				t.Error("AfterFailure was asked about its own attempt")
-				return nil
-			})},
-		}})
-		again := func(taskType string) string {
-			t.Helper()
-			id := r.enqueue(taskType, nil)
-			r.stage.next(t).cut()
-			r.awaitRetried(id, 1)
-			r.rerun(id)
-			return id
-		}
-		allowed := again("allow")
-		if event := r.awaitEvent(automutex.EventRetried, allowed); event.Policy != automutex.Retry {
-			t.Errorf("got %+v", event)
-		}
-		waits := again("retry in")
-		if event := r.awaitEvent(automutex.EventRetried, waits); event.Delay != 90*time.Second {
-			t.Errorf("got %+v", event)
-		}
-		r.awaitRetried(waits, 1)
-		after := again("after")
-		if event := r.awaitEvent(automutex.EventBusy, after); !event.Busy.SameTask || event.Busy.HolderTask == "" || event.Policy != automutex.Retry {
-			t.Errorf("got %+v", event)
-		}
-		r.awaitRetried(after, 1)
-	})
-}
-
-// IDs are unique in their queue only: another queue's task of the same ID is
-// another task.
-func TestAttempt_sameIDInTwoQueues(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		rules := []automutex.Rule{{Task: "work", Busy: automutex.Skip}}
-		a := start(t, s, setup{rules: rules})
-		b := start(t, s, setup{rules: rules, prefix: a.cfg.Prefix})
-		id := a.enqueue("work", nil, asynq.TaskID("same"))
-		run := a.stage.next(t)
-		b.enqueue("work", nil, asynq.TaskID("same"))
-		b.await(id, asynq.TaskStateCompleted)
-		b.stage.none(t)
-		busy := b.awaitEvent(automutex.EventBusy, id).Busy
-		if busy.SameTask || busy.HolderTask != a.queue+"/same" {
-			t.Errorf("got %+v", busy)
-		}
-		run.returns(nil)
-		a.await(id, asynq.TaskStateCompleted)
-	})
-}
-
-// A limit above 1: the earlier attempt is found among several holders.
-func TestAttempt_sameTaskAmongSeveralHolders(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		var skipped atomic.Int64
-		r := start(t, s, setup{
-			rules: []automutex.Rule{{Task: "work", Limit: 3, Busy: automutex.Skip}},
-			guarded: func(c *automutex.Config) {
-				observe := c.Observe
-				c.Observe = func(ctx context.Context, e automutex.Event) {
-					if e.Kind == automutex.EventSkipped {
-						skipped.Add(1)
-					}
-					observe(ctx, e)
+	for name, rule := range map[string]automutex.Rule{
+		"retry":              {Busy: automutex.Retry},
+		"retry after wait":   {Busy: automutex.Retry, Wait: 30 * time.Second},
+		"skip":               {Busy: automutex.Skip},
+		"skip, last attempt": {Busy: automutex.Skip},
+		"archive":            {Busy: automutex.Archive},
+		"fail":               {Busy: automutex.Fail},
+		"retry in":           {Busy: automutex.RetryIn(time.Minute)},
+		"allow":              {Busy: automutex.Allow},
+		"after failure": {Busy: automutex.AfterFailure(func(context.Context, *asynq.Task, *automutex.BusyError) error {
+			t.Error("AfterFailure was asked about its own attempt")
+			return nil
+		})},
+		"park":    {Busy: automutex.Park},
+		"replace": {Busy: automutex.Replace, Wait: 30 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+				rule := rule
+				rule.Task, rule.On, rule.Limit = "work", []string{"id"}, 3
+				attempts := 5
+				if strings.HasSuffix(name, "last attempt") {
+					attempts = 1
 				}
-			},
+				r := start(t, s, setup{rules: []automutex.Rule{rule}})
+				id := r.enqueue("work", one, asynq.MaxRetry(attempts))
+				first := r.stage.next(t)
+				first.cut()
+				r.awaitRetried(id, 1)
+				// Another holder leaves while the task asks or waits: a slot is granted to whoever may have it.
+				outside := r.others.Semaphore("work", rule.Limit, lock.Parts("1"))
+				other, err := outside.TryLock(t.Context())
+				redistest.Must(t, err)
+				r.rerun(id)
+				redistest.Eventually(t, patience, func() bool {
+					return slices.ContainsFunc(r.seen.list(automutex.EventBusy, automutex.EventWaiting), func(e automutex.Event) bool {
+						return e.TaskID == id && (e.Busy == nil || e.Busy.SameTask)
+					})
+				}, "the task finds its own earlier attempt; %v", r.seen.kindsOf(id))
+				r.free(other)
+				other, err = outside.TryLock(t.Context()) // a newcomer finds a slot beside a task that waits for itself
+				redistest.Must(t, err)
+				r.free(other)
+				r.stage.none(t)
+				first.returns(errors.New("late"))
+				redistest.Eventually(t, patience, func() bool {
+					if info, err := r.inspector.GetTaskInfo(r.queue, id); err == nil && info.State == asynq.TaskStateRetry {
+						_ = r.inspector.RunTask(r.queue, id) // it may come before the first one has released
+					}
+					return len(r.stage.started) > 0
+				}, "the task runs")
+				r.finishSpent(id, 1) // the one that was cut off
+				if n := r.stage.mostAtOnce("work"); n != 1 {
+					t.Errorf("the task ran %d times at once", n)
+				}
+			})
 		})
-		var ids []string
-		var runs []*run
-		for range 3 {
-			ids = append(ids, r.enqueue("work", nil))
-			runs = append(runs, r.stage.next(t))
-		}
-		for i, id := range ids {
-			runs[i].cut()
-			r.awaitRetried(id, 1)
-			r.rerun(id)
-			if event := r.awaitEvent(automutex.EventBusy, id); !event.Busy.SameTask {
-				t.Errorf("got %+v", event.Busy)
+	}
+}
+
+// reserveRig is a rig with a rule that is not in order, and a Client.
+func reserveRig(t *testing.T, s *redistest.Server, busy automutex.Policy, o setup) (*rig, *automutex.Client) {
+	t.Helper()
+	o.rules = []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: busy}}
+	return orderRig(t, s, o)
+}
+
+// A task with MaxRetry(0), or less, parks, and its handler fails once.
+func TestReserved_lastAttemptParks(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, most := range []int{0, -1} {
+			r, c := reserveRig(t, s, automutex.Park, setup{workers: 1})
+			lease := r.hold("work", "1")
+			id := r.enqueueInOrder(c, 1, asynq.MaxRetry(most))
+			r.awaitParked(id) // so its only worker is free
+			r.finish(r.enqueueInOrder(c, 2))
+			r.free(lease)
+			r.stage.next(t).returns(errors.New("broken"))
+			if info := r.await(id, asynq.TaskStateArchived); info.LastErr != "broken" || info.Retried != 0 || info.MaxRetry != 1 {
+				t.Fatalf("MaxRetry(%d): %+v", most, info)
 			}
-			r.awaitRetried(id, 1)
-		}
-		if skipped.Load() != 0 {
-			t.Errorf("%d tasks are lost", skipped.Load())
+			r.stage.none(t)
+			r.rerun(id) // by an operator
+			r.finish(id)
 		}
 	})
 }
 
-// A handler that loses its lease on its last attempt, and returns the cause, has failed: asynq archives the task.
-func TestAttempt_lastLosesItsLease(t *testing.T) {
+// A task whose time is up in its last attempt runs once more, at most, and one in order not at all; it is archived then, and an operator can run it again.
+func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
+	t.Parallel()
+	for _, inOrder := range []bool{false, true} {
+		t.Run(fmt.Sprint("in order ", inOrder), func(t *testing.T) {
+			t.Parallel()
+			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+				rule := automutex.Rule{Task: "work", On: []string{"id"}, InOrder: inOrder}
+				if !inOrder {
+					rule.Busy = automutex.Retry
+				}
+				r, c := orderRig(t, s, setup{rules: []automutex.Rule{rule}})
+				id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
+				run := r.stage.next(t)
+				run.cut() // asynq files a retry at once
+				run.returns(context.Canceled)
+				if !inOrder {
+					r.stage.next(t).returns(errors.New("once more"))
+				}
+				info := r.await(id, asynq.TaskStateArchived)
+				if want := map[bool]string{true: "its last run did not return", false: "once more"}[inOrder]; !strings.Contains(info.LastErr, want) {
+					t.Fatalf("%+v", info)
+				}
+				r.stage.none(t)
+				r.rerun(id)
+				r.finishSpent(id, 1)
+			})
+		})
+	}
+}
+
+// An error that IsFailure does not count spends no attempt, but for the caller's last one, as in asynq: a head that fails softly
+// does not keep its key for ever. A RetryAfter spends none.
+func TestReserved_isFailure(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", TTL: soon}}})
-		id := r.enqueue("work", nil, asynq.MaxRetry(0))
-		run := r.stage.next(t)
-		if _, err := r.lockOf("work").BreakAll(t.Context()); err != nil {
-			t.Fatal(err)
+		notYet := errors.New("not yet")
+		for _, rule := range []automutex.Rule{{Busy: automutex.Retry}, {InOrder: true, OnArchive: automutex.Continue}} {
+			rule.Task, rule.On = "work", []string{"id"}
+			r, c := orderRig(t, s, setup{rules: []automutex.Rule{rule}, served: func(c *asynq.Config) {
+				atOnce(c)
+				c.IsFailure = func(err error) bool { return !errors.Is(err, notYet) }
+			}})
+			id := r.enqueueInOrder(c, 1, asynq.MaxRetry(1))
+			for _, err := range []error{
+				notYet, notYet, errors.New("broken"), automutex.RetryAfter(0, notYet), automutex.RetryAfter(0, nil), notYet,
+			} {
+				r.stage.nextIs(t, id).returns(err)
+			}
+			if info := r.await(id, asynq.TaskStateArchived); info.LastErr != "not yet" || info.Retried != 1 || info.MaxRetry != 2 {
+				t.Errorf("%+v", info)
+			}
+			r.finish(r.enqueueInOrder(c, 1))
 		}
-		run.returns(run.awaitEnd(t))
-		if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, lock.ErrLost.Error()) {
-			t.Errorf("the last error is %q", info.LastErr)
+	})
+}
+
+// What asynq.NewTask was given is kept, and what no rule matches is left alone.
+func TestReserved_options(t *testing.T) {
+	t.Parallel()
+	s := redistest.Mini(t)
+	r, c := reserveRig(t, s, automutex.Retry, setup{})
+	at := time.Now().Add(time.Hour).Truncate(time.Second)
+	task := func(kind string, opts ...asynq.Option) *asynq.Task {
+		return asynq.NewTaskWithHeaders(kind, []byte(`{"id":1}`), map[string]string{"mine": "kept"}, append(opts, asynq.Queue(r.queue))...)
+	}
+	enqueued, err := c.Enqueue(task("work", asynq.TaskID("later"), asynq.MaxRetry(7), asynq.Timeout(time.Minute), asynq.Deadline(at.Add(time.Hour)), asynq.Retention(time.Hour), asynq.ProcessAt(at)))
+	redistest.Must(t, err)
+	info, err := r.inspector.GetTaskInfo(r.queue, "later")
+	if err != nil || enqueued.ID != "later" || info.MaxRetry != 8 || info.Timeout != time.Minute || !info.Deadline.Equal(at.Add(time.Hour)) ||
+		info.Retention != time.Hour || info.State != asynq.TaskStateScheduled || !info.NextProcessAt.Equal(at) || info.Headers["mine"] != "kept" {
+		t.Errorf("%+v, %v", info, err)
+	}
+	if info, err := c.Enqueue(task("work", asynq.ProcessIn(time.Hour))); err != nil || info.MaxRetry != 26 || info.Timeout != 30*time.Minute {
+		t.Errorf("%+v, %v", info, err)
+	}
+	if info, err := c.Enqueue(task("work", asynq.Group("g"))); err != nil || info.State != asynq.TaskStateAggregating {
+		t.Errorf("%+v, %v", info, err)
+	}
+	unique, later := asynq.Unique(time.Hour), asynq.ProcessIn(time.Hour)
+	for where, opts := range map[string][2][]asynq.Option{"NewTask": {{unique, later}, nil}, "Enqueue": {{later}, {unique}}} {
+		one := asynq.NewTask("work", []byte(where), append(opts[0], asynq.Queue(r.queue))...)
+		if _, err := c.Enqueue(one, opts[1]...); err != nil {
+			t.Errorf("%s: %v", where, err)
+		}
+		if _, err := c.Enqueue(one, opts[1]...); !errors.Is(err, asynq.ErrDuplicateTask) {
+			t.Errorf("%s: %v, want a duplicate", where, err)
+		}
+	}
+	if info, err := c.Enqueue(task("no rule", asynq.ProcessIn(time.Hour))); err != nil || info.MaxRetry != 25 || info.Headers["automutex"] != "" {
+		t.Errorf("%+v, %v", info, err)
+	}
+	if _, err := c.Enqueue(nil); err == nil {
+		t.Error("a nil task is enqueued")
+	}
+}
+
+// A panic of the last attempt that the caller asked for archives the task, as a failure does. The handler knows by LastAttempt
+// that it is the last one, of a task of a Client and of any other.
+func TestReserved_panicOfTheLastAttempt(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		last := make(chan bool, 4)
+		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}}}, served: comingBack, handler: func(ctx context.Context, _ *asynq.Task) error {
+			last <- automutex.LastAttempt(ctx)
+			panic("no such account")
+		}})
+		id := r.enqueueInOrder(c, 1, asynq.MaxRetry(1))
+		if r.awaitRetried(id, 1); <-last {
+			t.Error("the first of two attempts is the last one")
+		}
+		r.rerun(id)
+		info := r.await(id, asynq.TaskStateArchived)
+		if !<-last || info.Retried != 1 || !strings.Contains(info.LastErr, "no such account") {
+			t.Errorf("%+v", info)
+		}
+		r.await(r.enqueue("work", one, asynq.MaxRetry(0)), asynq.TaskStateArchived)
+		if !<-last {
+			t.Error("the only attempt of a plain task is not the last one")
 		}
 	})
 }

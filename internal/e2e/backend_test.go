@@ -3,8 +3,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
-	"runtime/debug"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -105,42 +103,6 @@ func TestBackend_away(t *testing.T) {
 	})
 }
 
-// A pause that was known before an outage is obeyed in it, and says nothing about Redis.
-func TestBackend_awayBesideAPause(t *testing.T) {
-	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
-		p, locks := behindProxy(t, s)
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}, {Task: "paused", Busy: automutex.Retry}}, locks: locks})
-		r.pauseTarget("paused", time.Time{})
-		r.awaitRetried(r.enqueue("paused", nil), 0)
-		away(p)
-		r.awaitEvent(automutex.EventBackendError, r.enqueue("work", nil))
-		id := r.enqueue("paused", nil)
-		r.awaitRetried(id, 0)
-		if busy := r.awaitEvent(automutex.EventBusy, id).Busy; busy.Reason != automutex.ReasonPaused {
-			t.Errorf("it met %q", busy.Reason)
-		}
-		if log := r.log.Text(0); !strings.Contains(log, "cannot be asked") || strings.Contains(log, "answers again") {
-			t.Errorf("logged: %s", log)
-		}
-	})
-}
-
-func TestBackend_awayOnTheLastAttempt(t *testing.T) {
-	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
-		p, locks := behindProxy(t, s)
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, locks: locks})
-		away(p)
-		id := r.enqueue("work", nil, asynq.MaxRetry(0))
-		r.awaitEvent(automutex.EventBackendError, id)
-		r.await(id, asynq.TaskStateActive)
-		p.Heal()
-		r.stage.next(t).returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-	})
-}
-
 // Redis gone at the release: what the handler returned stands, and the key
 // frees itself.
 func TestBackend_awayAtRelease(t *testing.T) {
@@ -205,27 +167,6 @@ func TestBackend_awayForLong(t *testing.T) {
 	})
 }
 
-// Redis stopped and started again, with nothing kept.
-func TestBackend_restart(t *testing.T) {
-	t.Parallel()
-	s, locks := redistest.Mini(t), redistest.StartReal(t)
-	r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, locks: locks.Client(t, func(o *redis.UniversalOptions) {
-		o.MaxRetries = -1
-		redistest.DialOnce(o)
-	})})
-	id := r.enqueue("work", nil)
-	r.stage.next(t).returns(nil)
-	r.await(id, asynq.TaskStateCompleted)
-	locks.Stop(t)
-	id = r.enqueue("work", nil)
-	r.awaitRetried(id, 0)
-	r.stage.none(t)
-	locks.Start(t)
-	r.rerun(id)
-	r.stage.next(t).returns(nil)
-	r.await(id, asynq.TaskStateCompleted)
-}
-
 // A key that no replica knows is not taken: the task goes back unspent, and runs
 // when the replica is there again.
 func TestBackend_notReplicated(t *testing.T) {
@@ -246,76 +187,27 @@ func TestBackend_notReplicated(t *testing.T) {
 	r.await(id, asynq.TaskStateCompleted)
 }
 
-// An answer of Redis that is no lock: neither free nor busy.
-func TestBackend_refuses(t *testing.T) {
+// A key in Redis that is no lock is neither free nor busy, and disturbs no other.
+func TestBackend_foreignKey(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Skip}}})
-		key := r.lockOf("work").Key()
-		redistest.Must(t, r.rdb.Set(t.Context(), key, "a stranger", time.Hour).Err())
-		id := r.enqueue("work", nil)
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Skip}}})
+		key := r.lockOf("work", "1").Key()
+		redistest.Must(t, r.rdb.LPush(t.Context(), key, "another program's").Err())
+		id := r.enqueue("work", one)
+		for i := range 3 {
+			r.awaitRetried(id, 0)
+			r.finish(r.enqueue("work", map[string]int{"id": i + 2}))
+			r.rerun(id)
+		}
 		r.awaitRetried(id, 0)
 		r.awaitEvent(automutex.EventBackendError, id)
 		r.stage.none(t)
+		if text := r.log.Text(0); strings.Count(text, "cannot be asked for locks") > 1 {
+			t.Errorf("log: %s", text)
+		}
 		redistest.Must(t, r.rdb.Del(t.Context(), key).Err())
 		r.rerun(id)
-		r.stage.next(t).returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
+		r.finish(id)
 	})
-}
-
-// whoSends is a redis.Hook that counts the scripts that a worker's own goroutine sends,
-// and those that another one sends.
-type whoSends struct{ worker, other atomic.Int64 }
-
-func (h *whoSends) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (h *whoSends) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
-
-func (h *whoSends) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		switch name := cmd.Name(); {
-		case name != "set" && name != "eval" && name != "evalsha": // a new connection's
-		case len(cmd.Args()) > 3 && strings.Contains(fmt.Sprint(cmd.Args()[3]), ":{control}"): // the Guard's own
-		case strings.Contains(string(debug.Stack()), "(*delivery).run("):
-			h.worker.Add(1)
-		default:
-			h.other.Add(1)
-		}
-		return next(ctx, cmd)
-	}
-}
-
-// A task whose deadline is far away takes its lock on its worker's goroutine, whatever
-// its policy. One whose deadline is near takes it on another, which it can leave behind.
-func TestBackend_farDeadlinesNeedNoOtherGoroutine(t *testing.T) {
-	t.Parallel()
-	rdb := redistest.Mini(t).Client(t)
-	seen := &whoSends{}
-	rdb.AddHook(seen)
-	guard, err := automutex.New(rdb, automutex.Config{Prefix: redistest.Name(t), Rules: []automutex.Rule{
-		{Task: "retry"}, {Task: "wait", Wait: time.Minute}, {Task: "park", Busy: automutex.Park}, {Task: "replace", Busy: automutex.Replace},
-	}})
-	redistest.Must(t, err)
-	defer guard.Close(t.Context())
-	h := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
-	for _, name := range []string{"retry", "wait", "park", "replace"} {
-		for _, c := range []struct {
-			timeout time.Duration
-			beside  bool
-		}{{time.Hour, false}, {5 * time.Second, true}} {
-			ctx, cancel := context.WithTimeout(t.Context(), c.timeout)
-			seen.worker.Store(0)
-			seen.other.Store(0)
-			if err := h.ProcessTask(ctx, asynq.NewTask(name, nil)); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-			cancel()
-			if beside := seen.other.Load() > 0; beside != c.beside {
-				t.Errorf("%s with %s left: %d commands on the worker's goroutine, %d beside", name, c.timeout, seen.worker.Load(), seen.other.Load())
-			}
-		}
-	}
 }

@@ -1,17 +1,21 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -23,88 +27,66 @@ func TestEvents_fields(t *testing.T) {
 		p, locks := behindProxy(t, s)
 		r := start(t, s, setup{locks: locks, rules: []automutex.Rule{
 			{Task: "work", Name: "turns", On: []string{"id"}, MaxHold: soon, Busy: automutex.Retry},
-			{Task: "skip", Busy: automutex.Skip},
+			{Task: "skip", Name: "skip", On: []string{"id"}, Busy: automutex.Skip},
 		}})
-		is := func(event automutex.Event, want automutex.Event) {
+		// is checks an event. Of Waited, Held and Delay, which nobody knows, it checks that those are set which want has.
+		is := func(want automutex.Event, id string, err error) (got automutex.Event) {
 			t.Helper()
-			want.Queue = r.queue
-			want.Waited, want.Held = event.Waited, event.Held // checked by the callers
-			want.Err, want.Busy = event.Err, event.Busy
-			if event != want {
-				t.Errorf("got  %+v\nwant %+v", event, want)
+			got = r.awaitEvent(want.Kind, id)
+			same := got
+			for _, d := range [][2]time.Duration{{got.Waited, want.Waited}, {got.Held, want.Held}, {got.Delay, want.Delay}} {
+				if (d[0] > 0) != (d[1] > 0) || d[0] < d[1] {
+					t.Errorf("%s: %+v, want %s at least", want.Kind, got, d[1])
+				}
 			}
+			same.Waited, same.Held, same.Delay, same.Err, same.Busy = want.Waited, want.Held, want.Delay, nil, nil
+			want.Queue, want.TaskID = r.queue, id
+			if same != want || !errors.Is(got.Err, err) || (got.Busy != nil) != (want.Kind == automutex.EventBusy) {
+				t.Errorf("got  %+v\nwant %+v, %v", got, want, err)
+			}
+			return got
 		}
-		key := r.lockOf("work", "1").Key()
-		base := automutex.Event{Rule: "turns", Key: key, Task: "work"}
-		with := func(kind automutex.EventKind, id string) automutex.Event {
-			e := base
-			e.Kind, e.TaskID = kind, id
+		const most = soon - 10*time.Millisecond
+		of := func(kind automutex.EventKind) automutex.Event {
+			return automutex.Event{Kind: kind, Rule: "turns", Key: r.lockOf("work", "1").Key(), Task: "work"}
+		}
+		held := func(kind automutex.EventKind, d time.Duration) automutex.Event {
+			e := of(kind)
+			e.Held = d
 			return e
 		}
 
-		// Acquired, released; lost and overdue.
 		id := r.enqueue("work", one)
 		run := r.stage.next(t)
-		event := r.awaitEvent(automutex.EventAcquired, id)
-		is(event, with(automutex.EventAcquired, id))
-		if event.Waited <= 0 || event.Held != 0 || event.Err != nil || event.Busy != nil {
-			t.Errorf("got %+v", event)
-		}
+		acquired := of(automutex.EventAcquired)
+		acquired.Waited = 1
+		is(acquired, id, nil)
 		run.cut()
-		event = r.awaitEvent(automutex.EventOverdue, id)
-		is(event, with(automutex.EventOverdue, id))
-		if event.Waited != 0 || event.Held <= 0 || !errors.Is(event.Err, context.Canceled) || event.Busy != nil {
-			t.Errorf("got %+v", event)
-		}
-		event = r.awaitEvent(automutex.EventLost, id)
-		is(event, with(automutex.EventLost, id))
-		if event.Waited != 0 || event.Held < soon-10*time.Millisecond || !errors.Is(event.Err, lock.ErrLost) || event.Busy != nil {
-			t.Errorf("got %+v", event)
-		}
+		is(held(automutex.EventOverdue, 1), id, context.Canceled)
+		is(held(automutex.EventLost, most), id, lock.ErrLost)
 		run.returns(nil)
-		event = r.awaitEvent(automutex.EventReleased, id)
-		is(event, with(automutex.EventReleased, id))
-		if event.Waited != 0 || event.Held < soon-10*time.Millisecond || event.Err != nil || event.Busy != nil {
-			t.Errorf("got %+v", event)
-		}
+		is(held(automutex.EventReleased, most), id, nil)
 
-		// Busy, retried, skipped.
 		lease := r.take("work", "1")
 		id = r.enqueue("work", one)
-		event = r.awaitEvent(automutex.EventRetried, id)
-		want := with(automutex.EventRetried, id)
-		want.Policy, want.Delay = automutex.Retry, event.Delay
-		is(event, want)
-		if event.Waited != 0 || event.Held != 0 || event.Err != nil || event.Busy != nil || event.Delay < time.Second {
-			t.Errorf("got %+v", event)
-		}
-		event = r.awaitEvent(automutex.EventBusy, id)
-		want = with(automutex.EventBusy, id)
-		want.Policy = automutex.Retry
-		is(event, want)
-		if event.Busy == nil || event.Busy.Key != key || event.Busy.Rule != "turns" || event.Err != nil {
-			t.Errorf("got %+v", event)
+		retried, busy := of(automutex.EventRetried), of(automutex.EventBusy)
+		retried.Policy, busy.Policy, retried.Delay = automutex.Retry, automutex.Retry, time.Second
+		is(retried, id, nil)
+		if b := is(busy, id, nil).Busy; b == nil || b.Key != busy.Key || b.Rule != "turns" {
+			t.Errorf("got %+v", b)
 		}
 		r.free(lease)
-		r.take("skip")
-		id = r.enqueue("skip", nil)
-		event = r.awaitEvent(automutex.EventSkipped, id)
-		is(event, automutex.Event{Kind: automutex.EventSkipped, Rule: "skip", Key: r.lockOf("skip").Key(), Task: "skip", TaskID: id, Policy: automutex.Skip})
+		r.take("skip", "1")
+		id = r.enqueue("skip", one)
+		key := r.lockOf("skip", "1").Key()
+		is(automutex.Event{Kind: automutex.EventSkipped, Rule: "skip", Key: key, Task: "skip", Policy: automutex.Skip}, id, nil)
 
-		// Key error, backend error.
 		id = r.enqueue("work", `{}`)
-		event = r.awaitEvent(automutex.EventKeyError, id)
-		is(event, automutex.Event{Kind: automutex.EventKeyError, Task: "work", TaskID: id})
-		if event.Err == nil {
-			t.Errorf("got %+v", event)
+		if e := r.awaitEvent(automutex.EventKeyError, id); e.Err == nil || e.Key != "" || e.Task != "work" || e.Queue != r.queue {
+			t.Errorf("got %+v", e)
 		}
 		away(p)
-		id = r.enqueue("work", one)
-		event = r.awaitEvent(automutex.EventBackendError, id)
-		is(event, with(automutex.EventBackendError, id))
-		if !errors.Is(event.Err, lock.ErrBackend) {
-			t.Errorf("got %+v", event)
-		}
+		is(of(automutex.EventBackendError), r.enqueue("work", one), lock.ErrBackend)
 		p.Heal()
 	})
 }
@@ -143,57 +125,26 @@ func TestEvents_quietLog(t *testing.T) {
 	})
 }
 
-// Without Observe and Logger all goes on as well.
-func TestEvents_nobodyListens(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{
-			rules:   []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Skip}},
-			guarded: func(c *automutex.Config) { c.Observe, c.Logger = nil, nil },
-		})
-		r.take("work", "2")
-		for id, state := range map[int]asynq.TaskState{1: asynq.TaskStateCompleted, 2: asynq.TaskStateCompleted} {
-			task := r.enqueue("work", map[string]int{"id": id})
-			if id == 1 {
-				r.stage.next(t).returns(nil)
-			}
-			r.await(task, state)
-		}
-	})
-}
-
-// The context of an event is the task's: a tracer finds its span there.
-func TestEvents_context(t *testing.T) {
-	t.Parallel()
-	type key struct{}
-	var found int
-	guard, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{
-		Rules: []automutex.Rule{{Task: "work"}}, Prefix: redistest.Name(t),
-		Observe: func(ctx context.Context, _ automutex.Event) {
-			if ctx.Value(key{}) == "mine" {
-				found++
-			}
-		},
-	})
-	redistest.Must(t, err)
-	defer func() { _ = guard.Close(t.Context()) }()
-	handler := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
-	redistest.Must(t, handler.ProcessTask(context.WithValue(t.Context(), key{}, "mine"), asynq.NewTask("work", nil)))
-	if found != 2 {
-		t.Errorf("%d events with the task's context, want 2", found)
-	}
-}
-
-// Each observer is called with every event, in order; nil is no observer.
+// The context of an event is the task's: a tracer finds its span there. Of joined observers each is called with every event, in
+// order; nil is no observer.
 func TestJoinObservers(t *testing.T) {
 	t.Parallel()
+	type key struct{}
 	var called []string
 	observer := func(name string) func(context.Context, automutex.Event) {
-		return func(_ context.Context, e automutex.Event) { called = append(called, name+" "+e.Task) }
+		return func(ctx context.Context, e automutex.Event) {
+			called = append(called, fmt.Sprint(name, " ", e.Kind, " ", ctx.Value(key{})))
+		}
 	}
-	automutex.JoinObservers(observer("a"), nil, observer("b"))(t.Context(), automutex.Event{Task: "t"})
-	if !slices.Equal(called, []string{"a t", "b t"}) {
-		t.Errorf("called %q", called)
+	guard, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{
+		Rules: []automutex.Rule{{Task: "work"}}, Prefix: redistest.Name(t), Observe: automutex.JoinObservers(observer("a"), nil, observer("b")),
+	})
+	redistest.Must(t, err)
+	handler := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+	redistest.Must(t, handler.ProcessTask(context.WithValue(t.Context(), key{}, "mine"), asynq.NewTask("work", nil)))
+	redistest.Must(t, guard.Close(t.Context()))
+	if want := []string{"a acquired mine", "b acquired mine", "a released mine", "b released mine"}; !slices.Equal(called, want) {
+		t.Errorf("called %q, want %q", called, want)
 	}
 	automutex.JoinObservers()(t.Context(), automutex.Event{})
 	automutex.JoinObservers(nil)(t.Context(), automutex.Event{})
@@ -207,5 +158,337 @@ func (r *rig) wantPolicy(id string, want automutex.Policy) {
 		if event.TaskID == id && event.Policy != want {
 			r.t.Errorf("%s names the policy %s, want %s", event.Kind, event.Policy, want)
 		}
+	}
+}
+
+// A wait in line is told of when it begins and when it ends, whatever ends it.
+func TestWaiting_events(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for name, o := range map[string]struct {
+			rule automutex.Rule
+			end  func(r *rig, id string, free func())
+			then []automutex.EventKind
+		}{
+			"granted": {automutex.Rule{Wait: time.Minute, Busy: automutex.Retry}, func(_ *rig, _ string, free func()) { free() }, []automutex.EventKind{automutex.EventAcquired, automutex.EventReleased}},
+			"in vain": {automutex.Rule{Wait: 900 * time.Millisecond, Busy: automutex.Retry}, func(*rig, string, func()) {}, []automutex.EventKind{automutex.EventBusy, automutex.EventRetried}},
+			"closed": {automutex.Rule{Wait: time.Minute, Busy: automutex.Retry}, func(r *rig, _ string, _ func()) {
+				if err := r.guard.Close(context.Background()); err != nil {
+					r.t.Error(err)
+				}
+			}, []automutex.EventKind{automutex.EventRetried}},
+			"the task's context ends": {automutex.Rule{Wait: time.Minute, Busy: automutex.Retry}, func(r *rig, id string, _ func()) {
+				// A server that has only begun may not listen for it yet.
+				redistest.Eventually(r.t, patience, func() bool {
+					return r.inspector.CancelProcessing(id) == nil && len(r.seen.list(automutex.EventWaited)) > 0
+				}, "the wait of %s ends with its context", id)
+			}, nil},
+			"the last worker is wanted": {automutex.Rule{Busy: automutex.Park}, func(r *rig, _ string, _ func()) {
+				r.enqueue("another", nil)
+				r.stage.next(r.t)
+			}, []automutex.EventKind{automutex.EventBusy, automutex.EventParked}},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				r, free := busyRig(t, s, o.rule, setup{workers: 2})
+				id := r.enqueue("work", one)
+				began := r.awaitEvent(automutex.EventWaiting, id)
+				if want := (automutex.Event{
+					Kind: automutex.EventWaiting, Rule: "work", Key: r.lockOf("work", "1").Key(), Task: "work", Queue: r.queue, TaskID: id,
+				}); began != want {
+					t.Errorf("got  %+v\nwant %+v", began, want)
+				}
+				o.end(r, id, free)
+				ended := r.awaitEvent(automutex.EventWaited, id)
+				if ended.Waited <= 0 || o.rule.Wait < time.Second && ended.Waited < o.rule.Wait/2 {
+					t.Errorf("waited %s of %s", ended.Waited, o.rule.Wait)
+				}
+				if began.Kind, began.Waited = automutex.EventWaited, ended.Waited; ended != began {
+					t.Errorf("got  %+v\nwant %+v", ended, began)
+				}
+				if name == "granted" {
+					r.stage.next(t).returns(nil)
+				}
+				want := append([]automutex.EventKind{automutex.EventWaiting, automutex.EventWaited}, o.then...)
+				var kinds []automutex.EventKind
+				redistest.Eventually(t, patience, func() bool {
+					kinds = r.seen.kindsOf(id)
+					return len(kinds) >= len(want)
+				}, "as many events as %v", want)
+				r.stop()
+				if kinds = r.seen.kindsOf(id); !slices.Equal(kinds, want) {
+					t.Errorf("events %v, want %v", kinds, want)
+				}
+			})
+		}
+	})
+}
+
+// An Observe that panics costs its task an attempt, at most, and leaves no lock behind. The simulation has more of these.
+func TestObserve_panics(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		taken := func(until automutex.EventKind) func(r *rig) { // by another
+			return func(r *rig) {
+				held := r.take("work", "1")
+				r.awaitEvent(until, r.enqueue("work", one))
+				r.free(held)
+			}
+		}
+		enqueue := func(r *rig) { r.enqueue("work", one) }
+		cut := func(r *rig) {
+			enqueue(r)
+			r.stage.next(r.t).cut()
+		}
+		for kind, c := range map[automutex.EventKind]struct {
+			policy automutex.Policy
+			do     func(r *rig)
+		}{
+			automutex.EventAcquired: {automutex.Retry, enqueue},
+			automutex.EventWaiting:  {automutex.Replace, taken(automutex.EventWaiting)},
+			automutex.EventWaited:   {automutex.Park, taken(automutex.EventWaiting)},
+			automutex.EventBusy:     {automutex.Allow, taken(automutex.EventBusy)},
+			automutex.EventSkipped:  {automutex.Skip, taken(automutex.EventSkipped)},
+			automutex.EventRetried:  {automutex.Retry, taken(automutex.EventRetried)},
+			automutex.EventReleased: {automutex.Retry, func(r *rig) { enqueue(r); r.stage.next(r.t).returns(nil) }},
+			automutex.EventOverdue:  {automutex.Retry, cut},
+			automutex.EventKeyError: {automutex.Retry, func(r *rig) { r.enqueue("work", "{}") }},
+			automutex.EventLost: {automutex.Retry, func(r *rig) {
+				enqueue(r)
+				run := r.stage.next(r.t)
+				r.drop("work", "1")
+				run.returns(nil)
+			}},
+		} {
+			t.Run(string(kind), func(t *testing.T) {
+				t.Parallel()
+				rule := automutex.Rule{Task: "work", On: []string{"id"}, TTL: time.Hour, Busy: c.policy}
+				second := automutex.Rule{Task: "work", Name: "second", Scope: "second", TTL: time.Hour, Busy: automutex.Retry}
+				rule.Name, rule.Scope = "first", "work"
+				r := start(t, s, setup{rules: []automutex.Rule{rule, second}, guarded: panicOn(kind)})
+				c.do(r)
+				redistest.Eventually(t, patience, func() bool { return len(r.seen.list(kind)) > 0 }, "event %s", kind)
+				r.stage.end()
+				redistest.Eventually(t, patience, func() bool { return !r.locked("work", "1") && !r.locked("second") }, "no lease is left")
+			})
+		}
+	})
+}
+
+// drop takes a key out of Redis, as an eviction would.
+func (r *rig) drop(scope string, parts ...string) {
+	r.t.Helper()
+	if err := r.rdb.Del(context.Background(), r.lockOf(scope, parts...).Key()).Err(); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// panicOn has Observe panic on each event of a kind, after it has noted it.
+func panicOn(kind automutex.EventKind) func(*automutex.Config) {
+	return func(c *automutex.Config) {
+		observe := c.Observe
+		c.Observe = func(ctx context.Context, e automutex.Event) {
+			observe(ctx, e)
+			if e.Kind == kind {
+				panic("the observer's own fault")
+			}
+		}
+	}
+}
+
+// A function of AfterFailure that panics costs its task an attempt as a handler does, and what it holds already is given back.
+func TestRule_functionsPanic(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		panics := automutex.AfterFailure(func(context.Context, *asynq.Task, *automutex.BusyError) error { panic("the rule's own fault") })
+		r := start(t, s, setup{rules: []automutex.Rule{
+			{Task: "work", Name: "first", Scope: "first", TTL: time.Hour, Busy: automutex.Retry},
+			{Task: "work", Name: "second", Scope: "second", Busy: panics},
+		}})
+		held := r.take("second")
+		id := r.enqueue("work", nil)
+		if info := r.awaitRetried(id, 1); !strings.Contains(info.LastErr, "the rule's own fault") {
+			t.Errorf("the last error is %q", info.LastErr)
+		}
+		if r.locked("first") {
+			t.Error("the first lock stayed taken")
+		}
+		r.free(held)
+		r.rerun(id)
+		r.finishSpent(id, 1)
+	})
+}
+
+// testSecret hashes keys in tests.
+const testSecret = "a secret of more than sixteen bytes"
+
+// What a payload holds that nobody is to read but the handler, and the one field
+// that makes the key.
+const (
+	keyValue      = "mona@example.com"
+	privateNumber = "4111111111111111"
+	privateText   = "do not tell"
+)
+
+// private are tasks' payloads. The number is where KeyOf wants a small one.
+var private = fmt.Sprintf(`{"email":%q,"card":%s,"note":%q}`, keyValue, privateNumber, privateText)
+
+// What a task's payload holds is not told: in no log line, event, error that
+// asynq stores, and in nothing of ours in Redis. The value that makes the key is
+// the exception where keys are readable, and none with Config.HashKeys.
+func TestPrivacy_nothingOfThePayload(t *testing.T) {
+	t.Parallel()
+	for name, secret := range map[string]string{"readable": "", "hashed": testSecret} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+				told := tellAll(t, s, secret)
+				for _, value := range []string{privateNumber, privateText, privateNumber[:8], "do%20not"} {
+					if i := strings.Index(told, value); i >= 0 {
+						t.Errorf("%q is told: %s", value, told[max(0, i-300):i+len(value)])
+					}
+				}
+				if got := strings.Contains(told, keyValue); got != (secret == "") {
+					i := max(0, strings.Index(told, keyValue))
+					t.Errorf("the key's value is told: %v; %s", got, told[max(0, i-300):min(len(told), i+100)])
+				}
+				if strings.Contains(told, testSecret) {
+					t.Error("the secret itself is told")
+				}
+			})
+		})
+	}
+}
+
+// tellAll has a guard say what it can say, by way of every policy and fault, and
+// gives all of it.
+func tellAll(t *testing.T, s *redistest.Server, secret string) string {
+	policies := map[string]automutex.Policy{
+		"retry": automutex.Retry, "skip": automutex.Skip, "archive": automutex.Archive, "fail": automutex.Fail, "park": automutex.Park, "replace": automutex.Replace, "allow": automutex.Allow,
+	}
+	rules := []automutex.Rule{
+		{Task: "lost", On: []string{"email"}, Busy: automutex.Retry},
+		{Task: "overdue", On: []string{"email"}, Busy: automutex.Retry},
+		{Task: "newest", On: []string{"email"}, Busy: automutex.Replace, Wait: time.Minute},
+		{Task: "nofield", On: []string{"email", "phone"}, Busy: automutex.Retry},
+		{Task: "unfit", Key: automutex.KeyOf(func(v struct{ Card int8 }) []string { return []string{fmt.Sprint(v.Card)} }), Busy: automutex.Retry},
+		{Task: "unread", Key: automutex.KeyOf(func(v struct{ Note time.Time }) []string { return []string{v.Note.String()} }), Busy: automutex.Retry},
+	}
+	for name, policy := range policies {
+		rules = append(rules, automutex.Rule{Task: name, On: []string{"email"}, Busy: policy, Wait: time.Duration(len(name)) * time.Millisecond})
+	}
+	fail := &redistest.FailHook{}
+	locks := s.Client(t)
+	locks.AddHook(fail)
+	r := start(t, s, setup{rules: rules, locks: locks, guarded: func(c *automutex.Config) { c.HashKeys = secret }})
+	var told strings.Builder
+
+	// Everybody finds the key busy; last errors are what asynq shows.
+	others := lock.New(s.Client(t), lock.Options{Prefix: r.cfg.Prefix, HashKeys: secret, Logger: r.log.Logger()})
+	t.Cleanup(func() { _ = others.Close() })
+	for name := range policies {
+		lease, err := others.Mutex(name, lock.Parts(keyValue)).TryLock(t.Context())
+		redistest.Must(t, err)
+		id := r.enqueue(name, private)
+		switch name {
+		case "archive":
+			fmt.Fprintln(&told, r.await(id, asynq.TaskStateArchived).LastErr)
+		case "skip":
+			r.await(id, asynq.TaskStateCompleted)
+		case "allow":
+			r.stage.next(t).returns(nil)
+			r.await(id, asynq.TaskStateCompleted)
+		case "park":
+			// It waits in its worker while another one is free; see what is stored.
+			r.awaitEvent(automutex.EventWaiting, id)
+			storedText(t, &told, s, r)
+			r.free(lease)
+			r.stage.next(t).returns(nil)
+			r.await(id, asynq.TaskStateCompleted)
+			continue
+		default:
+			fmt.Fprintln(&told, r.await(id, asynq.TaskStateRetry).LastErr)
+		}
+		storedText(t, &told, s, r)
+		r.free(lease)
+	}
+
+	// Who is replaced, loses the lease, runs past its end, or has no key.
+	older := r.enqueue("newest", private)
+	run := r.stage.next(t)
+	r.enqueue("newest", private)
+	run.returns(run.awaitEnd(t))
+	r.awaitEvent(automutex.EventReplaced, older)
+	r.stage.next(t).returns(nil)
+
+	id := r.enqueue("lost", private)
+	run = r.stage.next(t)
+	redistest.Must(t, r.rdb.Del(t.Context(), keys.HashedKey(secret, r.cfg.Prefix, "lost", keyValue)).Err())
+	run.returns(nil)
+	r.awaitEvent(automutex.EventLost, id)
+
+	id = r.enqueue("overdue", private)
+	run = r.stage.next(t)
+	run.cut()
+	r.awaitEvent(automutex.EventOverdue, id)
+	run.returns(nil)
+
+	for _, name := range []string{"nofield", "unfit", "unread"} {
+		info := r.await(r.enqueue(name, private), asynq.TaskStateArchived)
+		if !strings.Contains(info.LastErr, "no key for task") {
+			t.Errorf("%s is archived with %q", name, info.LastErr)
+		}
+		fmt.Fprintln(&told, info.LastErr)
+	}
+	if info := r.await(r.enqueue("nofield", "{"+private), asynq.TaskStateArchived); true {
+		fmt.Fprintln(&told, info.LastErr)
+	}
+
+	// Redis refuses everything.
+	fail.Before(func(redis.Cmder) error { return errors.New("refused") })
+	fmt.Fprintln(&told, r.await(r.enqueue("retry", private), asynq.TaskStateRetry).LastErr)
+	fail.Before(nil)
+
+	for _, e := range r.seen.list() {
+		fmt.Fprintf(&told, "%+v %v %v\n", e, e.Err, cmp.Or(e.Busy, &automutex.BusyError{}))
+	}
+	told.WriteString(r.log.Text(-100))
+	for _, kind := range []automutex.EventKind{
+		automutex.EventAcquired, automutex.EventWaiting, automutex.EventBusy, automutex.EventSkipped, automutex.EventRetried, automutex.EventReplaced, automutex.EventReleased,
+		automutex.EventLost, automutex.EventOverdue, automutex.EventKeyError, automutex.EventBackendError,
+	} {
+		if len(r.seen.list(kind)) == 0 {
+			t.Errorf("this test brings about no event %q", kind)
+		}
+	}
+	return told.String()
+}
+
+// storedText writes down the names and members of everything of the guard's in
+// Redis. (asynq keeps the payloads themselves.)
+func storedText(t *testing.T, w *strings.Builder, s *redistest.Server, r *rig) {
+	t.Helper()
+	before := w.Len()
+	for _, addr := range s.Addrs() {
+		node := redis.NewClient(&redis.Options{Addr: addr})
+		keys, err := node.Keys(t.Context(), r.cfg.Prefix+":*").Result()
+		redistest.Must(t, err)
+		for _, key := range keys {
+			members, err := r.rdb.ZRange(t.Context(), key, 0, -1).Result()
+			fmt.Fprintln(w, key, members, err)
+		}
+		redistest.Must(t, node.Close())
+	}
+	if w.Len() == before {
+		t.Error("nothing is stored")
+	}
+}
+
+// A secret that can be guessed is refused, and not told.
+func TestPrivacy_shortSecret(t *testing.T) {
+	t.Parallel()
+	_, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{HashKeys: "hunter2"})
+	if err == nil || !strings.HasPrefix(err.Error(), "automutex: Config.HashKeys: ") || strings.Contains(err.Error(), "hunter2") {
+		t.Errorf("got %v", err)
 	}
 }

@@ -3,7 +3,9 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -13,52 +15,49 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
 
-// Every mistake at once, each naming its rule and field.
-func TestNew_everyMistake(t *testing.T) {
+// What New refuses of two fields or two rules together; TestCompile_refuses has the fields by themselves.
+func TestNew_mistakes(t *testing.T) {
 	t.Parallel()
-	_, err := automutex.New(nil, automutex.Config{
-		Prefix: "a{b}", MinReplicas: -1, History: -1,
-		Rules: []automutex.Rule{
-			{Name: "blank"},
-			{Task: "a", Limit: -1, Wait: -1, On: []string{"x..y"}},
-			{Task: "b", TTL: time.Millisecond, Busy: automutex.RetryIn(-1)},
-			{Task: "c", Name: "both", On: []string{"x"}, Key: automutex.Fields("y")},
-			{Task: "d", Rate: automutex.Rate{Starts: -1}, Busy: automutex.AfterFailure(nil)},
-			{Task: "e", On: []string{"nosuch"}, Payload: struct{ Such string }{}},
-			{Task: "f"}, {Task: "f", Name: "second", Busy: automutex.RetryIn(0)},
-			{Task: "g", Name: "second", MaxHold: -1},
-		},
-	})
-	if err == nil {
-		t.Fatal("no error")
+	of, field := func(context.Context, *asynq.Task) (int, error) { return 1, nil }, &automutex.LimitField{Path: "n", Default: 1}
+	ordered := func(change func(*automutex.Rule)) []automutex.Rule {
+		rule := automutex.Rule{Task: "work", InOrder: true}
+		change(&rule)
+		return []automutex.Rule{rule}
 	}
-	lines := strings.Split(err.Error(), "\n")
-	for _, want := range [][]string{
-		{"client", "nil"},
-		{"Config.Prefix"},
-		{"Config.MinReplicas"}, {"Config.History"},
-		{`"blank"`, "Task"},
-		{`"a"`, "Limit"}, {`"a"`, "Wait"}, {`"a"`, "On[0]"},
-		{`"b"`, "TTL"}, {`"b"`, "Busy", "RetryIn"},
-		{`"both"`, "Key"},
-		{`"d"`, "Rate"}, {`"d"`, "Busy"},
-		{`"e"`, "On[0]", "nosuch"},
-		{`"f"`, "Scope"}, {`"second"`, "Scope"}, {`"second"`, "Busy"},
-		{`"second"`, "Rules[8]", "MaxHold"}, {`"second"`, "Rules[8]", "Name"},
+	limited := func(l automutex.LimitField) []automutex.Rule { return []automutex.Rule{{Task: "work", LimitField: &l}} }
+	for want, rules := range map[string][]automutex.Rule{
+		"LimitOf: excludes Limit":                         {{Task: "work", Limit: 2, LimitOf: of}},
+		"LimitField: excludes Limit, which is 2":          {{Task: "work", Limit: 2, LimitField: field}},
+		"LimitField: excludes LimitOf":                    {{Task: "work", LimitOf: of, LimitField: field}},
+		`rule "work" (Rules[0]): LimitField: "" is empty`: limited(automutex.LimitField{Default: 1}),
+		`LimitField: "." is the whole payload`:            limited(automutex.LimitField{Path: "."}),
+		"none may be below 0":                             limited(automutex.LimitField{Path: "max", Default: -1, Most: 2}),
+		"which is more than Most, 2":                      limited(automutex.LimitField{Path: "max", Default: 9, Most: 2}),
+		"LimitField: is set here or in":                   {{Task: "a", Scope: "s", LimitField: field}, {Task: "b", Scope: "s", Limit: 3}},
+		"one scope has one Limit":                         {{Task: "a", Scope: "s", LimitOf: of}, {Task: "b", Scope: "s"}},
+		"Fence: needs a Limit of 1":                       {{Task: "work", LimitOf: of, Fence: true}},
+		"one scope has one Fence":                         {{Task: "a", Scope: "s", Fence: true}, {Task: "b", Scope: "s"}},
+		"automutex.Unlimited":                             {{Task: "work", Rate: automutex.Rate{Starts: 1, Per: time.Second}}},
+		"InOrder: needs a Limit of 1":                     ordered(func(r *automutex.Rule) { r.LimitField = field }),
+		"InOrder: needs the policy park, not skip":        ordered(func(r *automutex.Rule) { r.Busy = automutex.Skip }),
+		"MaxQueued: -1 is negative":                       ordered(func(r *automutex.Rule) { r.MaxQueued = -1 }),
+		"InOrder: is set in":                              {{Task: "a", Scope: "x", InOrder: true}, {Task: "a", Scope: "y", InOrder: true}},
+		"one scope is in order or not":                    {{Task: "a", Scope: "x", InOrder: true}, {Task: "b", Scope: "x"}},
 	} {
-		if !slices.ContainsFunc(lines, func(line string) bool {
-			for _, part := range want {
-				if !strings.Contains(line, part) {
-					return false
-				}
-			}
-			return strings.HasPrefix(line, "automutex: ")
-		}) {
-			t.Errorf("no line names %q in\n%s", want, err)
+		if _, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{Rules: rules}); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: want %q", err, want)
+		}
+	}
+	for want, cfg := range map[string]automutex.Config{
+		"Config.History: 1001 is not from 0 to 1000": {History: history.Most + 1}, "Config.MinReplicas: ": {MinReplicas: -1},
+	} {
+		if _, err := automutex.New(redistest.Mini(t).Client(t), cfg); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: want %q", err, want)
 		}
 	}
 }
@@ -80,27 +79,6 @@ func TestNew_clients(t *testing.T) {
 	}
 	if guard, err := automutex.New(redis.UniversalClient(nil), automutex.Config{}); err == nil || guard != nil {
 		t.Error("a nil UniversalClient is accepted")
-	}
-}
-
-// What New lets pass, the engine takes: a rule that only fails once tasks come
-// would send them round for ever.
-func TestNew_whatTheEngineRefuses(t *testing.T) {
-	t.Parallel()
-	rdb := redistest.Mini(t).Client(t)
-	for field, cfg := range map[string]automutex.Config{
-		"Prefix": {Prefix: "a b", Rules: []automutex.Rule{{Task: "work"}}},
-		"TTL":    {Rules: []automutex.Rule{{Task: "work", TTL: time.Microsecond}}},
-	} {
-		guard, err := automutex.New(rdb, cfg)
-		if err == nil {
-			_ = guard.Close(t.Context())
-			t.Errorf("%s: accepted", field)
-			continue
-		}
-		if !strings.Contains(err.Error(), field) && !strings.Contains(err.Error(), strings.ToLower(field)) {
-			t.Errorf("%s: %v", field, err)
-		}
 	}
 }
 
@@ -191,31 +169,170 @@ func TestNew_fromConnOpt(t *testing.T) {
 	})
 }
 
-func TestNew_fromConnOptMistakes(t *testing.T) {
+// asynq's own kinds of RedisConnOpt are taken, and what makes no client is refused.
+func TestNew_fromAsynqConnOpt(t *testing.T) {
 	t.Parallel()
 	var made any
-	for _, opt := range []asynq.RedisConnOpt{nil, connOpt{func() any { return 7 }, &made}, connOpt{func() any { return nil }, &made}} {
-		if guard, err := automutex.NewFromConnOpt(opt, automutex.Config{}); err == nil || guard != nil {
-			t.Errorf("%v is accepted", opt)
+	for opt, taken := range map[asynq.RedisConnOpt]bool{
+		asynq.RedisClientOpt{Addr: "localhost:1"}:                                              true,
+		&asynq.RedisClusterClientOpt{Addrs: []string{"localhost:1"}}:                           true,
+		&asynq.RedisFailoverClientOpt{MasterName: "m", SentinelAddrs: []string{"localhost:1"}}: true,
+		nil:                                      false,
+		&connOpt{func() any { return 7 }, &made}: false,
+		&connOpt{func() any { return nil }, &made}: false,
+	} {
+		guard, err := automutex.NewFromConnOpt(opt, automutex.Config{Rules: []automutex.Rule{{Task: "work"}}})
+		if (err == nil) != taken || (guard != nil) != taken {
+			t.Errorf("%T: %v", opt, err)
+		}
+		if guard != nil {
+			redistest.Must(t, guard.Close(t.Context()))
 		}
 	}
 }
 
-// asynq's own kinds of RedisConnOpt.
-func TestNew_fromAsynqConnOpt(t *testing.T) {
+// NewClient says every mistake at once, and asks nobody.
+func TestNewClient_everyMistake(t *testing.T) {
 	t.Parallel()
-	for _, opt := range []asynq.RedisConnOpt{
-		asynq.RedisClientOpt{Addr: "localhost:1"},
-		asynq.RedisClusterClientOpt{Addrs: []string{"localhost:1"}},
-		asynq.RedisFailoverClientOpt{MasterName: "m", SentinelAddrs: []string{"localhost:1"}},
+	rdb := redis.NewClient(&redis.Options{Addr: "203.0.113.1:1", Dialer: func(context.Context, string, string) (net.Conn, error) {
+		t.Error("NewClient dials")
+		return nil, errors.New("dialed")
+	}})
+	defer rdb.Close()
+	ordered := automutex.Config{Rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true}}}
+	wrong := automutex.Config{Rules: []automutex.Rule{{Task: "work", TTL: -1}}}
+	inspected := ordered
+	inspected.Inspector = asynq.NewInspectorFromRedisClient(rdb)
+	for what, c := range map[string]struct {
+		rdb    lock.Client
+		client *asynq.Client
+		cfg    automutex.Config
+		want   []string
+	}{
+		"all at once": {nil, nil, wrong, []string{"client is nil", "asynq.Client is nil", "Rules[0]): TTL: "}},
+		"no inspector": {bare{rdb}, asynq.NewClientFromRedisClient(rdb), ordered, []string{
+			"Inspector: is nil, and none can be made from a e2e.bare for InOrder of Rules[0]",
+		}},
+		"another's": {bare{rdb}, asynq.NewClientFromRedisClient(rdb), inspected, nil},
+		"unordered": {bare{rdb}, asynq.NewClientFromRedisClient(rdb), automutex.Config{}, nil},
 	} {
-		guard, err := automutex.NewFromConnOpt(opt, automutex.Config{Rules: []automutex.Rule{{Task: "work"}}})
-		if err != nil {
-			t.Errorf("%T: %v", opt, err)
+		got, err := automutex.NewClient(c.rdb, c.client, c.cfg)
+		if (err == nil) != (len(c.want) == 0) || (got == nil) != (err != nil) {
+			t.Errorf("%s: %v, %v", what, got, err)
+		}
+		for _, part := range c.want {
+			if err != nil && !strings.Contains(err.Error(), part) {
+				t.Errorf("%s: %q is not in\n%v", what, part, err)
+			}
+		}
+	}
+}
+
+// What asynq itself refuses stays asynq's refusal, and leaves no place in order behind. A task that go-redis has sent twice is
+// enqueued.
+func TestClient_asynqRefuses(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{})
+		work := asynq.NewTask("work", []byte(`{"id":1}`))
+		if _, err := c.Enqueue(work, asynq.Queue(" ")); err == nil || !strings.Contains(err.Error(), "queue name") {
+			t.Errorf("a blank queue: %v", err)
+		}
+		if _, err := c.Enqueue(nil); err == nil {
+			t.Error("no task is enqueued")
+		}
+		first := r.enqueueInOrder(c, 1)
+		run := r.stage.next(t)
+		if _, err := c.Enqueue(work, nil, asynq.Queue(r.queue), asynq.TaskID(first)); !errors.Is(err, asynq.ErrTaskIDConflict) || !strings.Contains(err.Error(), first) {
+			t.Errorf("an ID that is taken: %v", err)
+		}
+		rdb := s.Client(t)
+		rdb.AddHook(redistest.Resend(func(cmd redis.Cmder) bool { // as go-redis does after a lost reply
+			args := cmd.Args()
+			return len(args) > 4 && strings.HasSuffix(fmt.Sprint(args[4]), ":pending")
+		}))
+		twice, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), r.cfg)
+		redistest.Must(t, err)
+		second, third := r.enqueueInOrder(twice, 1), r.enqueueInOrder(c, 1) // whose ID is taken by itself
+		run.returns(nil)
+		r.await(first, asynq.TaskStateCompleted)
+		r.finish(second) // nothing stands between them
+		r.finish(third)
+	})
+}
+
+// Each mistake is a *FieldError that names its rule, its field and, in a list, its
+// element: what shows mistakes elsewhere than in a log needs no texts taken apart.
+func TestFieldError_oneForEachMistake(t *testing.T) {
+	t.Parallel()
+	_, err := automutex.NewKeyMaker(automutex.Config{Prefix: "{", Rules: []automutex.Rule{
+		{Task: "a", On: []string{"id", "x..y"}, OnHeaders: []string{"h", ""}},
+		{Task: "a", Scope: "s", TTL: 1, Busy: automutex.RetryIn(0)},
+		{Name: "last", Task: "b", Scope: "s", Limit: 2},
+	}})
+	type place struct {
+		rule    int
+		name    string
+		field   string
+		element int
+	}
+	var got []place
+	joined, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		t.Fatalf("%T is no join: %v", err, err)
+	}
+	for _, err := range joined.Unwrap() {
+		var e *automutex.FieldError
+		if !errors.As(err, &e) {
+			t.Errorf("%T: %v", err, err)
 			continue
 		}
-		if err := guard.Close(t.Context()); err != nil {
-			t.Errorf("%T: %v", opt, err)
+		got = append(got, place{e.Rule, e.RuleName, e.Field, e.Element})
+		if e.Err == nil || !strings.Contains(err.Error(), e.Err.Error()) || !strings.HasPrefix(err.Error(), "automutex: "+e.Error()) {
+			t.Errorf("%v is not the text of %v", err, e)
 		}
+	}
+	want := []place{
+		{-1, "", "Prefix", -1},
+		{0, "a", "On", 1},
+		{0, "a", "OnHeaders", 1},
+		{1, "a#2", "TTL", -1},
+		{1, "a#2", "Busy", -1},
+		{0, "a", "Scope", -1},
+		{2, "last", "Limit", -1},
+		{2, "last", "TTL", -1},
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("the mistakes are\n%v\nwant\n%v\n%v", got, want, err)
+	}
+}
+
+// A KeyMaker makes the keys that a Guard makes.
+func TestKeyMaker_makesTheKeysOfAGuard(t *testing.T) {
+	t.Parallel()
+	cfg := automutex.Config{Prefix: "p", HashKeys: "a secret of 16 bytes", Rules: []automutex.Rule{
+		{Task: "report:", Scope: "report", On: []string{"tenant"}, Limit: 3},
+		{Task: "report:", Scope: "all", Limit: 10},
+		{Task: "mail", OnHeaders: []string{"to"}, TTL: time.Minute},
+	}}
+	maker, err := automutex.NewKeyMaker(cfg)
+	redistest.Must(t, err)
+	guard, err := automutex.NewFromConnOpt(asynq.RedisClientOpt{Addr: "localhost:0"}, cfg) // does not dial
+	redistest.Must(t, err)
+	defer func() { redistest.Must(t, guard.Close(t.Context())) }()
+	for _, task := range []*asynq.Task{
+		asynq.NewTask("report:daily", []byte(`{"tenant":7}`)),
+		asynq.NewTaskWithHeaders("mail", nil, map[string]string{"to": "x"}),
+		asynq.NewTask("mail", nil), // no key
+		asynq.NewTask("other", nil),
+	} {
+		got, gotErr := maker.Keys(t.Context(), task)
+		want, wantErr := guard.Keys(t.Context(), task)
+		if !reflect.DeepEqual(got, want) || (gotErr == nil) != (wantErr == nil) {
+			t.Errorf("%s: %q, %v, want %q, %v", task.Type(), got, gotErr, want, wantErr)
+		}
+	}
+	if _, err := maker.Keys(t.Context(), nil); err == nil {
+		t.Error("a nil task has keys")
 	}
 }

@@ -164,18 +164,7 @@ func TestInOrder_stress(t *testing.T) {
 	time.Sleep(time.Second) // of work among faults
 	stop()
 	faults.Wait()
-	defer func() {
-		if t.Failed() {
-			for _, id := range oracle.missing() {
-				info, err := asynq.NewInspectorFromRedisClient(s.Client(t)).GetTaskInfo(queue, id)
-				t.Logf("%s: %+v, %v", id, info, err)
-			}
-			for key := range keys {
-				t.Log(s.Client(t).ZRangeWithScores(context.Background(), fmt.Sprintf("%s:{work|%d}", prefix, key), 0, -1).Val())
-			}
-		}
-	}()
-	redistest.Eventually(t, patience, func() bool { return len(oracle.missing()) == 0 }, "all tasks end")
+	redistest.Eventually(t, patience, func() bool { return len(oracle.missing()) == 0 }, "all tasks end; missing: %q", oracle.missing())
 	oracle.mu.Lock()
 	defer oracle.mu.Unlock()
 	n := 0

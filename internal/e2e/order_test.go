@@ -4,18 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
+	"log/slog"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/stamp"
+	"github.com/automutex/automutex/internal/tasknote"
+	"github.com/automutex/automutex/lock"
 )
+
+// Tasks in order: what a user sees, and what can go wrong at the steps that docs/architecture.md has.
 
 // orderRig is a rig whose tasks of type "work" run in order of their id, and a Client.
 func orderRig(t *testing.T, s *redistest.Server, o setup) (*rig, *automutex.Client) {
@@ -27,10 +34,7 @@ func orderRig(t *testing.T, s *redistest.Server, o setup) (*rig, *automutex.Clie
 		o.prefix = redistest.Name(t)
 	}
 	if o.served == nil {
-		o.served = func(c *asynq.Config) {
-			comingBack(c)
-			c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 }
-		}
+		o.served = atOnce
 	}
 	r := start(t, s, o)
 	c, err := automutex.NewClient(r.rdb, r.client, automutex.Config{Rules: o.rules, Prefix: o.prefix})
@@ -92,38 +96,13 @@ func TestInOrder_throughFailures(t *testing.T) {
 	})
 }
 
-// A task that comes behind one that failed says so in asynq's tools: which it is, and when that is retried.
-func TestInOrder_behindAFailedTask(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 3, served: func(config *asynq.Config) {
-			config.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 40 * time.Second }
-		}})
-		first := r.enqueueInOrder(c, 1)
-		r.stage.nextIs(t, first).returns(errors.New("the bank is closed"))
-		r.await(first, asynq.TaskStateRetry)
-		info := r.awaitParked(r.enqueueInOrder(c, 1))
-		if behind := "behind task " + r.queue + "/" + first + ", which failed and is retried"; !strings.HasSuffix(info.LastErr, behind) {
-			t.Errorf("%q", info.LastErr) // nobody has looked yet when it comes back
-		}
-		later := regexp.MustCompile(`, which failed and is retried in ([23][0-9]|40)s$`)
-		redistest.Eventually(t, patience, func() bool {
-			return later.MatchString(r.awaitParked(r.enqueueInOrder(c, 1)).LastErr)
-		}, "a later task says when")
-		if busy := r.awaitEvent(automutex.EventBusy, info.ID).Busy; busy.Reason != automutex.ReasonBehind || busy.HolderTask != r.queue+"/"+first {
-			t.Errorf("%+v", busy)
-		}
-	})
-}
-
-// An archived head holds its key until an operator skips it.
+// An archived head holds its key until an operator skips it; TestInOrder_isSeen has what is told of it.
 func TestInOrder_holdKey(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r, c := orderRig(t, s, setup{workers: 3})
 		first, second := r.enqueueInOrder(c, 1, asynq.MaxRetry(0)), r.enqueueInOrder(c, 1)
-		run := r.stage.nextIs(t, first)
-		run.returns(errors.New("broken"))
+		r.stage.nextIs(t, first).returns(errors.New("broken"))
 		if info := r.await(first, asynq.TaskStateArchived); info.LastErr != "broken" || info.Retried != 0 {
 			t.Fatalf("%+v", info)
 		}
@@ -131,20 +110,15 @@ func TestInOrder_holdKey(t *testing.T) {
 			t.Errorf("%q, back in %s", info.LastErr, time.Until(info.NextProcessAt))
 		}
 		r.stage.none(t)
-		blocked, err := r.guard.Blocked(t.Context())
-		if err != nil || len(blocked) != 1 {
-			t.Fatalf("%+v, %v", blocked, err)
+		skip := func(id string) error {
+			return r.guard.SkipHead(t.Context(), r.lockOf("work", "1").Key(), r.queue+"/"+id)
 		}
-		b := blocked[0]
-		if b.Task != r.queue+"/"+first || b.Behind != 1 || !strings.Contains(b.Why, "archived") || !strings.Contains(b.Why, "broken") || time.Since(b.Since) > time.Minute {
-			t.Fatalf("%+v", b)
-		}
-		if err := r.guard.SkipHead(t.Context(), b.Key, r.queue+"/"+second); err == nil {
+		if err := skip(second); err == nil {
 			t.Fatal("skipped a task that is not the head")
 		}
-		redistest.Must(t, r.guard.SkipHead(t.Context(), b.Key, b.Task))
-		run = r.stage.next(t)
-		if err := r.guard.SkipHead(t.Context(), b.Key, r.queue+"/"+second); err == nil || !strings.Contains(err.Error(), "runs now") {
+		redistest.Must(t, skip(first))
+		run := r.stage.next(t)
+		if err := skip(second); err == nil || !strings.Contains(err.Error(), "runs now") {
 			t.Fatalf("skipped a task that runs: %v", err)
 		}
 		run.returns(nil)
@@ -202,4 +176,530 @@ func TestInOrder_enqueuedForAnotherKey(t *testing.T) {
 			t.Errorf("%d warnings:\n%s", n, r.log.String())
 		}
 	})
+}
+
+// orderLog notes which tasks ran, each time that they began.
+type orderLog struct {
+	mu     sync.Mutex
+	starts []string
+}
+
+// failOnce is a handler whose tasks fail the first time that they run: the one with that ID, or all of them.
+func (l *orderLog) failOnce(which string) asynq.HandlerFunc {
+	return func(ctx context.Context, _ *asynq.Task) error {
+		id, _ := asynq.GetTaskID(ctx)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		again := slices.Contains(l.starts, id)
+		l.starts = append(l.starts, id)
+		if !again && (which == id || which == "") {
+			return errors.New("broken")
+		}
+		return nil
+	}
+}
+
+func (l *orderLog) await(t *testing.T, want ...string) {
+	t.Helper()
+	redistest.Eventually(t, patience, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.starts) >= len(want)
+	}, "%d runs", len(want))
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !slices.Equal(l.starts, want) {
+		t.Errorf("ran\n%q, want\n%q", l.starts, want)
+	}
+}
+
+// Keys and IDs may have any text: zero bytes, bars, braces, what is no UTF-8. So with hashed keys.
+func TestInOrder_anyText(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, secret := range []string{"", testSecret} {
+			rules := []automutex.Rule{{Task: "work", InOrder: true, Key: func(context.Context, *asynq.Task) ([]string, error) {
+				return []string{"a\x00b|c{d}%s", "é\u2028"}, nil
+			}}}
+			log := &orderLog{}
+			hash := func(c *automutex.Config) { c.HashKeys = secret }
+			r := start(t, s, setup{rules: rules, workers: 3, guarded: hash, served: atOnce, handler: log.failOnce("")})
+			c, err := automutex.NewClient(r.rdb, r.client, automutex.Config{Rules: rules, Prefix: r.cfg.Prefix, HashKeys: secret})
+			redistest.Must(t, err)
+			var want []string
+			for i := range 3 {
+				id := fmt.Sprintf("%d\x00|é{}%%", i)
+				r.enqueueInOrder(c, 1, asynq.TaskID(id))
+				want = append(want, id, id)
+			}
+			log.await(t, want...)
+		}
+	})
+}
+
+// Tasks of one key in several queues are in one order; another task with the same ID in another queue is another task.
+func TestInOrder_severalQueues(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		second := redistest.Name(t)
+		log := &orderLog{}
+		r, c := orderRig(t, s, setup{workers: 3, served: func(c *asynq.Config) {
+			atOnce(c)
+			c.Queues[second] = 1
+		}, handler: log.failOnce("b")})
+		r.enqueueInOrder(c, 1, asynq.TaskID("a"))
+		r.enqueueInOrder(c, 1, asynq.TaskID("b"), asynq.Queue(second))
+		r.enqueueInOrder(c, 1, asynq.TaskID("c"))
+		r.enqueueInOrder(c, 1, asynq.TaskID("c"), asynq.Queue(second))
+		r.enqueueInOrder(c, 1, asynq.TaskID("d"))
+		log.await(t, "a", "b", "b", "c", "c", "d")
+	})
+}
+
+// An ID may be used again as soon as asynq has forgotten the task that had it.
+func TestInOrder_usedAgain(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{workers: 2})
+		for range 3 {
+			id := r.enqueueInOrder(c, 1, asynq.TaskID("same"), asynq.Retention(0))
+			r.stage.next(t).returns(nil)
+			r.awaitDropped(id)
+		}
+		// An archived one that holds the key, deleted, and its ID used again: the hold stays until it is skipped.
+		first := r.enqueueInOrder(c, 1, asynq.TaskID("same"), asynq.MaxRetry(0))
+		r.stage.next(t).returns(errors.New("broken"))
+		r.await(first, asynq.TaskStateArchived)
+		r.operate(first, r.inspector.DeleteTask)
+		r.enqueueInOrder(c, 1, asynq.TaskID("same"))
+		redistest.Eventually(t, patience, func() bool {
+			info, err := r.inspector.GetTaskInfo(r.queue, "same")
+			return err == nil && strings.Contains(info.LastErr, "behind task "+r.queue+"/same, which is archived")
+		}, "it is behind the earlier one")
+		blocked, err := r.guard.Blocked(t.Context())
+		if err != nil || len(blocked) != 1 || !strings.Contains(blocked[0].Why, "gone from asynq") {
+			t.Fatalf("%+v, %v", blocked, err)
+		}
+		redistest.Must(t, r.guard.SkipHead(t.Context(), blocked[0].Key, blocked[0].Task))
+		r.finish("same")
+	})
+}
+
+// A task without the field of an Optional rule has no place in order, and runs beside those that have one.
+func TestInOrder_optional(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Optional: true, InOrder: true}}})
+		first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
+		run := r.stage.nextIs(t, first)
+		for _, payload := range []string{`{}`, `{"id":null}`} {
+			info, err := c.Enqueue(asynq.NewTask("work", []byte(payload)), asynq.Queue(r.queue), asynq.MaxRetry(5), asynq.Retention(time.Hour))
+			redistest.Must(t, err)
+			r.finish(info.ID)
+		}
+		run.returns(nil)
+		r.finish(second)
+	})
+}
+
+// deadProducer stamps a task of the id, and never enqueues it.
+func (r *rig) deadProducer(id int, deadline time.Duration) {
+	r.t.Helper()
+	m := inner.ByOrder(r.others, r.lockOf("work", strconv.Itoa(id)).Key())
+	if _, _, _, err := inner.Stamp(context.Background(), m, tasknote.Of(r.queue, "ghost"), stamp.NewNonce(), deadline, 0); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// A producer that dies after its stamp keeps a key waiting until the stamp's deadline, and no longer. The stamp counts for
+// MaxQueued only until its producer is found dead.
+func TestInOrder_producerDiesAfterItsStamp(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true, MaxQueued: 2}}})
+		r.deadProducer(1, 300*time.Millisecond)
+		r.finish(r.enqueueInOrder(c, 1))
+		r.deadProducer(2, time.Millisecond)
+		r.deadProducer(2, time.Millisecond)
+		time.Sleep(5 * time.Millisecond) // Redis' clock passes the deadline
+		r.finish(r.enqueueInOrder(c, 2))
+	})
+}
+
+// A head that an operator deletes, or archives under Continue, does not stop its key for good.
+func TestInOrder_operators(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, act := range []func(*asynq.Inspector, string, string) error{(*asynq.Inspector).DeleteTask, (*asynq.Inspector).ArchiveTask} {
+			rules := []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue}}
+			r, c := orderRig(t, s, setup{workers: 2, rules: rules, served: func(c *asynq.Config) {
+				comingBack(c)
+				c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
+			}})
+			first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
+			r.stage.next(t).returns(errors.New("broken"))
+			r.await(first, asynq.TaskStateRetry)
+			r.awaitParked(second)
+			r.operate(first, func(queue, id string) error { return act(r.inspector, queue, id) })
+			r.finish(second) // by the look at a head that does not come
+		}
+	})
+}
+
+// A task that is delivered again after it was done does not run again.
+func TestInOrder_redelivery(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{workers: 2})
+		id := r.enqueueInOrder(c, 1, asynq.Retention(0))
+		run := r.stage.next(t)
+		info, err := r.inspector.GetTaskInfo(r.queue, id)
+		redistest.Must(t, err)
+		run.returns(nil)
+		r.awaitDropped(id)
+		// The same task, header and all, as the recoverer delivers it when its end was not noted.
+		again := asynq.NewTaskWithHeaders("work", info.Payload, info.Headers, asynq.Queue(r.queue), asynq.TaskID(id), asynq.MaxRetry(info.MaxRetry), asynq.Retention(time.Hour))
+		if _, err := r.client.Enqueue(again); err != nil {
+			t.Fatal(err)
+		}
+		r.await(id, asynq.TaskStateCompleted)
+		r.stage.none(t)
+		// A copy of the header in another task is no stamp: that task runs.
+		other, err := r.client.Enqueue(asynq.NewTaskWithHeaders("work", info.Payload, info.Headers), asynq.Queue(r.queue), asynq.Retention(time.Hour))
+		redistest.Must(t, err)
+		r.finish(other.ID)
+	})
+}
+
+// A task of a plain client joins at its arrival, and is warned of once for each type.
+func TestInOrder_plainClient(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{workers: 3, rules: []automutex.Rule{
+			{Task: "work", On: []string{"id"}, InOrder: true},
+			{Task: "play", On: []string{"id"}, InOrder: true},
+		}})
+		first := r.enqueueInOrder(c, 1)
+		run := r.stage.next(t)
+		plain := r.enqueue("work", one)
+		redistest.Eventually(t, patience, func() bool {
+			head, err := inner.Head(t.Context(), inner.ByOrder(r.others, r.lockOf("work", "1").Key()))
+			return err == nil && head.Queued == 2
+		}, "the plain task has come")
+		second := r.enqueueInOrder(c, 1)
+		run.returns(nil)
+		r.await(first, asynq.TaskStateCompleted)
+		r.finish(plain)
+		r.finish(second)
+		r.finish(r.enqueue("work", one))
+		r.finish(r.enqueue("play", one))
+		if n := strings.Count(r.log.Text(-8), "was not enqueued through automutex.NewClient"); n != 2 {
+			t.Errorf("%d warnings, want one for each type:\n%s", n, r.log.Text(-8))
+		}
+	})
+}
+
+// With Continue the next task runs when one is archived.
+func TestInOrder_continue(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue}}})
+		first, second, third := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
+		r.stage.next(t).returns(fmt.Errorf("broken: %w", asynq.SkipRetry))
+		r.await(first, asynq.TaskStateArchived)
+		run := r.stage.nextIs(t, second)
+		run.returns(asynq.RevokeTask)
+		r.awaitDropped(second)
+		r.finish(third)
+	})
+}
+
+// After the loss of all keys the stamps put the tasks in order again.
+func TestInOrder_lostKeys(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{workers: 3, served: atOnce})
+		first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
+		run := r.stage.next(t)
+		redistest.Eventually(t, patience, func() bool { return len(r.seen.list(automutex.EventWaiting)) == 1 }, "the second one waits")
+		key := r.lockOf("work", "1").Key() // all that is stored, by hand
+		redistest.Must(t, r.rdb.Del(t.Context(), key, key+":holders", key+":line", key+":info", key+":order", key+":marks").Err())
+		// Nobody knows of the first one any more, so the second runs beside it: docs/guarantees.md says so.
+		redistest.Eventually(t, patience, func() bool { return r.stage.count() >= 2 }, "the second one runs")
+		third := r.enqueueInOrder(c, 1)
+		run.returns(nil)
+		r.await(first, asynq.TaskStateCompleted)
+		r.finish(second)
+		r.finish(third)
+	})
+}
+
+// What an ordered task cannot have is refused, and nothing is enqueued.
+func TestInOrder_refusedOptions(t *testing.T) {
+	t.Parallel()
+	s := redistest.Mini(t)
+	r, c := orderRig(t, s, setup{})
+	later := time.Now().Add(time.Hour)
+	for option, opt := range map[string]asynq.Option{
+		"ProcessIn": asynq.ProcessIn(time.Hour), "ProcessAt": asynq.ProcessAt(later), "Deadline": asynq.Deadline(later),
+		"Group": asynq.Group("g"), "Unique": asynq.Unique(time.Hour),
+	} {
+		given := map[string]func() (*asynq.TaskInfo, error){
+			"at Enqueue": func() (*asynq.TaskInfo, error) {
+				return c.Enqueue(asynq.NewTask("work", []byte(`{"id":1}`)), asynq.Queue(r.queue), opt)
+			},
+			"at NewTask": func() (*asynq.TaskInfo, error) {
+				return c.Enqueue(asynq.NewTask("work", []byte(`{"id":1}`), asynq.Queue(r.queue), opt))
+			},
+		}
+		for where, enqueue := range given {
+			_, err := enqueue()
+			var wrong *automutex.OptionError
+			if !errors.As(err, &wrong) || wrong.Option != option && wrong.Option != "ProcessAt" || wrong.Rule != "work" || wrong.Task != "work" {
+				t.Errorf("%s %s: %v", option, where, err)
+			}
+		}
+	}
+	var wrong *automutex.KeyError
+	if _, err := c.Enqueue(asynq.NewTask("work", []byte(`{}`)), asynq.Queue(r.queue)); !errors.As(err, &wrong) {
+		t.Errorf("without a key: %v", err)
+	}
+	head, err := inner.Head(t.Context(), inner.ByOrder(r.others, r.lockOf("work", "1").Key()))
+	if err != nil || head.Queued != 0 {
+		t.Errorf("%+v, %v", head, err)
+	}
+}
+
+// A task of a plain client on its last attempt holds a worker while it waits for its turn, since asynq would archive it.
+func TestInOrder_plainLastAttempt(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{workers: 2})
+		first := r.enqueueInOrder(c, 1)
+		run := r.stage.next(t)
+		plain := r.enqueue("work", `{"id":1}`, asynq.MaxRetry(0))
+		r.awaitEvent(automutex.EventWaiting, plain)
+		r.await(plain, asynq.TaskStateActive)
+		run.returns(nil)
+		r.await(first, asynq.TaskStateCompleted)
+		r.finish(plain)
+	})
+}
+
+// A deployment changes an ordered rule while its tasks are queued: old and new workers share the queue for a while, then the
+// old ones stop. Every task is done, none twice, and no two of a key at once while both kinds of worker have the same key. The
+// tasks of the old rule run in their order, and so do those of the new one, if both are in order and have the same key.
+func TestInOrder_rulesChange(t *testing.T) {
+	t.Parallel()
+	ordered := automutex.Rule{Task: "work", On: []string{"id"}, InOrder: true}
+	plain := automutex.Rule{Task: "work", On: []string{"id"}}
+	continues := ordered
+	continues.OnArchive = automutex.Continue
+	for name, change := range map[string]struct {
+		was, is automutex.Rule
+		hashed  string // HashKeys is new: the new workers have other keys
+	}{
+		"no longer in order": {was: ordered, is: plain},
+		"in order from now":  {was: plain, is: ordered},
+		"continue":           {was: ordered, is: continues},
+		"hash keys":          {was: ordered, is: ordered, hashed: "a secret of at least thirty-two bytes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if change.was.InOrder != change.is.InOrder {
+				redistest.Long(t) // a parked task comes back by itself
+			}
+			t.Parallel()
+			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+				shared := newStage()
+				t.Cleanup(shared.end)
+				old, before := orderRig(t, s, setup{rules: []automutex.Rule{change.was}, handler: shared.ProcessTask, workers: 3})
+				was, is := []string{old.enqueueInOrder(before, 1)}, []string{}
+				run := shared.next(t)
+				for range 3 {
+					was = append(was, old.enqueueInOrder(before, 1))
+				}
+				next := start(t, s, setup{
+					rules: []automutex.Rule{change.is}, handler: shared.ProcessTask, workers: 3, queue: old.queue, prefix: old.cfg.Prefix,
+					guarded: func(c *automutex.Config) { c.HashKeys = change.hashed }, served: comingBack,
+				})
+				after, err := automutex.NewClient(next.rdb, next.client, automutex.Config{Rules: next.cfg.Rules, Prefix: old.cfg.Prefix, HashKeys: change.hashed})
+				redistest.Must(t, err)
+				for range 3 {
+					is = append(is, old.enqueueInOrder(after, 1))
+				}
+				down := make(chan struct{})
+				go func() { defer close(down); old.shutdown() }()
+				var ran []string
+				for {
+					ran = append(ran, run.id)
+					run.returns(nil)
+					if len(ran) == len(was)+len(is) {
+						break
+					}
+					redistest.Eventually(t, 2*patience, func() bool { return len(shared.started) > 0 }, "the next of %q; ran %q", append(was, is...), ran)
+					run = shared.next(t)
+				}
+				<-down
+				for _, id := range slices.Concat(was, is) {
+					next.await(id, asynq.TaskStateCompleted)
+				}
+				if n, most := shared.count(), shared.mostAtOnce("work"); n != len(ran) || most > 1 && change.hashed == "" {
+					t.Errorf("%d runs of %d tasks, %d at once", n, len(ran), most)
+				}
+				for _, ids := range [][]string{was, is} {
+					order := slices.DeleteFunc(slices.Clone(ran), func(id string) bool { return !slices.Contains(ids, id) })
+					if change.was.InOrder && change.is.InOrder && change.hashed == "" && !slices.Equal(order, ids) {
+						t.Errorf("ran %q, enqueued %q", order, ids)
+					}
+				}
+				if blocked, err := next.guard.Blocked(t.Context()); err != nil || len(blocked) > 0 {
+					t.Errorf("%+v, %v stand", blocked, err)
+				}
+			})
+		})
+	}
+}
+
+// A producer that forges the header of automutex.Client, whatever key it puts there, has its own task run under the key
+// of its payload. Nothing else changes: not a lock that others hold, not the order of another key, no key that is no
+// lock's, and no key is added.
+func TestInOrder_forgedStamp(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{workers: 4})
+		held := r.take("held")
+		first := r.enqueueInOrder(c, 1)
+		begun := r.stage.next(t)
+		second := r.enqueueInOrder(c, 1)
+		foreign := r.cfg.Prefix + "-other:{asynq}"
+		rdb := s.Client(t)
+		redistest.Must(t, rdb.ZAdd(t.Context(), foreign, redis.Z{Score: 1, Member: "h:as a holder's that has expired"}).Err())
+		for i, key := range []string{
+			foreign, "asynq:{" + r.queue + "}:pending", r.lockOf("held").Key(), r.lockOf("work", "1").Key(),
+			r.lockOf("nobody's").Key(), r.cfg.Prefix + ":{control}", r.cfg.Prefix + ":{}", "", "\x00{}\n", "automutex:{a}:pool",
+		} {
+			forged := stamp.New(tasknote.Of(r.queue, fmt.Sprint("forged", i)), 5)
+			forged.Nonce, forged.Ticket, forged.Key = stamp.NewNonce(), 1, key
+			headers := map[string]string{stamp.Header: forged.String()}
+			info, err := r.client.Enqueue(asynq.NewTaskWithHeaders("work", fmt.Appendf(nil, `{"id":"forged%d"}`, i), headers),
+				asynq.Queue(r.queue), asynq.TaskID(fmt.Sprint("forged", i)), asynq.MaxRetry(6), asynq.Retention(time.Hour))
+			redistest.Must(t, err)
+			r.finish(info.ID)
+		}
+		if got, err := rdb.ZRange(t.Context(), foreign, 0, -1).Result(); err != nil || len(got) != 1 {
+			t.Errorf("%s has %v, %v", foreign, got, err)
+		}
+		if n := rdb.Exists(t.Context(), r.lockOf("nobody's").Key()).Val(); n != 0 {
+			t.Error("a lock that nobody asked for is stored")
+		}
+		if err := held.Extend(context.Background(), lock.DefaultTTL); err != nil {
+			t.Errorf("the lock that others hold: %v", err)
+		}
+		begun.returns(nil)
+		r.await(first, asynq.TaskStateCompleted)
+		r.finish(second)
+	})
+}
+
+// A task says which one it is behind and why: one that failed, and one that is archived. The observer sees that a
+// key is blocked, and that an operator skips its head.
+func TestInOrder_isSeen(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{workers: 3, served: func(c *asynq.Config) {
+			comingBack(c)
+			c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
+		}})
+		first := r.enqueueInOrder(c, 1, asynq.MaxRetry(1))
+		second := r.enqueueInOrder(c, 1)
+		run := r.stage.next(t)
+		seen := func() automutex.Blocked {
+			t.Helper()
+			keys, err := r.guard.Blocked(t.Context())
+			if err != nil || len(keys) != 1 {
+				t.Fatalf("%v, %v", keys, err)
+			}
+			return keys[0]
+		}
+		run.returns(errors.New("the bank is closed"))
+		r.await(first, asynq.TaskStateRetry)
+		if e := seen(); e.Task != r.queue+"/"+first || e.Behind != 1 || !strings.Contains(e.Why, "failed and is retried in") || !strings.Contains(e.Why, "the bank is closed") {
+			t.Errorf("%+v", e)
+		}
+		redistest.Must(t, r.inspector.RunTask(r.queue, first))
+		r.stage.next(t).returns(errors.New("no such account"))
+		r.await(first, asynq.TaskStateArchived)
+		e := seen()
+		if e.Task != r.queue+"/"+first || !strings.Contains(e.Why, "is archived; run it again or skip it to go on: no such account") {
+			t.Errorf("%+v", e)
+		}
+		got := r.awaitEvent(automutex.EventBlocked, first)
+		if got.Key != e.Key || got.Rule != "work" || got.Task != "work" || got.Err == nil || !strings.Contains(got.Err.Error(), "no such account") {
+			t.Errorf("%+v", got)
+		}
+		redistest.Must(t, r.guard.SkipHead(t.Context(), e.Key, r.queue+"/"+first))
+		if got := r.awaitEvent(automutex.EventHeadSkipped, first); got.Key != e.Key || got.Rule != "work" || got.Queue != r.queue {
+			t.Errorf("%+v", got)
+		}
+		r.stage.next(t).returns(nil)
+		r.await(second, asynq.TaskStateCompleted)
+		if n := len(r.seen.list(automutex.EventBlocked)); n != 1 {
+			t.Errorf("%d events that the key is blocked, want 1", n)
+		}
+	})
+}
+
+// A task whose queue is paused, or served by nobody, keeps the tasks behind it waiting: operators are told so.
+func TestInOrder_behindAQuietQueue(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		quiet := redistest.Name(t)
+		r, c := orderRig(t, s, setup{workers: 2})
+		first := r.enqueueInOrder(c, 1, asynq.Queue(quiet))
+		second := r.enqueueInOrder(c, 1)
+		r.awaitParked(second)
+		blocked := func(why string) string {
+			t.Helper()
+			keys, err := r.guard.Blocked(t.Context())
+			redistest.Must(t, err)
+			if len(keys) != 1 || keys[0].Task != quiet+"/"+first || keys[0].Behind != 1 || keys[0].Why != why {
+				t.Fatalf("want %q, is %+v", why, keys)
+			}
+			return keys[0].Key
+		}
+		key := blocked("waits in queue " + quiet + ", which no server serves; start one or skip the task")
+		redistest.Must(t, r.inspector.PauseQueue(quiet))
+		blocked("waits in queue " + quiet + ", which is paused; unpause it or skip the task")
+		redistest.Must(t, r.guard.SkipHead(t.Context(), key, quiet+"/"+first))
+		r.finish(second)
+	})
+}
+
+// Locks on another Redis than asynq's, and nobody has said so: the Inspector sees no task, and takes none for gone. The
+// order stands, in workers and producers, and the log says why.
+func TestInOrder_inspectorElsewhere(t *testing.T) {
+	t.Parallel()
+	s, other := redistest.Mini(t), redistest.StartMini(t)
+	rules := []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true, MaxQueued: 2}}
+	r, _ := orderRig(t, s, setup{rules: rules, workers: 3, locks: other.Client(t), served: func(c *asynq.Config) {
+		c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
+	}})
+	log := &redistest.Log{}
+	c, err := automutex.NewClient(other.Client(t), r.client, automutex.Config{Rules: rules, Prefix: r.cfg.Prefix, Logger: log.Logger()})
+	redistest.Must(t, err)
+	first := r.enqueueInOrder(c, 1)
+	r.stage.nextIs(t, first).returns(errors.New("not now"))
+	r.await(first, asynq.TaskStateRetry)
+	r.awaitParked(r.enqueueInOrder(c, 1))
+	redistest.Eventually(t, patience, func() bool { // from the first look on, 5 s later
+		_, err := c.Enqueue(asynq.NewTask("work", []byte(`{"id":1}`)), asynq.Queue(r.queue))
+		if !errors.Is(err, automutex.ErrFull) {
+			t.Fatalf("%v, want ErrFull: the first two are not done", err)
+		}
+		return strings.Contains(log.String(), "does not see the queue") && strings.Contains(r.log.Text(slog.LevelDebug), "could not be looked at")
+	}, "producer and worker have looked")
+	r.stage.none(t)
+	if n := strings.Count(r.log.Text(slog.LevelWarn), "a key in order stands"); n != 1 {
+		t.Errorf("%d warnings", n)
+	}
 }

@@ -4,13 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/inside"
@@ -18,19 +22,10 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Park: what a task sees of it. What goes wrong meanwhile is in
-// park_faults_test.go, many tasks and processes are in park_stress_test.go, the
-// count of workers by itself in workers_test.go.
+// Park: what a task sees of it. Faults at each command are in examples/trust/simulate.
 //
-// A key that rig.hold took is released by a Guard, which then calls at once. One
-// that rig.take took is not: rig.others calls nobody, and what comes after its
-// release was called by the look-after of the Guard that parked.
-
-// hold holds a key under a Guard, as a task would.
-func (r *rig) hold(scope string, parts ...string) *lock.Lease {
-	r.t.Helper()
-	return newHolder(r.t, r.locks, r.cfg, scope).take(parts...)
-}
+// A key that rig.hold took is released by a Guard, which then calls at once. One that rig.take took is not: rig.others calls
+// nobody, and what comes after its release was called by the look-after of the Guard that parked.
 
 // heldRig is a rig whose tasks of type "work", keyed on id, park, and whose key
 // of id 1 is held.
@@ -89,28 +84,19 @@ func (r *rig) operate(id string, do func(queue, id string) error) {
 	}, "something is done to %s", id)
 }
 
-// comesBack is what asynq does when the retry of a parked task is due, unless the
-// task was called.
-func (r *rig) comesBack(id string) {
-	r.t.Helper()
-	if info, err := r.inspector.GetTaskInfo(r.queue, id); err != nil {
-		r.t.Fatal(err)
-	} else if info.State == asynq.TaskStateRetry {
-		_ = r.inspector.RunTask(r.queue, id) // it may have been called since
-	}
-}
-
 // finish waits for the next run, checks that it is that of the task, and has it
 // return nil.
 func (r *rig) finish(id string) {
 	r.t.Helper()
-	run := r.stage.next(r.t)
-	if run.id != id {
-		r.t.Fatalf("%s runs, and it is the turn of %s", run.id, id)
-	}
-	run.returns(nil)
-	if info := r.await(id, asynq.TaskStateCompleted); info.Retried != 0 {
-		r.t.Errorf("%s: %d attempts spent", id, info.Retried)
+	r.finishSpent(id, 0)
+}
+
+// finishSpent is finish for a task of which so many attempts are spent.
+func (r *rig) finishSpent(id string, spent int) {
+	r.t.Helper()
+	r.stage.nextIs(r.t, id).returns(nil)
+	if info := r.await(id, asynq.TaskStateCompleted); info.Retried != spent {
+		r.t.Errorf("%s: %d attempts spent, want %d", id, info.Retried, spent)
 	}
 }
 
@@ -225,27 +211,6 @@ func TestPark_yieldsTheLastWorker(t *testing.T) {
 	})
 }
 
-// In its worker it is handed the key by the release, and nothing is parked.
-func TestPark_waitsInItsWorker(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}})
-		first := r.enqueue("work", one)
-		run := r.stage.next(t)
-		second := r.enqueue("work", one)
-		r.awaitStored(1, 0, "work", "1")
-		run.returns(nil)
-		r.finish(second)
-		r.await(first, asynq.TaskStateCompleted)
-		if event := r.awaitEvent(automutex.EventAcquired, second); event.Waited <= 0 || event.Parked != 0 {
-			t.Errorf("got %+v", event)
-		}
-		if parked := r.seen.list(automutex.EventParked); len(parked) != 0 {
-			t.Errorf("parked: %+v", parked)
-		}
-	})
-}
-
 // With one worker it is never held for a wait, whoever has the key.
 func TestPark_concurrencyOne(t *testing.T) {
 	t.Parallel()
@@ -283,60 +248,6 @@ func TestPark_lastAttempt(t *testing.T) {
 		if kinds := r.seen.kindsOf(none); !slices.Equal(kinds, []automutex.EventKind{automutex.EventWaiting, automutex.EventWaited, automutex.EventAcquired, automutex.EventReleased}) {
 			t.Errorf("events %v", kinds)
 		}
-
-		// The last of two.
-		lease := r.hold("work", "2")
-		id := r.enqueue("work", map[string]int{"id": 2}, asynq.MaxRetry(1))
-		r.awaitStored(1, 0, "work", "2") // in its worker
-		r.free(lease)
-		r.stage.next(t).returns(errors.New("its own"))
-		r.awaitRetried(id, 1)
-		lease = r.hold("work", "2")
-		r.rerun(id)
-		r.awaitStored(1, 0, "work", "2")
-		r.await(id, asynq.TaskStateActive)
-		r.free(lease)
-		r.stage.next(t).returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-	})
-}
-
-// Behind its own earlier attempt a task does not park: nobody would call it
-// before that has ended, and then it is to be tried as asynq would.
-func TestPark_sameTask(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		for _, c := range []struct{ workers, limit int }{{2, 1}, {10, 1}, {2, 2}, {10, 2}} {
-			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Limit: c.limit, Busy: automutex.Park}}, workers: c.workers})
-			id := r.enqueue("work", one)
-			earlier := r.stage.next(t)
-			if c.limit == 2 { // and the other slot is somebody else's
-				m := r.others.Semaphore("work", 2, lock.Parts("1"), lock.TTL(time.Second))
-				held, err := m.TryLock(t.Context())
-				redistest.Must(t, err)
-				defer func() { _ = held.Unlock(context.Background()) }()
-			}
-			earlier.cut() // asynq files the retry, and the handler runs on
-			r.awaitRetried(id, 1)
-			r.rerun(id)
-			event := r.awaitEvent(automutex.EventRetried, id)
-			info := r.awaitRetried(id, 1)
-			if !strings.Contains(info.LastErr, "an earlier attempt of this task") || event.Delay > 5*time.Second {
-				t.Errorf("%+v: the last error is %q, and it comes back in %s", c, info.LastErr, event.Delay)
-			}
-			if parked := r.seen.list(automutex.EventParked); len(parked) != 0 {
-				t.Errorf("%+v: parked: %+v", c, parked[0].Busy)
-			}
-			if info := r.stored("work", "1"); info.Waiting+info.Parked+info.Called != 0 {
-				t.Errorf("%+v: it has a place in line: %+v", c, info)
-			}
-			earlier.returns(nil)
-			redistest.Eventually(t, patience, func() bool { return len(r.seen.list(automutex.EventReleased)) == 1 }, "the release")
-			r.rerun(id)
-			r.stage.next(t).returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
-			r.stop()
-		}
 	})
 }
 
@@ -362,5 +273,463 @@ func TestPark_unmarked(t *testing.T) {
 			run.returns(nil)
 			r.await(id, asynq.TaskStateCompleted)
 		}
+	})
+}
+
+// Names with what could be taken for a separator, in all three places.
+func TestPark_oddNames(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		odd := []string{"a/b", "a|b|c", "100%|%2F", "two words\t", "größe 錠", "x{y}z", ", place 1 in line", "line\nbreak"}
+		r := start(t, s, setup{
+			workers: 1, queue: redistest.Name(t) + `/q|%2F {x} ü`,
+			rules: []automutex.Rule{{Task: "work", Busy: automutex.Park, Key: func(_ context.Context, t *asynq.Task) ([]string, error) {
+				return []string{string(t.Payload()), "x"}, nil
+			}}},
+		})
+		var leases []*lock.Lease
+		for _, name := range odd {
+			leases = append(leases, r.hold("work", name, "x"))
+			id := r.enqueue("work", name, asynq.TaskID(name))
+			r.awaitParked(id)
+		}
+		for _, lease := range leases {
+			r.free(lease)
+		}
+		for range odd { // in whatever order they were looked after
+			run := r.stage.next(t)
+			run.returns(nil)
+			r.await(run.id, asynq.TaskStateCompleted)
+		}
+		for _, name := range odd {
+			r.await(name, asynq.TaskStateCompleted)
+			r.awaitStored(0, 0, "work", name, "x")
+		}
+	})
+}
+
+// bare is a client that only locks can be kept with.
+type bare struct{ lock.Client }
+
+func TestPark_new(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		inspector := asynq.NewInspectorFromRedisClient(rdb)
+		rules := []automutex.Rule{{Task: "retries", Busy: automutex.Retry}, {Task: "parks", Busy: automutex.Park}}
+		for _, c := range []struct {
+			rdb  lock.Client
+			cfg  automutex.Config
+			want string // in the error; "": none
+		}{
+			{rdb, automutex.Config{Rules: rules}, ""},
+			{rdb, automutex.Config{Rules: rules, WakeAtFront: true}, ""},
+			{bare{rdb}, automutex.Config{Rules: rules, Inspector: inspector}, ""},
+			{bare{rdb}, automutex.Config{Rules: rules[:1], WakeAtFront: true}, ""},
+			{bare{rdb}, automutex.Config{Rules: rules}, "automutex: Config.Inspector: is nil, and none can be made from a e2e.bare for the policy park of Rules[1], which is that of a rule without Busy"},
+			{bare{rdb}, automutex.Config{Rules: rules, Inspector: inspector, WakeAtFront: true}, "automutex: Config.WakeAtFront: needs a redis.UniversalClient"},
+		} {
+			g, err := automutex.New(c.rdb, c.cfg)
+			if c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) || c.want == "" && err != nil {
+				t.Errorf("%T, %+v: %v", c.rdb, c.cfg, err)
+			}
+			if g != nil {
+				redistest.Must(t, g.Close(t.Context()))
+			}
+		}
+	})
+}
+
+// A woken task stands behind what is pending, unless WakeAtFront moves it: that
+// knows how asynq keeps its pending tasks, which this test holds it to.
+func TestPark_wakeAtFront(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, front := range []bool{false, true} {
+			r, free := heldRig(t, s, setup{workers: 1, guarded: func(c *automutex.Config) { c.WakeAtFront = front }})
+			parked := r.enqueue("work", one)
+			r.awaitParked(parked)
+			r.enqueue("other", nil)
+			blocks := r.stage.next(t)
+			pending := []string{r.enqueue("other", nil), r.enqueue("other", nil)}
+			free()
+			r.await(parked, asynq.TaskStatePending)
+			if front {
+				// Moved a moment after it was run.
+				redistest.Eventually(t, patience, func() bool {
+					last, err := r.rdb.LRange(t.Context(), "asynq:{"+r.queue+"}:pending", -1, -1).Result()
+					return err == nil && slices.Equal(last, []string{parked})
+				}, "it is moved to the end that asynq takes from")
+			}
+			order := append(pending, parked)
+			if front {
+				order = append([]string{parked}, pending...)
+			}
+			blocks.returns(nil)
+			for _, id := range order {
+				r.finish(id)
+			}
+			r.stop()
+		}
+	})
+}
+
+// The process that released is gone before it has called anybody: the one that
+// parked repeats the call.
+func TestPark_releaserKilled(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		var hook redistest.FailHook
+		var vain atomic.Int64
+		hook.Before(func(redis.Cmder) error {
+			vain.Add(1)
+			return errors.New("this process is dead")
+		})
+		dead := s.Client(t)
+		dead.AddHook(&hook)
+		rules := []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}
+		a := start(t, s, setup{rules: rules, workers: 1, guarded: func(c *automutex.Config) {
+			c.Inspector = asynq.NewInspectorFromRedisClient(dead)
+		}})
+		b := start(t, s, setup{rules: rules, workers: 1, prefix: a.cfg.Prefix})
+		holder := a.enqueue("work", one)
+		run := a.stage.next(t)
+		first := b.enqueue("work", one)
+		b.awaitParked(first)
+		second := b.enqueue("work", one)
+		b.awaitParked(second)
+		run.returns(nil)
+		a.await(holder, asynq.TaskStateCompleted)
+		redistest.Eventually(t, patience, func() bool { // on a busy machine, b may see the release first
+			info, err := b.inspector.GetTaskInfo(b.queue, first)
+			return vain.Load() > 0 || err == nil && info.State != asynq.TaskStateRetry
+		}, "the release calls")
+		b.finishAll(first, second)
+	})
+}
+
+// The key comes free after the handler of the parked task has returned and before asynq has filed its retry: the task, which
+// is called while it is still active, keeps its place.
+func TestPark_releaseBeforeFiling(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		filing, filed := make(chan struct{}), make(chan struct{})
+		let := sync.OnceFunc(func() { close(filed) })
+		var files, looks atomic.Int64
+		hook, watch, inspected := &redistest.FailHook{}, &redistest.FailHook{}, s.Client(t)
+		hook.Before(func(cmd redis.Cmder) error {
+			if args := cmd.Args(); len(args) > 6 && strings.HasSuffix(fmt.Sprint(args[6]), ":retry") && files.Add(1) == 1 {
+				close(filing)
+				<-filed
+			}
+			return nil
+		})
+		watch.Before(func(redis.Cmder) error { looks.Add(1); return nil })
+		inspected.AddHook(watch)
+		r := start(t, s, setup{
+			rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}, workers: 2, hook: hook,
+			guarded: func(c *automutex.Config) { c.Inspector = asynq.NewInspectorFromRedisClient(inspected) },
+		})
+		t.Cleanup(let) // before the server stops
+		holder := r.enqueue("work", one)
+		run := r.stage.next(t)
+		id := r.enqueue("work", one)
+		<-filing
+		run.returns(nil)
+		r.await(holder, asynq.TaskStateCompleted)
+		before := looks.Load()
+		redistest.Eventually(t, patience, func() bool { return looks.Load() >= before+8 }, "the task is looked at, active")
+		if info := r.stored("work", "1"); info.Parked+info.Called != 1 {
+			t.Errorf("its place is gone: %+v", info)
+		}
+		let()
+		r.finish(id)
+	})
+}
+
+// A paused queue keeps its tasks, and nobody else's.
+func TestPark_pausedQueue(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rules := []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}
+		a := start(t, s, setup{rules: rules, workers: 1})
+		b := start(t, s, setup{rules: rules, workers: 1, prefix: a.cfg.Prefix})
+		lease := a.take("work", "1")
+		var paused, others []string
+		for range 2 {
+			paused = append(paused, a.enqueue("work", one))
+			a.awaitParked(paused[len(paused)-1])
+			others = append(others, b.enqueue("work", one))
+			b.awaitParked(others[len(others)-1])
+		}
+		redistest.Must(t, a.inspector.PauseQueue(a.queue))
+		a.free(lease)
+		b.finishAll(others...)
+		for _, id := range paused {
+			if info, err := a.inspector.GetTaskInfo(a.queue, id); err != nil || info.State != asynq.TaskStateRetry {
+				t.Errorf("in the paused queue: %+v, %v", info, err)
+			}
+		}
+		a.stage.none(t)
+		a.awaitStored(0, 2, "work", "1")
+		redistest.Must(t, a.inspector.UnpauseQueue(a.queue))
+		a.finishAll(paused...)
+		a.awaitStored(0, 0, "work", "1")
+	})
+}
+
+// The task behind an entry is gone, and another of its ID is there: whatever
+// that is, it is not run before its time, nor again.
+func TestPark_revivesNobody(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, free := heldRig(t, s, setup{workers: 1})
+		runs := func(err error) func(id string) {
+			return func(id string) {
+				r.enqueue("other", nil, asynq.TaskID(id))
+				r.stage.nextIs(t, id).returns(err)
+			}
+		}
+		others := map[asynq.TaskState]func(id string){
+			asynq.TaskStateScheduled: func(id string) { r.enqueue("work", one, asynq.TaskID(id), asynq.ProcessIn(time.Hour)) },
+			asynq.TaskStateCompleted: runs(nil),
+			asynq.TaskStateRetry:     runs(errors.New("its own")),
+			asynq.TaskStateArchived:  runs(asynq.SkipRetry),
+		}
+		for state := range others {
+			r.enqueue("work", one, asynq.TaskID(state.String()))
+			r.awaitParked(state.String())
+		}
+		last := r.enqueue("work", one)
+		r.awaitParked(last)
+		for state, begins := range others {
+			r.operate(state.String(), r.inspector.DeleteTask)
+			begins(state.String())
+			r.await(state.String(), state)
+		}
+		free()
+		r.finish(last)
+		r.awaitStored(0, 0, "work", "1")
+		for state := range others {
+			if info := r.await(state.String(), state); info.Retried > 1 {
+				t.Errorf("%s: %+v", state, info)
+			}
+		}
+		if r.stage.count() != len(others) { // all but the scheduled one, and the last
+			t.Errorf("%d runs", r.stage.count())
+		}
+	})
+}
+
+// The Redis of the locks restarts without its data, that of asynq does not:
+// nobody knows of the line any more, and asynq brings its tasks back.
+func TestPark_linesLost(t *testing.T) {
+	t.Parallel()
+	s, locks := redistest.Real(t), redistest.StartReal(t)
+	rdb := s.Client(t)
+	prefix := redistest.Name(t)
+	r := start(t, s, setup{
+		rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}, workers: 1, prefix: prefix,
+		locks:   bare{locks.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries = -1 })}, // asynq could not use it: the Inspector wakes
+		guarded: func(c *automutex.Config) { c.Inspector = asynq.NewInspectorFromRedisClient(rdb) },
+	})
+	others := lock.New(locks.Client(t), lock.Options{Prefix: prefix, Logger: slog.New(slog.DiscardHandler)})
+	t.Cleanup(func() { _ = others.Close() })
+	if _, err := others.Mutex("work", lock.Parts("1")).TryLock(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	ids := []string{r.enqueue("work", one), r.enqueue("work", one)}
+	for _, id := range ids {
+		// The holder might live on for the 30 s of its lease.
+		if until := time.Until(r.awaitParked(id).NextProcessAt); until < 25*time.Second || until > 10*time.Minute {
+			t.Errorf("asynq has it in %s", until)
+		}
+	}
+	locks.Restart(t)
+	for _, id := range ids {
+		redistest.Eventually(t, patience, func() bool {
+			info, err := r.inspector.GetTaskInfo(r.queue, id)
+			if err == nil && info.State == asynq.TaskStateRetry { // the connection was broken still
+				_ = r.inspector.RunTask(r.queue, id)
+			}
+			return len(r.stage.started) > 0
+		}, "%s comes back", id)
+		r.finish(id)
+	}
+}
+
+// comesBackToItsGroup is what asynq does with a task of a group whose retry is due: the task joins its group
+// again, which asynq does not note among the groups of the queue. So nobody aggregates it.
+func (r *rig) comesBackToItsGroup(id string) {
+	r.t.Helper()
+	if err := r.rdb.ZAdd(r.t.Context(), "asynq:{"+r.queue+"}:retry", redis.Z{Score: 1, Member: id}).Err(); err != nil {
+		r.t.Fatal(err)
+	}
+	r.await(id, asynq.TaskStateAggregating)
+	if groups, err := r.inspector.Groups(r.queue); err != nil || len(groups) != 0 {
+		r.t.Errorf("asynq knows the groups %v, %v: then docs/guide.md may promise more", groups, err)
+	}
+}
+
+// An operator runs a task of a group by hand, and its key is busy. A parked one is woken when its turn comes, though
+// asynq has put it back into its group meanwhile.
+func TestGroup_runByHandAndParked(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, free := heldRig(t, s, setup{served: comingBack, workers: 1})
+		id := r.enqueue("work", map[string]any{"id": "1"}, asynq.Group("g"))
+		r.rerun(id)
+		r.awaitParked(id)
+		r.comesBackToItsGroup(id)
+		free()
+		r.finish(id)
+	})
+}
+
+// Under Retry it waits in its group until the next task of that group comes, or until it is run by hand again.
+func TestGroup_runByHandAndReturned(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.RetryIn(time.Hour)}}, served: comingBack})
+		lease := r.hold("work", "1")
+		id := r.enqueue("work", map[string]any{"id": "1"}, asynq.Group("g"))
+		r.rerun(id)
+		r.awaitRetried(id, 0)
+		r.comesBackToItsGroup(id)
+		r.enqueue("work", map[string]any{"id": "2"}, asynq.Group("g"))
+		if groups, err := r.inspector.Groups(r.queue); err != nil || len(groups) != 1 || groups[0].Size != 2 {
+			t.Errorf("with the next task of the group, asynq has %+v, %v", groups, err)
+		}
+		r.free(lease)
+		r.rerun(id)
+		r.finish(id)
+	})
+}
+
+// ledger counts the runs of each task, and how many there are at once for each payload.
+type ledger struct {
+	mu   sync.Mutex
+	runs map[string]int // by task ID
+	now  map[string]int // by payload
+	most int
+}
+
+// enter notes that somebody has the key; the function it gives, that he has not.
+func (l *ledger) enter(key string) (leave func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.now[key]++
+	l.most = max(l.most, l.now[key])
+	return func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.now[key]--
+	}
+}
+
+// ProcessTask is a handler.
+func (l *ledger) ProcessTask(ctx context.Context, t *asynq.Task) error {
+	id, _ := asynq.GetTaskID(ctx)
+	defer l.enter(string(t.Payload()))()
+	runtime.Gosched() // some work
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.runs[id]++
+	return nil
+}
+
+// await waits until n tasks have run, and checks that each ran once.
+func (l *ledger) await(t *testing.T, n int) {
+	t.Helper()
+	redistest.Eventually(t, 2*patience, func() bool {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.runs) >= n
+	}, "%d tasks have run", n)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for id, runs := range l.runs {
+		if runs > 1 {
+			t.Errorf("%s ran %d times", id, runs)
+		}
+	}
+}
+
+// enqueueMany enqueues n tasks, on several connections at once.
+func (r *rig) enqueueMany(n int, taskType string, payload func(i int) string) {
+	r.t.Helper()
+	const at = 4
+	var wg sync.WaitGroup
+	for g := range at {
+		redistest.Go(&wg, func() {
+			for i := g; i < n; i += at {
+				_, err := r.client.Enqueue(asynq.NewTask(taskType, []byte(payload(i))), asynq.Queue(r.queue), asynq.MaxRetry(5), asynq.Timeout(10*time.Minute))
+				if err != nil {
+					r.t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// Two processes with a queue each, keys that both have tasks for, and plain lock users: never two at once for a key, and each
+// task runs once.
+func TestPark_queuesAndProcesses(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const n, keys, goroutines, rounds = 24, 3, 2, 10
+		runs := &ledger{runs: map[string]int{}, now: map[string]int{}}
+		rules := []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}
+		a := start(t, s, setup{rules: rules, workers: 3, handler: runs.ProcessTask})
+		b := start(t, s, setup{rules: rules, workers: 2, handler: runs.ProcessTask, prefix: a.cfg.Prefix})
+		payload := func(i int) string { return fmt.Sprintf(`{"id":%d}`, i%keys) }
+		var users sync.WaitGroup
+		for i := range keys * goroutines {
+			redistest.Go(&users, func() { // ends after its rounds, each of which gets the lock or ends with patience
+				ctx, cancel := context.WithTimeout(context.Background(), patience)
+				defer cancel()
+				for range rounds {
+					err := a.lockOf("work", fmt.Sprint(i%keys)).Do(ctx, func(context.Context) error {
+						defer runs.enter(payload(i))()
+						return nil
+					})
+					if err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+		a.enqueueMany(n, "work", payload)
+		b.enqueueMany(n, "work", payload)
+		runs.await(t, 2*n)
+		users.Wait()
+		if runs.most != 1 {
+			t.Errorf("%d at once", runs.most)
+		}
+		for i := range keys {
+			a.awaitStored(0, 0, "work", fmt.Sprint(i))
+		}
+	})
+}
+
+// The head of the line was called and finds no worker: others take and give back
+// the key meanwhile, at once.
+func TestPark_allWorkersBusy(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, free := heldRig(t, s, setup{workers: 1})
+		head := r.enqueue("work", one)
+		r.awaitParked(head)
+		other := r.enqueue("other", nil)
+		blocks := r.stage.next(t)
+		free()
+		r.await(head, asynq.TaskStatePending)
+		for range 5 {
+			r.free(r.take("work", "1"))
+		}
+		blocks.returns(nil)
+		r.await(other, asynq.TaskStateCompleted)
+		r.finish(head)
+		r.awaitStored(0, 0, "work", "1")
 	})
 }

@@ -97,31 +97,15 @@ func TestPaused_lastAttempt(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: policy}}})
-				r.pauseTarget("work|1", time.Time{})
+				r.pauseTarget(r.lockOf("work", "1").Key(), time.Time{})
 				id := r.enqueue("work", one, asynq.MaxRetry(0))
 				r.awaitLine(1, "work", "1")
 				r.stage.none(t)
-				r.resumeTarget("work|1")
+				r.resumeTarget(r.lockOf("work", "1").Key())
 				r.stage.next(t).returns(nil)
 				r.await(id, asynq.TaskStateCompleted)
 			})
 		}
-	})
-}
-
-// At the margin before its deadline such a task is archived, and its error says that
-// the key is paused.
-func TestPaused_lastAttemptUntilTheDeadline(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Retry}}})
-		r.pauseTarget("work", time.Time{})
-		id := r.enqueue("work", one, asynq.MaxRetry(0), asynq.Timeout(2*time.Second))
-		info := r.await(id, asynq.TaskStateArchived)
-		if !strings.Contains(info.LastErr, "paused until somebody resumes it") && !strings.Contains(info.LastErr, "deadline exceeded") {
-			t.Errorf("the last error is %q", info.LastErr)
-		}
-		r.stage.none(t)
 	})
 }
 
@@ -155,22 +139,6 @@ func TestPaused_whileItWaits(t *testing.T) {
 	})
 }
 
-// Who runs when the pause begins goes on.
-func TestPaused_whileItRuns(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Retry}}})
-		id := r.enqueue("work", one)
-		run := r.stage.next(t)
-		r.pauseTarget("work", time.Time{})
-		if err := run.ctx.Err(); err != nil {
-			t.Errorf("the handler's context ended: %v", err)
-		}
-		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-	})
-}
-
 // A task of several rules takes none of its locks while one of them is paused.
 func TestPaused_severalRules(t *testing.T) {
 	t.Parallel()
@@ -192,51 +160,6 @@ func TestPaused_severalRules(t *testing.T) {
 	})
 }
 
-// Under Replace the newest of the paused tasks still wins, whichever comes back first.
-func TestPaused_replaceKeepsTheOrder(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Replace, Wait: time.Hour}}})
-		r.pauseTarget("work", time.Time{})
-		older := r.enqueue("work", one)
-		r.awaitRetried(older, 0)
-		newer := r.enqueue("work", one)
-		r.awaitRetried(newer, 0)
-		r.resumeTarget("work")
-		r.rerun(newer)
-		run := r.stage.nextIs(t, newer)
-		r.rerun(older)
-		r.awaitLine(1, "work", "1")
-		if err := run.ctx.Err(); err != nil {
-			t.Errorf("the newer task was replaced by the older one: %v", context.Cause(run.ctx))
-		}
-		run.returns(nil)
-		r.await(newer, asynq.TaskStateCompleted)
-		r.stage.next(t).returns(nil)
-		r.await(older, asynq.TaskStateCompleted)
-	})
-}
-
-// The end of a pause that is known brings the task back by itself, after it.
-func TestPaused_comesBack(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Retry}}, served: comingBack})
-		end := time.Now().Add(2 * time.Second)
-		r.pauseTarget("work", end)
-		id := r.enqueue("work", one)
-		event := r.awaitEvent(automutex.EventRetried, id)
-		if left := time.Until(end); event.Delay < left || event.Delay > 2*time.Second+minPauseSpread {
-			t.Errorf("comes back after %s, and the pause ends in %s", event.Delay, left)
-		}
-		run := r.stage.next(t)
-		if early := time.Until(end); early > 0 {
-			t.Errorf("ran %s before the end", early)
-		}
-		run.returns(nil)
-	})
-}
-
 // A limit for a scope, or one key, is obeyed by tasks.
 func TestControls_limitOfTasks(t *testing.T) {
 	t.Parallel()
@@ -250,22 +173,6 @@ func TestControls_limitOfTasks(t *testing.T) {
 		first.returns(nil)
 		second.returns(nil)
 	})
-}
-
-// A control for a scope that no rule has is said, once.
-func TestControls_scopeOfNoRule(t *testing.T) {
-	t.Parallel()
-	log := &redistest.Log{}
-	guard := newGuard(t, redistest.Mini(t), log, &events{},
-		automutex.Rule{Task: "work:", On: []string{"id"}, Busy: automutex.Retry}, automutex.Rule{Task: "mail", Scope: "my scope", Busy: automutex.Retry})
-	for _, target := range []string{"work:x", "work:x|1", "my scope", "elsewhere"} {
-		redistest.Must(t, guard.Controls().Pause(t.Context(), target, time.Time{}, ""))
-	}
-	redistest.Must(t, guard.Controls().Resume(t.Context(), "my scope"))
-	redistest.Eventually(t, patience, func() bool { return strings.Contains(log.Text(slog.LevelWarn), "target=elsewhere") }, "a log line")
-	if text := log.Text(slog.LevelWarn); strings.Count(text, "that no rule of this Guard has") != 1 {
-		t.Errorf("log: %s", text)
-	}
 }
 
 // A rule whose Task is a beginning of types, without a Scope, has a scope for each of them. An operator pauses all of them

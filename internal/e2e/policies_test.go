@@ -3,7 +3,11 @@ package e2e
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -23,7 +27,7 @@ import (
 //	Skip                 TestPolicy_skip
 //	Archive              TestPolicy_archive
 //	Fail                 TestPolicy_fail
-//	AfterFailure(fn)     TestPolicy_afterFailure, TestPolicy_afterFailureLastAttempt
+//	AfterFailure(fn)     TestPolicy_afterFailure
 //	Park                 TestPark_* in park_test.go
 //	Replace              TestReplace_* in replace_test.go
 //	Allow                TestPolicy_allow
@@ -80,34 +84,6 @@ func TestPolicy_retry(t *testing.T) {
 		}
 		if r.locked("work", "1") {
 			t.Error("the key stayed taken")
-		}
-	})
-}
-
-// Retry comes back by itself, and not all at once.
-func TestPolicy_retryComesBack(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.Retry}, setup{
-			served:  comingBack,
-			handler: func(context.Context, *asynq.Task) error { return nil },
-		})
-		var ids []string
-		for range 8 {
-			ids = append(ids, r.enqueue("work", one))
-		}
-		delays := map[time.Duration]bool{}
-		for _, id := range ids {
-			delays[r.awaitEvent(automutex.EventRetried, id).Delay] = true
-		}
-		if len(delays) < len(ids) {
-			t.Errorf("%d tasks come back after %v: no jitter", len(ids), delays)
-		}
-		free()
-		if s.Kind() == redistest.KindMini { // seconds; once is enough
-			for _, id := range ids {
-				r.await(id, asynq.TaskStateCompleted)
-			}
 		}
 	})
 }
@@ -213,6 +189,10 @@ func answers(_ context.Context, t *asynq.Task, busy *automutex.BusyError) error 
 		return &again
 	case `{"id":1,"say":"archive"}`:
 		return fmt.Errorf("never mind: %w", asynq.SkipRetry)
+	case `{"id":1,"say":"drop"}`:
+		return fmt.Errorf("never mind: %w", asynq.RevokeTask)
+	case `{"id":1,"say":"hour"}`:
+		return automutex.RetryAfter(time.Hour, busy)
 	}
 	return errors.New("unexpected payload")
 }
@@ -245,37 +225,30 @@ func TestPolicy_afterFailure(t *testing.T) {
 		if info := r.await(enqueue("archive"), asynq.TaskStateArchived); !strings.HasPrefix(info.LastErr, "never mind") {
 			t.Errorf("the last error is %q", info.LastErr)
 		}
+		r.awaitDropped(enqueue("drop"))
+		if until := time.Until(r.awaitRetried(enqueue("hour"), 0).NextProcessAt); until < 59*time.Minute {
+			t.Errorf("it comes back in %s", until)
+		}
 		again := []string{enqueue("busy"), enqueue("wrapped"), enqueue("copy")}
-		for _, id := range again {
-			if until := time.Until(r.awaitRetried(id, 0).NextProcessAt); until > 5*time.Second {
-				t.Errorf("it comes back in %s", until)
+		for i, id := range again {
+			info := r.awaitRetried(id, 0)
+			if until := time.Until(info.NextProcessAt); until > 5*time.Second || i == 1 && !strings.Contains(info.LastErr, "later, please") {
+				t.Errorf("it comes back in %s, last error %q", until, info.LastErr)
 			}
 		}
+		r.await(r.enqueue("work", `{"id":1,"say":"failed"}`, asynq.MaxRetry(0)), asynq.TaskStateArchived)
+		<-given
+		r.enqueue("work", `{"id":1,"say":"busy"}`, asynq.MaxRetry(0)) // waits in its worker
+		<-given
+		r.awaitLine(1, "work", "1")
 		r.stage.none(t)
 		free()
+		r.stage.next(t).returns(nil)
 		for _, id := range again {
 			r.rerun(id)
 			r.stage.next(t).returns(nil)
 			r.await(id, asynq.TaskStateCompleted)
 		}
-	})
-}
-
-func TestPolicy_afterFailureLastAttempt(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.AfterFailure(answers)}, setup{})
-		enqueue := func(say string) string {
-			return r.enqueue("work", `{"id":1,"say":"`+say+`"}`, asynq.MaxRetry(0))
-		}
-		r.await(enqueue("done"), asynq.TaskStateCompleted)
-		r.await(enqueue("failed"), asynq.TaskStateArchived)
-		waits := enqueue("busy")
-		r.awaitLine(1, "work", "1")
-		r.stage.none(t)
-		free()
-		r.stage.next(t).returns(nil)
-		r.await(waits, asynq.TaskStateCompleted)
 	})
 }
 
@@ -326,6 +299,146 @@ func TestPolicy_allowWithoutTime(t *testing.T) {
 		h := r.guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { runs++; return nil }))
 		if err := h.ProcessTask(ctx, asynq.NewTask("work", []byte(`{"id":1}`))); err != nil || runs != 1 {
 			t.Errorf("%d runs, %v", runs, err)
+		}
+	})
+}
+
+var updatePolicies = flag.Bool("update-policies", false, "write testdata/policies.txt anew")
+
+// Each policy with each field of a rule: New accepts the pair, warns of a field that has no effect, or refuses it.
+func TestPolicies_withEachField(t *testing.T) {
+	t.Parallel()
+	var b strings.Builder
+	b.WriteString("What New says of each policy with each field. Written by go test ./internal/e2e -run TestPolicies_ -update-policies.\n\n")
+	fields := []struct {
+		name string
+		set  func(*automutex.Rule)
+	}{
+		{"Limit", func(r *automutex.Rule) { r.Limit = 2 }},
+		{"LimitField", func(r *automutex.Rule) { r.LimitField = &automutex.LimitField{Path: "max", Default: 3} }},
+		{"Wait", func(r *automutex.Rule) { r.Wait = time.Second }},
+		{"MaxHold", func(r *automutex.Rule) { r.MaxHold = time.Second }},
+		{"Cooldown", func(r *automutex.Rule) { r.Cooldown = time.Second }},
+		{"Rate", func(r *automutex.Rule) { r.Limit, r.Rate = 1, automutex.Rate{Starts: 1, Per: time.Second} }},
+		{"Fence", func(r *automutex.Rule) { r.Fence = true }},
+		{"Optional", func(r *automutex.Rule) { r.Optional = true }},
+		{"InOrder", func(r *automutex.Rule) { r.InOrder = true }},
+		{"OnArchive", func(r *automutex.Rule) { r.OnArchive = automutex.Continue }},
+		{"MaxQueued", func(r *automutex.Rule) { r.MaxQueued = 9 }},
+	}
+	var notes strings.Builder
+	for _, policy := range []automutex.Policy{
+		automutex.Park, automutex.Retry, automutex.RetryIn(time.Second), automutex.Skip, automutex.Archive, automutex.Fail, automutex.Replace, automutex.Allow,
+		automutex.AfterFailure(func(context.Context, *asynq.Task, *automutex.BusyError) error { return nil }),
+	} {
+		for _, f := range fields {
+			rule := automutex.Rule{Task: "t", On: []string{"id"}, Busy: policy}
+			f.set(&rule)
+			var log redistest.Log
+			_, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{rule}, Logger: log.Logger()})
+			name, says, note := policy.String(), "fine", strings.TrimSpace(log.Text(slog.LevelWarn))
+			switch {
+			case err != nil:
+				says, note = "REFUSED", err.Error()
+			case note != "":
+				says = "WARNED"
+			}
+			fmt.Fprintf(&b, "%-14s %-10s %s\n", name, f.name, says)
+			if note != "" {
+				fmt.Fprintf(&notes, "%s with %s: %s\n", name, f.name, note)
+			}
+		}
+	}
+	got := b.String() + "\n" + notes.String()
+	path := filepath.Join("testdata", "policies.txt")
+	if *updatePolicies {
+		redistest.Must(t, os.WriteFile(path, []byte(got), 0o600))
+		return
+	}
+	want, err := os.ReadFile(path)
+	redistest.Must(t, err)
+	if string(want) != got {
+		t.Errorf("%s is not what New says; run this test with -update-policies and read the difference", path)
+	}
+}
+
+// A longer Task that has all locks of the shorter one hides nothing.
+func TestNotices_hides(t *testing.T) {
+	t.Parallel()
+	hidden := automutex.Rule{Task: "key:sign", Scope: "key", On: []string{"id"}}
+	for field, warns := range map[string]bool{"id": false, "key": true} {
+		var log redistest.Log
+		longer := automutex.Rule{Task: "key:signDKLS", Scope: "key", On: []string{field}}
+		_, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{hidden, longer}, Logger: log.Logger()})
+		redistest.Must(t, err)
+		if text := log.Text(slog.LevelWarn); strings.Contains(text, "hides") != warns {
+			t.Errorf("on %s: %q", field, text)
+		}
+	}
+}
+
+// A task may stop an older one under Replace and then be ended by a later rule.
+func TestNotices_replaceBeforeSkip(t *testing.T) {
+	t.Parallel()
+	after := automutex.AfterFailure(func(context.Context, *asynq.Task, *automutex.BusyError) error { return nil })
+	for _, c := range []struct {
+		first, second automutex.Policy
+		warns         bool
+	}{
+		{automutex.Replace, automutex.Skip, true},
+		{automutex.Replace, automutex.Archive, true},
+		{automutex.Replace, automutex.Fail, true},
+		{automutex.Replace, after, true},
+		{automutex.Skip, automutex.Replace, false},
+		{automutex.Replace, automutex.Retry, false},
+		{automutex.Replace, automutex.Park, false},
+	} {
+		var log redistest.Log
+		_, err := automutex.NewKeyMaker(automutex.Config{Logger: log.Logger(), Rules: []automutex.Rule{
+			{Task: "work", Name: "doc", Scope: "doc", Busy: c.first}, {Task: "work", Name: "all", Scope: "all", Busy: c.second},
+		}})
+		redistest.Must(t, err)
+		if text := log.Text(slog.LevelWarn); strings.Contains(text, "may stop the older one") != c.warns {
+			t.Errorf("%s before %s: logged %q", c.first, c.second, text)
+		}
+	}
+}
+
+// A task that was enqueued with one attempt cannot park. The Guard says so once for its rule.
+func TestPark_oneAttemptIsWarnedOf(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Park}, {Task: "again", Busy: automutex.Retry}}})
+		for _, task := range []string{"again", "work", "work"} {
+			lease := r.take(task)
+			id := r.enqueue(task, nil, asynq.MaxRetry(-1))
+			r.awaitEvent(automutex.EventWaiting, id)
+			r.free(lease)
+			r.stage.next(t).returns(nil)
+			r.await(id, asynq.TaskStateCompleted)
+		}
+		if n := strings.Count(r.log.Text(slog.LevelWarn), "MaxRetry 0 or less"); n != 1 {
+			t.Errorf("warned %d times, want once: %s", n, r.log.Text(slog.LevelWarn))
+		}
+	})
+}
+
+// A Wait beyond the Timeout that a task came with is told of when it waits, once for each rule.
+func TestRule_waitIsLongerThanTheTimeout(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Wait: 20 * time.Second, Busy: automutex.Retry}, {Task: "waits less", Wait: 8 * time.Second, Busy: automutex.Retry}}})
+		for _, scope := range []string{"work", "waits less"} {
+			held := r.take(scope)
+			for n := range 2 {
+				r.enqueue(scope, nil, asynq.Timeout(10*time.Second))
+				r.awaitLine(n+1, scope)
+			}
+			r.free(held)
+		}
+		r.stop()
+		if text := r.log.Text(slog.LevelWarn); strings.Count(text, "Wait is longer") != 1 || !strings.Contains(text, "rule=work ") {
+			t.Errorf("logged: %q", text)
 		}
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,12 +15,12 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/redisx"
 )
 
-// The tests of the policy Replace. This file has two tasks of one key: the newer one stops
-// the older one. newest_test.go tests which task is the newer one, replace_beside_test.go
-// Replace together with other features, replace_faults_test.go faults.
+// Replace: the newer one of two tasks of a key stops the older one. Faults are in examples/trust/simulate.
 
 // replacing is a rule for tasks of type "work", keyed on id.
 func replacing(rule automutex.Rule) automutex.Rule {
@@ -95,86 +96,6 @@ func TestReplace_holderReturnsAnError(t *testing.T) {
 	})
 }
 
-// The holder finishes all the same: it is done.
-func TestReplace_holderReturnsNil(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{})}, served: untouched(t)})
-		old := r.enqueue("work", one)
-		running := r.stage.next(t)
-		young := r.enqueue("work", one)
-		running.awaitEnd(t)
-		running.returns(nil)
-		r.await(old, asynq.TaskStateCompleted)
-		r.stage.next(t).returns(nil)
-		r.await(young, asynq.TaskStateCompleted)
-		if kinds := r.seen.kindsOf(old); !slices.Equal(kinds, []automutex.EventKind{automutex.EventAcquired, automutex.EventReleased}) {
-			t.Errorf("events of the old one: %v", kinds)
-		}
-		r.awaitForgotten("work", "1")
-	})
-}
-
-// The holder does not listen: its lease is renewed for as long as it runs, and it
-// is not overlapped.
-func TestReplace_holderDoesNotListen(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const ttl = 9 * time.Second // a renewal may be late on a busy machine
-		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{TTL: ttl, Wait: time.Hour})}})
-		old := r.enqueue("work", one)
-		running := r.stage.next(t)
-		lease, _ := automutex.Lease(running.ctx)
-		young := r.enqueue("work", one)
-		running.awaitEnd(t)
-		asked := time.Now()
-		redistest.Eventually(t, patience, func() bool { return lease.Deadline().After(asked.Add(ttl)) }, "renewed after it was asked to stop")
-		r.awaitLine(1, "work", "1")
-		r.stage.none(t)
-		running.returns(errors.New("at last"))
-		r.stage.next(t).returns(nil)
-		r.await(young, asynq.TaskStateCompleted)
-		r.awaitRevoked(old)
-		if most := r.stage.mostAtOnce("work"); most != 1 {
-			t.Errorf("%d at once", most)
-		}
-	})
-}
-
-// The holder takes longer than the newcomer's Wait, or its TTL where there is
-// none: the newcomer goes back, unspent, and comes again.
-func TestReplace_waitPasses(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		for long, rule := range map[time.Duration]automutex.Rule{
-			300 * time.Millisecond: {Wait: 300 * time.Millisecond, Busy: automutex.Retry},
-			5 * time.Second:        {TTL: 5 * time.Second, Busy: automutex.Retry},
-		} {
-			r := start(t, s, setup{rules: []automutex.Rule{replacing(rule)}, served: untouched(t)})
-			old := r.enqueue("work", one)
-			running := r.stage.next(t)
-			young := r.enqueue("work", one)
-			info := r.awaitRetried(young, 0)
-			if !strings.Contains(info.LastErr, r.lockOf("work", "1").Key()) || !strings.Contains(info.LastErr, old) {
-				t.Errorf("the last error is %q", info.LastErr)
-			}
-			if event := r.awaitEvent(automutex.EventBusy, young); event.Waited < long-50*time.Millisecond || event.Policy != automutex.Replace {
-				t.Errorf("got %+v", event)
-			}
-			if event := r.awaitEvent(automutex.EventRetried, young); event.Delay < time.Second || event.Delay > 5*time.Second || event.Policy != automutex.Replace {
-				t.Errorf("got %+v", event)
-			}
-			running.awaitEnd(t)
-			running.returns(errors.New("stopped"))
-			r.awaitRevoked(old)
-			r.rerun(young)
-			r.stage.next(t).returns(nil)
-			r.await(young, asynq.TaskStateCompleted)
-			r.stop()
-		}
-	})
-}
-
 // A newcomer that waits is replaced by a newer one, and never runs.
 func TestReplace_waiting(t *testing.T) {
 	t.Parallel()
@@ -209,78 +130,306 @@ func TestReplace_waiting(t *testing.T) {
 	})
 }
 
-// A holder that panics when it is asked fails like any other.
-func TestReplace_panic(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		var first sync.Once
-		running := make(chan struct{})
-		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{})}, handler: func(ctx context.Context, _ *asynq.Task) error {
-			first.Do(func() {
-				close(running)
-				<-ctx.Done()
-				panic("boom")
-			})
-			return nil
-		}})
-		old := r.enqueue("work", one)
-		<-running
-		young := r.enqueue("work", one)
-		r.await(young, asynq.TaskStateCompleted)
-		if info := r.awaitRetried(old, 1); !strings.Contains(info.LastErr, "boom") {
-			t.Errorf("the last error is %q", info.LastErr)
-		}
-	})
+// watched notes, of a guard's locks, when each task arrived, and how often tasks asked who is to stop.
+type watched struct {
+	mu    sync.Mutex       // guards both
+	at    map[string]int64 // as Redis answered, by the task's ID
+	calls int
 }
 
-// Close: newcomers go back to asynq, and the holder is left to itself.
-func TestReplace_close(t *testing.T) {
+// watch is a client for a guard's locks, and what it sees.
+func watch(t *testing.T, s *redistest.Server) (*watched, redis.UniversalClient) {
+	t.Helper()
+	locks, hook, w := s.Client(t), &redistest.FailHook{}, &watched{at: map[string]int64{}}
+	hook.After(w.see)
+	locks.AddHook(hook)
+	return w, locks
+}
+
+func (w *watched) see(cmd redis.Cmder) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	args := cmd.Args()
+	eval, ok := cmd.(*redis.Cmd)
+	switch {
+	case !ok || cmd.Err() != nil || len(args) < 6:
+	case runs(cmd, "stop"):
+		w.calls++
+	default:
+		key, _ := args[3].(string)
+		note, _ := args[5].(string)
+		if reply, ok := eval.Val().([]any); ok && len(reply) == 2 && strings.HasSuffix(key, ":arrivals") {
+			_, id, _ := strings.Cut(note, "/")
+			w.at[id], _ = reply[0].(int64)
+		}
+	}
+	return nil
+}
+
+// runs tells whether a command runs the script with that name.
+func runs(cmd redis.Cmder, name string) bool {
+	args := cmd.Args()
+	script := engine.Scripts[slices.IndexFunc(engine.Scripts, func(s *redisx.Script) bool { return s.Name == name })]
+	return len(args) > 3 && (args[1] == script.SHA || args[1] == script.Source)
+}
+
+// await waits for n more calls.
+func (w *watched) await(t *testing.T, n int) {
+	t.Helper()
+	calls := func() int {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.calls
+	}
+	began := calls()
+	redistest.Eventually(t, patience, func() bool { return calls() >= began+n }, "%d calls", n)
+}
+
+// newest is the task that arrived last, of n.
+func (w *watched) newest(t *testing.T, n int) (id string) {
+	t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.at) != n {
+		t.Errorf("%d tasks have arrived, want %d", len(w.at), n)
+	}
+	for one, at := range w.at {
+		if at > w.at[id] {
+			id = one
+		}
+	}
+	return id
+}
+
+// Many come at once, to several processes: the last one runs to its end, each
+// other is revoked or done, and no two are at work at once.
+func TestReplace_manyAtOnce(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour, Limit: 2})}})
-		olds := []string{r.enqueue("work", one), r.enqueue("work", one)}
-		runs := []*run{r.stage.next(t), r.stage.next(t)}
-		youngs := []string{r.enqueue("work", one), r.enqueue("work", one)}
-		r.awaitLine(2, "work", "1")
-		for _, run := range runs {
-			run.awaitEnd(t)
+		const all = 20
+		seen, locks := watch(t, s)
+		shared := newStage()
+		prefix := redistest.Name(t)
+		var rigs []*rig
+		for range 2 {
+			rigs = append(rigs, start(t, s, setup{
+				rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}, prefix: prefix, locks: locks, workers: all, handler: shared.ProcessTask,
+			}))
 		}
-		closed := r.closing(t.Context())
-		for _, id := range youngs {
-			if info := r.awaitRetried(id, 0); !strings.Contains(info.LastErr, "closed") {
-				t.Errorf("the last error is %q", info.LastErr)
+		t.Cleanup(shared.end) // before the rigs stop
+		ids := map[string]*rig{}
+		first := rigs[0].enqueue("work", one)
+		holder := shared.next(t)
+		ids[first] = rigs[0]
+		var wg sync.WaitGroup
+		var mu sync.Mutex // guards ids
+		for i := range all - 1 {
+			redistest.Go(&wg, func() {
+				r := rigs[i%len(rigs)]
+				id := r.enqueue("work", one)
+				mu.Lock()
+				defer mu.Unlock()
+				ids[id] = r
+			})
+		}
+		wg.Wait()
+		// The holder does not return before all but one are gone.
+		redistest.Eventually(t, patience, func() bool {
+			return len(rigs[0].seen.list(automutex.EventReplaced))+len(rigs[1].seen.list(automutex.EventReplaced)) == all-2
+		}, "all but the holder and the newest are revoked")
+		rigs[0].awaitLine(1, "work", "1")
+		holder.returns(context.Cause(holder.ctx))
+		last := shared.next(t)
+		if newest := seen.newest(t, all); last.id != newest {
+			t.Errorf("%s runs, but %s is the newest", last.id, newest)
+		}
+		if last.ctx.Err() != nil {
+			t.Errorf("the newest was stopped: %v", context.Cause(last.ctx))
+		}
+		last.returns(nil)
+		for id, r := range ids {
+			if id == last.id {
+				r.await(id, asynq.TaskStateCompleted)
+			} else {
+				r.awaitRevoked(id)
 			}
 		}
-		for _, run := range runs {
-			run.returns(context.Cause(run.ctx))
+		if shared.count() != 2 || shared.mostAtOnce("work") != 1 {
+			t.Errorf("%d runs, %d at once", shared.count(), shared.mostAtOnce("work"))
 		}
-		if err := awaitClosed(t, closed); err != nil {
-			t.Error(err)
-		}
-		for _, id := range olds {
-			r.awaitRevoked(id)
-		}
-		r.stage.none(t)
+		rigs[0].awaitForgotten("work", "1")
 	})
 }
 
-// awaitSubscribed waits until the guard hears messages.
-func (r *rig) awaitSubscribed() {
-	r.t.Helper()
-	prefix := r.cfg.Prefix
-	channels := func(rdb redis.UniversalClient) (n int) {
-		cluster, ok := rdb.(*redis.ClusterClient)
-		if !ok {
-			return len(rdb.PubSubChannels(context.Background(), prefix+":*").Val())
+// A task that failed and comes back is as old as it was: it stops nobody newer,
+// waits for its turn, and is itself replaced by one that is newer still.
+func TestReplace_retriedTaskIsOld(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		w, locks := watch(t, s)
+		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}, locks: locks})
+		old := r.enqueue("work", one)
+		r.stage.next(t).returns(errors.New("once"))
+		r.awaitRetried(old, 1)
+		young := r.enqueue("work", one)
+		running := r.stage.next(t)
+		r.rerun(old)
+		r.awaitLine(1, "work", "1")
+		w.await(t, 3)
+		if running.ctx.Err() != nil {
+			t.Fatalf("a retried task stopped a newer one: %v", context.Cause(running.ctx))
 		}
-		var mu sync.Mutex // ForEachMaster calls at once
-		_ = cluster.ForEachMaster(context.Background(), func(ctx context.Context, node *redis.Client) error {
-			mu.Lock()
-			defer mu.Unlock()
-			n += len(node.PubSubChannels(ctx, prefix+":*").Val())
+		running.returns(nil)
+		r.await(young, asynq.TaskStateCompleted)
+		again := r.stage.nextIs(t, old)
+		newest := r.enqueue("work", one)
+		again.awaitEnd(t)
+		again.returns(errors.New("twice"))
+		r.awaitRevoked(old)
+		r.stage.next(t).returns(nil)
+		r.await(newest, asynq.TaskStateCompleted)
+		r.awaitForgotten("work", "1")
+	})
+}
+
+// A waiter that hears nothing of a newer one behind it is granted the lock first, and hands it on.
+func TestReplace_handedOn(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		var deaf atomic.Bool
+		hook, locks := &redistest.FailHook{}, s.Client(t)
+		hook.Before(func(cmd redis.Cmder) error {
+			if deaf.Load() && runs(cmd, "stop") {
+				return redistest.ReplyError("ERR not now")
+			}
 			return nil
 		})
-		return n
-	}
-	redistest.Eventually(r.t, patience, func() bool { return channels(r.rdb) > 0 }, "a subscription")
+		locks.AddHook(hook)
+		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}, locks: locks})
+		taken := r.take("work", "1")
+		deaf.Store(true)
+		waits := r.enqueue("work", one)
+		r.awaitLine(1, "work", "1")
+		newer := r.enqueue("work", one)
+		r.awaitLine(2, "work", "1")
+		deaf.Store(false)
+		r.free(taken)
+		r.finish(newer)
+		if event := r.awaitRevoked(waits); event.Held != 0 {
+			t.Errorf("got %+v", event)
+		}
+	})
+}
+
+// Of a semaphore's holders the oldest goes, and only that.
+func TestReplace_limit(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		w, locks := watch(t, s)
+		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Limit: 2, Wait: time.Hour})}, locks: locks})
+		var runs []*run
+		for range 2 {
+			r.enqueue("work", one)
+			runs = append(runs, r.stage.next(t))
+		}
+		for i := range 3 {
+			r.enqueue("work", one)
+			runs[i].awaitEnd(t)
+			w.await(t, 2) // each asks no other, however often
+			if runs[i+1].ctx.Err() != nil {
+				t.Errorf("the newer of two holders was stopped: %v", context.Cause(runs[i+1].ctx))
+			}
+			r.stage.none(t)
+			runs[i].returns(context.Cause(runs[i].ctx))
+			r.awaitRevoked(runs[i].id)
+			runs = append(runs, r.stage.next(t))
+		}
+		for _, run := range runs[3:] {
+			run.returns(nil)
+			r.await(run.id, asynq.TaskStateCompleted)
+		}
+		if most := r.stage.mostAtOnce("work"); most != 2 {
+			t.Errorf("%d at once", most)
+		}
+	})
+}
+
+// Holders that know nothing of newer and older are left alone: of another rule
+// with the same Scope, or from outside asynq.
+func TestReplace_leavesOthersAlone(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rule := replacing(automutex.Rule{Wait: time.Hour})
+		rule.Scope = "shared"
+		r := start(t, s, setup{rules: []automutex.Rule{rule, {Task: "plain", Scope: "shared", On: []string{"id"}, Busy: automutex.Retry}}})
+		plain := r.enqueue("plain", one)
+		running := r.stage.next(t)
+		young := r.enqueue("work", one)
+		r.awaitLine(1, "shared", "1")
+		newer := r.enqueue("work", one)
+		r.awaitRevoked(young)
+		if running.ctx.Err() != nil {
+			t.Errorf("the context of another policy's task ended: %v", context.Cause(running.ctx))
+		}
+		running.returns(nil)
+		r.await(plain, asynq.TaskStateCompleted)
+		r.stage.next(t).returns(nil)
+		r.await(newer, asynq.TaskStateCompleted)
+	})
+}
+
+// A task that holds a lock under Replace and waits for another one, whatever the
+// policy there, gives way as soon as a newer task comes for the first.
+func TestReplace_waitsForAnotherLock(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, second := range []automutex.Policy{automutex.Retry, automutex.Park, automutex.Replace, automutex.Archive} {
+			r := start(t, s, setup{rules: []automutex.Rule{
+				{Task: "work", Name: "doc", Scope: "doc", On: []string{"id"}, Busy: automutex.Replace},
+				{Task: "work", Name: "all", Scope: "all", Busy: second, Wait: time.Hour},
+			}})
+			held := r.take("all")
+			old := r.enqueue("work", one)
+			r.awaitLine(1, "all")
+			newer := r.enqueue("work", one)
+			r.awaitRevoked(old)
+			r.wantPolicy(old, automutex.Replace)
+			r.awaitLine(1, "all") // of the newer one
+			r.free(held)
+			r.finish(newer)
+			r.awaitStored(0, 0, "all")
+			r.stop()
+		}
+	})
+}
+
+var errUpstream = errors.New("429 Too Many Requests")
+
+// A task's arrival under Replace is forgotten however the task ends.
+func TestReplace_arrivalsAreForgotten(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		nothing := automutex.AfterFailure(func(context.Context, *asynq.Task, *automutex.BusyError) error { return nil })
+		rules := []automutex.Rule{{Task: "work", Scope: "doc", On: []string{"id"}, Busy: automutex.Replace}}
+		for _, end := range []automutex.Policy{automutex.Skip, automutex.Archive, automutex.Fail, nothing} {
+			rules = append(rules,
+				automutex.Rule{Task: end.String(), Name: end.String() + " doc", Scope: "doc", On: []string{"id"}, Busy: automutex.Replace},
+				automutex.Rule{Task: end.String(), Name: end.String() + " all", Scope: "all", Busy: end})
+		}
+		r := start(t, s, setup{rules: rules})
+		r.take("all")
+		for end, state := range map[automutex.Policy]asynq.TaskState{
+			automutex.Skip: asynq.TaskStateCompleted, automutex.Archive: asynq.TaskStateArchived,
+			automutex.Fail: asynq.TaskStateArchived, nothing: asynq.TaskStateCompleted,
+		} {
+			r.await(r.enqueue(end.String(), one, asynq.MaxRetry(0)), state)
+			r.awaitForgotten("doc", "1")
+		}
+		for _, answer := range []error{nil, errUpstream, asynq.SkipRetry} {
+			id := r.enqueue("work", one, asynq.MaxRetry(0))
+			r.stage.next(t).returns(answer)
+			r.await(id, map[bool]asynq.TaskState{true: asynq.TaskStateCompleted, false: asynq.TaskStateArchived}[answer == nil])
+			r.awaitForgotten("doc", "1")
+		}
+	})
 }

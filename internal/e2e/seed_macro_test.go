@@ -17,7 +17,7 @@ import (
 // What the spec of redis-mutex's macro defines, `auto_mutex :perform, on: [...]`,
 // and where it is shown here. A method is a task type, its arguments are the
 // fields of the payload. The cases of the mutex itself are in
-// lock/seed_redis_mutex_test.go.
+// lock/seeds_test.go.
 //
 //	adds auto_mutex                                TestSeedMacro_OneLockPerTaskType
 //	adds auto_mutex on different args              TestSeedMacro_OnArguments

@@ -3,15 +3,20 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
+	"os"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
 )
 
 // theirs are a user's own four functions, and what they were called with.
@@ -119,23 +124,6 @@ func TestServer_composes(t *testing.T) {
 	})
 }
 
-// Where the user has none of the four, asynq's defaults hold.
-func TestServer_defaults(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, served: func(c *asynq.Config) {
-			c.IsFailure, c.RetryDelayFunc, c.ErrorHandler, c.BaseContext = nil, nil, nil, nil
-		}})
-		id := r.enqueue("work", nil)
-		r.stage.next(t).returns(errPlain)
-		if until := time.Until(r.awaitRetried(id, 1).NextProcessAt); until < 5*time.Second {
-			t.Errorf("it comes back in %s, asynq's default is more", until)
-		}
-		r.take("work")
-		r.awaitRetried(r.enqueue("work", nil), 0)
-	})
-}
-
 // ServerConfig leaves everything else alone.
 func TestServer_keepsTheRest(t *testing.T) {
 	t.Parallel()
@@ -149,30 +137,25 @@ func TestServer_keepsTheRest(t *testing.T) {
 	}
 }
 
-// Two servers in one process, one of them without ServerConfig: there, and only
-// there, a hand-back costs an attempt. It is said once.
+// Two servers in one process, one of them without ServerConfig: there, and only there, a hand-back costs an attempt. It is said
+// once.
 func TestServer_withoutServerConfig(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
-		const warning = "without Guard.ServerConfig"
+		warned := func() int { return strings.Count(r.log.Text(-100), "without Guard.ServerConfig") }
 		other := redistest.Name(t)
-		bare := asynq.NewServerFromRedisClient(r.rdb, asynq.Config{
+		plain := asynq.NewServerFromRedisClient(r.rdb, asynq.Config{
 			Queues: map[string]int{other: 1}, TaskCheckInterval: redistest.CheckEvery, Logger: redistest.Silent{},
 		})
-		redistest.Must(t, bare.Start(r.guard.Middleware(r.stage)))
-		t.Cleanup(bare.Shutdown)
+		redistest.Must(t, plain.Start(r.guard.Middleware(r.stage)))
+		t.Cleanup(plain.Shutdown)
 		lease := r.take("work")
 		r.awaitRetried(r.enqueue("work", nil), 0)
-		if strings.Contains(r.log.Text(-100), warning) {
-			t.Error("warned of a server that has it")
-		}
-		r.queue = other // from here on all goes to the bare server
-		free := r.enqueue("play", nil)
-		r.stage.next(t).returns(nil)
-		r.await(free, asynq.TaskStateCompleted)
-		if strings.Contains(r.log.Text(-100), warning) {
-			t.Error("warned of a task without a rule")
+		r.queue = other // from here on all goes to the plain server
+		r.finish(r.enqueue("play", nil))
+		if warned() > 0 {
+			t.Error("warned of a server that has it, or of a task without a rule")
 		}
 		for range 3 {
 			r.awaitRetried(r.enqueue("work", nil), 1)
@@ -181,11 +164,223 @@ func TestServer_withoutServerConfig(t *testing.T) {
 		id := r.enqueue("work", nil, asynq.MaxRetry(0))
 		r.awaitLine(1, "work")
 		r.free(lease)
-		r.stage.next(t).returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-		if n := strings.Count(r.log.Text(0), warning); n != 1 {
+		r.finish(id)
+		if n := warned(); n != 1 {
 			t.Errorf("warned %d times: %s", n, r.log.Text(0))
 		}
+	})
+}
+
+// Without ServerConfig there is a warning for RetryAfter of a task without a rule, too, and no EventRetried says that the attempt,
+// which asynq counts, is not spent. A BaseContext that is set on what ServerConfig returned loses the Guard's mark: attempts are
+// not spent then, and the warning does not say that they are.
+func TestServer_withoutTheGuardsMark(t *testing.T) {
+	t.Parallel()
+	for _, configured := range []bool{false, true} {
+		r := start(t, redistest.Mini(t), setup{
+			unmarked: true, rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}},
+			handler: func(context.Context, *asynq.Task) error { return automutex.RetryAfter(0, errUpstream) },
+		})
+		if configured {
+			r.guard.ServerConfig(asynq.Config{Logger: redistest.Silent{}})
+		}
+		r.await(r.enqueue("free", nil), asynq.TaskStateRetry)
+		lease := r.take("work")
+		r.awaitRetried(r.enqueue("work", nil), 1)
+		r.free(lease)
+		if n, want := len(r.seen.list(automutex.EventRetried)), map[bool]int{false: 0, true: 2}[configured]; n != want {
+			t.Errorf("ServerConfig was called: %t; %d EventRetried, want %d", configured, n, want)
+		}
+		text := r.log.Text(slog.LevelWarn)
+		if spends := strings.Contains(text, "spends an attempt"); spends == configured || configured != strings.Contains(text, "BaseContext was set") {
+			t.Errorf("ServerConfig was called: %t; the log says %q", configured, text)
+		}
+	}
+}
+
+// RunContext ends when its context ends, and starts nothing if it has ended before.
+func TestRunContext(t *testing.T) {
+	t.Parallel()
+	s := redistest.Mini(t)
+	g, err := automutex.New(s.Client(t), automutex.Config{Prefix: redistest.Name(t), Rules: []automutex.Rule{{Task: "work"}}})
+	redistest.Must(t, err)
+	srv := asynq.NewServerFromRedisClient(s.Client(t), g.ServerConfig(asynq.Config{Concurrency: 1, Logger: redistest.Silent{}, Queues: map[string]int{redistest.Name(t): 1}}))
+	handler := asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })
+	stopped := errors.New("stopped")
+	ended, end := context.WithCancelCause(t.Context())
+	end(stopped)
+	if err := g.RunContext(ended, srv, handler); !errors.Is(err, stopped) {
+		t.Errorf("got %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	result := make(chan error, 1)
+	go func() { result <- g.RunContext(ctx, srv, handler) }()
+	cancel()
+	select {
+	case err := <-result:
+		if err != nil && !errors.Is(err, context.Canceled) { // it may end before it has started
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Fatal("RunContext does not return")
+	}
+	_ = g.Close(t.Context())
+}
+
+// runEnv makes this test binary a worker that runs under Guard.Run, see runMain.
+const runEnv = "AUTOMUTEX_TEST_RUN"
+
+// runShutdown is the ShutdownTimeout of that worker: what a task in line would take
+// if the Guard was not closed.
+const runShutdown = 20 * time.Second
+
+// runMain serves the queue, under the prefix, on the Redis of the variable's value,
+// "<redis address> <queue> <prefix> <use>". With "use" for the last the mux has the
+// Middleware as well. It ends with a signal.
+func runMain() {
+	words := strings.Fields(os.Getenv(runEnv))
+	rdb := redis.NewClient(&redis.Options{Addr: words[0]})
+	guard, err := automutex.New(rdb, automutex.Config{Prefix: words[2], Rules: []automutex.Rule{{Task: "work", Wait: time.Minute}}})
+	if err != nil {
+		panic(err)
+	}
+	mux := asynq.NewServeMux()
+	if words[3] == "use" {
+		mux.Use(guard.Middleware)
+	}
+	mux.HandleFunc("work", func(ctx context.Context, _ *asynq.Task) error {
+		if _, ok := automutex.Lease(ctx); !ok {
+			return errors.New("unguarded")
+		}
+		return nil
+	})
+	mux.HandleFunc("other", func(context.Context, *asynq.Task) error { return nil })
+	srv := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
+		Concurrency: 4, Queues: map[string]int{words[1]: 1}, TaskCheckInterval: redistest.CheckEvery, ShutdownTimeout: runShutdown, Logger: redistest.Silent{},
+	}))
+	if err := guard.Run(srv, mux); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// watch has the rig take keys of another prefix from outside.
+func (r *rig) watch(s *redistest.Server, prefix string) {
+	if err := r.others.Close(); err != nil {
+		r.t.Fatal(err)
+	}
+	r.others = lock.New(s.Client(r.t), lock.Options{Prefix: prefix, Owner: "somebody-else"})
+}
+
+// A signal ends a worker at once although a task stands in line, which goes back
+// with its attempt not spent.
+func TestRun_signals(t *testing.T) {
+	t.Parallel()
+	s := redistest.Real(t)
+	for _, sig := range []string{"TERM", "INT"} {
+		for _, use := range []string{"use", "leave"} {
+			t.Run(sig+" "+use, func(t *testing.T) {
+				t.Parallel()
+				r := start(t, s, setup{}) // enqueues and inspects; it serves a queue of its own
+				r.queue = redistest.Name(t)
+				prefix := redistest.Name(t)
+				r.watch(s, prefix)
+				child := redistest.StartChild(t, runEnv+"="+strings.Join([]string{s.Addr(), r.queue, prefix, use}, " "))
+				r.await(r.enqueue("work", nil), asynq.TaskStateCompleted)
+				held := r.take("work")
+				id := r.enqueue("work", nil)
+				r.awaitLine(1, "work")
+				began := time.Now()
+				signalChild(t, child.PID(), sig)
+				child.End(t, patience)
+				if took := time.Since(began); took > runShutdown/2 {
+					t.Errorf("it took %s", took)
+				}
+				r.awaitRetried(id, 0)
+				r.free(held)
+			})
+		}
+	}
+}
+
+// SIGTSTP stops the pulling of tasks; what runs goes on, and SIGTERM ends it.
+func TestRun_stopsPulling(t *testing.T) {
+	t.Parallel()
+	s := redistest.Real(t)
+	r := start(t, s, setup{})
+	r.queue = redistest.Name(t)
+	prefix := redistest.Name(t)
+	r.watch(s, prefix)
+	child := redistest.StartChild(t, runEnv+"="+strings.Join([]string{s.Addr(), r.queue, prefix, "leave"}, " "))
+	held := r.take("work")
+	waits := r.enqueue("work", nil)
+	r.awaitLine(1, "work")
+	signalChild(t, child.PID(), "TSTP")
+	var left string
+	redistest.Eventually(t, patience, func() bool {
+		left = r.enqueue("other", nil)
+		deadline := time.Now().Add(300 * time.Millisecond) // 30 looks of a server that pulls
+		for time.Now().Before(deadline) {
+			if info, err := r.inspector.GetTaskInfo(r.queue, left); err != nil || info.State != asynq.TaskStatePending {
+				return false
+			}
+			<-time.After(10 * time.Millisecond)
+		}
+		return true
+	}, "it takes no new tasks")
+	r.free(held)
+	r.await(waits, asynq.TaskStateCompleted) // what it had goes on
+	signalChild(t, child.PID(), "TERM")
+	child.End(t, patience)
+	r.await(left, asynq.TaskStatePending)
+}
+
+func TestRun_refuses(t *testing.T) {
+	t.Parallel()
+	s := redistest.Mini(t)
+	guard := newGuard(t, s, &redistest.Log{}, &events{}, automutex.Rule{Task: "work", Busy: automutex.Retry})
+	srv := asynq.NewServerFromRedisClient(s.Client(t), guard.ServerConfig(asynq.Config{Logger: redistest.Silent{}}))
+	if err := guard.Run(nil, asynq.NewServeMux()); err == nil || !strings.Contains(err.Error(), "asynq.Server is nil") {
+		t.Errorf("got %v", err)
+	}
+	if err := guard.Run(srv, nil); err == nil || !strings.Contains(err.Error(), "handler is nil") {
+		t.Errorf("got %v", err)
+	}
+	redistest.Must(t, srv.Start(guard.Middleware(asynq.NewServeMux())))
+	defer srv.Shutdown()
+	if err := guard.Run(srv, asynq.NewServeMux()); err == nil || !strings.Contains(err.Error(), "did not start") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// Without the Middleware everything runs unguarded, and the Guard says so.
+func TestServerConfig_withoutMiddleware(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{
+			rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, handler: func(context.Context, *asynq.Task) error { return nil },
+			wrap: func(_ *automutex.Guard, h asynq.Handler) asynq.Handler { return h },
+		})
+		for range 3 {
+			r.await(r.enqueue("work", nil), asynq.TaskStateCompleted)
+		}
+		redistest.Eventually(t, patience, func() bool { return strings.Contains(r.log.Text(slog.LevelWarn), "UNGUARDED") }, "a warning")
+		r.await(r.enqueue("work", nil), asynq.TaskStateCompleted)
+		if n := strings.Count(r.log.Text(slog.LevelWarn), "UNGUARDED"); n != 1 {
+			t.Errorf("%d warnings", n)
+		}
+	})
+}
+
+// Server, guard and inspector work as a user who may do what docs/redis.md says,
+// and nothing else.
+func TestRights(t *testing.T) {
+	t.Parallel()
+	redistest.AsUser(t, redistest.AllRights(t, "../../docs/redis.md"), []string{
+		"Middleware_mux", "Middleware_limit", "Middleware_keyError", "Policy_retry", "Policy_archive",
+		"Attempt_maxRetryZero", "Attempt_ignoredTimeout", "Park_explainsItself", "Park_yieldsTheLastWorker", "Park_concurrencyOne", "Park_wakeAtFront",
+		"Replace_holderReturnsAnError", "Replace_waiting", "Lifetime_waitInOrder", "Shutdown_waiters",
+		"InOrder_throughFailures", "InOrder_holdKey", "InOrder_full", "InOrder_operators", "InOrder_isSeen", "InOrder_redelivery", "Reserved_lastAttemptParks",
 	})
 }
 
@@ -195,7 +390,7 @@ func TestServer_stacked(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		seen, log := &events{}, &redistest.Log{}
-		inner := newGuardAt(t, s, redistest.Name(t), log, seen, automutex.Rule{Task: "work", Name: "inner"}, automutex.Rule{Task: "other", Name: "other"})
+		inner := newGuard(t, s, log, seen, automutex.Rule{Task: "work", Name: "inner"}, automutex.Rule{Task: "other", Name: "other"})
 		r := start(t, s, setup{
 			rules:  []automutex.Rule{{Task: "work", Name: "outer"}, {Task: "mine", Name: "mine"}},
 			served: func(c *asynq.Config) { *c = inner.ServerConfig(*c) },
@@ -215,4 +410,33 @@ func TestServer_stacked(t *testing.T) {
 		}
 		r.stage.none(t)
 	})
+}
+
+// Who sets IsFailure on what ServerConfig returned is warned when more tasks have gone back than there are workers.
+func TestServer_withOtherFunctions(t *testing.T) {
+	t.Parallel()
+	for name, set := range map[string]func(*asynq.Config){
+		"IsFailure":      func(c *asynq.Config) { c.IsFailure = func(error) bool { return true } },
+		"RetryDelayFunc": func(c *asynq.Config) { c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 } },
+		"none":           func(*asynq.Config) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Mini(t)
+			r := start(t, s, setup{workers: 1, rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, after: set})
+			lease := r.take("work")
+			for range 3 {
+				r.awaitEvent(automutex.EventRetried, r.enqueue("work", nil))
+			}
+			r.free(lease)
+			warned := func() bool {
+				return strings.Contains(r.log.Text(slog.LevelWarn), "IsFailure or RetryDelayFunc was set")
+			}
+			if name != "none" {
+				redistest.Eventually(t, patience, warned, "a warning")
+			} else if warned() {
+				t.Errorf("the log says %q", r.log.Text(slog.LevelWarn))
+			}
+		})
+	}
 }

@@ -3,13 +3,14 @@ package e2e
 import (
 	"context"
 	"errors"
-	"slices"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
@@ -45,19 +46,6 @@ func awaitClosed(t *testing.T, closed <-chan error) error {
 	case <-time.After(patience):
 		t.Fatal("Close does not return")
 		return nil
-	}
-}
-
-// closeUnder closes the Guard and shuts its server down while a handler runs, which then is done.
-func (r *rig) closeUnder(t *testing.T, run *run) {
-	t.Helper()
-	closed := r.closing(t.Context())
-	down := make(chan struct{})
-	go func() { defer close(down); r.shutdown() }()
-	run.returns(nil)
-	<-down
-	if err := awaitClosed(t, closed); err != nil {
-		t.Error(err)
 	}
 }
 
@@ -105,19 +93,24 @@ func TestShutdown_runningHandler(t *testing.T) {
 	})
 }
 
-// Waiters end with Close, and their attempts are not spent.
+// Waiters end with Close, and their attempts are not spent. On its last attempt a waiter says nothing until asynq has taken the
+// task back; Close does not wait for it, and the key that comes free then does not start it.
 func TestShutdown_waiters(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, _ := busyRig(t, s, automutex.Rule{Wait: time.Hour, Busy: automutex.Retry}, setup{})
+		r, free := busyRig(t, s, automutex.Rule{Wait: time.Hour, Busy: automutex.Retry}, setup{served: quickly(time.Second)})
 		ids := []string{r.enqueue("work", one), r.enqueue("work", one)}
-		r.awaitLine(2, "work", "1")
+		last := r.enqueue("work", one, asynq.MaxRetry(0))
+		r.awaitLine(3, "work", "1")
 		began := time.Now()
-		closed := r.closing(t.Context())
-		r.shutdown()
-		if err := awaitClosed(t, closed); err != nil {
+		if err := awaitClosed(t, r.closing(t.Context())); err != nil {
 			t.Error(err)
 		}
+		r.awaitLine(0, "work", "1")
+		free()
+		late := r.enqueue("work", one, asynq.MaxRetry(0))
+		r.await(late, asynq.TaskStateActive)
+		r.shutdown()
 		if took := time.Since(began); took > patience/2 {
 			t.Errorf("Close and Shutdown took %s", took)
 		}
@@ -127,31 +120,7 @@ func TestShutdown_waiters(t *testing.T) {
 				t.Errorf("it comes back in %s with %q", until, info.LastErr)
 			}
 		}
-		r.awaitLine(0, "work", "1")
-		r.stage.none(t)
-	})
-}
-
-// On its last attempt a waiter says nothing until asynq has taken the task
-// back, and Close does not wait for it.
-func TestShutdown_lastAttemptWaiter(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, automutex.Rule{Wait: time.Hour, Busy: automutex.Retry}, setup{served: quickly(time.Second)})
-		waits := r.enqueue("work", one, asynq.MaxRetry(0))
-		r.awaitLine(1, "work", "1")
-		if err := awaitClosed(t, r.closing(t.Context())); err != nil {
-			t.Error(err)
-		}
-		// Close has returned: the key comes free, and must not start it. Nor
-		// one that comes only now.
-		r.awaitLine(0, "work", "1")
-		free()
-		late := r.enqueue("work", one, asynq.MaxRetry(0))
-		r.await(late, asynq.TaskStateActive)
-		r.await(waits, asynq.TaskStateActive)
-		r.shutdown()
-		for _, id := range []string{waits, late} {
+		for _, id := range []string{last, late} {
 			if info := r.await(id, asynq.TaskStatePending); info.Retried != 0 {
 				t.Errorf("%d attempts spent", info.Retried)
 			}
@@ -160,51 +129,32 @@ func TestShutdown_lastAttemptWaiter(t *testing.T) {
 	})
 }
 
-// After Close tasks with a rule go back unrun, others run.
+// After Close each task that has a rule goes back unrun, also one without a key or a lock, and under Allow; others run. A Guard
+// that was closed while its server goes on says so, once.
 func TestShutdown_afterClose(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Skip}}})
+		free := func(context.Context, *asynq.Task) ([]string, error) { return nil, automutex.NoLock }
+		r := start(t, s, setup{rules: []automutex.Rule{
+			{Task: "work", Busy: automutex.Skip}, {Task: "never", On: []string{"id"}},
+			{Task: "free", Key: free}, {Task: "allow", On: []string{"id"}, Busy: automutex.Allow},
+		}})
 		for range 2 { // again does no harm
-			if err := r.guard.Close(t.Context()); err != nil {
-				t.Error(err)
+			redistest.Must(t, r.guard.Close(t.Context()))
+		}
+		for _, task := range []string{"work", "never", "free", "allow"} {
+			if info := r.awaitRetried(r.enqueue(task, nil), 0); !strings.Contains(info.LastErr, "closed") {
+				t.Errorf("%s: %q", task, info.LastErr)
 			}
 		}
-		keyed, free := r.enqueue("work", nil), r.enqueue("play", nil)
-		run := r.stage.nextIs(t, free)
-		run.returns(nil)
-		r.await(free, asynq.TaskStateCompleted)
-		if info := r.awaitRetried(keyed, 0); !strings.Contains(info.LastErr, "closed") {
-			t.Errorf("the last error is %q", info.LastErr)
-		}
 		r.stage.none(t)
-		err := r.guard.Middleware(r.stage).ProcessTask(t.Context(), asynq.NewTask("work", nil))
-		if !errors.Is(err, automutex.ErrClosed) {
+		r.finish(r.enqueue("play", nil))
+		if err := r.guard.Middleware(r.stage).ProcessTask(t.Context(), asynq.NewTask("work", nil)); !errors.Is(err, automutex.ErrClosed) {
 			t.Errorf("called directly: %v", err)
 		}
-	})
-}
-
-// Close gives up when its context ends; the handler goes on, until its lease
-// is lost.
-func TestShutdown_handlerOutlivesClose(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", TTL: soon, Busy: automutex.Retry}}, served: comingBack})
-		id := r.enqueue("work", nil)
-		run := r.stage.next(t)
-		enough := errors.New("enough")
-		ctx, cancel := context.WithCancelCause(t.Context())
-		closed := r.closing(ctx)
-		cancel(enough)
-		if err := awaitClosed(t, closed); !errors.Is(err, enough) {
-			t.Errorf("Close returned %v", err)
+		if text := r.log.Text(slog.LevelWarn); strings.Count(text, "Close was called too early") != 1 {
+			t.Errorf("logged: %q", text)
 		}
-		if err := run.awaitEnd(t); err == nil {
-			t.Error("the handler is not told that its lease ended")
-		}
-		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
 	})
 }
 
@@ -234,133 +184,26 @@ func TestShutdown_withoutClose(t *testing.T) {
 	})
 }
 
-// asynq takes the task back while its handler runs on, and another process
-// picks it up: it sees its own earlier attempt, and waits for its end.
-func TestShutdown_requeuedWhileItRuns(t *testing.T) {
+// A Redis client that was closed before the Guard.
+func TestClose_clientBefore(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		rules := []automutex.Rule{{Task: "work", Busy: automutex.Skip}}
-		old := start(t, s, setup{rules: rules, served: quickly(100 * time.Millisecond)})
-		id := old.enqueue("work", nil)
-		run := old.stage.next(t)
-		closed := old.closing(t.Context())
-		old.shutdown()
-		if err := run.awaitEnd(t); !errors.Is(err, context.Canceled) {
-			t.Errorf("the handler's context ended with %v", err)
-		}
-		old.awaitEvent(automutex.EventOverdue, id)
-		if !old.locked("work") {
-			t.Error("the key is free while the handler runs")
-		}
-
-		fresh := start(t, s, setup{rules: rules, queue: old.queue, prefix: old.cfg.Prefix})
-		if event := fresh.awaitEvent(automutex.EventBusy, id); !event.Busy.SameTask {
-			t.Errorf("got %+v", event.Busy)
-		}
-		fresh.awaitRetried(id, 0)
-		fresh.stage.none(t)
-		run.returns(nil)
-		if err := awaitClosed(t, closed); err != nil {
-			t.Error(err)
-		}
-		fresh.rerun(id)
-		fresh.stage.next(t).returns(nil)
-		fresh.await(id, asynq.TaskStateCompleted)
-	})
-}
-
-// Close in the thick of it: nothing is lost, nothing runs twice at once.
-func TestShutdown_underLoad(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const tasks = 60
-		rules := []automutex.Rule{{Task: "work", On: []string{"id"}, Wait: time.Minute, Busy: automutex.Retry}}
-		var mu sync.Mutex
-		now, done := map[string]int{}, 0
-		handler := func(_ context.Context, task *asynq.Task) error {
-			key := string(task.Payload())
-			mu.Lock()
-			if now[key]++; now[key] > 1 {
-				t.Errorf("%d runs of %s at once", now[key], key)
+		for _, busy := range []automutex.Policy{automutex.Retry, automutex.Replace, automutex.Park} {
+			locks := s.Client(t)
+			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: busy}}, locks: locks})
+			held := r.enqueue("work", nil)
+			run := r.stage.next(t)
+			redistest.Must(t, locks.(interface{ Close() error }).Close())
+			id := r.enqueue("work", nil)
+			if info := r.awaitRetried(id, 0); !strings.Contains(info.LastErr, "close the Guard first") {
+				t.Errorf("%s: the last error is %q", busy, info.LastErr)
 			}
-			mu.Unlock()
-			<-time.After(2 * time.Millisecond) // the work
-			mu.Lock()
-			now[key]--
-			done++
-			mu.Unlock()
-			return nil
-		}
-		first := start(t, s, setup{rules: rules, handler: handler, served: quickly(500 * time.Millisecond)})
-		var ids []string
-		for i := range tasks {
-			ids = append(ids, first.enqueue("work", map[string]int{"id": i % 3}, asynq.MaxRetry(i%2)))
-		}
-		redistest.Eventually(t, patience, func() bool { mu.Lock(); defer mu.Unlock(); return done >= tasks/4 }, "a part is done")
-		closed := first.closing(t.Context())
-		// What waits for good, on its last attempt, asynq takes back.
-		first.shutdown()
-		if err := awaitClosed(t, closed); err != nil {
-			t.Error(err)
-		}
-		second := start(t, s, setup{rules: rules, handler: handler, queue: first.queue, prefix: first.cfg.Prefix})
-		for _, id := range ids {
-			if info, err := second.inspector.GetTaskInfo(second.queue, id); err == nil && info.State == asynq.TaskStateRetry {
-				// It comes back by itself, but in seconds. It may be doing so right now.
-				_ = second.inspector.RunTask(second.queue, id)
+			run.returns(nil)
+			r.await(held, asynq.TaskStateCompleted)
+			if event := r.awaitEvent(automutex.EventBackendError, held); !errors.Is(event.Err, redis.ErrClosed) || !strings.Contains(event.Err.Error(), "close the Guard first") {
+				t.Errorf("%s: at the release: %v", busy, event.Err)
 			}
-			second.await(id, asynq.TaskStateCompleted)
-		}
-	})
-}
-
-// When a context from the user's own BaseContext ends asynq files the task
-// itself; waiters leave the line then and never run.
-func TestShutdown_baseContextEnds(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		base, end := context.WithCancel(context.Background())
-		r, free := busyRig(t, s, automutex.Rule{Wait: time.Hour, Busy: automutex.Retry}, setup{served: func(c *asynq.Config) {
-			c.BaseContext = func() context.Context { return base }
-		}})
-		ids := []string{r.enqueue("work", one), r.enqueue("work", one, asynq.MaxRetry(0))}
-		r.awaitLine(2, "work", "1")
-		end()
-		r.awaitRetried(ids[0], 1)
-		r.await(ids[1], asynq.TaskStateArchived)
-		r.awaitLine(0, "work", "1")
-		free()
-		r.stop()
-		r.stage.none(t)
-		// asynq listens no more: there is no policy to apply.
-		for _, id := range ids {
-			if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventWaiting, automutex.EventWaited}) {
-				t.Errorf("events %v", kinds)
-			}
-		}
-	})
-}
-
-// A task for which no key can ever be made is archived also while the Guard closes, with its own error and event.
-func TestShutdown_keyErrorWhileTheGuardCloses(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		keying, closing := make(chan struct{}), make(chan struct{})
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Key: func(context.Context, *asynq.Task) ([]string, error) {
-			close(keying)
-			<-closing
-			return nil, &automutex.KeyError{Task: "work", Err: errors.New("no tenant")}
-		}}}})
-		id := r.enqueue("work", nil)
-		<-keying
-		closed := r.closing(t.Context())
-		close(closing)
-		if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, "no tenant") {
-			t.Errorf("the last error is %q", info.LastErr)
-		}
-		r.awaitEvent(automutex.EventKeyError, id)
-		if err := awaitClosed(t, closed); err != nil {
-			t.Error(err)
+			r.stop()
 		}
 	})
 }

@@ -1,18 +1,19 @@
 package e2e
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/keys"
 )
 
 func keyTask(payload string) *asynq.Task {
@@ -125,6 +126,12 @@ func TestFields_paths(t *testing.T) {
 			t.Errorf("%q gives %q (%v), want %q", test.paths, got, err, test.want)
 		}
 	}
+	// Names that differ in letter case are nobody's affair where no path leads, or another path has the other one.
+	const cases = `{"id":1,"ID":2,"x":1,"X":2,"list":{"a":1,"A":2}}`
+	got, err := automutex.Fields("id", "ID", "list")(t.Context(), keyTask(cases))
+	if want := []string{"1", "2", `{"A":2,"a":1}`}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("%q (%v), want %q", got, err, want)
+	}
 }
 
 func TestFields_refusesPayload(t *testing.T) {
@@ -177,6 +184,14 @@ func TestFields_refusesPayload(t *testing.T) {
 		{"u.v", `{"u":{"v":1},"u":{"w":1}}`, `the name "u" is there twice`},
 		{"v", `{"v":{"a":1,"b":2,"a":3}}`, `the same name twice`},
 		{"v", `{"v":[{"a":1,"\u0061":1}]}`, `the same name twice`},
+		{"account", `{"account":"zzz","Account":"acct-7"}`, `field "account" has two values: one object has the names "account" and "Account", and encoding/json, which ignores letter case, gives the handler the later one; send one of them`},
+		{"account", `{"ACCOUNT":"acct-7","account":"zzz"}`, `the names "account" and "ACCOUNT"`},
+		{"task", `{"task":"zzz","taſK":"acct-7"}`, `the names "task" and "taſK"`},
+		{"task", `{"task":"zzz","ta\u017f\u212a":"acct-7"}`, "the names \"task\" and \"taſ\u212a\""},
+		{"user.id", `{"user":{"x":1},"USER":{"id":2}}`, `the names "user" and "USER"`},
+		{"user.0.id", `{"user":[{"id":1,"Id":2}]}`, `the names "id" and "Id"`},
+		{"\ufffd", `{"\ufffd":1,"\ud800":2}`, `has two values`},
+		{"account", `{"Account":1}`, `the payload has no "account", but "Account": letter case counts`},
 		{"v", `{"v":1e400}`, `more than 400 digits`},
 		{"v", `{"v":-1e-400}`, `more than 400 digits`},
 		{"v", `{"v":1` + strings.Repeat("0", 400) + `}`, `more than 400 digits`},
@@ -207,42 +222,7 @@ func TestFields_refusesPayload(t *testing.T) {
 	}
 }
 
-func TestFields_takesLargePayloads(t *testing.T) {
-	t.Parallel()
-	nested := strings.Repeat(`{"b":`, 90) + `"` + strings.Repeat("x", 1<<20) + `"` + strings.Repeat(`,"a":1}`, 90)
-	for name, payload := range map[string]string{
-		"string":           `{"v":"` + strings.Repeat("x", 1<<20) + `"}`,
-		"backslashes":      `{"v":"` + strings.Repeat(`\\`, 1<<19) + `"}`,
-		"quotes":           `{"v":"` + strings.Repeat(`\"`, 1<<19) + `"}`,
-		"members":          `{` + strings.Repeat(`"w":0,`, 1<<17) + `"v":1}`,
-		"elements":         `{"v":[` + strings.Repeat(`0,`, 1<<19) + `0]}`,
-		"digits":           `{"v":0.1` + strings.Repeat("0", 1<<20) + `}`,
-		"digits, exponent": `{"v":0.` + strings.Repeat("0", 1<<20) + fmt.Sprintf("1e%d}", 1<<20),
-		"nested unsorted":  `{"v":` + nested + `}`,
-		"deep elsewhere":   `{"w":` + strings.Repeat("[", 9000) + strings.Repeat("]", 9000) + `,"v":1}`,
-	} {
-		if _, err := oneField(t, payload); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-}
-
-func TestKeyFunc_mistakesKeyNothing(t *testing.T) {
-	t.Parallel()
-	for want, fn := range map[string]automutex.KeyFunc{
-		"Fields was given: no path":             automutex.Fields(),
-		`Fields was given: "a..b" has an empty`: automutex.Fields("a", "a..b"),
-		"Headers was given: no name":            automutex.Headers(),
-		"Headers was given: an empty name":      automutex.Headers("a", ""),
-		"KeyOf was given: no function":          automutex.KeyOf[int](nil),
-	} {
-		parts, err := keyBy(t, fn, asynq.NewTask("t", []byte(`{"a":1}`)))
-		if !errors.As(err, new(*automutex.KeyError)) || !strings.Contains(err.Error(), want) {
-			t.Errorf("gives %q, %v, want a KeyError with %q", parts, err, want)
-		}
-	}
-}
-
+// Header values are strings of the key, and what a header cannot give is told by its name.
 func TestHeaders(t *testing.T) {
 	t.Parallel()
 	task := asynq.NewTaskWithHeaders("test", nil, map[string]string{
@@ -269,107 +249,138 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
+// Keys by functions of the user's: of a struct, of what a decoder of the user's makes (here a number of two bytes), of the task.
 func TestKeyOf(t *testing.T) {
 	t.Parallel()
 	type order struct {
 		ID   int    `json:"id"`
 		Shop string `json:"shop"`
 	}
-	key := automutex.KeyOf(func(o order) []string { return []string{o.Shop, fmt.Sprint(o.ID)} })
-	got, err := keyBy(t, key, keyTask(`{"id":7,"shop":"a|b","x":"\ud800"}`))
-	if want := []string{"a|b", "7"}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("got %q (%v), want %q", got, err, want)
+	decode := func(payload []byte) (uint16, error) {
+		if len(payload) != 2 {
+			return 0, errors.New("secret " + string(payload) + " is not two bytes")
+		}
+		return binary.BigEndian.Uint16(payload), nil
 	}
-	if got, err := keyBy(t, key, keyTask(`{"id":7,"shop":"\ufffd"}`)); err != nil || got[0] != "\uFFFD" {
-		t.Errorf("U+FFFD itself: got %q, %v", got, err)
+	decimal := func(n uint16) (parts []string) {
+		if n > 0 {
+			parts = []string{strconv.Itoa(int(n))}
+		}
+		return parts
+	}
+	own, noShop := fmt.Errorf("looked: %w", errNever), &automutex.KeyError{Task: "test", Err: errors.New("no such shop")}
+	gives := func(err error, parts ...string) automutex.KeyFunc {
+		return func(context.Context, *asynq.Task) ([]string, error) { return parts, err }
+	}
+	of := automutex.KeyOf(func(o order) []string { return []string{o.Shop, fmt.Sprint(o.ID)} })
+	with := automutex.KeyWith(decode, decimal)
+	for _, c := range []struct {
+		key     automutex.KeyFunc
+		payload string
+		want    []string
+	}{
+		{of, `{"id":7,"shop":"a|b","x":"\ud800"}`, []string{"a|b", "7"}},
+		{of, `{"id":7,"shop":"\ufffd"}`, []string{"\uFFFD", "7"}},
+		{with, "\x01\xff", []string{"511"}},
+	} {
+		if got, err := keyBy(t, c.key, keyTask(c.payload)); err != nil || !slices.Equal(got, c.want) {
+			t.Errorf("%q: got %q (%v), want %q", c.payload, got, err, c.want)
+		}
+	}
+	for _, c := range []struct {
+		key           automutex.KeyFunc
+		payload, want string
+		cause         error
+	}{
+		{of, ``, "the payload is empty", nil},
+		{of, `{`, "the payload is not JSON", nil},
+		{of, strings.Repeat(" ", 100) + "null\n", "the payload is null", nil},
+		{of, `{"id":"7"}`, "does not fit", nil},
+		{of, `[]`, "does not fit", nil},
+		{of, "{\"id\":7,\"shop\":\"\xff\"}", "not valid UTF-8", nil},
+		{of, `{"id":7,"shop":"\ud800"}`, "half a surrogate pair", nil},
+		{of, `{"id":7,"shop":"\ufffd","x":"\udc00"}`, "half a surrogate pair", nil},
+		{of, `{"id":7,"shop":""}`, "part 0 that the rule's Key gave is empty", nil},
+		{with, "4111", "the payload cannot be decoded (a *errors.errorString); enqueue the task with", nil},
+		{with, "\x00\x00", "the rule's Key gave no part", nil},
+		{gives(nil), "", "gave no part", nil},
+		{gives(nil, "a", ""), "", "part 1 that the rule's Key gave is empty", nil},
+		{gives(nil, "a\xff"), "", "part 0 that the rule's Key gave is not valid UTF-8", nil},
+		{gives(own), "", `looked: automutex: no key for task "work": field "shop"`, own},
+		{gives(noShop), "", `no key for task "test": no such shop`, noShop},
+		{automutex.Fields(), "{}", "Fields was given: no path", nil},
+		{automutex.Fields("a", "a..b"), `{"a":1}`, `Fields was given: "a..b" has an empty`, nil},
+		{automutex.Headers(), "", "Headers was given: no name", nil},
+		{automutex.Headers("a", ""), "", "Headers was given: an empty name", nil},
+		{automutex.KeyOf[int](nil), "1", "KeyOf was given: no function", nil},
+		{automutex.KeyWith(nil, decimal), "\x00\x07", "KeyWith was given: a nil function", nil},
+		{automutex.KeyWith[uint16](decode, nil), "\x00\x07", "KeyWith was given: a nil function", nil},
+	} {
+		got, err := keyBy(t, c.key, keyTask(c.payload))
+		var keyErr *automutex.KeyError
+		switch {
+		case !errors.As(err, &keyErr) || !strings.Contains(err.Error(), c.want),
+			c.cause == nil && keyErr.Task != "test", c.cause != nil && !errors.Is(err, c.cause):
+			t.Errorf("%q: got %q and %v, want a *KeyError with %q", c.payload, got, err, c.want)
+		case c.payload == "4111" && (strings.Contains(err.Error(), c.payload) || keyErr.Unwrap().Error() != "secret 4111 is not two bytes"):
+			t.Errorf("%v quotes the payload, or has lost its cause, %v", err, keyErr.Unwrap())
+		}
+	}
+}
+
+// The path of the whole payload: equal JSON makes equal keys, and other payloads have the key of their bytes.
+func TestFields_wholePayload(t *testing.T) {
+	t.Parallel()
+	of := func(payload string) string {
+		t.Helper()
+		parts, err := automutex.Fields(".")(t.Context(), keyTask(payload))
+		made, madeErr := makeKeys([]string{"."}).Keys(t.Context(), keyTask(payload))
+		if err != nil || madeErr != nil || made[0] != keys.Key("p", "test", parts...) {
+			t.Errorf("%q: Fields gives %q, %v; On %q, %v", payload, parts, err, made, madeErr)
+			return ""
+		}
+		return parts[0]
+	}
+	seen := map[string]string{}
+	for _, alike := range [][]string{
+		{`{"b":1,"a":[1.0,"x"]}`, ` {"a":[1e0,"\u0078"] , "b":1.00}` + "\n"}, {`{}`, `{ }`}, {`[]`}, {`{"b":1}`}, {`1`, `1.0`, ` 1`}, {`"1"`}, {`true`}, {`"true"`}, {`0`, `-0`},
+		{`"{}"`}, {`hello`}, {`"hello"`}, {"\x0a\x05hello"}, {"\xff"}, {"{\"a\":\"\xff\"}"}, {"0xff"}, {`"0xff"`}, {"hello "}, {"\x00"}, {`{"a":1}x`}, {`{"a":1}`}, {strings.Repeat("\x80", 1<<21)},
+	} {
+		part := of(alike[0])
+		if before, known := seen[part]; known {
+			t.Errorf("%.80q and %.80q have one key", before, alike[0])
+		}
+		seen[part] = alike[0]
+		for _, other := range alike[1:] {
+			if got := of(other); got != part {
+				t.Errorf("%q gives %q, and %q gives %q", alike[0], part, other, got)
+			}
+		}
 	}
 	for payload, want := range map[string]string{
-		``:                                       "the payload is empty",
-		`{`:                                      "the payload is not JSON",
-		` null `:                                 "the payload is null",
-		`{"id":"7"}`:                             "does not fit",
-		`[]`:                                     "does not fit",
-		"{\"id\":7,\"shop\":\"\xff\"}":           "not valid UTF-8",
-		`{"id":7,"shop":"\ud800"}`:               "half a surrogate pair",
-		`{"id":7,"shop":"\ufffd","x":"\udc00"}`:  "half a surrogate pair",
-		`{"id":7,"shop":""}`:                     "part 0 that the rule's Key gave is empty",
-		strings.Repeat(" ", 100) + `null` + "\n": "the payload is null",
+		"": "the payload is empty", " ": "the payload is empty", "null": "the payload is null", `""`: "the payload is an empty string",
+		`{"a":1,"a":2}`: "the payload has an object with the same name twice", `["\ud800"]`: "the payload has half a surrogate pair",
 	} {
-		got, err := keyBy(t, key, keyTask(payload))
 		var keyErr *automutex.KeyError
-		if !errors.As(err, &keyErr) || keyErr.Task != "test" || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: got %q and %v, want a *KeyError with %q", payload, got, err, want)
+		if _, err := automutex.Fields(".")(t.Context(), keyTask(payload)); !errors.As(err, &keyErr) || keyErr.Field != "." || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", payload, err, want)
 		}
+	}
+	// Beside other paths, and rules.
+	both, err := makeKeys([]string{"id", "."}).Keys(t.Context(), keyTask(`{"id":7,"a":1}`))
+	if want := keys.Key("p", "test", "7", `{"a":1,"id":7}`); err != nil || both[0] != want {
+		t.Errorf("%q, %v; want %q", both, err, want)
+	}
+	if _, err := makeKeys([]string{".", "id"}).Keys(t.Context(), keyTask("hello")); err == nil || !strings.Contains(err.Error(), `field "id": the payload is not JSON`) {
+		t.Errorf("a payload that is not JSON, with another path: %v", err)
 	}
 }
 
-func TestCallKey(t *testing.T) {
-	t.Parallel()
-	own := fmt.Errorf("looked: %w", &automutex.KeyError{Task: "test", Field: "shop"})
-	tests := []struct {
-		parts []string
-		err   error
-		want  string
-	}{
-		{nil, nil, "gave no part"},
-		{[]string{}, nil, "gave no part"},
-		{[]string{"a", ""}, nil, "part 1 that the rule's Key gave is empty"},
-		{[]string{"a\xff"}, nil, "part 0 that the rule's Key gave is not valid UTF-8"},
-		{nil, own, `looked: automutex: no key for task "test": field "shop"`},
-		{nil, &automutex.KeyError{Task: "test", Err: errors.New("no such shop")}, `no key for task "test": no such shop`},
+// makeKeys makes the keys of tasks by some paths.
+func makeKeys(on []string) *automutex.KeyMaker {
+	maker, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{{Task: "test", On: on}}, Prefix: "p"})
+	if err != nil {
+		panic(err)
 	}
-	for _, test := range tests {
-		fn := func(context.Context, *asynq.Task) ([]string, error) { return test.parts, test.err }
-		_, err := keyBy(t, fn, keyTask(""))
-		if !errors.As(err, new(*automutex.KeyError)) || !strings.Contains(err.Error(), test.want) {
-			t.Errorf("got %v, want a *KeyError with %q", err, test.want)
-		}
-		if test.err != nil && !errors.Is(err, test.err) {
-			t.Errorf("%v has lost its cause", err)
-		}
-	}
-}
-
-// BenchmarkFields reads fields of a payload as large as a webhook's.
-func BenchmarkFields(b *testing.B) {
-	var payload bytes.Buffer
-	payload.WriteString(`{"ref":"refs/heads/main","commits":[`)
-	for i := range 60 {
-		fmt.Fprintf(&payload, `%s{"id":"%040d","message":"fix \"quoted\" things\nand more","author":{"name":"Mona","email":"mona@example.com"},"added":["a.go","b.go"],"distinct":true,"url":"https://example.com/octo/hello/commit/%d"}`,
-			strings.Repeat(",", min(i, 1)), i, i)
-	}
-	payload.WriteString(`],"repository":{"id":1296269,"name":"hello","full_name":"octo/hello","private":false},"sender":{"login":"octo","id":1}}`)
-	for payload.Len() < 25_000 {
-		payload.WriteByte('\n')
-	}
-	for _, paths := range [][]string{
-		{"repository.full_name"},
-		{"repository.full_name", "sender.id", "ref"},
-	} {
-		b.Run(fmt.Sprintf("%d of 25kB", len(paths)), func(b *testing.B) {
-			key, task := automutex.Fields(paths...), asynq.NewTask("github:push", payload.Bytes())
-			b.SetBytes(int64(payload.Len()))
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := key(b.Context(), task); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-	b.Run("1 of 25B", func(b *testing.B) {
-		key, task := automutex.Fields("transaction_id"), asynq.NewTask("itunes:verify", []byte(`{"transaction_id":123456}`))
-		b.ReportAllocs()
-		for b.Loop() {
-			if _, err := key(b.Context(), task); err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-	b.Run("json.Valid of 25kB", func(b *testing.B) {
-		b.SetBytes(int64(payload.Len()))
-		for b.Loop() {
-			json.Valid(payload.Bytes())
-		}
-	})
+	return maker
 }

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -13,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -22,9 +25,6 @@ const patience = redistest.Patience
 // soon is the TTL or MaxHold of a lease that has to end during a test, but not
 // before a busy machine has come to the handler.
 const soon = 2 * time.Second
-
-// parkedOn begins the last error of a task that is parked on that key.
-func parkedOn(key string) string { return "parked on " + key + "," }
 
 // rig is an asynq server with a guard, for one test: a queue and a prefix of
 // its own, so that tests share a Redis and nothing else.
@@ -137,19 +137,9 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 // newGuard is a guard without a server.
 func newGuard(t *testing.T, s *redistest.Server, log *redistest.Log, seen *events, rules ...automutex.Rule) *automutex.Guard {
 	t.Helper()
-	return newGuardAt(t, s, redistest.Name(t), log, seen, rules...)
-}
-
-// newGuardAt is newGuard with that prefix.
-func newGuardAt(t *testing.T, s *redistest.Server, prefix string, log *redistest.Log, seen *events, rules ...automutex.Rule) *automutex.Guard {
-	t.Helper()
-	guard, err := automutex.New(s.Client(t), automutex.Config{Rules: rules, Prefix: prefix, Logger: log.Logger(), Observe: seen.observe})
+	guard, err := automutex.New(s.Client(t), automutex.Config{Rules: rules, Prefix: redistest.Name(t), Logger: log.Logger(), Observe: seen.observe})
 	redistest.Must(t, err)
-	t.Cleanup(func() {
-		if err := guard.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { redistest.Must(t, guard.Close(context.Background())) })
 	return guard
 }
 
@@ -159,6 +149,12 @@ type cutKey struct{}
 // comingBack has tasks come back from their retries by themselves. Tests with a short TTL
 // need it: on a busy machine a lease may end before its handler begins, and the task returns.
 func comingBack(c *asynq.Config) { c.DelayedTaskCheckInterval = 100 * time.Millisecond }
+
+// atOnce has failed tasks come back by themselves, at once.
+func atOnce(c *asynq.Config) {
+	comingBack(c)
+	c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 }
+}
 
 // shutdown shuts the server down, once; all calls return when that is through.
 // (asynq's own second Shutdown returns at once, and the client would be closed
@@ -303,4 +299,235 @@ func (r *rig) awaitLine(n int, scope string, parts ...string) {
 		waiting, err := m.Waiting(context.Background())
 		return err == nil && waiting == n
 	}, "%d wait for %s", n, m.Key())
+}
+
+// events collects what a guard observes.
+type events struct {
+	mu   sync.Mutex
+	seen []automutex.Event
+}
+
+func (e *events) observe(_ context.Context, event automutex.Event) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.seen = append(e.seen, event)
+}
+
+// list gives the events of these kinds so far, of all kinds when there is none.
+func (e *events) list(kinds ...automutex.EventKind) []automutex.Event {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var found []automutex.Event
+	for _, event := range e.seen {
+		if len(kinds) == 0 || slices.Contains(kinds, event.Kind) {
+			found = append(found, event)
+		}
+	}
+	return found
+}
+
+// kindsOf gives the kinds of the events of one task, in order.
+func (e *events) kindsOf(id string) (kinds []automutex.EventKind) {
+	for _, event := range e.list() {
+		if event.TaskID == id {
+			kinds = append(kinds, event.Kind)
+		}
+	}
+	return kinds
+}
+
+// awaitEvent waits for the first event of a kind of one task.
+func (r *rig) awaitEvent(kind automutex.EventKind, id string) (found automutex.Event) {
+	r.t.Helper()
+	redistest.Eventually(r.t, patience, func() bool {
+		for _, event := range r.seen.list(kind) {
+			if event.TaskID == id {
+				found = event
+				return true
+			}
+		}
+		return false
+	}, "event %q of task %s", kind, id)
+	return found
+}
+
+// inner has the calls of package lock that only the packages of this module make.
+var inner = lock.Inside(inside.Pass{})
+
+// What package automutex does, and does not export.
+const (
+	margin         = time.Second            // how long before its deadline a task ends its wait
+	retakeDelay    = 100 * time.Millisecond // between two tries to take locks again
+	minPauseSpread = 5 * time.Second        // how far apart the tasks of a paused key come back, at least
+)
+
+// hold holds a key, which has to be free, under a Guard of its own, as a task would, until the lease is released or the test ends.
+// That Guard can wake parked tasks, so whoever is next is called as soon as the lease is released.
+func (r *rig) hold(scope string, parts ...string) *lock.Lease {
+	r.t.Helper()
+	cfg := r.cfg
+	key := func(context.Context, *asynq.Task) ([]string, error) { return parts, nil }
+	cfg.Rules = []automutex.Rule{{Task: scope, Busy: automutex.Park, Key: key}}
+	cfg.Observe, cfg.Logger = nil, slog.New(slog.DiscardHandler)
+	guard, err := automutex.New(r.locks, cfg)
+	redistest.Must(r.t, err)
+	taken, ended, end := make(chan *lock.Lease), make(chan error, 1), make(chan struct{})
+	handler := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+		lease, _ := automutex.Lease(ctx)
+		taken <- lease
+		select {
+		case <-ctx.Done(): // the lease was released, or lost
+		case <-end:
+		}
+		return nil
+	}))
+	r.t.Cleanup(func() {
+		close(end)
+		redistest.Must(r.t, guard.Close(context.Background()))
+	})
+	go func() { ended <- handler.ProcessTask(context.Background(), asynq.NewTask(scope, nil)) }() // ends with the lease, or with the test
+	select {
+	case lease := <-taken:
+		return lease
+	case err := <-ended:
+		r.t.Fatalf("the key %v is not free: %v", parts, err)
+		return nil
+	}
+}
+
+// stage is a handler whose every run waits for the test's say.
+type stage struct {
+	started chan *run
+	over    chan struct{} // closed when the test ends: whatever runs returns nil
+	ended   sync.Once
+
+	mu   sync.Mutex
+	runs int            // so far
+	now  map[string]int // under way, by task type
+	most map[string]int // at once, by task type
+}
+
+// run is one call of the handler.
+type run struct {
+	ctx    context.Context
+	task   *asynq.Task
+	id     string
+	finish chan error // what the handler returns
+	left   chan struct{}
+}
+
+func newStage() *stage {
+	return &stage{
+		started: make(chan *run, 1000), over: make(chan struct{}),
+		now: map[string]int{}, most: map[string]int{},
+	}
+}
+
+// ProcessTask ignores the end of its context, as the worst of handlers do.
+func (s *stage) ProcessTask(ctx context.Context, t *asynq.Task) error {
+	r := &run{ctx: ctx, task: t, finish: make(chan error, 1), left: make(chan struct{})}
+	r.id, _ = asynq.GetTaskID(ctx)
+	s.enter(t.Type())
+	defer s.leave(t.Type())
+	defer close(r.left)
+	s.started <- r
+	select {
+	case err := <-r.finish:
+		return err
+	case <-s.over:
+		return nil
+	}
+}
+
+func (s *stage) enter(taskType string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.runs++
+	s.now[taskType]++
+	s.most[taskType] = max(s.most[taskType], s.now[taskType])
+}
+
+func (s *stage) leave(taskType string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.now[taskType]--
+}
+
+func (s *stage) end() { s.ended.Do(func() { close(s.over) }) }
+
+// count is how many runs there have been.
+func (s *stage) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.runs
+}
+
+// mostAtOnce is how many runs of a type there were at one moment.
+func (s *stage) mostAtOnce(taskType string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.most[taskType]
+}
+
+// next is the next run to start.
+func (s *stage) next(t *testing.T) *run {
+	t.Helper()
+	select {
+	case r := <-s.started:
+		return r
+	case <-time.After(patience):
+		t.Fatal("no handler starts")
+		return nil
+	}
+}
+
+// nextIs is next, for a task that has to be this one.
+func (s *stage) nextIs(t *testing.T, id string) *run {
+	t.Helper()
+	r := s.next(t)
+	if r.id != id {
+		t.Fatalf("task %s runs, want %s", r.id, id)
+	}
+	return r
+}
+
+// none checks that no handler has started that the test does not know of. It
+// does not wait: whatever tells that the task did not run comes first.
+func (s *stage) none(t *testing.T) {
+	t.Helper()
+	select {
+	case r := <-s.started:
+		t.Fatalf("the handler of %s (%s) runs", r.id, r.task.Type())
+	default:
+	}
+}
+
+// returns ends a run.
+func (r *run) returns(err error) { r.finish <- err }
+
+// cut ends the context of a run, as its deadline would, and waits for that.
+// asynq then files the task as failed, though the handler still runs.
+func (r *run) cut() {
+	r.ctx.Value(cutKey{}).(context.CancelFunc)()
+	<-r.ctx.Done()
+}
+
+// awaitEnd waits until the context of a run has ended, and gives the cause.
+func (r *run) awaitEnd(t *testing.T) error {
+	t.Helper()
+	select {
+	case <-r.ctx.Done():
+		return context.Cause(r.ctx)
+	case <-time.After(patience):
+		t.Fatal("the handler's context does not end")
+		return nil
+	}
+}
+
+func TestMain(m *testing.M) {
+	if os.Getenv(runEnv) != "" {
+		runMain()
+		return
+	}
+	redistest.Main(m)
 }

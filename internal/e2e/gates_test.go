@@ -1,0 +1,540 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+// Rates, CloseGate, RetryAfter, Cooldown, MaxHold and Wait, and how a lease lives through them.
+
+// What each policy does with a task that its rate, a hold or a cooldown keeps from
+// starting. A hold drops no task.
+func TestGate_policies(t *testing.T) {
+	t.Parallel()
+	rate := automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}
+	for _, reason := range []string{automutex.ReasonRate, automutex.ReasonClosed, automutex.ReasonCooldown} {
+		for _, policy := range []automutex.Policy{
+			automutex.Retry, automutex.RetryIn(3 * time.Minute), automutex.Park, automutex.Replace, automutex.Skip, automutex.Archive, automutex.Fail,
+			automutex.AfterFailure(func(_ context.Context, _ *asynq.Task, busy *automutex.BusyError) error {
+				return fmt.Errorf("after: %s", busy.Reason)
+			}),
+		} {
+			t.Run(reason+", "+policy.String(), func(t *testing.T) {
+				t.Parallel()
+				redistest.Each(t, func(t *testing.T, s *redistest.Server) { meetGate(t, s, reason, policy, rate) })
+			})
+		}
+	}
+}
+
+func meetGate(t *testing.T, s *redistest.Server, reason string, policy automutex.Policy, rate automutex.Rate) {
+	rule := automutex.Rule{Task: "work", On: []string{"id"}, Busy: policy, Wait: 100 * time.Millisecond}
+	switch reason {
+	case automutex.ReasonRate:
+		rule.Rate, rule.Limit = rate, 1
+	case automutex.ReasonCooldown:
+		rule.Cooldown = time.Hour
+	}
+	r := start(t, s, setup{rules: []automutex.Rule{rule}})
+	first := r.enqueue("work", one)
+	run := r.stage.next(t)
+	if reason == automutex.ReasonClosed {
+		redistest.Must(t, automutex.CloseGate(run.ctx, time.Hour))
+	}
+	run.returns(nil)
+	r.await(first, asynq.TaskStateCompleted)
+	id := r.enqueue("work", one)
+	event := r.awaitEvent(automutex.EventBusy, id)
+	if event.Busy == nil || event.Busy.Reason != reason || event.Busy.ExpiresIn < 50*time.Minute || event.Busy.ExpiresIn > time.Hour || event.Busy.Holder != "" {
+		t.Errorf("got %+v, %+v", event, event.Busy)
+	}
+	mayEnd := policy != automutex.Retry && policy != automutex.RetryIn(3*time.Minute) && policy != automutex.Replace && policy != automutex.Park
+	back := !mayEnd && policy != automutex.Park || reason == automutex.ReasonClosed
+	switch {
+	case policy == automutex.Park:
+		if info := r.awaitRetried(id, 0); !strings.Contains(info.LastErr, "parked on "+r.lockOf("work", "1").Key()+",") {
+			t.Errorf("the last error is %q", info.LastErr)
+		}
+	case back:
+		info := r.awaitRetried(id, 0)
+		if left := time.Until(info.NextProcessAt); left < 50*time.Minute || left > time.Hour+time.Minute {
+			t.Errorf("it comes back in %s, want when the gate opens", left)
+		}
+	case policy == automutex.Skip:
+		r.await(id, asynq.TaskStateCompleted)
+	case policy == automutex.Archive:
+		r.await(id, asynq.TaskStateArchived)
+	case policy == automutex.Fail:
+		r.awaitRetried(id, 1)
+	default:
+		if info := r.awaitRetried(id, 1); info.LastErr != "after: "+reason {
+			t.Errorf("the last error is %q", info.LastErr)
+		}
+	}
+	if reason == automutex.ReasonClosed && mayEnd {
+		r.wantPolicy(id, automutex.Retry)
+	} else {
+		r.wantPolicy(id, policy)
+	}
+	if n := r.stage.count(); n != 1 {
+		t.Errorf("%d runs", n)
+	}
+}
+
+// Under Wait a task waits for a gate that opens in time, and not for one that does not.
+func TestGate_waitInTime(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{
+			{Task: "soon", Wait: 5 * time.Minute, Busy: automutex.Skip, Rate: automutex.Rate{Starts: 1, Per: 300 * time.Millisecond, Burst: 1}, Limit: 1},
+			{Task: "late", Wait: 5 * time.Minute, Busy: automutex.Skip, Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}, Limit: 1},
+		}})
+		r.finish(r.enqueue("late", nil))
+		id := r.enqueue("late", nil)
+		r.await(id, asynq.TaskStateCompleted) // at once, not after five minutes
+		r.awaitEvent(automutex.EventSkipped, id)
+
+		began := time.Now()
+		r.finish(r.enqueue("soon", nil))
+		id = r.enqueue("soon", nil)
+		r.stage.next(t).returns(nil)
+		if took := time.Since(began); took < 300*time.Millisecond {
+			t.Errorf("the second ran %s after the first", took)
+		}
+		r.await(id, asynq.TaskStateCompleted)
+	})
+}
+
+// A start counts when the key is taken, also if another rule then refuses the task.
+func TestRate_severalRules(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rules := []automutex.Rule{
+			{Task: "work", Name: "all", Scope: "all", Busy: automutex.Skip, Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 3}, Limit: 5},
+			{Task: "work", Name: "tenant", Scope: "tenant", On: []string{"id"}, Busy: automutex.Skip, Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}, Limit: 5},
+		}
+		r := start(t, s, setup{rules: rules})
+		r.finish(r.enqueue("work", one))
+		for i, rule := range []string{"tenant", "tenant", "all"} {
+			id := r.enqueue("work", one)
+			r.await(id, asynq.TaskStateCompleted)
+			if e := r.awaitEvent(automutex.EventBusy, id); e.Rule != rule || e.Busy.Reason != automutex.ReasonRate {
+				t.Errorf("%d: held by %+v", i, e)
+			}
+		}
+		if n := r.stage.count(); n != 1 {
+			t.Errorf("%d runs, want 1", n)
+		}
+	})
+}
+
+// Under Park every task runs, none before its slot of the rate, with one worker too.
+func TestRate_park(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, workers := range []int{1, 10} {
+			const every, tasks = 50 * time.Millisecond, 12
+			var runs atomic.Int32
+			handler := asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+				runs.Add(1)
+				return nil
+			})
+			began := time.Now()
+			r := start(t, s, setup{workers: workers, handler: handler, rules: []automutex.Rule{
+				{Task: "work", Limit: 3, Busy: automutex.Park, Rate: automutex.Rate{Starts: 1, Per: every, Burst: 1}},
+			}})
+			var ids []string
+			for range tasks {
+				ids = append(ids, r.enqueue("work", nil))
+			}
+			for _, id := range ids {
+				r.await(id, asynq.TaskStateCompleted)
+			}
+			if took := time.Since(began); took < (tasks-1)*every {
+				t.Errorf("%d workers: %d tasks took %s, at %s for each but the first", workers, tasks, took, every)
+			}
+			r.stop()
+			if n := runs.Load(); n != tasks {
+				t.Errorf("%d workers: %d runs of %d tasks", workers, n, tasks)
+			}
+		}
+	})
+}
+
+// Rates and limits go together, and a cooldown with a limit says when the next may begin. Unlimited is no limit.
+func TestGate_withLimit(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		starts := automutex.Rate{Starts: 3, Per: time.Hour, Burst: 3}
+		r := start(t, s, setup{rules: []automutex.Rule{
+			{Task: "rate", Limit: 2, Busy: automutex.Skip, Rate: starts},
+			{Task: "cool", Limit: 2, Busy: automutex.Skip, Cooldown: time.Hour},
+			{Task: "many", Limit: automutex.Unlimited, Busy: automutex.Skip, Rate: starts},
+		}})
+		meets := func(task, reason string) {
+			t.Helper()
+			if e := r.awaitEvent(automutex.EventBusy, r.enqueue(task, nil)); e.Busy.Reason != reason {
+				t.Errorf("got %+v", e.Busy)
+			}
+		}
+		atOnce := func(task string, n int) (ids []string, runs []*run) {
+			for range n {
+				ids = append(ids, r.enqueue(task, nil))
+				runs = append(runs, r.stage.next(t))
+			}
+			return ids, runs
+		}
+		ids, runs := atOnce("rate", 2)
+		meets("rate", automutex.ReasonHeld)
+		for i, run := range runs {
+			run.returns(nil)
+			r.await(ids[i], asynq.TaskStateCompleted)
+		}
+		r.finish(r.enqueue("rate", nil)) // the third start
+		meets("rate", automutex.ReasonRate)
+
+		ids, runs = atOnce("cool", 2)
+		runs[1].returns(nil)
+		r.await(ids[1], asynq.TaskStateCompleted)
+		meets("cool", automutex.ReasonCooldown)
+		if runs[0].ctx.Err() != nil {
+			t.Error("a cooldown ended the one beside")
+		}
+		runs[0].returns(nil)
+
+		_, runs = atOnce("many", 3)
+		meets("many", automutex.ReasonRate)
+		for _, run := range runs {
+			run.returns(nil)
+		}
+	})
+}
+
+// A handler that closes its key and asks to come back spends no attempt, and comes back
+// when the gate opens.
+func TestHold_andRetryAfter(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, policy := range []automutex.Policy{automutex.Retry, automutex.Park} {
+			const d = 4 * time.Second // a busy machine may take seconds until the other task meets the hold
+			var failures []error
+			var mu sync.Mutex
+			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: policy}}, served: func(c *asynq.Config) {
+				comingBack(c)
+				c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) {
+					mu.Lock()
+					defer mu.Unlock()
+					failures = append(failures, err)
+				})
+			}})
+			id := r.enqueue("work", one)
+			run := r.stage.next(t)
+			began := time.Now()
+			redistest.Must(t, automutex.CloseGate(run.ctx, d))
+			other := r.enqueue("work", one)
+			r.awaitEvent(automutex.EventBusy, other)
+			left := time.Until(began.Add(d)) // a task that asks for much longer than its gate is closed does not park
+			run.returns(automutex.RetryAfter(left, errors.New("429")))
+			for range 2 {
+				run = r.stage.next(t)
+				if took := time.Since(began); took < d {
+					t.Errorf("%s: one ran %s after a hold of %s", policy, took, d)
+				}
+				run.returns(nil)
+			}
+			for _, id := range []string{id, other} {
+				if info := r.await(id, asynq.TaskStateCompleted); info.Retried != 0 {
+					t.Errorf("%s: an attempt is spent: %+v", policy, info)
+				}
+			}
+			back := automutex.EventRetried
+			if e := r.awaitEvent(back, id); e.Delay < left || e.Delay > left+time.Second {
+				t.Errorf("%s: got %+v", policy, e)
+			}
+			// A task that came while the other one ran has returned once more, with EventBusy before.
+			returned, busy := len(r.seen.list(automutex.EventRetried, automutex.EventParked)), len(r.seen.list(automutex.EventBusy))
+			if returned != busy+1 {
+				t.Errorf("%s: tasks returned once of themselves and %d times since it was busy, and there are %d events of it", policy, busy, returned)
+			}
+			r.stop()
+			if len(failures) > 0 {
+				t.Errorf("%s: the ErrorHandler heard of %v", policy, failures)
+			}
+		}
+	})
+}
+
+// RetryAfter needs no rule, works wrapped, and does not win against SkipRetry.
+func TestRetryAfter_withoutRule(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
+		id := r.enqueue("other", nil)
+		r.stage.next(t).returns(fmt.Errorf("upstream: %w", automutex.RetryAfter(20*time.Minute, errors.New("429 \xff"))))
+		info := r.awaitRetried(id, 0)
+		if left := time.Until(info.NextProcessAt); left < 19*time.Minute || left > 20*time.Minute+2*time.Second || !strings.Contains(info.LastErr, "429") {
+			t.Errorf("it comes back in %s, last error %q", left, info.LastErr)
+		}
+		id = r.enqueue("other", nil)
+		r.stage.next(t).returns(automutex.RetryAfter(math.MaxInt64, errors.New("never")))
+		if left := time.Until(r.awaitRetried(id, 0).NextProcessAt); left < 365*24*time.Hour {
+			t.Errorf("after the longest delay it comes back in %s", left)
+		}
+		for _, task := range []string{"other", "work"} {
+			id = r.enqueue(task, nil)
+			r.stage.next(t).returns(automutex.RetryAfter(time.Minute, fmt.Errorf("gone: %w", asynq.SkipRetry)))
+			r.await(id, asynq.TaskStateArchived)
+		}
+	})
+}
+
+// On its last attempt the task waits in its worker, without its lock, and runs again.
+func TestRetryAfter_lastAttempt(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const pause = time.Second
+		told := make(chan error, 10)
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, served: func(c *asynq.Config) {
+			c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { told <- err })
+		}})
+		for _, task := range []string{"work", "other"} {
+			id := r.enqueue(task, nil, asynq.MaxRetry(0))
+			run := r.stage.next(t)
+			began := time.Now()
+			run.returns(automutex.RetryAfter(pause, nil))
+			if task == "work" {
+				redistest.Eventually(t, patience, func() bool { return !r.locked("work") }, "the lock is free while the task waits")
+			}
+			run = r.stage.next(t)
+			if took := time.Since(began); took < pause || run.id != id {
+				t.Errorf("%s: %s ran after %s", task, run.id, took)
+			}
+			run.returns(nil)
+			r.await(id, asynq.TaskStateCompleted)
+
+			// There is no time for that: asynq archives it with the handler's error, of which the ErrorHandler hears.
+			id = r.enqueue(task, nil, asynq.MaxRetry(0), asynq.Timeout(time.Minute))
+			r.stage.next(t).returns(automutex.RetryAfter(time.Hour, errors.New("429")))
+			if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, "429") {
+				t.Errorf("%s: the last error is %q", task, info.LastErr)
+			}
+			<-told
+		}
+		if len(told) > 0 {
+			t.Errorf("the ErrorHandler was told %v as well", <-told)
+		}
+	})
+}
+
+func TestHold_outsideOfAHandler(t *testing.T) {
+	t.Parallel()
+	if err := automutex.CloseGate(t.Context(), time.Second); err == nil || !strings.Contains(err.Error(), "handler") {
+		t.Errorf("got %v", err)
+	}
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
+		r.enqueue("work", nil)
+		run := r.stage.next(t)
+		for _, d := range []time.Duration{0, -1, 30} { // the last one is a bare number
+			if err := automutex.CloseGate(run.ctx, d); err == nil || strings.Contains(err.Error(), "did you mean 30s?") != (d == 30) {
+				t.Errorf("CloseGate for %s: %v", d, err)
+			}
+		}
+		run.returns(nil)
+	})
+}
+
+// At most one success for each key and period; a failure does not count.
+func TestLifetime_cooldown(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Cooldown: time.Hour, Busy: automutex.Skip}}})
+		failed := r.enqueue("work", one)
+		r.stage.next(t).returns(errors.New("own"))
+		r.awaitRetried(failed, 1)
+		done := r.enqueue("work", one)
+		r.stage.next(t).returns(nil)
+		r.await(done, asynq.TaskStateCompleted)
+		if !r.locked("work", "1") {
+			t.Error("the key does not cool down")
+		}
+		skipped := r.enqueue("work", one)
+		r.await(skipped, asynq.TaskStateCompleted)
+		busy := r.awaitEvent(automutex.EventBusy, skipped).Busy
+		if busy.Holder != "" || busy.HolderTask != "" || busy.SameTask || busy.ExpiresIn < 59*time.Minute || busy.ExpiresIn > time.Hour {
+			t.Errorf("got %+v", busy)
+		}
+		// The failed one's retry is the same task as none: it was not the
+		// cooldown's.
+		r.rerun(failed)
+		r.await(failed, asynq.TaskStateCompleted)
+		r.awaitEvent(automutex.EventSkipped, failed)
+		// The done one again, as a re-queued task would come: skipped as well.
+		other := r.enqueue("work", map[string]int{"id": 2})
+		r.stage.next(t).returns(nil)
+		r.await(other, asynq.TaskStateCompleted)
+		if r.stage.count() != 3 {
+			t.Errorf("%d runs", r.stage.count())
+		}
+	})
+}
+
+// The cooldown counts from when the run began.
+func TestLifetime_cooldownEnds(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const cooldown, took = 300 * time.Millisecond, 100 * time.Millisecond
+		r := start(t, s, setup{rules: []automutex.Rule{
+			{Task: "long", Cooldown: time.Minute, Busy: automutex.Retry},
+			{Task: "work", Cooldown: cooldown, Wait: time.Minute, Busy: automutex.Retry},
+		}})
+		before := time.Now()
+		long := r.enqueue("long", nil)
+		run := r.stage.next(t)
+		<-time.After(took)
+		run.returns(nil)
+		r.await(long, asynq.TaskStateCompleted)
+		gate, rest := r.stored("long").Gate, time.Minute-time.Since(before)
+		if gate.Reason != automutex.ReasonCooldown || gate.OpensIn > time.Minute-took || gate.OpensIn < rest-10*time.Millisecond {
+			t.Errorf("got %+v; want a cooldown for %s", gate, rest)
+		}
+		before = time.Now()
+		r.enqueue("work", nil)
+		run = r.stage.next(t)
+		second := r.enqueue("work", nil)
+		run.returns(nil)
+		r.finish(second)
+		if after := time.Since(before); after < cooldown {
+			t.Errorf("the second began and ended %s after the first began", after)
+		}
+	})
+}
+
+// MaxHold: the handler is told, and the key is not given back under it.
+func TestLifetime_maxHold(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{
+			{Task: "long", MaxHold: soon, Busy: automutex.Retry},
+			{Task: "short", MaxHold: soon, TTL: 3 * soon, Wait: time.Minute, Busy: automutex.Retry},
+		}})
+		id := r.enqueue("long", nil)
+		run := r.stage.next(t)
+		if cause := run.awaitEnd(t); !errors.Is(cause, lock.ErrLost) || !strings.Contains(cause.Error(), "MaxHold") {
+			t.Errorf("the context ended with %v", cause)
+		}
+		if event := r.awaitEvent(automutex.EventLost, id); event.Held < soon-10*time.Millisecond || !errors.Is(event.Err, lock.ErrLost) {
+			t.Errorf("got %+v", event)
+		}
+		if !r.locked("long") {
+			t.Error("the key was given back while the handler runs")
+		}
+		run.returns(nil)
+		r.await(id, asynq.TaskStateCompleted)
+		redistest.Eventually(t, patience, func() bool { return !r.locked("long") }, "the key is free when the handler has returned")
+
+		// The deadline passes, and the next in line has the key.
+		r.enqueue("short", nil)
+		stuck := r.stage.next(t)
+		taken := time.Now()
+		next := r.enqueue("short", nil)
+		second := r.stage.next(t)
+		if after := time.Since(taken); after < soon {
+			t.Errorf("the next has the key after %s, TTL %s", after, 2*soon)
+		}
+		stuck.returns(nil) // late, and harmless
+		<-stuck.left
+		if !r.locked("short") {
+			t.Error("the late one gave back its successor's key")
+		}
+		second.returns(nil)
+		r.await(next, asynq.TaskStateCompleted)
+	})
+}
+
+// Wait stands in line in the worker, first come, first served.
+func TestLifetime_waitInOrder(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, free := busyRig(t, s, automutex.Rule{Wait: time.Minute, Fence: true, Busy: automutex.Retry}, setup{})
+		var ids, ran []string
+		var fences []int64
+		for i := range 5 {
+			ids = append(ids, r.enqueue("work", one))
+			r.awaitLine(i+1, "work", "1")
+		}
+		r.stage.none(t)
+		free()
+		for range ids {
+			run := r.stage.next(t)
+			r.stage.none(t)
+			ran = append(ran, run.id)
+			fence, err := automutex.Fence(run.ctx)
+			redistest.Must(t, err)
+			fences = append(fences, fence)
+			run.returns(nil)
+		}
+		if !slices.Equal(ran, ids) {
+			t.Errorf("they ran as %v, and came as %v", ran, ids)
+		}
+		r.await(ids[4], asynq.TaskStateCompleted)
+		if event := r.awaitEvent(automutex.EventAcquired, ids[4]); event.Waited <= 0 {
+			t.Errorf("got %+v", event)
+		}
+		if events := r.seen.list(automutex.EventBusy); len(events) > 0 {
+			t.Errorf("events %v", events)
+		}
+		if !slices.IsSorted(fences) || len(slices.Compact(fences)) < len(ids) {
+			t.Errorf("fences %v", fences)
+		}
+	})
+}
+
+// Inspector.CancelProcessing: the handler is told, asynq files the retry, and
+// the key stays taken until the handler returns.
+func TestLifetime_cancelProcessing(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
+		id := r.enqueue("work", nil)
+		run := r.stage.next(t)
+		redistest.Eventually(t, patience, func() bool {
+			// The message goes to whom listens at that moment.
+			err := r.inspector.CancelProcessing(id)
+			return err == nil && run.ctx.Err() != nil
+		}, "the handler is told")
+		if cause := context.Cause(run.ctx); !errors.Is(cause, context.Canceled) || errors.Is(cause, lock.ErrLost) {
+			t.Errorf("the context ended with %v", cause)
+		}
+		if event := r.awaitEvent(automutex.EventOverdue, id); event.Held <= 0 || event.Rule != "work" || event.Key != r.lockOf("work").Key() {
+			t.Errorf("got %+v", event)
+		}
+		if !strings.Contains(r.log.Text(0), "although its task's context has ended") {
+			t.Error("nothing is logged")
+		}
+		r.awaitRetried(id, 1)
+		if !r.locked("work") {
+			t.Error("the key is free while the handler runs")
+		}
+		run.returns(nil)
+		<-run.left
+		redistest.Eventually(t, patience, func() bool { return !r.locked("work") }, "the key is free")
+		if events := r.seen.list(automutex.EventLost); len(events) > 0 {
+			t.Errorf("events %v", events)
+		}
+	})
+}

@@ -1,0 +1,561 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/big"
+	"math/rand/v2"
+	"reflect"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/keys"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// FuzzFields holds two payloads against each other: their fields give one part
+// only if they are equal, by a reading of JSON that is not ours.
+func FuzzFields(f *testing.F) {
+	for _, pair := range [][2]string{
+		{`1`, `"1"`}, {`1`, `1.0`}, {`1e2`, `100`}, {`1.5`, `"1.50"`}, {`-0`, `0`}, {`true`, `"true"`},
+		{`{"a":1}`, `"{\"a\":1}"`}, {`"\"x\""`, `"x"`}, {`[1]`, `["1"]`}, {`{"a":1,"b":2}`, `{"b":2.0,"a":1}`},
+		{`"\ud83e\udd8a"`, `"🦊"`}, {`"\ud800"`, `"\ufffd"`}, {`{"a":1,"a":2}`, `{"a":2}`}, {`1e400`, `1e401`},
+		{`"<\u2028>"`, `"\u003c\u2028>"`}, {`{"":[{}]}`, `{"":[[]]}`}, {`1e-5`, `0.00001`}, {`null`, `""`},
+		{`0e10000000000000000000`, `0`},
+	} {
+		f.Add(pair[0], pair[1])
+	}
+	f.Fuzz(func(t *testing.T, a, b string) {
+		partA, errA := oneField(t, `{"v":`+a+`}`)
+		partB, errB := oneField(t, `{"v":`+b+`}`)
+		if errA != nil || errB != nil {
+			return
+		}
+		same := equalOnPurpose(referenceValue(t, a), referenceValue(t, b), true)
+		if same != (partA == partB) {
+			t.Errorf("%q and %q give %q and %q", a, b, partA, partB)
+		}
+		for _, part := range []string{partA, partB} {
+			if part == "" || !utf8.ValidString(part) {
+				t.Errorf("the part %q is unfit", part)
+			}
+		}
+		if same != (keys.Key("p", "s", partA) == keys.Key("p", "s", partB)) {
+			t.Errorf("%q and %q: the keys disagree with the parts", a, b)
+		}
+	})
+}
+
+// FuzzFields_oneSlot takes whole payloads and a path to a Redis key.
+func FuzzFields_oneSlot(f *testing.F) {
+	f.Add("user.id", `{"user":{"id":"{}"}}`, "a")
+	f.Add(`items.0.s\.ku`, `{"items":[{"s.ku":1}]}`, "}{")
+	f.Add("v", `{"v":{"b":[1,{}],"a":"x"}}`, "")
+	f.Add("a", "{\"a\":\"\u2028\"}", "\xff")
+	f.Add("a.b.c", `[[[[`, "s")
+	f.Fuzz(func(t *testing.T, path, payload, scope string) {
+		if _, err := keys.ParsePath(path); err != nil {
+			return
+		}
+		parts, err := automutex.Fields(path, "id")(t.Context(), keyTask(payload))
+		if one, oneErr := automutex.Fields(path)(t.Context(), keyTask(payload)); err == nil && (oneErr != nil || one[0] != parts[0]) {
+			t.Errorf("alone %q gives %q (%v), with another path %q", path, one, oneErr, parts)
+		}
+		if err != nil {
+			if !errors.As(err, new(*automutex.KeyError)) {
+				t.Errorf("%T, want a *KeyError: %v", err, err)
+			}
+			return
+		}
+		key := keys.Key("p", scope, parts...)
+		open, end := strings.IndexByte(key, '{'), strings.IndexByte(key, '}')
+		if open != 2 || end != len(key)-1 || end == open+1 || strings.Count(key, "{") > 1 {
+			t.Errorf("%q is not one slot", key)
+		}
+	})
+}
+
+// referenceValue reads a JSON value with encoding/json, numbers as text.
+func referenceValue(t *testing.T, value string) (v any) {
+	t.Helper()
+	decoder := json.NewDecoder(strings.NewReader(value))
+	decoder.UseNumber()
+	if err := decoder.Decode(&v); err != nil {
+		t.Fatalf("%q has a key but is not JSON: %v", value, err)
+	}
+	return v
+}
+
+// equalOnPurpose is true for values that Fields gives one part: equal ones and,
+// at the top, scalars and the strings that read like them.
+func equalOnPurpose(a, b any, top bool) bool {
+	if top {
+		textA, scalarA := referenceText(a)
+		textB, scalarB := referenceText(b)
+		if scalarA || scalarB {
+			return scalarA && scalarB && textA == textB
+		}
+	}
+	switch a := a.(type) {
+	case map[string]any:
+		b, ok := b.(map[string]any)
+		if !ok || len(a) != len(b) {
+			return false
+		}
+		for name := range a {
+			if other, ok := b[name]; !ok || !equalOnPurpose(a[name], other, false) {
+				return false
+			}
+		}
+		return true
+	case []any:
+		b, ok := b.([]any)
+		return ok && slices.EqualFunc(a, b, func(x, y any) bool { return equalOnPurpose(x, y, false) })
+	case json.Number:
+		textA, _ := referenceText(a)
+		textB, _ := referenceText(b)
+		_, ok := b.(json.Number)
+		return ok && textA == textB
+	}
+	return reflect.DeepEqual(a, b)
+}
+
+func referenceText(v any) (text string, scalar bool) {
+	switch v := v.(type) {
+	case string:
+		return v, true
+	case bool:
+		return fmt.Sprint(v), true
+	case json.Number:
+		r, ok := new(big.Rat).SetString(v.String())
+		if !ok { // an exponent beyond big.Rat, which only zero may have
+			mantissa, _, _ := strings.Cut(strings.ToLower(v.String()), "e")
+			r, _ = new(big.Rat).SetString(mantissa)
+		}
+		digits, _ := r.FloatPrec()
+		return r.FloatString(digits), true
+	}
+	return "", false
+}
+
+// Random composites, whatever the order of their members and the spelling of
+// their numbers and strings, give the part of the same value written plainly.
+func TestFields_compositesAreCanonical(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		value := randomValue(random, 4)
+		plain, err := json.Marshal(value)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var spelled bytes.Buffer
+		spellOtherwise(&spelled, random, value)
+		a, errA := oneField(t, `{"v":`+string(plain)+`}`)
+		b, errB := oneField(t, `{"v":`+spelled.String()+`}`)
+		if errA != nil || errB != nil || a != b {
+			t.Fatalf("%s and %s give %q (%v) and %q (%v)", plain, &spelled, a, errA, b, errB)
+		}
+	}
+}
+
+func randomValue(random *rand.Rand, depth int) any {
+	kind := random.IntN(6)
+	if depth == 4 {
+		kind = 4 + random.IntN(2)
+	}
+	switch kind {
+	case 0:
+		return json.Number(fmt.Sprint(random.IntN(2000) - 1000))
+	case 1:
+		return random.IntN(2) == 0
+	case 2:
+		return nil
+	case 4:
+		list := make([]any, random.IntN(4)*min(depth, 1))
+		for i := range list {
+			list[i] = randomValue(random, depth-1)
+		}
+		return list
+	case 5:
+		members := map[string]any{}
+		for range random.IntN(5) * min(depth, 1) {
+			members[randomText(random)] = randomValue(random, depth-1)
+		}
+		return members
+	}
+	return randomText(random)
+}
+
+func randomText(random *rand.Rand) string {
+	alphabet := []rune("ab\"\\/\n\x01é🦊<{[ ")
+	text := make([]rune, random.IntN(4))
+	for i := range text {
+		text[i] = alphabet[random.IntN(len(alphabet))]
+	}
+	return string(text)
+}
+
+// spellOtherwise writes a value as JSON with members in any order, spaces
+// anywhere, numbers with exponents and strings with needless escapes.
+func spellOtherwise(w *bytes.Buffer, random *rand.Rand, v any) {
+	space := func() { w.WriteString(strings.Repeat("\n", random.IntN(2))) }
+	space()
+	switch v := v.(type) {
+	case string:
+		w.WriteByte('"')
+		for _, r := range v {
+			switch {
+			case r > 0xFFFF:
+				fmt.Fprintf(w, `\u%04x\u%04X`, 0xD800+(r-0x10000)>>10, 0xDC00+(r-0x10000)&0x3FF)
+			case r < 0x20 || r == '"' || r == '\\' || random.IntN(2) == 0:
+				fmt.Fprintf(w, `\u%04X`, r)
+			default:
+				w.WriteRune(r)
+			}
+		}
+		w.WriteByte('"')
+	case json.Number:
+		fmt.Fprintf(w, "%s.000e+00", v)
+	case []any:
+		w.WriteByte('[')
+		for i, element := range v {
+			if i > 0 {
+				w.WriteByte(',')
+			}
+			spellOtherwise(w, random, element)
+		}
+		w.WriteByte(']')
+	case map[string]any:
+		w.WriteByte('{')
+		first := true
+		for name, member := range v { // in any order
+			if !first {
+				w.WriteByte(',')
+			}
+			first = false
+			spellOtherwise(w, random, name)
+			w.WriteByte(':')
+			spellOtherwise(w, random, member)
+		}
+		w.WriteByte('}')
+	default:
+		fmt.Fprintf(w, "%v", map[any]string{nil: "null", true: "true", false: "false"}[v])
+	}
+	space()
+}
+
+// decodedAs is what encoding/json gives a handler whose struct has one field of that
+// name: the type is made here, so that the name may be any.
+func decodedAs(t *testing.T, name, payload string) (value string) {
+	t.Helper()
+	tag, err := json.Marshal(name + ",") // or "-" would mean none
+	if err != nil {
+		t.Fatal(err)
+	}
+	typed := reflect.New(reflect.StructOf([]reflect.StructField{{
+		Name: "Field", Type: reflect.TypeFor[string](), Tag: reflect.StructTag(fmt.Sprintf(`json:%s`, tag)),
+	}}))
+	if err := json.Unmarshal([]byte(payload), typed.Interface()); err != nil {
+		t.Fatalf("%s: %v", payload, err)
+	}
+	return typed.Elem().Field(0).String()
+}
+
+// otherCases gives names that differ from name in the case of their letters, among
+// them the long s and the Kelvin sign.
+func otherCases(name string) (others []string) {
+	runes := []rune(name)
+	for i, r := range runes {
+		for other := unicode.SimpleFold(r); other != r; other = unicode.SimpleFold(other) {
+			changed := slices.Clone(runes)
+			changed[i] = other
+			others = append(others, string(changed))
+		}
+	}
+	return append(others, strings.ToUpper(name), strings.ToLower(name), strings.Title(name)) //nolint:staticcheck // one more case
+}
+
+// A payload cannot have the lock of one value and give the handler another one, which
+// encoding/json takes from a name in another letter case.
+func TestFields_agreesWithWhatEncodingJSONGivesTheHandler(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(5, 6))
+	names := []string{"account", "Account", "task_id", "kind", "straße", "ΣΊΣΥΦΟΣ", "k-s", "ſo", "Ǆ", "İd", "ıd", "x1"}
+	letters := []rune("abcksKSKſéßΣσςµμÅåÅ_-1ǅ")
+	for range 300 {
+		name := make([]rune, 1+random.IntN(6))
+		for i := range name {
+			name[i] = letters[random.IntN(len(letters))]
+		}
+		names = append(names, string(name))
+	}
+	refused, taken := 0, 0
+	for _, name := range names {
+		others := append(otherCases(name), names[random.IntN(len(names))], name+"s", strings.ReplaceAll(name, "_", ""))
+		for _, other := range others {
+			own, its := `"`+name+`":"own"`, `"`+other+`":"its"`
+			for _, payload := range []string{"{" + own + "," + its + "}", "{" + its + "," + own + "}", "{" + its + "}"} {
+				parts, err := automutex.Fields(escapePath(name))(t.Context(), keyTask(payload))
+				decoded := decodedAs(t, name, payload)
+				if err == nil && parts[0] != decoded {
+					t.Errorf("%s: the lock of %q, and the handler gets %q", payload, parts[0], decoded)
+				}
+				if keyErr := (*automutex.KeyError)(nil); err != nil && !errors.As(err, &keyErr) {
+					t.Errorf("%s: %T", payload, err)
+				}
+				// Refused is what encoding/json takes for the field too, and nothing else.
+				if alone := decodedAs(t, name, "{"+its+"}"); strings.Contains(payload, own) {
+					if (err != nil) != (alone == "its") {
+						t.Errorf("%s: %v; encoding/json takes %q for %q: %v", payload, err, other, name, alone == "its")
+					}
+					if err != nil {
+						refused++
+					} else {
+						taken++
+					}
+				}
+			}
+		}
+	}
+	if refused < 1000 || taken < 300 {
+		t.Errorf("%d refused, %d taken: of both there are to be many", refused, taken)
+	}
+}
+
+// escapePath writes a name so that a path has it as one segment.
+func escapePath(name string) string {
+	return regexp.MustCompile(`[.\\$\[\],*]`).ReplaceAllString(name, `\$0`)
+}
+
+// allocated is how many bytes f allocates. Nothing else may run meanwhile, so its
+// tests are not parallel: those run when the others have ended or stopped.
+func allocated(f func()) uint64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	f()
+	runtime.ReadMemStats(&after)
+	return after.TotalAlloc - before.TotalAlloc
+}
+
+// costly are the values of a field, of about n bytes, that take the most memory or
+// time to make a key of.
+var costly = map[string]func(n int) string{
+	"numbers":       func(n int) string { return "[" + strings.Repeat("1e399,", n/6) + "1]" },
+	"small numbers": func(n int) string { return "[" + strings.Repeat("1e-399,", n/7) + "1]" },
+	"numbers by name": func(n int) string {
+		return `{"z":` + strings.Repeat(`{"z":1e399,"a":1e399,"b":`, n/50) + "1" + strings.Repeat("}", n/50) + `,"a":0}`
+	},
+	"nested unsorted": func(n int) string { return nestedUnsorted(99, max(n-99*13, 1)) },
+	"nested numbers": func(n int) string {
+		return strings.Repeat(`{"b":`, 98) + "[" + strings.Repeat("1,", max(n/2-700, 1)) + "1]" + strings.Repeat(`,"a":1}`, 98)
+	},
+	"lists": func(n int) string { return "[" + strings.Repeat("[],", n/3) + "[]]" },
+	"deep lists": func(n int) string {
+		return "[" + strings.Repeat(strings.Repeat("[", 98)+strings.Repeat("]", 98)+",", n/197) + "1]"
+	},
+	"deep objects": func(n int) string {
+		return "[" + strings.Repeat(strings.Repeat(`{"b":`, 98)+"1"+strings.Repeat(`,"a":1}`, 98)+",", n/1180) + "1]"
+	},
+	"names":            func(n int) string { return "{" + manyNames(n/12) + "}" },
+	"names in escapes": func(n int) string { return "{" + escapedNames(n/20) + "}" },
+	"escapes":          func(n int) string { return `["` + strings.Repeat(`\u0061`, n/6) + `"]` },
+	"a quoted string":  func(n int) string { return `"[` + strings.Repeat(`\"`, n/2) + `"` },
+	"a string":         func(n int) string { return `"` + strings.Repeat(`\n`, n/2) + `"` },
+	"strings":          func(n int) string { return "[" + strings.Repeat(`"\u0061",`, n/9) + "1]" },
+	"a number":         func(n int) string { return "0." + strings.Repeat("0", n) + fmt.Sprintf("1e%d", n) },
+}
+
+func escapedNames(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, `%s"\u0061%x":1`, strings.Repeat(",", min(i, 1)), i*7919%n)
+	}
+	return b.String()
+}
+
+// writtenOut is what is allocated for numbers that are written out, at most: their text has a bound of 1 MiB.
+const writtenOut = 12 << 20
+
+// What is allocated for a key is a few times the payload, and writtenOut, whatever is in it.
+func TestKeys_allocateAFewTimesThePayload(t *testing.T) {
+	const size, most = 1 << 18, 40 // the race detector's bookkeeping makes values escape to the heap
+	for name, value := range costly {
+		payload := `{"v":` + value(size) + `}`
+		task := keyTask(payload)
+		for _, secret := range []string{"", testSecret} {
+			maker := valueKeys(secret)
+			_, err := maker.Keys(t.Context(), task)
+			if many := name == "numbers" || name == "small numbers"; many != (err != nil && strings.Contains(err.Error(), "numbers that take more than 1 MiB")) {
+				t.Errorf("%s: %v", name, err)
+			}
+			taken := allocated(func() { _, _ = maker.Keys(t.Context(), task) })
+			if taken > uint64(most*len(payload)+writtenOut) {
+				t.Errorf("%s: a payload of %d bytes has %d allocated", name, len(payload), taken)
+			}
+		}
+	}
+}
+
+// FuzzKeyCost: no payload has much more allocated for its key than it has bytes.
+func FuzzKeyCost(f *testing.F) {
+	for _, name := range slices.Sorted(maps.Keys(costly)) {
+		f.Add(costly[name](3000), 40)
+		f.Add(costly[name](20), 500)
+	}
+	f.Add(`"\ud800":1,"v":`, 1000)
+	maker := valueKeys("")
+	f.Fuzz(func(t *testing.T, value string, times int) {
+		times = int(uint(times) % 1000)
+		repeated := "[" + strings.Repeat(value+",", times) + value + "]"
+		for _, payload := range []string{`{"v":` + repeated + `}`, `{` + strings.Repeat(value+",", times) + `"w":1}`} {
+			task := keyTask(payload)
+			key := func() { _, _ = maker.Keys(t.Context(), task) }
+			// encoding/json notes each open list in a slice that doubles, in up to three passes, and stops at 10,000 levels.
+			const most, always, level = 32, 64 << 10, 256
+			deep := min(strings.Count(payload, "[")+strings.Count(payload, "{"), 10_000)
+			if taken := min(allocated(key), allocated(key), allocated(key)); taken > uint64(most*len(payload)+always+level*deep+writtenOut) {
+				t.Errorf("%.100q: %d bytes have %d allocated", payload, len(payload), taken)
+			}
+		}
+	})
+}
+
+// valueKeys makes the keys of tasks by their field v.
+func valueKeys(secret string) *automutex.KeyMaker {
+	maker, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{{Task: "test", On: []string{"v"}}}, HashKeys: secret, Prefix: "p"})
+	if err != nil {
+		panic(err)
+	}
+	return maker
+}
+
+// badPayloads are what producers have been seen to send, and what nobody should.
+var badPayloads = []string{
+	"", " ", "null", "{}", "[]", `"id"`, "7", "{", `{"id"`, `{"id":`, `{"id":1`, `{"id":1}}`, `{"id":1} {"id":2}`, "\xef\xbb\xbf{\"id\":1}",
+	`{"id":null}`, `{"id":""}`, `{"id":"\u0000"}`, "{\"id\":\"\x00\"}", "{\"id\":\"\xff\"}", `{"id":"\ud800"}`, `{"id":"\udc00\ud800"}`,
+	`{"id":"\ud83d\ude00"}`, `{"id":1,"id":2}`, `{"ID":1}`, `{"\u0069d":1}`, `{"id":1e400}`, `{"id":1e-400}`, `{"id":-0}`, `{"id":1e99999999999999999999}`,
+	`{"id":123456789012345678901234567890}`, `{"id":{"b":[1,{}],"a":null}}`, `{"id":{"a":1,"a":1}}`, `{"id":[[[[[[]]]]]]}`, `{"id":NaN}`, `{"id":"a|b}{c~%7C"}`,
+	`{"id":"'; redis.call('FLUSHALL') --"}`, `{"id":"` + strings.Repeat("x", 5000) + `"}`, `{"id":` + strings.Repeat("9", 401) + `}`,
+	`{"id":` + strings.Repeat("[", 101) + strings.Repeat("]", 101) + `}`, strings.Repeat("[", 20_000), `{"id":"\u202e"}`, "\x80\x04}q\x00.", "<id>7</id>", "id=7",
+	`{"id":1,"note":300}`, `{"id":true,"note":{}}`, `{"id":1,"note":"\xff"}`,
+}
+
+// badRules take keys from all that a producer decides on. The last one's error
+// has the payload in it, as careless functions' errors have, and is no *KeyError:
+// its tasks come back.
+var badRules = []automutex.Rule{
+	{Task: "path", On: []string{"id", `a\.b.0`}, Busy: automutex.Retry},
+	{Task: "field", On: []string{"id"}, Busy: automutex.Retry},
+	{Task: "header", OnHeaders: []string{"tenant"}, Busy: automutex.Retry},
+	{Task: "both", Name: "one", Scope: "one", On: []string{"id"}, Busy: automutex.Retry},
+	{Task: "both", Name: "two", Scope: "two", On: []string{"note"}, OnHeaders: []string{"tenant"}, Busy: automutex.Retry},
+	{Task: "typed", Key: automutex.KeyOf(func(v struct {
+		ID   any
+		Note int8
+	}) []string {
+		return []string{fmt.Sprint(v.ID)}
+	}), Busy: automutex.Retry},
+	{Task: "raw", Key: func(_ context.Context, t *asynq.Task) ([]string, error) { return []string{string(t.Payload())}, nil }, Busy: automutex.Retry},
+	{Task: "says", Key: func(_ context.Context, t *asynq.Task) ([]string, error) {
+		return nil, fmt.Errorf("no shop %s", t.Payload())
+	}, Busy: automutex.Retry},
+	{Task: "itself", Key: func(_ context.Context, t *asynq.Task) ([]string, error) {
+		return nil, fmt.Errorf("%s: %w", t.Payload(), &automutex.KeyError{Task: t.Type(), Field: string(t.Payload())})
+	}, Busy: automutex.Retry},
+	{Task: "", Busy: automutex.Retry}, // stands for a task without a rule; New never sees it
+}
+
+// FuzzPayload: whatever the payload, the headers and the rest of a task's type, the
+// handler runs with the locks that the task needs, or does not run and the task is
+// archived with a *KeyError, or handed back, as asynq can file it. It never panics, never runs
+// unguarded, and leaves nothing in Redis.
+func FuzzPayload(f *testing.F) {
+	for i, payload := range badPayloads {
+		f.Add([]byte(payload), badPayloads[(i+5)%len(badPayloads)], payload, i, i%2 == 0)
+	}
+	s := redistest.StartMini(f)
+	rdb := s.Client(f)
+	mux := asynq.NewServeMux() // which tasks have a rule, by asynq's own matching
+	for _, rule := range badRules[:len(badRules)-1] {
+		if rule.Name != "two" {
+			mux.Handle(rule.Task, asynq.NotFoundHandler())
+		}
+	}
+	guards := map[bool]*automutex.Guard{}
+	for _, hashed := range []bool{false, true} {
+		// Private: the keys of the fleet, written a second after the first task, would be taken for what a task left.
+		cfg := automutex.Config{Private: true, Rules: badRules[:len(badRules)-1], Logger: slog.New(slog.DiscardHandler)}
+		if hashed {
+			cfg.HashKeys = testSecret
+		}
+		guard, err := automutex.New(rdb, cfg)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Cleanup(func() { _ = guard.Close(context.Background()) })
+		guards[hashed] = guard
+	}
+	f.Fuzz(func(t *testing.T, payload []byte, tenant, more string, which int, hashed bool) {
+		guard, rule := guards[hashed], badRules[uint(which)%uint(len(badRules))]
+		task := asynq.NewTaskWithHeaders(rule.Task+more, payload, map[string]string{"tenant": tenant, more: tenant})
+		_, pattern := mux.Handler(task)
+		matched := pattern != ""
+		keys, keyless := guard.Keys(t.Context(), task)
+		ran := 0
+		handler := asynq.HandlerFunc(func(ctx context.Context, got *asynq.Task) error {
+			ran++
+			if !bytes.Equal(got.Payload(), payload) {
+				t.Errorf("the handler is given %q", got.Payload())
+			}
+			held := s.Mini().Keys() // sorted
+			if want := slices.Sorted(slices.Values(keys)); !slices.Equal(held, slices.Compact(want)) {
+				t.Errorf("it runs, and Redis has %q, not its keys %q", held, want)
+			}
+			if _, ok := automutex.Lease(ctx); ok != matched {
+				t.Errorf("a lease: %v, a rule: %v", ok, matched)
+			}
+			return nil
+		})
+		err := guard.Middleware(handler).ProcessTask(context.Background(), task)
+		if err == nil && (ran != 1 || keyless != nil || matched && len(keys) == 0) {
+			t.Errorf("done: it ran %d times, with the keys %q (%v)", ran, keys, keyless)
+		}
+		if rule.Task == "says" && matched {
+			if isFailure := guard.ServerConfig(asynq.Config{}).IsFailure; isFailure(err) || ran > 0 || keyless == nil || !utf8.ValidString(err.Error()) {
+				t.Errorf("it ran %d times, and is not handed back: %v", ran, err)
+			}
+		} else if err != nil {
+			var keyErr *automutex.KeyError
+			if !errors.As(err, &keyErr) || ran > 0 || keyless == nil || !errors.Is(err, asynq.SkipRetry) || !matched {
+				t.Errorf("it ran %d times, and ends with %T: %v; keys %q (%v)", ran, err, err, keys, keyless)
+			} else if keyErr.Task != task.Type() || !utf8.ValidString(err.Error()) {
+				t.Errorf("asynq cannot file %q", err)
+			}
+		}
+		if ran == 1 && rule.On != nil && !json.Valid(payload) {
+			t.Errorf("it ran under the keys %q, although %q is no JSON", keys, payload)
+		}
+		for _, key := range keys {
+			if hashed && len(payload) > 20 && strings.Contains(key, string(payload)) {
+				t.Errorf("the hashed key %q tells the payload", key)
+			}
+		}
+		if left := s.Mini().Keys(); len(left) > 0 {
+			t.Errorf("%q is left", left)
+		}
+	})
+}
