@@ -310,22 +310,6 @@ func TestNoWait(t *testing.T) {
 	}
 }
 
-// asynq.Unique beside a rule is refused, in the options of the call and in those of the task.
-func TestEnqueue_refusesAsynqsUnique(t *testing.T) {
-	t.Parallel()
-	r := start(t, redistest.Mini(t), Rule{Task: "mail", On: []string{"id"}})
-	made := asynq.NewTask("mail", []byte(`{"id":"7"}`), asynq.MaxRetry(3), asynq.Unique(time.Minute))
-	for name, enqueue := range map[string]func() (*asynq.TaskInfo, error){
-		"of the call": func() (*asynq.TaskInfo, error) { return r.Enqueue(task("mail", "7", ""), asynq.Unique(time.Minute)) },
-		"of the task": func() (*asynq.TaskInfo, error) { return r.Enqueue(made) },
-	} {
-		if info, err := enqueue(); info != nil || err == nil || !strings.Contains(err.Error(), "the rule says what is a duplicate") {
-			t.Errorf("%s: answered %v, %v", name, info, err)
-		}
-	}
-	r.must(r.Enqueue(asynq.NewTask("mail", []byte(`{"id":"7"}`), asynq.MaxRetry(3))))
-}
-
 // A Guard without a rule for a task with a claim says so once, and so does one that skips such a task.
 func TestGuard_warnsOfClaims(t *testing.T) {
 	t.Parallel()

@@ -53,33 +53,3 @@ func TestSupersede_waitsForALateEnqueue(t *testing.T) {
 		}
 	}
 }
-
-// The ID of the new task is taken meanwhile by the late enqueue of another producer: that
-// task is superseded too, and not taken for the call's own.
-func TestSupersede_findsTheTaskOfALateEnqueueAtItsID(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		for _, until := range []Until{UntilDone, UntilStart} {
-			rule := Rule{Task: "push", On: []string{"id"}, Until: until, Duplicate: Replace}
-			r := start(t, s, rule)
-			r.must(r.Enqueue(task("push", "7", "old")))
-			hook, done := &redistest.FailHook{}, false
-			hook.Before(func(cmd redis.Cmder) error {
-				if !isEnqueue(cmd, r.queue) || done { // an enqueue comes in the goroutine of the call, a renewal does not
-					return nil
-				}
-				done = true
-				_, id, _ := strings.Cut(cmd.Args()[3].(string), ":t:")
-				_, err := r.plain.Enqueue(task("push", "7", "late"), asynq.TaskID(id), asynq.Queue(r.queue))
-				return err
-			})
-			rdb := s.Client(t)
-			rdb.AddHook(hook)
-			info := r.must(r.producer(rdb, rule).Enqueue(task("push", "7", "new")))
-			found := r.tasks(r.queue, "push")
-			if !done || !slices.Equal(texts(found), []string{"new"}) || found[0].ID != info.ID || !strings.Contains(string(info.Payload), "new") {
-				t.Errorf("%s: there are %q, and the call gave %s", until, texts(found), info.Payload)
-			}
-		}
-	})
-}

@@ -35,7 +35,7 @@ func TestSupersede_producerKilledAnywhere(t *testing.T) {
 						continue // the same commands, whatever they are sent to
 					}
 					r := start(t, s, Rule{Task: "draft", On: []string{"id"}, Until: until, Duplicate: duplicate})
-					r.patience = 0 // the dead one is not waited for
+					r.patience, r.grace = 0, 0 // the dead one is not waited for
 					commands := r.killAfter(all, until, duplicate, state)
 					if commands < 5 {
 						t.Errorf("%s, %s, %s: %d commands in all", until, duplicate, state, commands)
