@@ -143,10 +143,14 @@ func (r *rig) watch() {
 	q := "asynq:{" + r.queue + "}:"
 	found, err := r.rdb.Eval(context.Background(), `
 local found = {redis.call('GET', KEYS[4]) or ''}
-for _, id in ipairs(redis.call('LRANGE', KEYS[1], 0, -1)) do found[#found + 1] = id end
-for i = 2, 3 do
-  for _, id in ipairs(redis.call('ZRANGE', KEYS[i], 0, -1)) do found[#found + 1] = id end
+local function add(ids)
+  for _, id in ipairs(ids) do
+    found[#found + 1] = id
+  end -- of one list
 end
+add(redis.call('LRANGE', KEYS[1], 0, -1))
+add(redis.call('ZRANGE', KEYS[2], 0, -1))
+add(redis.call('ZRANGE', KEYS[3], 0, -1))
 return found`, []string{q + "pending", q + "scheduled", q + "retry", r.claimKey("crowd")}).StringSlice()
 	if err != nil {
 		r.t.Errorf("watch: %v", err)

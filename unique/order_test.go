@@ -65,7 +65,7 @@ func TestNew_overAnOrderedClient(t *testing.T) {
 			r.mustBeDuplicate(dup, err, info.ID, asynq.TaskStatePending)
 		}
 		r.must(c.Enqueue(task("plain", "7", ""), asynq.Queue(r.queue)))
-		if got := strings.Join(through, " "); got != strings.Repeat("once once ", 4)+"plain" {
+		if got := strings.Join(through, " "); got != strings.Repeat("once ", 8)+"plain" {
 			t.Errorf("through the Enqueuer went %q", got)
 		}
 		var ran record

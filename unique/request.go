@@ -44,8 +44,8 @@ var errChanging = fmt.Errorf("%w: the task in the way changes faster than it can
 // run takes the claim and enqueues the task, or does what decide.Admit says of what stands there.
 func (req *request) run(ctx context.Context) (*asynq.TaskInfo, error) {
 	var old existing // what the new task takes the place of
-	poll, id := req.client.newPolling(), ""
-	seen := poll.began // when this call first saw the task of that id
+	began, wait, id := time.Now(), time.Millisecond, ""
+	seen := began // when this call first saw the task of that id
 	for changed := 0; ; {
 		info, found, err := req.try(ctx, old)
 		if info != nil || err != nil {
@@ -81,10 +81,10 @@ func (req *request) run(ctx context.Context) (*asynq.TaskInfo, error) {
 				continue
 			}
 		}
-		if poll.isOver() {
+		if time.Since(began) >= req.client.patience {
 			return nil, over
 		}
-		if err := poll.sleep(ctx); err != nil {
+		if wait, err = pause(ctx, wait); err != nil {
 			return nil, err
 		}
 	}
@@ -343,7 +343,7 @@ func (req *request) replaceEnded(ctx context.Context) (*asynq.TaskInfo, error) {
 	}
 	info, err := req.enqueue(bound)
 	if errors.Is(err, asynq.ErrTaskIDConflict) {
-		return nil, nil // another producer enqueued first: look again
+		return nil, nil //nolint:nilnil // another producer enqueued first: look again
 	}
 	return info, err
 }
@@ -422,29 +422,13 @@ func isListless(err error) bool {
 	return err != nil && (strings.Contains(err.Error(), "not found in list") || strings.Contains(err.Error(), "not found in zset"))
 }
 
-// polling paces a loop that looks at Redis until the client's patience is over.
-type polling struct {
-	began    time.Time
-	patience time.Duration
-	next     time.Duration // the mean of the next sleep
-}
-
-func (c *Client) newPolling() *polling {
-	return &polling{time.Now(), c.patience, time.Millisecond}
-}
-
-// isOver reports whether the patience is over.
-func (p *polling) isOver() bool { return time.Since(p.began) >= p.patience }
-
-// sleep sleeps, each time about twice as long as before and at most about 50 ms. It returns
+// pause sleeps for about that long, and returns how long the next pause is: twice as long, at most about 50 ms. It returns
 // ctx's error if ctx ends first.
-func (p *polling) sleep(ctx context.Context) error {
-	pause := p.next/2 + mathrand.N(p.next) //nolint:gosec // jitter, no secret
-	p.next = min(2*p.next, 50*time.Millisecond)
+func pause(ctx context.Context, mean time.Duration) (next time.Duration, err error) {
 	select {
-	case <-time.After(pause):
-		return nil
+	case <-time.After(mean/2 + mathrand.N(mean)): //nolint:gosec // jitter, no secret
+		return min(2*mean, 50*time.Millisecond), nil
 	case <-ctx.Done():
-		return ctx.Err()
+		return mean, ctx.Err()
 	}
 }

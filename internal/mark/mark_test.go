@@ -254,7 +254,7 @@ func TestStart_orSuperseded(t *testing.T) {
 func TestSupersede_ends(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s)
-		const first, second, third = "q/k:n.1", "q/k:n.2", "q/k:n.3"
+		const first, second, third, fourth = "q/k:n.1", "q/k:n.2", "q/k:n.3", "q/k:n.4"
 		old := r.take(first, "")
 		r.start(true, first, Waiting, false)
 		r.supersede(true, second, old)
@@ -276,10 +276,10 @@ func TestSupersede_ends(t *testing.T) {
 		r.start(false, first, Begun, false)
 
 		// Taken from under a newer task: that one is refused.
-		r.supersede(true, second, r.take("looks", ""))
+		r.supersede(true, fourth, r.take("looks", ""))
 		r.take(first, third)
-		r.keep(false, second, 0)
-		r.start(false, second, Begun, false)
+		r.keep(false, fourth, 0)
+		r.start(false, fourth, Begun, false)
 		r.is(first, Enqueuing)
 	})
 }
