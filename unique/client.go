@@ -3,12 +3,10 @@ package unique
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"hash/maphash"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,7 +17,6 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/tasktype"
 	"github.com/automutex/automutex/lock"
 )
@@ -41,9 +38,6 @@ type Client struct {
 	changeTTL time.Duration // of the lock around the deletion of an ended task
 	patience  time.Duration // how long a call waits for another producer
 
-	self  string        // this Client, random
-	count atomic.Uint64 // one for each ID it made
-
 	enqueued sync.Map     // the queues that it has enqueued a task in
 	looks    atomic.Int32 // how often it looked whether rdb is on asynq's Redis
 	shared   atomic.Bool  // rdb is
@@ -57,8 +51,8 @@ const (
 	// enqueue, on top of the caller's own context.
 	enqueueTimeout = 5 * time.Second
 
-	// grace is how old a claim must be before the absence of its task means that
-	// there will be none, if nobody has confirmed it. go-redis begins no attempt when
+	// grace is how old a claim must be, or what was announced in it, before the absence of its task
+	// means that there will be none, if nobody has confirmed it. go-redis begins no attempt when
 	// enqueueTimeout is over, and ends one with its own timeouts (dial 5 s, write 3 s by default).
 	grace = 15 * time.Second
 
@@ -77,9 +71,8 @@ const (
 	// it. After that time the worker has no Guard.
 	pickUpTime = time.Second
 
-	// tries is how often a call begins again at once because the task in its way changed while it
-	// was looked at. After that it sleeps in between, until its patience is over.
-	tries = 20
+	// tries is how often a call begins again at once because the task in its way changed while it was looked at.
+	tries = 5
 )
 
 // New makes a Client. client enqueues the tasks: an *asynq.Client, or what takes the same options.
@@ -121,8 +114,12 @@ func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client,
 		}
 	}
 	keys, err := automutex.NewKeyMaker(automutex.Config{Rules: keyRules(rules), Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Decode: cfg.Decode})
-	for _, mistake := range fieldErrorsIn(err) {
-		problems = append(problems, fmt.Errorf("unique: %w", mistake))
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, wrapped := range joined.Unwrap() {
+			if mistake := new(automutex.FieldError); errors.As(wrapped, &mistake) {
+				problems = append(problems, fmt.Errorf("unique: %w", mistake))
+			}
+		}
 	}
 	if len(problems) > 0 {
 		return nil, errors.Join(problems...)
@@ -136,25 +133,9 @@ func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client,
 		grace:     grace,
 		changeTTL: changeTTL,
 		patience:  max(cmp.Or(cfg.Wait, DefaultWait), 0),
-		self:      strings.ToLower(rand.Text()[:10]),
 	}
 	c.rdb, _ = rdb.(redis.UniversalClient)
 	return c, nil
-}
-
-// fieldErrorsIn returns the errors that automutex.NewKeyMaker has joined.
-func fieldErrorsIn(err error) (all []*automutex.FieldError) {
-	joined, _ := err.(interface{ Unwrap() []error })
-	if joined == nil {
-		return nil
-	}
-	for _, err := range joined.Unwrap() {
-		var mistake *automutex.FieldError
-		if errors.As(err, &mistake) {
-			all = append(all, mistake)
-		}
-	}
-	return all
 }
 
 // Enqueue is [Client.EnqueueContext] with context.Background().
@@ -166,15 +147,16 @@ func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInf
 // then the rule's Duplicate decides. A task that no rule matches is enqueued by asynq alone.
 //
 // For a task with a rule the options asynq.TaskID and asynq.Unique are refused, and so is an
-// asynq.Queue that is not the rule's. Of the options in the task itself Unique is refused, too;
-// TaskID and Queue have no effect there.
+// asynq.Queue that is not the rule's. In the task itself TaskID and Queue have no effect; Unique has
+// asynq refuse equal tasks too, with its own asynq.ErrDuplicateTask.
 //
 // A [*DuplicateError] means that another task blocks the key; the call has enqueued nothing. (Only if Redis' reply to
-// its own enqueue was lost, and go-redis has sent that again, that task is the call's own.) [ErrEnqueueUnderWay] means that other producers were enqueuing the task that
-// blocks the key, or replacing it, for all of [Config].Wait; nothing was enqueued. An *automutex.KeyError means that no key can be made from the task;
-// nothing was enqueued. Nor was it if the asynq.Inspector looks at another Redis or database than the client, or if
-// asynq has lost the task in the way from its lists; the error says so. After any other error the task was enqueued once or not at all, since
-// Redis' reply may be lost. The next call for the key finds out which.
+// its own enqueue was lost, and go-redis has sent that again, that task is the call's own.) [ErrEnqueueUnderWay] means
+// that other producers were enqueuing the task that blocks the key, or replacing it, for all of [Config].Wait. An
+// *automutex.KeyError means that no key can be made from the task. Other errors say that the asynq.Inspector looks at
+// another Redis or database than the client, or that asynq has lost the task in the way from its lists. With all these
+// nothing was enqueued. After any other error the task was enqueued once or not at all, since Redis' reply may be lost.
+// The next call for the key finds out which.
 //
 // ctx bounds the round trips to Redis, except those of asynq's Inspector, which takes no
 // context. The Inspector is used when there is a duplicate.
@@ -186,7 +168,7 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 // key is the key of a task that the rule matches, once its options are fit; empty
 // when the rule's Key, or Config.Decode, answers automutex.NoLock.
 func (c *Client) key(ctx context.Context, r *rule, task *asynq.Task, opts []asynq.Option) (string, error) {
-	if err := r.checkOptions(task, opts); err != nil {
+	if err := r.checkOptions(opts); err != nil {
 		return "", err
 	}
 	keys, err := c.keys.Keys(ctx, task)
@@ -200,16 +182,13 @@ func (c *Client) key(ctx context.Context, r *rule, task *asynq.Task, opts []asyn
 }
 
 func (c *Client) enqueueOnce(ctx context.Context, r *rule, key string, task *asynq.Task, opts []asynq.Option) (*asynq.TaskInfo, error) {
-	req := &request{client: c, rule: r, key: key, id: c.newID(r, key), task: task, opts: opts}
+	req := &request{client: c, rule: r, key: key, id: newID(r, key), task: task, opts: opts}
 	info, err := req.run(ctx)
 	if err != nil && !errors.Is(err, asynq.ErrDuplicateTask) {
 		return nil, fmt.Errorf("unique: %s: key %q: %w", r.where(), key, err)
 	}
 	return info, err
 }
-
-// nonce is different for each call, in all processes.
-func (c *Client) nonce() string { return c.self + "." + strconv.FormatUint(c.count.Add(1), 36) }
 
 // inner has the calls of package lock that only the packages of this module make.
 var inner = lock.Inside(inside.Pass{})
@@ -218,19 +197,6 @@ var inner = lock.Inside(inside.Pass{})
 // the key, or replacing it, for all of [Config].Wait. Nothing was enqueued, and it is not known yet whether there will
 // be a duplicate, so it is not asynq.ErrDuplicateTask. Try again.
 var ErrEnqueueUnderWay = errors.New("another producer's enqueue for this key is under way")
-
-// underWayError says that a claim stands and its task does not exist.
-type underWayError struct {
-	claim mark.Standing
-	grace time.Duration // how long the claim blocks the key without a task
-}
-
-func (e *underWayError) Error() string {
-	return fmt.Sprintf("%v: it took the key %s ago, and its task %s is not in Redis yet; try again, the key is free in %s at the latest",
-		ErrEnqueueUnderWay, e.claim.Age.Round(time.Millisecond), e.claim.Holder, (e.grace - e.claim.Age).Round(time.Millisecond))
-}
-
-func (e *underWayError) Unwrap() error { return ErrEnqueueUnderWay }
 
 // lostError says that asynq has a task that is in none of its lists: somebody has removed those by hand.
 func lostError(queue, id string) error {

@@ -52,6 +52,7 @@ Each call looks at the task to see whether the key is still blocked; nothing cle
 background. Archived and completed tasks do not block the key, unless the rule has
 KeepArchived. A call takes over a claim whose task does not exist: at once if the task was
 enqueued, otherwise 15 seconds after the claim, since its producer may still be enqueuing the task.
+A producer that dies in the middle of Replace or Postpone is waited for as long; the old task runs meanwhile.
 
 # What is promised
 
@@ -62,7 +63,7 @@ lease or Timeout ends as it begins, it runs later, under UntilStart with the nex
 duplicate: only a task that has not begun is superseded, and only when the new one is in Redis. A
 superseded task never begins; if it waits in a worker, the Guard drops it there. A task that has ended
 does not block its key. A producer that dies in the middle of Replace or Postpone leaves the old task,
-the new one, or both; the next call for the key leaves one.
+the new one, or both; a call for the key 15 seconds later leaves one.
 
 # What is not promised
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -16,7 +17,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
 )
 
 // longest is the patience of rules in tests, too.
@@ -26,6 +29,8 @@ const longest = redistest.Patience
 // has no workers unless serve is called.
 type rig struct {
 	workers   int // of serve; 0: 300
+	isFailure func(error) bool
+	retryIn   time.Duration
 	t         *testing.T
 	s         *redistest.Server
 	prefix    string
@@ -48,7 +53,7 @@ func own(t *testing.T, s *redistest.Server) *redistest.Server {
 // start makes a rig. Rules without a Queue get its own.
 func start(t *testing.T, s *redistest.Server, rules ...Rule) *rig {
 	t.Helper()
-	r := &rig{t: t, s: s, prefix: redistest.Name(t), queue: redistest.Name(t), rdb: s.Client(t)}
+	r := &rig{t: t, s: s, retryIn: time.Hour, prefix: redistest.Name(t), queue: redistest.Name(t), rdb: s.Client(t)}
 	r.plain = asynq.NewClientFromRedisClient(r.rdb)
 	r.inspector = asynq.NewInspectorFromRedisClient(r.rdb)
 	r.Client = r.producer(r.rdb, rules...)
@@ -58,31 +63,18 @@ func start(t *testing.T, s *redistest.Server, rules ...Rule) *rig {
 // producer is another Client on the rig's prefix and queue.
 func (r *rig) producer(rdb redis.UniversalClient, rules ...Rule) *Client {
 	r.t.Helper()
-	rules = slices.Clone(rules)
-	for i := range rules {
-		if rules[i].Queue == "" {
-			rules[i].Queue = r.queue
-		}
-	}
-	c, err := New(asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb), rdb, Config{Prefix: r.prefix, Rules: rules})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	c, err := r.over(rdb, asynq.NewClientFromRedisClient(rdb), rules...)
+	redistest.Must(r.t, err)
 	return c
 }
 
-// orderedProducer is a producer over a Client of the root package, whose rules for the same tasks have InOrder.
-func (r *rig) orderedProducer(rdb redis.UniversalClient, rules ...Rule) *Client {
-	r.t.Helper()
-	ordered, rules := make([]automutex.Rule, len(rules)), slices.Clone(rules)
+// over is a producer over a client.
+func (r *rig) over(rdb redis.UniversalClient, client automutex.Enqueuer, rules ...Rule) (*Client, error) {
+	rules = slices.Clone(rules)
 	for i := range rules {
-		ordered[i], rules[i].Queue = automutex.Rule{Task: rules[i].Task, On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue}, r.queue
+		rules[i].Queue = cmp.Or(rules[i].Queue, r.queue)
 	}
-	through, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), automutex.Config{Prefix: r.prefix, Rules: ordered, Private: true})
-	redistest.Must(r.t, err)
-	c, err := New(through, asynq.NewInspectorFromRedisClient(rdb), rdb, Config{Prefix: r.prefix, Rules: rules})
-	redistest.Must(r.t, err)
-	return c
+	return New(client, asynq.NewInspectorFromRedisClient(rdb), rdb, Config{Prefix: r.prefix, Rules: rules})
 }
 
 // serve starts a worker on queues of the rig; guard is nil for one without.
@@ -94,8 +86,8 @@ func (r *rig) serve(h asynq.HandlerFunc, guard *automutex.Guard, queues ...strin
 	cfg := asynq.Config{
 		Concurrency: cmp.Or(r.workers, 300), Queues: map[string]int{}, TaskCheckInterval: redistest.CheckEvery,
 		DelayedTaskCheckInterval: 50 * time.Millisecond,
-		RetryDelayFunc:           func(int, error, *asynq.Task) time.Duration { return time.Hour },
-		ShutdownTimeout:          longest, Logger: redistest.Silent{},
+		RetryDelayFunc:           func(int, error, *asynq.Task) time.Duration { return r.retryIn },
+		ShutdownTimeout:          longest, Logger: redistest.Silent{}, IsFailure: r.isFailure,
 	}
 	for _, q := range queues {
 		cfg.Queues[q] = 1
@@ -105,30 +97,29 @@ func (r *rig) serve(h asynq.HandlerFunc, guard *automutex.Guard, queues ...strin
 		cfg, handler = guard.ServerConfig(cfg), guard.Middleware(handler)
 	}
 	server := asynq.NewServerFromRedisClient(r.rdb, cfg)
-	if err := server.Start(handler); err != nil {
-		r.t.Fatal(err)
+	redistest.Must(r.t, server.Start(handler))
+	r.t.Cleanup(func() { r.shutDown(server, guard) })
+}
+
+func (r *rig) shutDown(server *asynq.Server, guard *automutex.Guard) {
+	r.t.Helper()
+	closed := make(chan error, 1)
+	if guard == nil {
+		closed <- nil
+	} else {
+		go func() { closed <- guard.Close(context.Background()) }()
 	}
-	r.t.Cleanup(func() {
-		closed := make(chan error, 1)
-		if guard == nil {
-			closed <- nil
-		} else {
-			go func() { closed <- guard.Close(context.Background()) }()
-		}
-		server.Shutdown()
-		if err := <-closed; err != nil {
-			r.t.Error(err)
-		}
-	})
+	server.Shutdown()
+	if err := <-closed; err != nil {
+		r.t.Error(err)
+	}
 }
 
 // guard makes a Guard on the rig's prefix.
 func (r *rig) guard(rules ...automutex.Rule) *automutex.Guard {
 	r.t.Helper()
 	g, err := automutex.New(r.rdb, automutex.Config{Rules: rules, Prefix: r.prefix, Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	redistest.Must(r.t, err)
 	return g
 }
 
@@ -194,11 +185,15 @@ var live = []asynq.TaskState{
 // texts gives what tasks say.
 func texts(infos []*asynq.TaskInfo) (all []string) {
 	for _, info := range infos {
-		_, text, _ := strings.Cut(string(info.Payload), `"text":"`)
-		all = append(all, strings.TrimSuffix(text, `"}`))
+		all = append(all, textOf(info.Payload))
 	}
 	slices.Sort(all)
 	return all
+}
+
+func textOf(payload []byte) string {
+	_, text, _ := strings.Cut(string(payload), `"text":"`)
+	return strings.TrimSuffix(text, `"}`)
 }
 
 func (r *rig) await(queue, id string, state asynq.TaskState) {
@@ -217,37 +212,72 @@ func (r *rig) awaitGone(queue, id string) {
 	}, "task %s being gone", id)
 }
 
-// killed is a redis.Hook beneath a producer that dies: after so many commands of
-// its own, nothing that it sends arrives.
-type killed struct {
-	redistest.FailHook
-	mu   sync.Mutex // guards left and sent
-	left int
-	sent []string
+// record keeps what the handlers of a test were given, in order.
+type record struct {
+	mu  sync.Mutex // guards ran
+	ran []string
 }
 
-func newKilled(after int) *killed {
-	k := &killed{left: after}
-	k.Before(func(cmd redis.Cmder) error {
-		if slices.Contains([]string{"hello", "client", "select", "cluster", "command", "readonly", "ping"}, cmd.Name()) {
-			return nil
-		}
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		if k.left--; k.left < 0 {
-			return errKilled
-		}
-		k.sent = append(k.sent, cmd.Name())
-		return nil
-	})
-	return k
+func (r *record) add(task *asynq.Task) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ran = append(r.ran, textOf(task.Payload()))
+	return len(r.ran)
 }
 
-// commands are those that it sent; what it does in the background goes on.
-func (k *killed) commands() []string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return slices.Clone(k.sent)
+func (r *record) all() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.ran)
 }
 
-var errKilled = errors.New("the producer is dead")
+// claimKey is the Redis key of the claim of the tasks with the ID 7.
+func (r *rig) claimKey(taskType string) string { return keys.Key(r.prefix, taskType, "7") + ":claim" }
+
+// its is the lock of the tasks with the ID 7.
+func (r *rig) its(taskType string) *lock.Lock {
+	locker := lock.New(r.rdb, lock.Options{Prefix: r.prefix})
+	r.t.Cleanup(func() { _ = locker.Close() })
+	return inner.ByKey(locker, keys.Key(r.prefix, taskType, "7"))
+}
+
+// hold takes that lock, as another task would.
+func (r *rig) hold(taskType string) (letGo func()) {
+	r.t.Helper()
+	lease, err := r.its(taskType).Lock(r.t.Context())
+	redistest.Must(r.t, err)
+	return func() { _ = lease.Unlock(context.Background()) }
+}
+
+// age makes the claim of a key that old.
+func (r *rig) age(taskType string, age time.Duration) {
+	r.t.Helper()
+	stored := r.rdb.Get(r.t.Context(), r.claimKey(taskType)).Val()
+	since, rest, ok := strings.Cut(stored, " ")
+	if _, err := strconv.ParseInt(since, 10, 64); err != nil || !ok {
+		r.t.Fatalf("the claim is %q", stored)
+	}
+	older := time.Now().Add(-age).UnixMilli()
+	redistest.Must(r.t, r.rdb.Set(r.t.Context(), r.claimKey(taskType), fmt.Sprint(older, " ", rest), redis.KeepTTL).Err())
+}
+
+// isEnqueue tells asynq's scripts that make a task: the key of the task comes
+// first, its message among the arguments.
+func isEnqueue(cmd redis.Cmder, queue string) bool {
+	args := cmd.Args()
+	if !strings.HasPrefix(cmd.Name(), "eval") || len(args) < 6 {
+		return false
+	}
+	key, _ := args[3].(string)
+	list, _ := args[4].(string)
+	return strings.HasPrefix(key, "asynq:{"+queue+"}:t:") && (strings.HasSuffix(list, ":pending") || strings.HasSuffix(list, ":scheduled"))
+}
+
+// hooked is a client of the rig's Redis that asks before each command.
+func (r *rig) hooked(before func(redis.Cmder) error) redis.UniversalClient {
+	hook := &redistest.FailHook{}
+	hook.Before(before)
+	rdb := r.s.Client(r.t)
+	rdb.AddHook(hook)
+	return rdb
+}

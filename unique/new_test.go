@@ -1,6 +1,7 @@
 package unique
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"strings"
@@ -11,7 +12,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -67,6 +67,11 @@ func TestNew_refuses(t *testing.T) {
 	if t.Failed() {
 		t.Log(err)
 	}
+	for _, none := range []automutex.Enqueuer{(*asynq.Client)(nil), (*automutex.Client)(nil)} {
+		if _, err := New(none, inspector, rdb, Config{}); err == nil || !strings.Contains(err.Error(), "the client is nil") {
+			t.Errorf("%T: %v", none, err)
+		}
+	}
 	ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": "localhost:0"}})
 	t.Cleanup(func() { _ = ring.Close() })
 	if _, err := New(client, inspector, ring, Config{}); err == nil || !strings.Contains(err.Error(), "Ring") {
@@ -78,6 +83,12 @@ func TestNew_refuses(t *testing.T) {
 		{Task: "digest", Until: For(time.Millisecond), Duplicate: Replace},
 	}}); err != nil {
 		t.Errorf("good rules: %v", err)
+	}
+	for wait, want := range map[time.Duration]time.Duration{0: DefaultWait, NoWait: 0, time.Minute: time.Minute} {
+		c, err := New(client, inspector, rdb, Config{Wait: wait})
+		if err != nil || c.patience != want {
+			t.Errorf("Wait %s: waits %s, %v", wait, c.patience, err)
+		}
 	}
 }
 
@@ -117,8 +128,10 @@ func TestEnqueue_badInput(t *testing.T) {
 	do("no task", "task is nil", nil)
 	do("a TaskID", `TaskID("x")`, task("plain", "7", ""), asynq.TaskID("x"))
 	do("a Unique", "Unique(1m0s)", task("plain", "7", ""), asynq.Unique(time.Minute))
+	do("another queue", `Queue("critical"): the tasks of the rule go to the queue "`+r.queue+`"; leave the option out, or set Rule.Queue to "critical"`,
+		task("plain", "7", ""), asynq.Queue("critical"))
 	do("a nil option", "option is nil", task("plain", "7", ""), nil)
-	do("no field", `field "id"`, asynq.NewTask("plain", []byte(`{}`)))
+	do("no field", `, or set its Optional`, asynq.NewTask("plain", []byte(`{}`)))
 	do("no JSON", `"plain"`, asynq.NewTask("plain", []byte(`{`)))
 	do("no header", `header "tenant"`, task("reindex", "7", ""))
 	for _, name := range []string{"plain", "start", "replace"} {
@@ -145,49 +158,92 @@ func TestEnqueue_badInput(t *testing.T) {
 	}
 }
 
-// The keys are those of a Guard whose rule has an equal Task, Scope and On.
+// The keys are those of a Guard whose rule has an equal Task, Scope and On, and whose Decode is the same.
 func TestKeys_equalTheGuards(t *testing.T) {
 	t.Parallel()
-	r := start(t, redistest.Mini(t), Rule{Task: "report:", Scope: "report", On: []string{"tenant.id"}}, Rule{Task: "warm"},
-		Rule{Task: "reindex", On: []string{"id"}, OnHeaders: []string{"h"}}, Rule{Task: "func", Key: automutex.Fields("a", "b")})
-	g := r.guard(automutex.Rule{Task: "report:", Scope: "report", On: []string{"tenant.id"}}, automutex.Rule{Task: "warm"},
-		automutex.Rule{Task: "reindex", On: []string{"id"}, OnHeaders: []string{"h"}}, automutex.Rule{Task: "func", Key: automutex.Fields("a", "b")})
+	r := start(t, redistest.Mini(t))
+	decode := func(t *asynq.Task) ([]byte, error) {
+		_, payload, _ := strings.Cut(string(t.Payload()), " ")
+		return []byte(payload), nil
+	}
+	once := []Rule{
+		{Task: "report:", Scope: "report", On: []string{"tenant.id"}}, {Task: "warm"},
+		{Task: "reindex", On: []string{"id"}, OnHeaders: []string{"h"}}, {Task: "func", Key: automutex.Fields("a", "b")},
+	}
+	var equal []automutex.Rule
+	for _, r := range once {
+		equal = append(equal, automutex.Rule{Task: r.Task, Scope: r.Scope, On: r.On, OnHeaders: r.OnHeaders, Key: r.Key})
+	}
+	c, err := New(r.plain, r.inspector, r.rdb, Config{Prefix: r.prefix, Rules: once, Decode: decode})
+	redistest.Must(t, err)
+	g, err := automutex.NewKeyMaker(automutex.Config{Prefix: r.prefix, Rules: equal, Decode: decode})
+	redistest.Must(t, err)
 	for _, task := range []*asynq.Task{
-		asynq.NewTask("report:daily", []byte(`{"tenant":{"id":1.0}}`)), asynq.NewTask("warm", nil),
-		asynq.NewTaskWithHeaders("reindex", []byte(`{"id":"a|b"}`), map[string]string{"h": "x y"}), asynq.NewTask("func", []byte(`{"a":"1","b":{"c":1}}`)),
+		asynq.NewTask("report:daily", []byte(`v1 {"tenant":{"id":1.0}}`)), asynq.NewTask("warm", nil),
+		asynq.NewTaskWithHeaders("reindex", []byte(`v1 {"id":"a|b"}`), map[string]string{"h": "x y"}), asynq.NewTask("func", []byte(`v1 {"a":"1","b":{"c":1}}`)),
 	} {
 		keys, err := g.Keys(t.Context(), task)
 		redistest.Must(t, err)
-		info := r.must(r.Enqueue(task))
-		if info.ID != mark.TaskID(keys[0]) || info.Queue != r.queue {
+		info := r.must(c.Enqueue(task))
+		if info.ID != mark.TaskID(keys[0]) || info.Queue != "default" {
 			t.Errorf("the task %s in %s, the key %s", info.ID, info.Queue, keys[0])
 		}
 	}
-	if want := keys.Key(r.prefix, "report", "1"); len(r.tasks(r.queue, "report:daily")) != 1 || r.tasks(r.queue, "report:daily")[0].ID != want {
-		t.Errorf("want the ID %s", want)
-	}
 }
 
-// The longest Task applies, and a task without a rule is asynq's alone.
-func TestMatch(t *testing.T) {
+// A task without a key is enqueued each time: its Key or Config.Decode answers NoLock, or it lacks the field of an Optional
+// rule. After other errors nothing is enqueued, and the producer is told.
+func TestEnqueue_withoutAKey(t *testing.T) {
 	t.Parallel()
-	r := start(t, redistest.Mini(t), Rule{Task: "report", On: []string{"id"}}, Rule{Task: "report:daily"}, Rule{Task: "report:"})
-	for taskType, want := range map[string]string{
-		"report": "|7}", "reports": "|7}", "report:daily": "{report:daily}", "report:daily:x": "{report:daily:x}", "report:weekly": "{report:weekly}",
-	} {
-		if info := r.must(r.Enqueue(task(taskType, "7", ""))); !strings.HasSuffix(info.ID, want) {
-			t.Errorf("%s has the ID %s, want %s", taskType, info.ID, want)
+	r := start(t, redistest.Mini(t))
+	reset := errors.New("connection reset")
+	answer := func(t *asynq.Task) error {
+		switch string(t.Payload()) {
+		case "free":
+			return automutex.NoLock
+		case "busy":
+			return reset
 		}
+		return nil
 	}
-	other := redistest.Name(t)
-	for range 2 {
-		if info := r.must(r.Enqueue(task("mail", "7", ""), asynq.Queue(other), asynq.TaskID(redistest.Name(t)))); info.Queue != other {
-			t.Errorf("a task without a rule went to %s", info.Queue)
+	for _, until := range []Until{UntilDone, UntilStart} {
+		for name, cfg := range map[string]Config{
+			"Key": {Rules: []Rule{{Key: func(_ context.Context, t *asynq.Task) ([]string, error) { return []string{"k"}, answer(t) }}}},
+			"Decode": {Rules: []Rule{{On: []string{"id"}}}, Decode: func(t *asynq.Task) ([]byte, error) {
+				return bytes.TrimPrefix(t.Payload(), []byte("v1 ")), answer(t)
+			}},
+			"Optional": {Rules: []Rule{{On: []string{"id"}, Optional: true}}},
+		} {
+			cfg.Prefix, name = r.prefix, name+" "+until.String()
+			cfg.Rules[0].Task, cfg.Rules[0].Queue, cfg.Rules[0].Until = name, r.queue, until
+			c, err := New(r.plain, r.inspector, r.rdb, cfg)
+			redistest.Must(t, err)
+			enqueue := func(payload string) error {
+				_, err := c.Enqueue(asynq.NewTask(name, []byte(payload)))
+				return err
+			}
+			free, busy := "free", "busy"
+			if cfg.Rules[0].Optional {
+				free, busy = `{"id":""}`, `no JSON`
+			}
+			for range 2 {
+				redistest.Must(t, enqueue(free))
+			}
+			if err := enqueue(busy); !errors.Is(err, reset) && (!cfg.Rules[0].Optional || !errors.As(err, new(*automutex.KeyError))) {
+				t.Errorf("%s: %v", name, err)
+			}
+			redistest.Must(t, enqueue(`{"id":7}`))
+			if err := enqueue(`{"id":7}`); !errors.Is(err, asynq.ErrDuplicateTask) {
+				t.Errorf("%s: with a key: %v", name, err)
+			}
+			if n := len(r.tasks(r.queue, name)); n != 3 {
+				t.Errorf("%s: %d tasks, want 3", name, n)
+			}
 		}
 	}
 }
 
-// The rule's queue and ID hold, and the task's own options are kept.
+// The rule's queue and ID hold, and the task's own options are kept. A task without a rule is asynq's alone.
 func TestOptions(t *testing.T) {
 	t.Parallel()
 	r := start(t, redistest.Mini(t), Rule{Task: "a", On: []string{"id"}}, Rule{Task: "b", On: []string{"id"}, Until: UntilStart}, Rule{Task: "c", On: []string{"id"}, Duplicate: Replace})
@@ -201,15 +257,8 @@ func TestOptions(t *testing.T) {
 		if name != "c" {
 			r.mustBeDuplicate(nil, err, info.ID, asynq.TaskStatePending)
 		}
-	}
-}
-
-// asynq keeps whole seconds: a task never runs before its time.
-func TestWholeSecond(t *testing.T) {
-	t.Parallel()
-	for ns, want := range map[int64]int64{0: 0, 1: 1, 999_999_999: 1, 1_000_000_000: 1, 1_000_000_001: 2} {
-		if got := wholeSecond(time.Unix(0, ns)); got.UnixNano() != want*1e9 {
-			t.Errorf("%d ns: %s, want %d s", ns, got, want)
+		if info := r.must(r.Enqueue(task("mail", "7", ""), asynq.Queue(r.queue+"2"), asynq.TaskID(name))); info.Queue != r.queue+"2" || info.ID != name {
+			t.Errorf("without a rule: %+v", info)
 		}
 	}
 }

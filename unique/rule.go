@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -263,11 +262,8 @@ func keyRules(rules []*rule) []automutex.Rule {
 }
 
 // checkOptions refuses the options that a rule decides on.
-func (r *rule) checkOptions(task *asynq.Task, opts []asynq.Option) error {
+func (r *rule) checkOptions(opts []asynq.Option) error {
 	var problems []error
-	if madeWith(task, asynq.Unique(time.Second)) {
-		problems = append(problems, fmt.Errorf("unique: %s: the task was made with asynq.Unique: the rule says what is a duplicate; leave that option out", r.where()))
-	}
 	for _, opt := range opts {
 		if opt == nil {
 			problems = append(problems, fmt.Errorf("unique: %s: an option is nil; leave it out", r.where()))
@@ -287,21 +283,6 @@ func (r *rule) checkOptions(task *asynq.Task, opts []asynq.Option) error {
 		}
 	}
 	return errors.Join(problems...)
-}
-
-// madeWith reports whether the task itself was made with an option of that type. asynq has no call for
-// the options of a task, so madeWith reads the types of what is in its field.
-func madeWith(task *asynq.Task, option asynq.Option) bool {
-	opts := reflect.ValueOf(task).Elem().FieldByName("opts")
-	if opts.Kind() != reflect.Slice {
-		return false
-	}
-	for i := range opts.Len() {
-		if opt := opts.Index(i); opt.Kind() == reflect.Interface && !opt.IsNil() && opt.Elem().Type() == reflect.TypeOf(option) {
-			return true
-		}
-	}
-	return false
 }
 
 // Until says how long a task blocks its key for the next one. The zero value is

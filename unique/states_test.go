@@ -56,35 +56,35 @@ func TestStates(t *testing.T) {
 		{"for, keep", For(time.Hour), true, false, waits(refuses, refuses, kept, kept)},
 	}
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		idle := redistest.Name(t) // a queue without workers
-		served := redistest.Name(t)
-		queueOf := func(state asynq.TaskState) string {
-			if slices.Contains([]asynq.TaskState{asynq.TaskStatePending, asynq.TaskStateScheduled, asynq.TaskStateAggregating}, state) {
-				return idle
-			}
-			return served
-		}
-		taskType := func(name string, d Duplicate, state asynq.TaskState) string {
-			return name + "/" + d.String() + "/" + state.String()
-		}
-		var rules []Rule
+		r := start(t, s)
+		idle := r.queue + "-idle" // a queue without workers
+		var rules, first []Rule
 		var guarded []automutex.Rule
+		var all []stateCase
 		for _, c := range cases {
-			for _, d := range duplicates {
-				for state := range c.want {
-					r := Rule{Task: taskType(c.name, d, state), Queue: queueOf(state), On: []string{"id"}, Until: c.until, Duplicate: d, KeepArchived: c.keep}
-					rules = append(rules, r)
-					if c.guarded {
-						guarded = append(guarded, automutex.Rule{Task: r.Task, On: r.On})
+			for i, d := range duplicates {
+				for state, want := range c.want {
+					queue := r.queue
+					if state == asynq.TaskStatePending || state == asynq.TaskStateScheduled || state == asynq.TaskStateAggregating {
+						queue = idle
 					}
+					rule := Rule{Task: c.name + "/" + d.String() + "/" + state.String(), Queue: queue, On: []string{"id"}, Until: c.until, Duplicate: d, KeepArchived: c.keep}
+					rules = append(rules, rule)
+					if c.guarded {
+						guarded = append(guarded, automutex.Rule{Task: rule.Task, On: rule.On})
+					}
+					all = append(all, stateCase{rule, state, want[i], minute})
+					if d.supersedes() {
+						rule.Duplicate = Replace // so that the first task is not put off
+					}
+					first = append(first, rule)
 				}
 			}
 		}
-		r := start(t, s, rules...)
 		running := make(chan struct{})
 		var begun sync.Map // the types whose old task's handler has begun
 		r.serve(func(_ context.Context, task *asynq.Task) error {
-			if !strings.Contains(string(task.Payload()), `"old"`) {
+			if textOf(task.Payload()) != "old" {
 				<-running
 				return nil
 			}
@@ -98,117 +98,79 @@ func TestStates(t *testing.T) {
 				return asynq.SkipRetry
 			}
 			return nil
-		}, r.guard(guarded...), served)
+		}, r.guard(guarded...))
 		t.Cleanup(func() { close(running) }) // runs before the server's own cleanup, which waits for handlers
-
-		for _, c := range cases {
-			for i, d := range duplicates {
-				for state, want := range c.want {
-					checkState(t, r, stateCase{
-						taskType: taskType(c.name, d, state), queue: queueOf(state), state: state, want: want[i], delay: minute,
-						byID: c.until == UntilDone && !d.supersedes(), begun: &begun,
-					})
-				}
-			}
+		before, after := r.producer(r.rdb, first...), r.producer(r.rdb, rules...)
+		for _, c := range all {
+			checkState(t, r, c, before, after, &begun)
 		}
 	})
 }
 
+// stateCase is a task in that state in the way of another one of the rule.
 type stateCase struct {
-	taskType, queue, want string
-	state                 asynq.TaskState
-	delay                 time.Duration
-	byID                  bool
-	begun                 *sync.Map
+	rule  Rule
+	state asynq.TaskState
+	want  string
+	delay time.Duration
 }
 
-func checkState(t *testing.T, r *rig, c stateCase) {
+func checkState(t *testing.T, r *rig, c stateCase, first, next *Client, begun *sync.Map) {
 	t.Helper()
+	taskType, queue := c.rule.Task, c.rule.Queue
 	fail := func(format string, args ...any) {
 		t.Helper()
-		t.Errorf(c.taskType+": "+format, args...)
+		t.Errorf(taskType+": "+format, args...)
 	}
-	var opts []asynq.Option
-	switch c.state {
-	case asynq.TaskStateScheduled:
-		opts = append(opts, asynq.ProcessIn(time.Hour))
-	case asynq.TaskStateAggregating:
-		opts = append(opts, asynq.Group("g"))
-	case asynq.TaskStateCompleted:
-		opts = append(opts, asynq.Retention(time.Hour))
-	default:
-	}
-	old := r.must(r.Enqueue(task(c.taskType, "7", "old"), opts...))
-	if strings.Contains(c.taskType, "/postpone") && (c.queue != r.queue) {
-		// The first call is put off too: bring it into the state.
-		old = bring(t, r, c, old, opts)
-	}
-	r.await(c.queue, old.ID, c.state)
+	opts := map[asynq.TaskState][]asynq.Option{
+		asynq.TaskStateScheduled: {asynq.ProcessIn(time.Hour)}, asynq.TaskStateAggregating: {asynq.Group("g")}, asynq.TaskStateCompleted: {asynq.Retention(time.Hour)},
+	}[c.state]
+	old := r.must(first.Enqueue(task(taskType, "7", "old"), opts...))
+	r.await(queue, old.ID, c.state)
 	if c.state == asynq.TaskStateActive {
-		redistest.Eventually(t, longest, func() bool { _, ok := c.begun.Load(c.taskType); return ok }, "%s having begun", c.taskType)
+		redistest.Eventually(t, longest, func() bool { _, ok := begun.Load(taskType); return ok }, "%s having begun", taskType)
 	}
-	before, err := r.inspector.GetTaskInfo(c.queue, old.ID)
+	before, err := r.inspector.GetTaskInfo(queue, old.ID)
 	redistest.Must(t, err)
 
 	began := time.Now()
-	info, err := r.Enqueue(task(c.taskType, "7", "new"), opts...)
-	lived := r.tasks(c.queue, c.taskType, live...)
-	after, _ := r.inspector.GetTaskInfo(c.queue, old.ID)
-	unchanged := after != nil && after.State == c.state && string(after.Payload) == string(before.Payload) && after.NextProcessAt.Unix() == before.NextProcessAt.Unix()
-	if c.state == asynq.TaskStatePending && after != nil { // asynq calls that time now
-		unchanged = after.State == c.state && string(after.Payload) == string(before.Payload)
-	}
+	info, err := next.Enqueue(task(taskType, "7", "new"), opts...)
+	lived := r.tasks(queue, taskType, live...)
+	after, _ := r.inspector.GetTaskInfo(queue, old.ID)
+	unchanged := after != nil && after.State == c.state && string(after.Payload) == string(before.Payload) &&
+		(c.state == asynq.TaskStatePending || after.NextProcessAt.Equal(before.NextProcessAt)) // asynq calls that time now
 	var dup *DuplicateError
 	switch c.want {
 	case rejected:
-		if info != nil || !errors.As(err, &dup) || dup.ID != old.ID || dup.State != c.state || dup.Queue != c.queue || dup.Rule != c.taskType {
+		if info != nil || !errors.As(err, &dup) || dup.ID != old.ID || dup.State != c.state || dup.Queue != queue || dup.Rule != taskType {
 			fail("answered %v, %v; want a *DuplicateError for %q", info, err, old.ID)
+		} else if ended := c.state == asynq.TaskStateArchived || c.state == asynq.TaskStateCompleted; strings.Contains(err.Error(), "until asynq drops it") != ended {
+			fail("%v", err)
 		}
 		if !unchanged {
 			fail("the task in the way went from %+v to %+v", before, after)
 		}
 	case joined:
-		if err != nil || info.ID != old.ID || info.State != c.state || string(info.Payload) != string(before.Payload) {
-			fail("answered %+v, %v; want the task that is there", info, err)
-		}
-		if !unchanged {
-			fail("the task joined went from %+v to %+v", before, after)
+		if err != nil || info.ID != old.ID || info.State != c.state || !unchanged {
+			fail("answered %+v, %v; want the task that is there; it went from %+v to %+v", info, err, before, after)
 		}
 	case replaced, delayed:
 		if err != nil || len(lived) != 1 || !slices.Equal(texts(lived), []string{"new"}) || lived[0].ID != info.ID || lived[0].State != info.State {
 			fail("answered %+v, %v; there are %q", info, err, texts(lived))
 			return
 		}
-		if at := lived[0].NextProcessAt; c.want == delayed && (lived[0].State != asynq.TaskStateScheduled || at.Before(began.Add(c.delay)) || at.After(began.Add(c.delay+longest)) && c.state != asynq.TaskStateScheduled) {
+		at := lived[0].NextProcessAt
+		if c.want == delayed && (lived[0].State != asynq.TaskStateScheduled || at.Before(began.Add(c.delay)) || at.After(began.Add(c.delay+longest)) && c.state != asynq.TaskStateScheduled) {
 			fail("it is %s for %s", lived[0].State, at.Sub(began))
 		}
-		if c.want == replaced && (lived[0].State != c.state || c.state == asynq.TaskStateScheduled && !lived[0].NextProcessAt.Equal(before.NextProcessAt)) {
-			fail("it is %s at %s, want as it was: %s at %s", lived[0].State, lived[0].NextProcessAt, c.state, before.NextProcessAt)
+		if c.want == replaced && (lived[0].State != c.state || c.state == asynq.TaskStateScheduled && !at.Equal(before.NextProcessAt)) {
+			fail("it is %s at %s, want as it was: %s at %s", lived[0].State, at, c.state, before.NextProcessAt)
 		}
 	case accepted:
 		if err != nil || !slices.Contains(texts(lived), "new") {
 			fail("answered %+v, %v; there are %q", info, err, texts(lived))
-			return
-		}
-		if c.byID && info.ID != old.ID {
+		} else if byID := !(&rule{Rule: c.rule}).hasClaim(); byID != (info.ID == old.ID) {
 			fail("the ID went from %q to %q", old.ID, info.ID)
 		}
-	}
-}
-
-// bring has a task that Postpone has put off reach the state of the case.
-func bring(t *testing.T, r *rig, c stateCase, old *asynq.TaskInfo, opts []asynq.Option) *asynq.TaskInfo {
-	t.Helper()
-	switch c.state {
-	case asynq.TaskStateScheduled:
-		return old
-	case asynq.TaskStateAggregating:
-		// It loses its group in asynq when it is put off; one that has it comes
-		// from a rule that did not put it off.
-		redistest.Must(t, r.inspector.DeleteTask(old.Queue, old.ID))
-		return r.must(r.plain.Enqueue(task(c.taskType, "7", "old"), append(slices.Clone(opts), asynq.Queue(old.Queue), asynq.TaskID(old.ID))...))
-	default:
-		redistest.Must(t, r.inspector.RunTask(old.Queue, old.ID))
-		return old
 	}
 }

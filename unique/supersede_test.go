@@ -2,10 +2,9 @@ package unique
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,131 +13,208 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// A producer that is killed between any two commands of Replace and Postpone
-// leaves a task for the key, none twice, and the next call makes it one.
-func TestSupersede_producerKilledAnywhere(t *testing.T) {
+// A task that waits for its lock in a worker has not begun, though asynq has it as active: the newest
+// payload takes its place, and the older one never runs.
+func TestSupersede_aTaskThatWaitsInItsWorker(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		s = own(t, s)
-		// One goroutine for each place to die at: they wait for the dead one's lock
-		// most of the time. So many at once that miniredis can follow.
-		var wg sync.WaitGroup
-		room := make(chan struct{}, 16)
-		for _, until := range []Until{UntilDone, UntilStart, For(time.Hour)} {
-			for _, duplicate := range []Duplicate{Replace, Postpone(time.Hour)} {
-				for _, state := range []asynq.TaskState{asynq.TaskStatePending, asynq.TaskStateScheduled} {
-					if s.Kind() != redistest.KindReal && (until == UntilDone || state != asynq.TaskStatePending) {
-						continue // the same commands, whatever they are sent to
-					}
-					r := start(t, s, Rule{Task: "draft", On: []string{"id"}, Until: until, Duplicate: duplicate})
-					r.patience = 0 // the dead one is not waited for
-					commands := r.killAfter(all, until, duplicate, state)
-					if commands < 5 {
-						t.Errorf("%s, %s, %s: %d commands in all", until, duplicate, state, commands)
-					}
-					for after := range commands {
-						room <- struct{}{}
-						redistest.Go(&wg, func() {
-							defer func() { <-room }()
-							r.killAfter(after, until, duplicate, state)
-						})
-					}
+		for _, rule := range []Rule{
+			{Task: "save", On: []string{"id"}, Until: UntilStart, Duplicate: Replace},
+			{Task: "save", On: []string{"id"}, Until: UntilStart, Duplicate: Postpone(time.Second), MaxPostpone: 3 * time.Second},
+		} {
+			for name, guarded := range map[string]automutex.Rule{
+				"park": {Busy: automutex.Park}, "wait": {Busy: automutex.Retry, Wait: longest}, "parked": {Busy: automutex.Park},
+			} {
+				workers, waits := 300, asynq.TaskStateActive // in its worker
+				if name == "parked" {
+					workers, waits = 2, asynq.TaskStateRetry // the last worker
 				}
+				t.Run(rule.Duplicate.String()+", "+name, func(t *testing.T) {
+					t.Parallel()
+					r := start(t, s, rule)
+					r.workers = workers
+					guarded.Task, guarded.On = rule.Task, rule.On
+					goOn := make(chan struct{})
+					letGo := sync.OnceFunc(func() { close(goOn) })
+					var ran record
+					r.serve(func(_ context.Context, task *asynq.Task) error {
+						if ran.add(task) == 1 {
+							<-goOn
+						}
+						return nil
+					}, r.guard(guarded))
+					t.Cleanup(letGo) // before the server's: a test that has failed ends, too
+					ids := []string{r.must(r.Enqueue(task("save", "7", "1"))).ID}
+					redistest.Eventually(t, longest, func() bool { return len(ran.all()) == 1 }, "the first one running")
+					for _, text := range []string{"2", "3", "4"} {
+						info := r.must(r.Enqueue(task("save", "7", text)))
+						if ids = append(ids, info.ID); text == "2" {
+							_ = r.inspector.RunTask(r.queue, info.ID) // that Postpone has put off
+							r.await(r.queue, info.ID, waits)
+						}
+					}
+					letGo()
+					for _, id := range ids {
+						r.awaitGone(r.queue, id)
+					}
+					if got := ran.all(); !slices.Equal(got, []string{"1", "4"}) {
+						t.Errorf("%q ran, want the first and the last one", got)
+					}
+					redistest.Eventually(t, longest, func() bool { return r.rdb.Exists(t.Context(), r.claimKey("save")).Val() == 0 },
+						"the claim having ended with the last of its tasks")
+				})
 			}
 		}
-		wg.Wait()
 	})
 }
 
-// all is more commands than there are.
-const all = 1000
-
-// killAfter has a producer die after so many commands, and tells how many it
-// sent. It runs beside the test's goroutine.
-func (r *rig) killAfter(after int, until Until, duplicate Duplicate, state asynq.TaskState) (commands int) {
-	id := fmt.Sprintf("%04d", after)
-	where := fmt.Sprintf("%s, %s, %s, killed after %d commands", until, duplicate, state, after)
-	fail := func(format string, args ...any) { r.t.Errorf(where+": "+format, args...) }
-	mine := func() (found []*asynq.TaskInfo) {
-		for _, info := range r.tasks(r.queue, "draft", live...) {
-			if strings.HasPrefix(string(info.Payload), `{"id":"`+id+`"`) {
-				found = append(found, info)
-			}
-		}
-		return found
-	}
-
-	old, err := r.Enqueue(task("draft", id, "old"), asynq.ProcessIn(2*time.Hour))
-	if err == nil && state == asynq.TaskStatePending {
-		err = r.inspector.RunTask(old.Queue, old.ID)
-	}
-	if err != nil {
-		fail("the first task: %v", err)
-		return 0
-	}
-	hook := newKilled(after)
-	rdb := r.s.Client(r.t)
-	rdb.AddHook(hook)
-	doomed := r.producer(rdb, Rule{Task: "draft", On: []string{"id"}, Until: until, Duplicate: duplicate})
-	_, err = doomed.Enqueue(task("draft", id, "new"))
-	left := texts(mine())
-	if len(left) == 0 || len(left) > 2 || len(left) == 2 && left[0] == left[1] {
-		fail("there are %q; sent %q", left, hook.commands())
-	}
-	if err == nil && !slices.Equal(left, []string{"new"}) {
-		fail("it was accepted, and there are %q; sent %q", left, hook.commands())
-	}
-	info, err := r.Enqueue(task("draft", id, "newest"))
-	found := mine()
-	if err != nil || len(found) != 1 || found[0].ID != info.ID || !slices.Equal(texts(found), []string{"newest"}) {
-		fail("after %q the next call gives %v, %v and leaves %q; sent %q", left, info, err, texts(found), hook.commands())
-	}
-	return len(hook.commands())
-}
-
-// The task that took the place of another one has its claim, and the worker
-// drops that when it starts: the next one is accepted while it runs.
-func TestSupersede_claimIsHandedOn(t *testing.T) {
+// A task whose handler has begun is not superseded, however it came back: with an error, also where the server does not count
+// that, by a RetryAfter, with its key's gate closed; nor when it comes back once more and its key is busy.
+func TestReplace_leavesATaskWhoseHandlerHasFailed(t *testing.T) {
 	t.Parallel()
+	limited := errors.New("429")
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		for _, duplicate := range []Duplicate{Replace, Postpone(time.Second)} {
-			rule := Rule{Task: "reindex", On: []string{"id"}, Until: UntilStart, Duplicate: duplicate}
-			r := start(t, s, rule)
-			old := r.must(r.Enqueue(task("reindex", "7", "old")))
-			if duplicate != Replace {
-				redistest.Must(t, r.inspector.RunTask(r.queue, old.ID))
-			}
-			info := r.must(r.Enqueue(task("reindex", "7", "new")))
-			if info.ID == old.ID {
-				t.Fatalf("%s: the pending task was not superseded", duplicate)
-			}
-			begun, over := make(chan string, 10), make(chan struct{})
-			r.serve(func(_ context.Context, task *asynq.Task) error {
-				begun <- string(task.Payload())
-				<-over
-				return nil
-			}, r.guard(automutex.Rule{Task: "reindex", On: []string{"id"}}))
-			t.Cleanup(func() { close(over) })
-			select {
-			case got := <-begun:
-				if !strings.Contains(got, "new") {
-					t.Errorf("%s: %s began", duplicate, got)
-				}
-			case <-time.After(longest):
-				t.Fatalf("%s: nothing began", duplicate)
-			}
-			if n := r.rdb.Exists(t.Context(), r.claimKey("7")).Val(); n != 0 {
-				t.Errorf("%s: the claim outlives the start of its task", duplicate)
-			}
-			if next := r.must(r.Enqueue(task("reindex", "7", "next"))); next.ID == info.ID {
-				t.Errorf("%s: the next one is %s", duplicate, next.ID)
+		for name, back := range map[string]func(context.Context) error{
+			"an error":   func(context.Context) error { return limited },
+			"RetryAfter": func(context.Context) error { return automutex.RetryAfter(time.Hour, limited) },
+			"CloseGate": func(ctx context.Context) error {
+				return automutex.RetryAfter(time.Hour, errors.Join(limited, automutex.CloseGate(ctx, time.Hour)))
+			},
+		} {
+			for _, duplicate := range []Duplicate{Replace, Postpone(time.Second)} {
+				t.Run(name+", "+duplicate.String(), func(t *testing.T) {
+					t.Parallel()
+					r := start(t, s, Rule{Task: "price", On: []string{"id"}, Duplicate: duplicate})
+					r.isFailure = func(err error) bool { return !errors.Is(err, limited) }
+					guard := r.guard(automutex.Rule{Task: "price", On: []string{"id"}, Busy: automutex.Park})
+					r.serve(func(ctx context.Context, _ *asynq.Task) error { return back(ctx) }, guard)
+					first := r.must(r.Enqueue(task("price", "7", "first")))
+					_ = r.inspector.RunTask(r.queue, first.ID)
+					r.await(r.queue, first.ID, asynq.TaskStateRetry)
+					info, err := r.Enqueue(task("price", "7", "second"))
+					r.mustBeDuplicate(info, err, first.ID, asynq.TaskStateRetry)
+					_, err = inner.OpenGate(t.Context(), r.its("price"))
+					redistest.Must(t, err)
+					letGo := r.hold("price")
+					_ = r.inspector.RunTask(r.queue, first.ID)
+					r.await(r.queue, first.ID, asynq.TaskStateActive)
+					info, err = r.Enqueue(task("price", "7", "third"))
+					r.mustBeDuplicate(info, err, first.ID, asynq.TaskStateActive)
+					letGo()
+				})
 			}
 		}
 	})
+}
+
+// A task that a Guard handed back before its handler began has not begun, also if that spent an attempt.
+func TestReplace_supersedesATaskThatAGuardHandedBack(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for attempts, busy := range []automutex.Policy{automutex.RetryIn(time.Hour), automutex.Fail} {
+			r := start(t, s, Rule{Task: "price", On: []string{"id"}, Duplicate: Replace})
+			letGo := r.hold("price")
+			r.serve(func(context.Context, *asynq.Task) error { return nil }, r.guard(automutex.Rule{Task: "price", On: []string{"id"}, Busy: busy}))
+			first := r.must(r.Enqueue(task("price", "7", "first")))
+			r.await(r.queue, first.ID, asynq.TaskStateRetry)
+			if info, err := r.inspector.GetTaskInfo(r.queue, first.ID); err != nil || info.Retried != attempts {
+				t.Fatalf("%+v, %v: not what this test is about", info, err)
+			}
+			if second := r.must(r.Enqueue(task("price", "7", "second"))); second.ID == first.ID {
+				t.Error("it was not superseded")
+			}
+			r.awaitGone(r.queue, first.ID)
+			letGo()
+		}
+	})
+}
+
+// Without a Guard in the worker nobody notes that a handler begins: a task that asynq has as active for a while blocks its key.
+func TestReplace_withoutAGuard(t *testing.T) {
+	t.Parallel()
+	r := start(t, redistest.Mini(t), Rule{Task: "price", On: []string{"id"}, Duplicate: Replace})
+	goOn := make(chan struct{})
+	r.serve(func(context.Context, *asynq.Task) error { <-goOn; return nil }, nil)
+	t.Cleanup(func() { close(goOn) })
+	first := r.must(r.Enqueue(task("price", "7", "first")))
+	r.await(r.queue, first.ID, asynq.TaskStateActive)
+	info, err := r.Enqueue(task("price", "7", "second"))
+	r.mustBeDuplicate(info, err, first.ID, asynq.TaskStateActive)
+}
+
+// A worker comes before any one command of a call that supersedes a task. Either the old task's handler begins, and the call is
+// refused or, under UntilStart, its task is the next one; or the old one never begins.
+func TestSupersede_aWorkerComesMeanwhile(t *testing.T) {
+	t.Parallel()
+	s := redistest.StartMini(t)
+	for _, until := range []Until{UntilDone, UntilStart} {
+		for _, fails := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, it fails %t", until, fails), func(t *testing.T) {
+				t.Parallel()
+				for n := 1; meanwhile(t, s, Rule{Task: "work", On: []string{"id"}, Until: until, Duplicate: Replace}, fails, n); n++ {
+				}
+			})
+		}
+	}
+}
+
+func meanwhile(t *testing.T, s *redistest.Server, rule Rule, fails bool, n int) (came bool) {
+	t.Helper()
+	r := start(t, s, rule)
+	guard := r.guard(automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Park})
+	old := r.must(r.Enqueue(task("work", "7", "old")))
+	goOn := make(chan struct{})
+	letGo := sync.OnceFunc(func() { close(goOn) })
+	var ran record
+	come := func() {
+		r.serve(func(_ context.Context, task *asynq.Task) error {
+			ran.add(task)
+			if fails {
+				return errors.New("not yet")
+			}
+			<-goOn
+			return nil
+		}, guard)
+		t.Cleanup(letGo)
+		redistest.Eventually(t, longest, func() bool {
+			info, err := r.inspector.GetTaskInfo(r.queue, old.ID)
+			failed := err == nil && info.State == asynq.TaskStateRetry
+			return slices.Contains(ran.all(), "new") || slices.Contains(ran.all(), "old") && (!fails || failed) || errors.Is(err, asynq.ErrTaskNotFound)
+		}, "the old task having begun, failed or gone, or the new one having begun")
+	}
+	left := n
+	rdb := r.hooked(func(cmd redis.Cmder) error {
+		if redistest.SetsUp(cmd) {
+			return nil
+		}
+		if left--; left == 0 {
+			came = true
+			come()
+		}
+		return nil
+	})
+	info, err := r.producer(rdb, rule).Enqueue(task("work", "7", "new"))
+	if !came {
+		return false
+	}
+	begun := slices.Contains(ran.all(), "old")
+	if begun && rule.Until == UntilDone {
+		r.mustBeDuplicate(info, err, old.ID, map[bool]asynq.TaskState{true: asynq.TaskStateRetry, false: asynq.TaskStateActive}[fails])
+	} else {
+		r.must(info, err)
+	}
+	letGo()
+	redistest.Eventually(t, longest, func() bool {
+		q, err := r.inspector.GetQueueInfo(r.queue)
+		return err == nil && q.Pending+q.Active == 0 && (fails || q.Retry == 0)
+	}, "the tasks being done")
+	if is, want := slices.Contains(ran.all(), "new"), !begun || rule.Until == UntilStart; is != want {
+		t.Errorf("before command %d: the new one ran: %t, want %t; all that ran: %q", n, is, want, ran.all())
+	}
+	return true
 }
 
 // Debounce: each call puts the task off, with the last payload, and the bound
@@ -157,7 +233,7 @@ func TestPostpone(t *testing.T) {
 			// asynq's task comes nearer.
 			at := first.NextProcessAt
 			for i, age := range []time.Duration{20 * time.Minute, 40 * time.Minute, 70 * time.Minute, 100 * time.Minute} {
-				r.age("draft", "7", age)
+				r.age("draft", age)
 				before := time.Now()
 				text := fmt.Sprint(i + 1)
 				info := r.must(r.Enqueue(task("draft", "7", text)))
@@ -169,7 +245,7 @@ func TestPostpone(t *testing.T) {
 				if want.Before(at) {
 					want = at // never earlier than promised before
 				}
-				if got := found[0].NextProcessAt; got.Before(want.Truncate(time.Second)) || got.After(want.Add(longest)) {
+				if got := found[0].NextProcessAt; got.Before(want.Add(-time.Millisecond)) || got.After(want.Add(longest)) { // Redis' clock tells the age
 					t.Errorf("%s: a call after %s puts it to %s from now, want %s", until, age, got.Sub(before), want.Sub(before))
 				}
 				at = found[0].NextProcessAt
@@ -178,18 +254,29 @@ func TestPostpone(t *testing.T) {
 	})
 }
 
-// age makes the claim of a key that old.
-func (r *rig) age(taskType, id string, age time.Duration) {
-	r.t.Helper()
-	key := keys.Key(r.prefix, taskType, id) + ":claim"
-	stored := r.rdb.Get(r.t.Context(), key).Val()
-	since, rest, ok := strings.Cut(stored, " ")
-	if _, err := strconv.ParseInt(since, 10, 64); err != nil || !ok {
-		r.t.Fatalf("%s is %q", key, stored)
-	}
-	older := time.Now().Add(-age).UnixMilli()
-	if err := r.rdb.Set(r.t.Context(), key, fmt.Sprint(older, " ", rest), redis.KeepTTL).Err(); err != nil {
-		r.t.Fatal(err)
+// A task that was put off up to its bound runs although calls go on and the queue is long: it keeps its place, and counts as begun.
+func TestPostpone_keepsItsPlacePastTheBound(t *testing.T) {
+	t.Parallel()
+	for _, until := range []Until{UntilDone, UntilStart} {
+		r := start(t, redistest.Mini(t), Rule{Task: "draft", On: []string{"id"}, Until: until, Duplicate: Postpone(time.Minute), MaxPostpone: 2 * time.Minute})
+		due := r.must(r.Enqueue(task("draft", "7", "due")))
+		redistest.Must(t, r.inspector.RunTask(r.queue, due.ID))
+		r.age("draft", 3*time.Minute)
+		info, err := r.Enqueue(task("draft", "7", "newest"))
+		if until == UntilDone {
+			r.mustBeDuplicate(info, err, due.ID, asynq.TaskStatePending)
+			continue
+		}
+		if r.must(info, err); info.State != asynq.TaskStateScheduled {
+			t.Errorf("the newest is %s", info.State)
+		}
+		r.must(r.Enqueue(task("draft", "7", "newer still"))) // in the place of the second one
+		if got := texts(r.tasks(r.queue, "draft")); !slices.Equal(got, []string{"due", "newer still"}) {
+			t.Errorf("there are %q", got)
+		}
+		if info, err := r.inspector.GetTaskInfo(r.queue, due.ID); err != nil || info.State != asynq.TaskStatePending {
+			t.Errorf("the due task: %v, %v", info, err)
+		}
 	}
 }
 
@@ -198,19 +285,15 @@ func TestReplace_scheduled(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, until := range []Until{UntilDone, UntilStart} {
-			rules := []Rule{{Task: "a", Scope: "s", Until: until, Duplicate: Replace}, {Task: "b", Scope: "s", Until: until, Duplicate: Replace}}
-			r := start(t, s, rules...)
+			r := start(t, s, Rule{Task: "a", Scope: "s", Until: until, Duplicate: Replace}, Rule{Task: "b", Scope: "s", Until: until, Duplicate: Replace})
 			at := time.Now().Add(time.Hour).Truncate(time.Second)
-			old := r.must(r.Enqueue(task("a", "7", "old"), asynq.ProcessAt(at), asynq.MaxRetry(3)))
-			same := r.must(r.Enqueue(task("a", "7", "new"), asynq.MaxRetry(9)))
-			found := r.tasks(r.queue, "a", live...)
-			if same.ID == old.ID || len(found) != 1 || found[0].MaxRetry != 9 || !found[0].NextProcessAt.Equal(at) || !slices.Equal(texts(found), []string{"new"}) {
-				t.Errorf("%s: %s became %+v", until, old.ID, found)
-			}
-			other := r.must(r.Enqueue(task("b", "7", "other"), asynq.MaxRetry(9)))
-			found = r.tasks(r.queue, "b", live...)
-			if len(r.tasks(r.queue, "a", live...)) != 0 || len(found) != 1 || found[0].ID != other.ID || found[0].MaxRetry != 9 || !found[0].NextProcessAt.Equal(at) {
-				t.Errorf("%s: of the other type there are %+v", until, found)
+			r.must(r.Enqueue(task("a", "7", "old"), asynq.ProcessAt(at), asynq.MaxRetry(3)))
+			for _, name := range []string{"a", "b"} {
+				info := r.must(r.Enqueue(task(name, "7", name), asynq.MaxRetry(9), asynq.ProcessIn(time.Minute)))
+				found := slices.Concat(r.tasks(r.queue, "a", live...), r.tasks(r.queue, "b", live...))
+				if len(found) != 1 || found[0].ID != info.ID || found[0].MaxRetry != 9 || !found[0].NextProcessAt.Equal(at) || !slices.Equal(texts(found), []string{name}) {
+					t.Errorf("%s: there are %+v", until, found)
+				}
 			}
 		}
 	})

@@ -65,14 +65,14 @@ var (
 	token  = regexp.MustCompile(`[A-Za-z0-9_-]{16}\.[a-z0-9]{11,13}\b`)
 	number = regexp.MustCompile(`\d{12,}(\.\d+)?`)
 	nonce  = regexp.MustCompile(`\b[0-9a-f]{8}-[0-9a-f-]{27}\b`)
-	taskID = regexp.MustCompile(`[a-z0-9]{10}\.\d+\.\d+$`)
+	taskID = regexp.MustCompile(`:[a-z0-9]{16}$`)
 	stamp  = regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+Z`)
 )
 
 func plain(text string) string {
 	text = token.ReplaceAllString(text, "CHANNEL.NONCE")
 	text = nonce.ReplaceAllString(text, "UUID")
-	text = taskID.ReplaceAllString(text, "NONCE")
+	text = taskID.ReplaceAllString(text, ":NONCE")
 	text = stamp.ReplaceAllString(text, "TIME")
 	text = regexp.MustCompile(`default/(one|two)\b`).ReplaceAllString(text, "default/ID") // which of the two came first is chance
 	return number.ReplaceAllStringFunc(text, func(n string) string { return fmt.Sprintf("<%d digits>", len(strings.Split(n, ".")[0])) })

@@ -49,10 +49,10 @@ func lockKey(id string) (key string, ok bool) {
 	return key, err == nil && TaskID(key) == id
 }
 
-// ID makes the ID of a task that has a mark beside the lock with that key. nonce is different for each series of tasks that supersede
-// each other, and has neither a colon nor a comma. The ID ends with the task's number in its series, which is 0.
+// ID makes the ID of a task that has a mark beside the lock with that key. nonce is different for each task, and has neither a colon nor
+// a comma.
 func ID(lockKey string, kind Kind, nonce string) string {
-	return TaskID(lockKey) + ":" + string(kind) + ":" + nonce + ".0"
+	return TaskID(lockKey) + ":" + string(kind) + ":" + nonce
 }
 
 // Parse returns the lock's key and the kind of the mark of a task with that ID. It returns false for a task without a mark beside a

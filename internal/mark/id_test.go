@@ -19,7 +19,7 @@ func TestParse(t *testing.T) {
 			}
 		}
 	}
-	for _, id := range []string{"", "8a1c", "automutex", "automutex:{reindex|7}", "automutex:{reindex|7}:other:n.1.0", "automutex:{reindex|~2}:start:n.1.0", "automutex:{reindex|~2x}:start:n.1.0", "~2}:start:n.1.0", "automutex:{reindex|7~}:start:n.1.0"} {
+	for _, id := range []string{"", "8a1c", "automutex", "automutex:{reindex|7}", "automutex:{reindex|7}:other:n.1", "automutex:{reindex|~2}:start:n.1", "automutex:{reindex|~2x}:start:n.1", "~2}:start:n.1", "automutex:{reindex|7~}:start:n.1"} {
 		if key, kind, ok := Parse(id, "automutex"); ok {
 			t.Errorf("%q is taken for a claim: %q, %q", id, key, kind)
 		}

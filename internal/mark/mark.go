@@ -5,6 +5,7 @@ import (
 	"context"
 	"embed"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/automutex/automutex/internal/inside"
@@ -51,11 +52,17 @@ const (
 	Ended     Phase = "ended"   // not stored: the mark keeps its phase, and expires soon
 )
 
-// Standing is a mark that stands.
+// Standing is a mark as it stands; without a Holder there is none.
 type Standing struct {
 	Holder string
 	Age    time.Duration // since the mark was taken; what is noted later does not change that
 	Phase  Phase
+
+	// Newer is the holder whose task a producer has been enqueuing in the place of Holder's for NewerAge; empty: none.
+	Newer    string
+	NewerAge time.Duration
+
+	Stale []string // the holders of tasks that must not begin, and may be in Redis
 }
 
 // Of returns the mark beside the lock with that Redis key. life is that of its user; nil if the user ends its calls before conn.
@@ -78,39 +85,34 @@ func (m Mark) Take(ctx context.Context, holder, instead string, length time.Dura
 	if holder == "" || length < time.Millisecond || length > inside.MaxTTL {
 		return Standing{}, fmt.Errorf("lock: claim %q for %q lasting %s: name a holder, and give it from 1ms to %s", m.Key(), holder, length, inside.MaxTTL)
 	}
-	reply, err := m.run(ctx, takeScript, holder, instead, length.Milliseconds())
-	if err != nil {
-		return Standing{}, err
-	}
-	if reply == int64(0) {
-		return Standing{Holder: holder, Phase: Enqueuing}, nil
-	}
-	if list, _ := reply.([]any); len(list) == 3 {
-		if age, ok := list[1].(int64); ok {
-			return Standing{fmt.Sprint(list[0]), time.Duration(age) * time.Millisecond, Phase(fmt.Sprint(list[2]))}, nil
-		}
-	}
-	return Standing{}, redisx.Failed("take", m.Key(), fmt.Errorf("unexpected reply %v", reply))
+	return standing(m.run(ctx, takeScript, holder, instead, length.Milliseconds(), "-"))
 }
 
-// Keep confirms the mark of holder: its task is enqueued. The mark then lasts for at least length from now; 0 does not change its
-// deadline. Its age goes on. false means that the mark was not holder's any more, and nothing changed.
-func (m Mark) Keep(ctx context.Context, holder string, length time.Duration) (bool, error) {
-	return m.keep(ctx, holder, holder, length, false)
-}
-
-// PassOn gives the mark of holder to next, which is enqueued, unless holder's handler has begun. stale says that a worker may have
-// holder's task: a [Mark.Start] of it is refused then for as long as the marks of this key stand. The deadline and the age do not
-// change. false means that the mark was neither holder's nor next's, or that holder's task has begun; nothing changed.
-func (m Mark) PassOn(ctx context.Context, holder, next string, stale bool) (bool, error) {
-	return m.keep(ctx, holder, next, 0, stale)
-}
-
-func (m Mark) keep(ctx context.Context, holder, next string, length time.Duration, stale bool) (bool, error) {
-	if holder == "" || next == "" || length < 0 || length > inside.MaxTTL {
-		return false, fmt.Errorf("lock: claim %q of %q for %q, for another %s: name both, and give it at most %s", m.Key(), holder, next, length, inside.MaxTTL)
+// Supersede announces that holder's task is to take the place of that of old, a mark that was seen, and returns the mark that stands
+// now: Newer says whether it is holder. If old has a Newer, its producer is given up, and its task never begins. Until [Mark.Keep]
+// says that holder's task is enqueued, the handler of old's may begin; then holder's is refused, or is the next one if the mark ends at
+// the start. Supersede changes nothing if the mark is not as old any more, or if the handler has begun. The age and the deadline do not
+// change.
+//
+// After an error the mark may be changed or not.
+func (m Mark) Supersede(ctx context.Context, holder string, old Standing) (Standing, error) {
+	if holder == "" || old.Holder == "" {
+		return Standing{}, fmt.Errorf("lock: claim %q of %q for %q: name both", m.Key(), old.Holder, holder)
 	}
-	return m.done(m.run(ctx, keepScript, holder, next, length.Milliseconds(), flag(stale)))
+	newer := "-"
+	if old.Newer != "" {
+		newer = old.Newer[strings.LastIndexByte(old.Newer, ':')+1:]
+	}
+	return standing(m.run(ctx, takeScript, holder, old.Holder, 0, newer))
+}
+
+// Keep confirms that holder's task is enqueued, and returns the mark that stands now. If holder has the mark, or was to take it over
+// since Supersede, it has it from now on, for at least length; 0 does not change its deadline. Its age goes on.
+func (m Mark) Keep(ctx context.Context, holder string, length time.Duration) (Standing, error) {
+	if holder == "" || length < 0 || length > inside.MaxTTL {
+		return Standing{}, fmt.Errorf("lock: claim %q of %q for another %s: name a holder, and give it at most %s", m.Key(), holder, length, inside.MaxTTL)
+	}
+	return standing(m.run(ctx, keepScript, holder, length.Milliseconds()))
 }
 
 // Start notes that the task of holder is in that phase: Waiting, Begun or Ended. ends says that the mark ends when its task begins.
@@ -120,7 +122,7 @@ func (m Mark) Start(ctx context.Context, holder string, phase Phase, ends bool, 
 	return m.done(m.run(ctx, startScript, holder, string(phase), flag(ends), length.Milliseconds()))
 }
 
-// Drop deletes the mark of holder. false means that the mark was not holder's.
+// Drop undoes a Take or Supersede of holder, whose task will not be enqueued. false means that holder had no part in the mark.
 func (m Mark) Drop(ctx context.Context, holder string) (bool, error) {
 	return m.done(m.run(ctx, dropScript, holder))
 }
@@ -141,6 +143,33 @@ func (m Mark) run(ctx context.Context, s *redisx.Script, args ...any) (any, erro
 		return nil, redisx.Failed(s.Name, m.Key(), err)
 	}
 	return reply, nil
+}
+
+// standing reads the reply of take and keep.
+func standing(reply any, err error) (Standing, error) {
+	if err != nil {
+		return Standing{}, err
+	}
+	list, _ := reply.([]any)
+	if len(list) != 6 {
+		return Standing{}, redisx.Failed("take", "a claim", fmt.Errorf("unexpected reply %v", reply))
+	}
+	s := Standing{Holder: fmt.Sprint(list[0]), Age: ms(list[1]), Phase: Phase(fmt.Sprint(list[2]))}
+	series := s.Holder[:strings.LastIndexByte(s.Holder, ':')+1] // tasks with equal rules have IDs that differ at the end only
+	if newer := fmt.Sprint(list[3]); newer != "-" {
+		s.Newer, s.NewerAge = series+newer, ms(list[4])
+	}
+	for name := range strings.SplitSeq(fmt.Sprint(list[5]), ",") {
+		if name != "" && name != "-" {
+			s.Stale = append(s.Stale, series+name)
+		}
+	}
+	return s, nil
+}
+
+func ms(reply any) time.Duration {
+	n, _ := reply.(int64)
+	return time.Duration(n) * time.Millisecond
 }
 
 // done reads a reply that says whether the mark was the holder's.

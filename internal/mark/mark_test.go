@@ -3,6 +3,7 @@ package mark
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -65,14 +66,23 @@ func (r rig) start(want bool, holder string, phase Phase, ends bool) {
 	}, holder)
 }
 
-func (r rig) keep(want bool, holder string, length time.Duration) {
+// supersede announces newer in the place of a mark that was seen, and says whether it was.
+func (r rig) supersede(want bool, newer string, old Standing) Standing {
 	r.t.Helper()
-	r.must(want, func(ctx context.Context, holder string) (bool, error) { return r.Keep(ctx, holder, length) }, holder)
+	got, err := r.Supersede(r.t.Context(), newer, old)
+	if is := got.Newer == newer; err != nil || is != want {
+		r.t.Errorf("announced in the mark of %s, %s is %+v, %v; want %v", old.Holder, newer, got, err, want)
+	}
+	return got
 }
 
-func (r rig) pass(want bool, holder, next string, stale bool) {
+// keep confirms holder's task, and says whether the mark is holder's.
+func (r rig) keep(want bool, holder string, length time.Duration) {
 	r.t.Helper()
-	r.must(want, func(ctx context.Context, holder string) (bool, error) { return r.PassOn(ctx, holder, next, stale) }, holder)
+	got, err := r.Keep(r.t.Context(), holder, length)
+	if is := got.Holder == holder && got.Phase != Enqueuing; err != nil || is != want {
+		r.t.Errorf("kept by %s, the mark is %+v, %v; want %v", holder, got, err, want)
+	}
 }
 
 func (r rig) expires(about time.Duration) {
@@ -117,15 +127,21 @@ func TestMark_life(t *testing.T) {
 			t.Errorf("a mark taken twice is %+v", again)
 		}
 		r.must(false, r.Drop, "b") // it is another's
-		r.pass(false, "b", "c", false)
 		r.take("b", "x")
 		r.is("a", Enqueuing)
 		redistest.Eventually(t, redistest.Patience, func() bool { return r.take("b", "").Age >= 20*time.Millisecond }, "an age")
 		r.keep(true, "a", time.Hour)
 		r.expires(time.Hour)
-		r.pass(true, "a", "b", false)
-		r.pass(true, "a", "b", false) // as if resent
-		if got := r.take("c", ""); got.Holder != "b" || got.Phase != Enqueued || got.Age < 20*time.Millisecond {
+		for range 2 { // as if resent
+			if got := r.supersede(true, "b", Standing{Holder: "a"}); got.Holder != "a" || got.Phase != Enqueued {
+				t.Errorf("before it is confirmed: %+v", got)
+			}
+		}
+		r.keep(true, "b", 0)
+		r.keep(true, "b", 0)
+		r.expires(time.Hour)
+		got := r.take("c", "")
+		if got.Holder != "b" || got.Phase != Enqueued || got.Age < 20*time.Millisecond || !slices.Equal(got.Stale, []string{"a"}) {
 			t.Errorf("after it was passed on: %+v", got)
 		}
 		r.take("c", "b") // a new one
@@ -157,7 +173,7 @@ func TestMark_badInput(t *testing.T) {
 		"no holder":     second(r.Take(ctx, "", "", time.Minute)),
 		"no length":     second(r.Take(ctx, "a", "", 0)),
 		"too long":      second(r.Take(ctx, "a", "", inside.MaxTTL+1)),
-		"no next":       second(r.PassOn(ctx, "a", "", false)),
+		"no old":        second(r.Supersede(ctx, "a", Standing{})),
 		"below zero":    second(r.Keep(ctx, "a", -1)),
 		"kept longer":   second(r.Keep(ctx, "a", inside.MaxTTL+1)),
 		"context ended": second(r.Take(ended, "a", "", time.Minute)),
@@ -171,64 +187,99 @@ func TestMark_badInput(t *testing.T) {
 	}
 }
 
-// The start of a handler and the passing on of a mark exclude each other: what comes first counts, also when it is sent again.
-func TestStart_orPassedOn(t *testing.T) {
+// The start of a handler and the confirmation of a newer task exclude each other: what comes first counts, also when it is
+// sent again.
+func TestStart_orSuperseded(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, ends := range []bool{true, false} {
 			r := start(t, s)
-			const first, second, third, other = "q/k:n.1.0", "q/k:n.1.1", "q/k:n.1.2", "q/k:n.2.0"
+			const first, second, third = "q/k:n.1", "q/k:n.2", "q/k:n.3"
 			r.start(true, first, Begun, ends) // no mark stands
 			r.take(first, "")
 			for range 2 {
 				r.start(true, first, Waiting, ends)
 				r.start(true, first, Begun, ends)
 			}
-			r.pass(false, first, second, true)
 			if ends {
 				r.is("", "")
 			} else {
 				r.is(first, Begun)
 			}
+			r.supersede(false, second, Standing{Holder: first})
+			r.keep(false, second, 0)
 			r.start(true, first, Waiting, ends) // its next attempt
 			if !ends {
 				r.is(first, Begun)
 			}
 			r.start(true, first, Begun, ends)
-			_, _ = r.Drop(t.Context(), first)
+			r.rdb.Del(t.Context(), r.Key())
 
-			r.take(first, "")
+			// Announced, and the old one begins all the same: the newer one is refused, or is the next one.
+			old := r.take(first, "")
 			r.start(true, first, Waiting, ends)
+			r.supersede(true, second, old)
+			r.start(true, first, Begun, ends)
+			r.keep(ends, second, 0)
+			r.start(ends, second, Begun, ends)
+			r.start(true, first, Begun, ends) // its next attempt
+			r.rdb.Del(t.Context(), r.Key())
+
+			// Confirmed: the old one never begins. The mark knows that until the old one has ended, also in the hands of the next.
+			old = r.take(first, "")
+			r.start(true, first, Waiting, ends)
+			r.supersede(true, second, old)
+			r.keep(true, second, 0)
 			for range 2 {
-				r.pass(true, first, second, true)
-				r.pass(true, first, second, true)
 				r.start(false, first, Waiting, ends)
 				r.start(false, first, Begun, ends)
 			}
 			r.is(second, Enqueued)
-			r.start(true, second, Begun, ends)
-			r.start(ends, third, Begun, ends) // it was not accepted before another one began
-
-			// The mark knows the stale task until that has ended, also in the hands of the next.
-			r.take(other, second)
+			r.take(third, second)
 			r.start(false, first, Begun, ends)
 			r.start(true, second, Begun, ends)
-			r.start(true, other, Begun, ends)
-			r.is(other, Begun)
+			r.start(true, third, Begun, ends)
+			r.is(third, Begun)
 			r.start(false, first, Ended, ends)
 			if ends {
 				r.is("", "")
 			} else {
-				r.is(other, Begun)
+				r.is(third, Begun)
 			}
-			_, _ = r.Drop(t.Context(), other)
-
-			// A task whose producer died before it passed the mark on takes it over when it begins.
-			r.take("q/k:n.1.9", "")
-			r.start(true, "q/k:n.1.10", Waiting, ends)
-			r.start(true, "q/k:n.1.10", Begun, ends)
-			r.start(false, "q/k:n.1.9", Begun, ends)
-			r.pass(true, "q/k:n.1.9", "q/k:n.1.10", false) // the mark is where it was to go
 			r.rdb.Del(t.Context(), r.Key())
 		}
+	})
+}
+
+// A newer task counts as enqueued when a worker has it. One that is dropped, or whose producer is given up, leaves the mark as it was.
+func TestSupersede_ends(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s)
+		const first, second, third, fourth = "q/k:n.1", "q/k:n.2", "q/k:n.3", "q/k:n.4"
+		old := r.take(first, "")
+		r.start(true, first, Waiting, false)
+		r.supersede(true, second, old)
+		r.must(true, r.Drop, second)
+		r.must(false, r.Drop, second)
+		r.is(first, Waiting)
+
+		seen := r.supersede(true, second, old)
+		r.supersede(false, third, old)
+		r.supersede(true, third, seen)
+		r.start(false, second, Begun, false)
+		r.keep(false, second, 0)
+		_, err := r.Start(t.Context(), first, Ended, false, time.Second) // the mark is third's soon
+		redistest.Must(t, err)
+		r.expires(time.Minute)
+		r.start(true, third, Waiting, false)
+		r.is(third, Waiting)
+		r.keep(true, third, 0)
+		r.start(false, first, Begun, false)
+
+		// Taken from under a newer task: that one is refused.
+		r.supersede(true, fourth, r.take("looks", ""))
+		r.take(first, third)
+		r.keep(false, fourth, 0)
+		r.start(false, fourth, Begun, false)
+		r.is(first, Enqueuing)
 	})
 }

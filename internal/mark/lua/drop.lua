@@ -1,10 +1,15 @@
--- drop: delete a mark if this task has it.
+-- drop: undo the take of a task that will not be enqueued.
 --
 -- KEYS[1] mark
--- ARGV[1] body  <queue>/<task> that has the mark
+-- ARGV[1] body  <queue>/<task>
 --
--- reply 1 dropped: the mark is deleted
--- reply 0 absent:  no mark, or another one's
+-- reply 1 dropped: its mark is deleted, or it is not the newer task any more
+-- reply 0 absent:  it had no part in the mark
+if body and newer == name(ARGV[1]) then
+  newer = '-'
+  write()
+  return 1
+end
 if body == ARGV[1] then
   return redis.call('DEL', mark)
 end

@@ -1,36 +1,52 @@
 -- shared: what stands before take, keep, start and drop.
 --
--- A mark is one string of five words: since (ms), deadline (ms), phase, stale, body.
+-- A mark is one string of seven words: since (ms), deadline (ms), phase, newer, at (ms), stale, body.
 --   phase  enqueuing: its producer may still be enqueuing the task; enqueued; waiting: a worker waits
 --          for the task's lock; begun: the task's handler has begun
---   stale  tasks that were superseded while a worker had them, each by the end of its ID, with
---          commas between and around them; '-': none
---   body   <queue>/<task>. Tasks that supersede each other are a series: their bodies differ in the
---          number at the end only, and the mark is that of the highest one that was accepted.
+--   newer  the task that a producer has been enqueuing in the place of this one since at; '-': none.
+--          Until it is known to be enqueued the body's task may begin; then the newer one must not.
+--   stale  tasks that must not begin, and may be in Redis, with commas between and around them;
+--          '-': none
+--   body   <queue>/<task>. The others are named by the end of their IDs, after the last colon.
 local mark, time = KEYS[1], redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
--- standing: since, deadline, phase, stale and body of the mark, or nil if there is none or its
--- deadline has passed.
-local since, deadline, phase, stale, body =
-  string.match(redis.call('GET', mark) or '', '^(%d+) (%d+) (%l+) (%S+) (.*)$')
-since, deadline = tonumber(since), tonumber(deadline)
+-- The words of the mark; nil if there is none or its deadline has passed.
+local since, deadline, phase, newer, at, stale, body =
+  string.match(redis.call('GET', mark) or '', '^(%d+) (%d+) (%l+) (%S+) (%d+) (%S+) (.*)$')
+since, deadline, at = tonumber(since), tonumber(deadline), tonumber(at)
 if body and deadline <= now_ms then
-  since, deadline, phase, stale, body = nil
+  since, deadline, phase, newer, at, stale, body = nil
 end
 
-local function write(since, deadline, phase, stale, body)
-  redis.call('SET', mark, string.format('%d %d %s %s ', since, deadline, phase, stale) .. body,
+local function write()
+  redis.call('SET', mark, string.format('%d %d %s %s %d %s ', since, deadline, phase, newer, at, stale) .. body,
     'PX', string.format('%d', math.max(deadline - now_ms, 0) + 1000))
 end
 
--- with_stale is stale with the task of a body.
-local function with_stale(stale, body)
-  local name = string.match(body, '[^:]*$') .. ','
+local function name(task)
+  return string.match(task, '[^:]*$')
+end
+
+-- forbid has a task never begin, by its name.
+local function forbid(task)
   if stale == '-' then
-    return ',' .. name
-  elseif string.find(stale, ',' .. name, 1, true) then
-    return stale
+    stale = ',' .. task .. ','
+  elseif not string.find(stale, ',' .. task .. ',', 1, true) then
+    stale = stale .. task .. ','
   end
-  return stale .. name
+end
+
+-- pass_on gives the mark to the newer task, which is enqueued.
+local function pass_on(task)
+  forbid(name(body))
+  body, newer, phase = task, '-', 'enqueued'
+end
+
+-- standing is the mark as the replies of take and keep have it.
+local function standing()
+  if not body then
+    return {'', 0, '', '-', 0, '-'}
+  end
+  return {body, now_ms - since, phase, newer, now_ms - at, stale}
 end

@@ -13,42 +13,44 @@
 if not body then
   return 1
 end
+local own = name(ARGV[1])
+if newer == own then
+  pass_on(ARGV[1]) -- a worker has it, so it is enqueued
+end
 if body ~= ARGV[1] then
-  local name = string.match(ARGV[1], '[^:]*$') .. ','
-  local at = string.find(stale, ',' .. name, 1, true)
-  if at and ARGV[2] == 'ended' then
-    stale = string.sub(stale, 1, at) .. string.sub(stale, at + #name + 1)
-    if stale == ',' and ARGV[3] == '1' and phase == 'begun' then
+  local from = string.find(stale, ',' .. own .. ',', 1, true)
+  if from and ARGV[2] == 'ended' then
+    stale = string.sub(stale, 1, from) .. string.sub(stale, from + #own + 2)
+    if stale == ',' then
+      stale = '-'
+    end
+    if stale == '-' and ARGV[3] == '1' and phase == 'begun' then
       redis.call('DEL', mark) -- it stood for its stale tasks alone
     else
-      write(since, deadline, phase, stale == ',' and '-' or stale, body)
+      write()
     end
   end
-  if at then
-    return 0
-  end
-  local series, number = string.match(body, '^(.*)%.(%d+)$')
-  local own_series, own = string.match(ARGV[1], '^(.*)%.(%d+)$')
-  if not series or series ~= own_series then
-    return 1
-  elseif tonumber(own) < tonumber(number) then
-    return 0
-  elseif ARGV[2] ~= 'begun' then
-    return 1
-  elseif phase == 'begun' then
-    return tonumber(ARGV[3])
-  end
-  -- The producer of this task died, or is slow, before it passed the mark on.
-  stale = with_stale(stale, body)
-elseif ARGV[2] == 'ended' then
-  write(since, math.min(deadline, now_ms + ARGV[4]), phase, stale, body)
-  return 1
-elseif ARGV[2] == 'waiting' and phase == 'begun' then
-  return 1
+  return from and 0 or 1
 end
-if ARGV[2] == 'begun' and ARGV[3] == '1' and stale == '-' then
+if ARGV[2] == 'ended' then
+  if newer == '-' then
+    deadline = math.min(deadline, now_ms + ARGV[4])
+  end
+elseif ARGV[2] == 'begun' or phase ~= 'begun' then
+  phase, deadline = ARGV[2], math.max(deadline, now_ms + ARGV[4])
+end
+if phase == 'begun' and newer ~= '-' then
+  -- The handler begins before the newer task is enqueued, which is a duplicate now, or the next in line.
+  if ARGV[3] == '1' then
+    since, phase, body = now_ms, 'enqueuing', (string.match(body, '^.*:') or '') .. newer
+  else
+    forbid(newer)
+  end
+  newer = '-'
+end
+if ARGV[2] == 'begun' and ARGV[3] == '1' and phase == 'begun' and stale == '-' then
   redis.call('DEL', mark)
 else
-  write(since, math.max(deadline, now_ms + ARGV[4]), ARGV[2], stale, ARGV[1])
+  write()
 end
 return 1

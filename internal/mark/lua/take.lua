@@ -1,16 +1,27 @@
--- take: set a mark, unless there is one already. The second copy of a take that was sent twice finds
--- the mark of the first, and replies "standing" with the take's own body.
+-- take: set a mark, unless there is one already; or announce a task that is to take the place of the
+-- mark's own. The second copy of a take that was sent twice changes nothing.
 --
 -- KEYS[1] mark
 -- ARGV[1] body     <queue>/<task> that takes it
 -- ARGV[2] instead  <queue>/<task> whose mark is replaced if it is there; '': none is replaced
--- ARGV[3] length   how long the mark stands (ms)
+-- ARGV[3] length   how long the mark stands (ms); 0: instead's task lives, and the mark stands as it did
+-- ARGV[4] given up with length 0: the newer task whose producer is given up; '-': none
 --
--- reply taken:    0
--- reply standing: {body of the mark that is there, its age (ms), its phase}
-if body and body ~= ARGV[2] then
-  return {body, now_ms - since, phase}
+-- reply {body, age (ms), phase, newer, its age (ms), stale} of the mark that stands now
+if ARGV[3] == '0' then
+  if body == ARGV[2] and phase ~= 'begun' and newer == ARGV[4] then
+    if newer ~= '-' then
+      forbid(newer)
+    end
+    newer, at = name(ARGV[1]), now_ms
+    write()
+  end
+elseif not body or body == ARGV[2] then
+  if body and newer ~= '-' then
+    forbid(newer)
+  end
+  -- Stale tasks are still in workers, so the next mark goes on to know them.
+  since, deadline, phase, newer, at, stale, body = now_ms, now_ms + ARGV[3], 'enqueuing', '-', 0, stale or '-', ARGV[1]
+  write()
 end
--- Stale tasks are still in workers, so the next mark goes on to know them.
-write(now_ms, now_ms + ARGV[3], 'enqueuing', stale or '-', ARGV[1])
-return 0
+return standing()

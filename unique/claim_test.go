@@ -1,0 +1,396 @@
+package unique
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/keys"
+	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
+)
+
+var (
+	reindex = Rule{Task: "reindex", On: []string{"id"}, Until: UntilStart}
+	guarded = automutex.Rule{Task: "reindex", On: []string{"id"}}
+)
+
+// The pattern of "reindex this document": one runs, at most one waits, and the
+// one that waits for the lock in its worker still waits.
+func TestUntilStart_oneRunsOneWaits(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, reindex)
+		begun, finish, over := make(chan string, 10), make(chan struct{}), make(chan struct{})
+		r.serve(func(_ context.Context, task *asynq.Task) error {
+			begun <- textOf(task.Payload())
+			select {
+			case <-finish:
+			case <-over:
+			}
+			return nil
+		}, r.guard(automutex.Rule{Task: "reindex", On: []string{"id"}, Busy: automutex.Retry, Wait: longest}))
+		t.Cleanup(func() { close(over) }) // so that a failed test ends
+		next := func(want string) {
+			t.Helper()
+			select {
+			case got := <-begun:
+				if got != want {
+					t.Fatalf("%s began, want %s", got, want)
+				}
+			case <-time.After(longest):
+				t.Fatalf("%s did not begin", want)
+			}
+		}
+		first := r.must(r.Enqueue(task("reindex", "7", "first")))
+		next("first")
+		if n := r.rdb.Exists(t.Context(), r.claimKey("reindex")).Val(); n != 0 {
+			t.Error("the claim outlives the start of its task")
+		}
+		second := r.must(r.Enqueue(task("reindex", "7", "second")))
+		r.await(r.queue, second.ID, asynq.TaskStateActive) // in line for the lock
+		_, err := r.Enqueue(task("reindex", "7", "third"))
+		r.mustBeDuplicate(nil, err, second.ID, asynq.TaskStateActive)
+		r.must(r.Enqueue(task("reindex", "8", "other"))) // another key
+		next("other")
+		finish <- struct{}{} // first or other; the second begins when it was first
+		finish <- struct{}{}
+		next("second")
+		third := r.must(r.Enqueue(task("reindex", "7", "third")))
+		finish <- struct{}{}
+		next("third")
+		finish <- struct{}{}
+		for _, id := range []string{first.ID, second.ID, third.ID} {
+			r.awaitGone(r.queue, id)
+		}
+		if left := r.rdb.Exists(t.Context(), r.claimKey("reindex"), keys.Key(r.prefix, "reindex", "7")).Val(); left != 0 {
+			t.Error("something is left of the key")
+		}
+	})
+}
+
+// However a task ends, its claim ends with it: the next producer, another one, need not wait at all.
+func TestClaim_endsWithItsTaskHoweverItEnds(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for name, end := range map[string]func(r *rig, id string){
+			"deleted":         func(r *rig, id string) { _ = r.inspector.DeleteTask(r.queue, id) },
+			"flushed":         func(r *rig, _ string) { _ = r.inspector.DeleteQueue(r.queue, true) },
+			"without a Guard": func(r *rig, _ string) { r.serve(func(context.Context, *asynq.Task) error { return nil }, nil) },
+			"without a rule of the Guard": func(r *rig, _ string) {
+				r.serve(func(context.Context, *asynq.Task) error { return nil }, r.guard(automutex.Rule{Task: "other"}))
+			},
+			"skipped":        func(r *rig, _ string) { r.endBusy(automutex.Skip) },
+			"archived unrun": func(r *rig, _ string) { r.endBusy(automutex.Archive) },
+			"revoked by the Guard's Replace": func(r *rig, _ string) {
+				its := r.endBusy(automutex.Replace)
+				redistest.Eventually(r.t, longest, func() bool { n, err := its.Waiting(r.t.Context()); return n == 1 && err == nil }, "the first task in line")
+				r.must(r.plain.Enqueue(task("reindex", "7", "newer"), asynq.Queue(r.queue)))
+			},
+			"by a panic on its last attempt": func(r *rig, _ string) {
+				r.serve(func(context.Context, *asynq.Task) error { panic("a defect") }, r.guard(guarded))
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				for _, duplicate := range []Duplicate{Reject, Replace} {
+					for _, until := range []Until{UntilStart, UntilDone} {
+						rule := Rule{Task: "reindex", On: []string{"id"}, Until: until, Duplicate: duplicate}
+						r := start(t, s, rule)
+						first := r.must(r.Enqueue(task("reindex", "7", "first"), asynq.MaxRetry(0)))
+						end(r, first.ID)
+						redistest.Eventually(t, longest, func() bool {
+							info, err := r.inspector.GetTaskInfo(r.queue, first.ID)
+							return errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound) || err == nil && info.State == asynq.TaskStateArchived
+						}, "the end of the first task")
+						next := r.producer(s.Client(t), rule)
+						next.patience = 0
+						if _, err := next.Enqueue(task("reindex", "7", "second")); err != nil {
+							t.Errorf("%s, %s: %v", until, duplicate, err)
+						}
+					}
+				}
+			})
+		}
+	})
+}
+
+// endBusy has workers meet a busy key with that policy.
+func (r *rig) endBusy(busy automutex.Policy) *lock.Lock {
+	r.t.Cleanup(r.hold("reindex"))
+	rule := guarded
+	rule.Busy = busy
+	r.serve(func(context.Context, *asynq.Task) error { return nil }, r.guard(rule))
+	return r.its("reindex")
+}
+
+// A producer that dies between the claim and the enqueue holds up others for the
+// grace, and itself not at all. So does one that has announced a task in the place of another one.
+func TestClaim_producerKilled(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, rule := range []Rule{
+			reindex, {Task: "reindex", On: []string{"id"}, Until: For(time.Hour)}, {Task: "reindex", On: []string{"id"}, Duplicate: Replace},
+		} {
+			r := start(t, s, rule)
+			r.grace, r.patience = longest, 50*time.Millisecond
+			if rule.Duplicate == Replace {
+				r.must(r.Enqueue(task("reindex", "7", "old")))
+			}
+			dead := atomic.Bool{}
+			rdb := r.hooked(func(cmd redis.Cmder) error {
+				if dead.CompareAndSwap(false, isEnqueue(cmd, r.queue)); dead.Load() {
+					return errors.New("the producer is dead")
+				}
+				return nil
+			})
+			if info, err := r.producer(rdb, rule).Enqueue(task("reindex", "7", "never")); err == nil || !dead.Load() {
+				t.Fatalf("a dead producer enqueued %+v", info)
+			}
+			if info, err := r.Enqueue(task("reindex", "7", "early")); !errors.Is(err, ErrEnqueueUnderWay) || !strings.Contains(err.Error(), "try again") {
+				t.Fatalf("within the grace: %v, %v", info, err)
+			}
+			r.grace = 300 * time.Millisecond // it may have passed by now
+			redistest.Eventually(t, longest, func() bool { _, err := r.Enqueue(task("reindex", "7", "late")); return err == nil }, "the claim being taken over")
+			if found := r.tasks(r.queue, "reindex"); !slices.Equal(texts(found), []string{"late"}) {
+				t.Errorf("there are %q", texts(found))
+			}
+		}
+	})
+}
+
+// An enqueue that fails leaves no claim: the next one need not wait for a grace.
+func TestClaim_failedEnqueueLeavesNothing(t *testing.T) {
+	t.Parallel()
+	r := start(t, redistest.Mini(t), kinds()...)
+	failing := r.producer(r.hooked(func(cmd redis.Cmder) error {
+		if isEnqueue(cmd, r.queue) {
+			return redistest.ReplyError("OOM command not allowed")
+		}
+		return nil
+	}), kinds()...)
+	r.patience = 0
+	for _, rule := range kinds() {
+		for _, before := range []string{"", "old"} {
+			if before != "" && !rule.Duplicate.supersedes() {
+				continue
+			}
+			if info, err := failing.Enqueue(task(rule.Task, "7", "failed")); err == nil || !strings.Contains(err.Error(), "OOM") {
+				t.Fatalf("%s: %v, %v", rule.Task, info, err)
+			}
+			r.must(r.Enqueue(task(rule.Task, "7", "next")))
+			if got := texts(r.tasks(r.queue, rule.Task)); !slices.Equal(got, []string{"next"}) {
+				t.Errorf("%s: there are %q", rule.Task, got)
+			}
+		}
+	}
+}
+
+// answered is what a call of Enqueue gave.
+type answered struct {
+	info *asynq.TaskInfo
+	err  error
+}
+
+// While the enqueue of another producer is under way its task is no duplicate yet: a call waits for what becomes of it, as
+// long as it may. What is answered then is not that the task is a duplicate.
+func TestClaim_waitsForTheEnqueueOfAnotherProducer(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, until := range []Until{UntilStart, For(time.Hour)} {
+			for _, duplicate := range []Duplicate{Reject, Join, Replace} {
+				for _, fails := range []error{nil, redistest.ReplyError("OOM command not allowed")} {
+					t.Run(fmt.Sprintf("%s, %s, the other one fails with %v", until, duplicate, fails), func(t *testing.T) {
+						t.Parallel()
+						underWay(t, s, Rule{Task: "reindex", On: []string{"id"}, Until: until, Duplicate: duplicate}, fails)
+					})
+				}
+			}
+		}
+	})
+}
+
+func underWay(t *testing.T, s *redistest.Server, rule Rule, fails error) {
+	r := start(t, s, rule)
+	if rule.Duplicate == Replace {
+		r.must(r.Enqueue(task("reindex", "7", "old")))
+	}
+	begun, goOn, stands := make(chan struct{}), make(chan struct{}), false
+	first := r.producer(r.hooked(func(cmd redis.Cmder) error {
+		if !isEnqueue(cmd, r.queue) {
+			return nil
+		}
+		if !stands {
+			stands = true
+			close(begun)
+			<-goOn
+		}
+		return fails
+	}), rule)
+	enqueue := func(c *Client, text string) <-chan answered { // ends with the call, which is bounded
+		to := make(chan answered, 1)
+		go func() {
+			info, err := c.EnqueueContext(context.WithoutCancel(t.Context()), task("reindex", "7", text))
+			to <- answered{info, err}
+		}()
+		return to
+	}
+	one := enqueue(first, "first")
+	<-begun
+	for _, r.patience = range []time.Duration{0, 20 * time.Millisecond} {
+		if info, err := r.Enqueue(task("reindex", "7", "early")); !errors.Is(err, ErrEnqueueUnderWay) || errors.Is(err, asynq.ErrDuplicateTask) {
+			t.Errorf("answered %v, %v", info, err)
+		}
+	}
+	r.patience = longest
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if info, err := r.EnqueueContext(ctx, task("reindex", "7", "early")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("answered %v, %v", info, err)
+	}
+	two := enqueue(r.Client, "second")
+	select {
+	case got := <-two:
+		t.Fatalf("it did not wait: %v, %v", got.info, got.err)
+	case <-time.After(50 * time.Millisecond): // it waits, or is slow: then nothing is shown
+	}
+	close(goOn)
+	a, b := <-one, <-two
+	want := []string{"first"}
+	if fails != nil || rule.Duplicate == Replace {
+		want = []string{"second"}
+	}
+	switch there := texts(r.tasks(r.queue, "reindex")); {
+	case (a.err != nil) != (fails != nil) || !slices.Equal(there, want):
+		t.Errorf("answered %v, %v; there are %q", a.err, b.err, there)
+	case fails == nil && rule.Duplicate == Reject:
+		r.mustBeDuplicate(b.info, b.err, a.info.ID, asynq.TaskStatePending)
+	case b.err != nil, fails == nil && rule.Duplicate == Join && b.info.ID != a.info.ID:
+		t.Errorf("answered %v, %v", b.info, b.err)
+	}
+}
+
+// For is a window from the enqueue, whatever becomes of the task in it.
+func TestFor_window(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const window = 4 * time.Second
+		r := start(t, s, Rule{Task: "digest", On: []string{"id"}, Until: For(window)}, Rule{Task: "joined", On: []string{"id"}, Until: For(time.Hour), Duplicate: Join})
+		r.grace = time.Millisecond // of no use to a claim that was confirmed
+		r.serve(func(context.Context, *asynq.Task) error { return nil }, nil)
+		began := time.Now()
+		first := r.must(r.Enqueue(task("digest", "7", "first")))
+		r.awaitGone(r.queue, first.ID)
+		again, err := r.Enqueue(task("digest", "7", "second"))
+		if time.Since(began) < window { // else the machine was busy
+			r.mustBeDuplicate(again, err, first.ID, asynq.TaskStateCompleted)
+		}
+		redistest.Eventually(t, longest, func() bool {
+			_, err := r.Enqueue(task("digest", "7", "later"))
+			return err == nil
+		}, "the end of the window")
+		if took := time.Since(began); took < window {
+			t.Errorf("it ended after %s", took)
+		}
+		one := r.must(r.Enqueue(task("joined", "7", "one")))
+		r.awaitGone(r.queue, one.ID)
+		two, err := r.Enqueue(task("joined", "7", "two")) // nothing is left to join
+		r.mustBeDuplicate(two, err, one.ID, asynq.TaskStateCompleted)
+		if dup := new(DuplicateError); !errors.As(err, &dup) || !dup.Gone || !strings.Contains(err.Error(), "gone from asynq") {
+			t.Errorf("the task is gone: %v", err)
+		}
+	})
+}
+
+// The worker pays one call for a claim and none for tasks without one. A Guard says once that a rule makes another key than the
+// claim's, and that it skips a task which other producers rely on.
+func TestWorker_dropsTheClaim(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, reindex, Rule{Task: "plain", On: []string{"id"}}, Rule{Task: "window", On: []string{"id"}, Until: For(time.Hour)},
+			Rule{Task: "mismatch", On: []string{"text"}, Until: UntilStart}, Rule{Task: "skipped", On: []string{"id"}, Until: UntilStart})
+		t.Cleanup(r.hold("skipped"))
+		var notes atomic.Int32
+		rdb := r.hooked(func(cmd redis.Cmder) error {
+			if args := cmd.Args(); cmd.Name() == "evalsha" && strings.HasSuffix(fmt.Sprint(args[3]), ":claim") {
+				notes.Add(1)
+			}
+			return nil
+		})
+		rules := []automutex.Rule{{Task: "skipped", On: []string{"id"}, Busy: automutex.Skip}}
+		for _, name := range []string{"reindex", "plain", "window", "mismatch"} {
+			rules = append(rules, automutex.Rule{Task: name, On: []string{"id"}})
+		}
+		log := &redistest.Log{}
+		g, err := automutex.New(rdb, automutex.Config{Prefix: r.prefix, Rules: rules, Logger: log.Logger()})
+		redistest.Must(t, err)
+		r.serve(func(context.Context, *asynq.Task) error { return nil }, g)
+		for i, c := range []struct {
+			task           string
+			notes          int32
+			differs, skips int
+		}{{"reindex", 1, 0, 0}, {"plain", 0, 0, 0}, {"window", 0, 0, 0}, {"mismatch", 1, 1, 0}, {"mismatch", 1, 1, 0}, {"skipped", 1, 1, 1}, {"skipped", 1, 1, 1}} {
+			before := notes.Load()
+			r.awaitGone(r.queue, r.must(r.Enqueue(task(c.task, "7", fmt.Sprint(i)))).ID)
+			if got := notes.Load() - before; got != c.notes {
+				t.Errorf("%s: %d calls for its claim, want %d", c.task, got, c.notes)
+			}
+			differs, skips := strings.Count(log.String(), "equal Task, Scope and On"), strings.Count(log.String(), "was skipped: a producer whose")
+			if differs != c.differs || skips != c.skips {
+				t.Errorf("%s: logged %q", c.task, log.String())
+			}
+		}
+	})
+}
+
+// A claim has a TTL, which reaches beyond a task that is scheduled far ahead.
+func TestClaim_ttl(t *testing.T) {
+	t.Parallel()
+	r := start(t, redistest.Real(t), reindex)
+	for _, ahead := range []time.Duration{0, time.Hour, 90 * 24 * time.Hour} {
+		info := r.must(r.Enqueue(task("reindex", "7", ""), asynq.ProcessIn(ahead)))
+		if got := r.rdb.PTTL(t.Context(), r.claimKey("reindex")).Val() - ahead; got < claimLife-longest || got > claimLife+longest {
+			t.Errorf("%s ahead: the claim expires %s after that", ahead, got)
+		}
+		redistest.Must(t, r.inspector.DeleteTask(r.queue, info.ID))
+	}
+}
+
+// A claim whose holder is no task does not block an enqueue.
+func TestClaim_ofNoTask(t *testing.T) {
+	t.Parallel()
+	r := start(t, redistest.Mini(t), reindex)
+	_, err := inner.Claim(r.locker, keys.Key(r.prefix, "reindex", "7")).Take(t.Context(), "no task", "", time.Hour)
+	redistest.Must(t, err)
+	first := r.must(r.Enqueue(task("reindex", "7", "")))
+	info, err := r.Enqueue(task("reindex", "7", ""))
+	r.mustBeDuplicate(info, err, first.ID, asynq.TaskStatePending)
+}
+
+// A producer that replaces an ended task waits for another one at the same key, for Config.Wait.
+func TestReplaceEnded_another(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, Rule{Task: "reindex", On: []string{"id"}})
+		r.patience = 100 * time.Millisecond
+		first := r.must(r.Enqueue(task("reindex", "7", "")))
+		redistest.Must(t, r.inspector.ArchiveTask(r.queue, first.ID))
+		other, err := inner.ClaimLock(r.locker, keys.Key(r.prefix, "reindex", "7"), lock.TTL(time.Hour)).TryLock(t.Context())
+		redistest.Must(t, err)
+		if info, err := r.Enqueue(task("reindex", "7", "")); !errors.Is(err, ErrEnqueueUnderWay) || !strings.Contains(err.Error(), "has held this key's lock") {
+			t.Errorf("%v, %v", info, err)
+		}
+		redistest.Must(t, other.Unlock(t.Context()))
+		r.patience = longest
+		r.must(r.Enqueue(task("reindex", "7", "")))
+	})
+}
