@@ -49,11 +49,6 @@ func release(t *testing.T, le *Lease) {
 	}
 }
 
-func isBusy(err error) bool {
-	var busy *Busy
-	return errors.As(err, &busy)
-}
-
 // TestLeave: who gives up leaves nothing behind, also when the lock is granted at that moment.
 func TestLeave(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

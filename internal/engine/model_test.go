@@ -767,7 +767,7 @@ func (s *sim) setNX() {
 	}
 	body, lease := s.newBody(), int64(50+10*s.r.IntN(100))
 	m.purge()
-	took := false
+	var took bool
 	if s.r.IntN(2) == 0 {
 		fence := num(s.run("take", body, lease))
 		if took = fence > 0; took {
