@@ -3,6 +3,7 @@ package lock_test
 import (
 	"context"
 	"errors"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -16,34 +17,33 @@ import (
 
 // Nobody takes more slots than there are, nor one that somebody in line is to get; a lower number takes effect as holders
 // leave.
-func TestRule01_AtMostNHolders(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
-		name := redistest.Name(t)
-		one, three := l.Mutex(name), l.Semaphore(name, 3)
-		first := mustTry(t, one) // callers differ in N while a new version is deployed
+func TestRule01_AtMostNHolders(t *testing.T) { t.Parallel(); redistest.Each(t, holdsAtMostN) }
+
+func holdsAtMostN(t *testing.T, s *redistest.Server) {
+	l := newLocker(t, s.Client(t))
+	name := redistest.Name(t)
+	one, three := l.Mutex(name), l.Semaphore(name, 3)
+	first := mustTry(t, one) // callers differ in N while a new version is deployed
+	mustBeBusy(t, one)
+	leases := []*lock.Lease{first, mustTry(t, three), mustTry(t, three)}
+	mustBeBusy(t, three)
+	wantAvailable(t, one, 0)
+	mustUnlock(t, leases[1])
+	if err := leases[1].Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
+		t.Errorf("second Unlock: %v, want ErrNotHeld", err)
+	}
+	leases[1] = mustTry(t, three) // what is released twice frees one slot
+	mustBeBusy(t, three)
+	wantHeld(t, three, 3)
+	for _, le := range leases {
 		mustBeBusy(t, one)
-		leases := []*lock.Lease{first, mustTry(t, three), mustTry(t, three)}
-		mustBeBusy(t, three)
-		wantAvailable(t, one, 0)
-		mustUnlock(t, leases[1])
-		if err := leases[1].Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
-			t.Errorf("second Unlock: %v, want ErrNotHeld", err)
-		}
-		leases[1] = mustTry(t, three) // what is released twice frees one slot
-		mustBeBusy(t, three)
-		wantHeld(t, three, 3)
-		for _, le := range leases {
-			mustBeBusy(t, one)
-			mustUnlock(t, le)
-		}
-		held, waiter := mustTry(t, one), inLine(t, one, 1)
-		mustUnlock(t, mustTry(t, three)) // a slot is granted by the limit of who grants it, to the waiter first
-		mustUnlock(t, waiter.got(t))
-		mustUnlock(t, held)
-		free(t, one)
-	})
+		mustUnlock(t, le)
+	}
+	held, waiter := mustTry(t, one), inLine(t, one, 1)
+	mustUnlock(t, mustTry(t, three)) // a slot is granted by the limit of who grants it, to the waiter first
+	mustUnlock(t, waiter.got(t))
+	mustUnlock(t, held)
+	free(t, one)
 }
 
 func TestBusyErrorTellsWhoHolds(t *testing.T) {
@@ -76,16 +76,6 @@ func TestBusyErrorTellsWhoHolds(t *testing.T) {
 		if err := held.Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) || !strings.Contains(err.Error(), name) {
 			t.Errorf("Unlock: %v, want that it names the lock", err)
 		}
-		// Among several holders the one with the asker's own note is named, where no two have the same.
-		notes := []string{"a", "b|%\n", "c"}
-		for _, note := range notes {
-			mustTry(t, hers.Semaphore(name+"3", 3, lock.Note(note), insider.OnePerNote()))
-		}
-		for _, note := range notes {
-			if busy := mustBeBusy(t, his.Semaphore(name+"3", 3, lock.Note(note), insider.OnePerNote())); busy.Note != note {
-				t.Errorf("asked with note %q, told of %q", note, busy.Note)
-			}
-		}
 	})
 }
 
@@ -107,21 +97,6 @@ func TestLockWithAnEndedContext(t *testing.T) {
 	})
 }
 
-func TestLockThatRunsOutOfTime(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t), owner("bob")).Mutex(redistest.Name(t))
-		held := mustTry(t, m)
-		err := outOfTime(t, m, func(ctx context.Context) error { return second(m.Lock(ctx)) })
-		if busy := wantBusy(t, err); !errors.Is(err, context.DeadlineExceeded) || busy.Holder != "bob" || busy.Waited <= 0 {
-			t.Errorf("Lock: %v (%+v)", err, busy)
-		}
-		waiting(t, m, 0)
-		mustUnlock(t, held)
-		free(t, m)
-	})
-}
-
 // A lock that is got when ctx has ended is given back, and Do does not run f: whoever asks, and also if the lock became
 // free only after ctx had ended.
 func TestALeaseThatComesAfterTheContextEndedIsGivenBack(t *testing.T) {
@@ -132,15 +107,14 @@ func TestALeaseThatComesAfterTheContextEndedIsGivenBack(t *testing.T) {
 		l, other := newLocker(t, rdb), newLocker(t, s.Client(t))
 		warm(t, l)
 		for name, take := range map[string]func(context.Context, *lock.Lock) error{
-			"TryLock":    func(ctx context.Context, m *lock.Lock) error { return second(m.TryLock(ctx)) },
-			"Lock":       func(ctx context.Context, m *lock.Lock) error { return second(m.Lock(ctx)) },
-			"LockOrPark": func(ctx context.Context, m *lock.Lock) error { return second(insider.LockOrPark(ctx, m, nil)) },
-			"Acquire":    func(ctx context.Context, m *lock.Lock) error { _, _, err := m.Acquire(ctx, time.Minute); return err },
+			"TryLock": func(ctx context.Context, m *lock.Lock) error { return second(m.TryLock(ctx)) },
+			"Lock":    func(ctx context.Context, m *lock.Lock) error { return second(m.Lock(ctx)) },
+			"Acquire": func(ctx context.Context, m *lock.Lock) error { _, _, err := m.Acquire(ctx, time.Minute); return err },
 			"Do": func(ctx context.Context, m *lock.Lock) error {
 				return m.Do(ctx, func(context.Context) error { t.Error("Do ran f"); return nil })
 			},
 		} {
-			m := l.Mutex(redistest.Name(t)+name, lock.Note("note"))
+			m := l.Mutex(redistest.Name(t) + name)
 			held := mustTry(t, handle(other, m))
 			ctx, cancel := context.WithCancel(t.Context())
 			hook.Before(func(cmd redis.Cmder) error {
@@ -195,22 +169,6 @@ func TestRule11_FenceGrows(t *testing.T) {
 	})
 }
 
-// Two holders in the same microsecond do not share a fence.
-func TestRule11_FenceGrowsWhenTheClockStands(t *testing.T) {
-	t.Parallel()
-	s := redistest.StartMini(t)
-	s.SetTime(t, time.Now())
-	m := newLocker(t, s.Client(t)).Semaphore(redistest.Name(t), 20, lock.Fenced())
-	last := int64(0)
-	for range 20 {
-		fence := fenceOf(t, mustTry(t, m))
-		if fence <= last {
-			t.Fatalf("fence %d after %d", fence, last)
-		}
-		last = fence
-	}
-}
-
 // In a split brain the first holder's fence is below that of its successor, whoever looks at its own first: the number
 // comes with the grant.
 func TestForm_fenceAfterASplit(t *testing.T) {
@@ -247,6 +205,14 @@ func TestBadDefinitions(t *testing.T) {
 		"TTL of \"long\"":          l.Mutex("long", lock.TTL(inside.MaxTTL+time.Millisecond)),
 		"TTL of \"longest\"":       l.Mutex("longest", lock.TTL(1<<63-1)),
 		"MaxHold is -1ns":          l.Mutex("x", lock.MaxHold(-1)),
+		"0 starts":                 l.Mutex("x", lock.Rate(0, time.Second, 1)),
+		"-1 starts":                l.Mutex("x", lock.Rate(-1, time.Second, 1)),
+		"per 0s":                   l.Mutex("x", lock.Rate(1, 0, 1)),
+		"per -1s":                  l.Mutex("x", lock.Rate(1, -time.Second, 1)),
+		"one a microsecond":        l.Mutex("x", lock.Rate(2, time.Microsecond, 1)),
+		"at most 8760h":            l.Mutex("x", lock.Rate(1, 365*24*time.Hour+1, 1)),
+		"burst of -5":              l.Mutex("x", lock.Rate(1, time.Second, -5)),
+		"smaller burst":            l.Mutex("x", lock.Rate(1, time.Second, math.MaxInt)),
 		"Options.TTL is 1ms":       lock.New(rdb, lock.Options{TTL: time.Millisecond}).Mutex("x"),
 		"prefix \"{a}\"":           lock.New(rdb, lock.Options{Prefix: "{a}"}).Mutex("x"),
 		"prefix \"a b\"":           lock.New(rdb, lock.Options{Prefix: "a b"}).Mutex("x"),
@@ -266,8 +232,10 @@ func TestBadDefinitions(t *testing.T) {
 			}
 		}
 	}
-	for _, ttl := range []time.Duration{inside.MinTTL, inside.MaxTTL} {
-		redistest.Must(t, insider.LockErr(l.Mutex("x", lock.TTL(ttl))))
+	for _, good := range []lock.Option{
+		lock.TTL(inside.MinTTL), lock.TTL(inside.MaxTTL), lock.TTL(time.Minute + 1), lock.Rate(1, 365*24*time.Hour, 1), lock.Rate(1_000_000, time.Second, 1_000_000), lock.Rate(7, time.Second, 0),
+	} {
+		redistest.Must(t, insider.LockErr(l.Mutex("x", good)))
 	}
 	// Of calls that are no lock's too.
 	bad := lock.New(rdb, lock.Options{TTL: time.Millisecond})
@@ -281,19 +249,4 @@ func TestBadDefinitions(t *testing.T) {
 		}
 	}
 	redistest.Must(t, lock.New(nil, none).Close())
-}
-
-// time.Until gives fractions of a millisecond, of which Redis knows nothing.
-func TestDurationsAreRoundedUpToMilliseconds(t *testing.T) {
-	t.Parallel()
-	l := newLocker(t, redistest.Mini(t).Client(t), func(o *lock.Options) { o.TTL = time.Second + 1 })
-	le := mustTry(t, l.Mutex(redistest.Name(t), lock.TTL(time.Minute+1)))
-	for d, ok := range map[time.Duration]bool{
-		time.Until(time.Now().Add(time.Minute)): true, time.Nanosecond: true, 0: false, -time.Second: false, inside.MaxTTL + 1: false, 1<<63 - 1: false,
-	} {
-		if err := le.Extend(t.Context(), d); (err == nil) != ok || errors.Is(err, lock.ErrNotHeld) {
-			t.Errorf("Extend by %d ns: %v", d, err)
-		}
-	}
-	mustUnlock(t, mustTry(t, l.Mutex(redistest.Name(t))))
 }

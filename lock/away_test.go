@@ -10,11 +10,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
@@ -22,39 +19,23 @@ import (
 	"github.com/automutex/automutex/lock/pool"
 )
 
-// allCalls are the calls that ask Redis for something.
+// allCalls are the calls that ask Redis for something. Those of the other packages of this module are in the engine's tests.
 func allCalls(l *lock.Locker, name string) map[string]func(context.Context) error {
-	m := l.Mutex(name, lock.Note("note"), insider.OnStop(1, func() {}))
-	p, c, q := pool.New(l, name), insider.Claim(l, m.Key()), insider.ByOrder(l, m.Key())
+	m, p, c := l.Mutex(name), pool.New(l, name), insider.Claim(l, l.Mutex(name).Key())
 	return map[string]func(context.Context) error{
-		"TryLock":    func(ctx context.Context) error { return second(m.TryLock(ctx)) },
-		"Lock":       func(ctx context.Context) error { return second(m.Lock(ctx)) },
-		"LockOrPark": func(ctx context.Context) error { return second(insider.LockOrPark(ctx, m, nil)) },
-		"Acquire":    func(ctx context.Context) error { _, _, err := m.Acquire(ctx, time.Minute); return err },
+		"TryLock": func(ctx context.Context) error { return second(m.TryLock(ctx)) },
+		"Lock":    func(ctx context.Context) error { return second(m.Lock(ctx)) },
+		"Acquire": func(ctx context.Context) error { _, _, err := m.Acquire(ctx, time.Minute); return err },
 		"Do": func(ctx context.Context) error {
 			return m.Do(ctx, func(context.Context) error { return errors.New("f ran") })
 		},
-		"Locked":    func(ctx context.Context) error { return second(m.Locked(ctx)) },
-		"Available": func(ctx context.Context) error { return second(m.Available(ctx)) },
-		"Holders":   func(ctx context.Context) error { return second(m.Holders(ctx)) },
-		"Waiting":   func(ctx context.Context) error { return second(m.Waiting(ctx)) },
-		"Inspect":   func(ctx context.Context) error { return second(insider.Inspect(ctx, m)) },
-		"Break":     func(ctx context.Context) error { return second(m.Break(ctx, "token")) },
-		"BreakAll":  func(ctx context.Context) error { return second(m.BreakAll(ctx)) },
-		"Delete":    m.Delete,
-		"OpenGate":  func(ctx context.Context) error { return second(insider.OpenGate(ctx, m)) },
-		"Arrive":    func(ctx context.Context) error { _, _, err := insider.Arrive(ctx, m); return err },
-		"Forget":    func(ctx context.Context) error { return insider.Forget(ctx, m) },
-		"AskOlder":  func(ctx context.Context) error { return second(insider.AskOlderToStop(ctx, m)) },
-		"Stamp": func(ctx context.Context) error {
-			_, _, _, err := insider.Stamp(ctx, q, "note", "n", time.Minute, 1)
-			return err
-		},
-		"ActOrder": func(ctx context.Context) error {
-			return insider.ActOrder(ctx, q, inside.ActConfirm, inside.OrderItem{Nonce: "n", Ticket: 1, Note: "note"}, 0)
-		},
-		"SkipHead":   func(ctx context.Context) error { return second(insider.SkipHead(ctx, q, "note", 1)) },
-		"Head":       func(ctx context.Context) error { return second(insider.Head(ctx, q)) },
+		"Locked":     func(ctx context.Context) error { return second(m.Locked(ctx)) },
+		"Available":  func(ctx context.Context) error { return second(m.Available(ctx)) },
+		"Holders":    func(ctx context.Context) error { return second(m.Holders(ctx)) },
+		"Waiting":    func(ctx context.Context) error { return second(m.Waiting(ctx)) },
+		"Break":      func(ctx context.Context) error { return second(m.Break(ctx, "token")) },
+		"BreakAll":   func(ctx context.Context) error { return second(m.BreakAll(ctx)) },
+		"Delete":     m.Delete,
 		"Put":        func(ctx context.Context) error { return second(p.Put(ctx, "value")) },
 		"Take":       func(ctx context.Context) error { return second(p.Take(ctx)) },
 		"Pool":       func(ctx context.Context) error { return second(p.Inspect(ctx)) },
@@ -88,81 +69,31 @@ func TestAway_everyCallFails(t *testing.T) {
 	waits.failed(t)
 }
 
-// fixed is a hook that gives a reply of its own for every script and SET, and sends none.
-type fixed struct {
-	reply any
-	on    *atomic.Bool // false: everything passes
-}
-
-func (fixed) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (a fixed) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if a.answers(cmd) {
-			return nil
-		}
-		return next(ctx, cmd)
-	}
-}
-
-func (a fixed) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		for _, cmd := range cmds {
-			if !a.answers(cmd) {
-				return next(ctx, cmds) // that of a new connection
-			}
-		}
-		return nil
-	}
-}
-
-func (a fixed) answers(cmd redis.Cmder) bool {
-	if !a.on.Load() {
-		return false
-	}
-	switch cmd := cmd.(type) {
-	case interface { // *redis.Cmd, and what a release is sent as
-		redis.Cmder
-		SetVal(v any)
-	}:
-		if strings.HasPrefix(cmd.Name(), "eval") {
-			cmd.SetVal(a.reply)
-			return true
-		}
-	case *redis.StatusCmd:
-		if cmd.Name() == "set" {
-			cmd.SetVal(fmt.Sprint(a.reply))
-			return true
-		}
-	}
-	return false
-}
-
-// A reply that Redis never gives is an error of every call, never a yes, and no renewal.
-func TestReply_unknown(t *testing.T) {
+// What stands under the key is no lock, or Redis refuses: an error, and nothing is changed or told.
+func TestForeignKey(t *testing.T) {
 	t.Parallel()
-	for name, reply := range map[string]any{
-		"nil": nil, "empty": "", "text": "yes", "list of nil": []any{nil}, "nils for numbers": []any{nil, nil, nil, nil, nil}, "map": map[any]any{"yes": true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			rdb := redistest.Mini(t).Client(t)
-			hook := fixed{reply, new(atomic.Bool)}
-			rdb.AddHook(hook)
-			l := newLocker(t, rdb)
-			le := mustTry(t, l.Mutex(redistest.Name(t), lock.TTL(time.Second)))
-			hook.on.Store(true)
-			for call, f := range allCalls(l, redistest.Name(t)) {
-				if err := f(t.Context()); !errors.Is(err, lock.ErrBackend) {
-					t.Errorf("%s: %v; want ErrBackend", call, err)
-				}
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		l := newLocker(t, rdb)
+		m := l.Mutex(redistest.Name(t))
+		redistest.Must(t, rdb.RPush(t.Context(), m.Key(), "somebody's").Err())
+		for what, err := range map[string]error{"TryLock": second(m.TryLock(t.Context())), "Lock": second(m.Lock(t.Context())), "Available": second(m.Available(t.Context()))} {
+			if !errors.Is(err, lock.ErrBackend) || errors.Is(err, lock.ErrBusy) {
+				t.Errorf("%s: %v, want ErrBackend", what, err)
 			}
-			redistest.Eventually(t, soon, func() bool { return !le.Held() }, "the end of a lease that nothing renews")
-			if early := time.Until(le.Deadline()); early > 0 {
-				t.Errorf("lost %s before its deadline", early)
-			}
-		})
-	}
+		}
+		if v := rdb.LRange(t.Context(), m.Key(), 0, -1).Val(); !slices.Equal(v, []string{"somebody's"}) {
+			t.Errorf("the value is now %q", v)
+		}
+		redistest.Must(t, rdb.Del(t.Context(), m.Key()).Err())
+		redistest.Must(t, rdb.Close())
+		if n, err := slots(l, m, 2).Available(t.Context()); n != 0 || !errors.Is(err, lock.ErrBackend) {
+			t.Errorf("Available without Redis: %d, %v; want 0 and ErrBackend", n, err)
+		}
+		if locked, err := m.Locked(t.Context()); locked || !errors.Is(err, lock.ErrBackend) {
+			t.Errorf("Locked without Redis: %v, %v", locked, err)
+		}
+	})
 }
 
 // On a Redis that hangs every call returns when its context ends, by its deadline or because it was cancelled, long before
@@ -175,66 +106,21 @@ func TestAway_callsEndWithTheirContext(t *testing.T) {
 	takesAndUnlocks(t, l.Mutex("x")) // connected, and the scripts are there
 	s.Pause(t)
 	for name, call := range allCalls(l, "x") {
-		for how, begin := range map[string]func() (context.Context, context.CancelFunc){
-			"a deadline": func() (context.Context, context.CancelFunc) {
-				return context.WithTimeout(t.Context(), 200*time.Millisecond)
-			},
-			"a cancellation": func() (context.Context, context.CancelFunc) {
-				ctx, cancel := context.WithCancel(t.Context())
-				time.AfterFunc(200*time.Millisecond, cancel)
-				return ctx, cancel
-			},
-		} {
-			ctx, cancel := begin()
+		ends, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		cancelled, stop := context.WithCancel(t.Context())
+		time.AfterFunc(200*time.Millisecond, stop)
+		for _, ctx := range []context.Context{ends, cancelled} {
 			began := time.Now()
 			err := call(ctx)
-			if took := time.Since(began); took > 2500*time.Millisecond {
-				t.Errorf("%s with %s after 200ms returned after %s", name, how, took)
+			if took := time.Since(began); took > 2500*time.Millisecond || !errors.Is(err, ctx.Err()) {
+				t.Errorf("%s returned after %s: %v; want that it Is %v", name, took, err, ctx.Err())
 			}
-			if !errors.Is(err, ctx.Err()) {
-				t.Errorf("%s with %s: %v; want that it Is %v", name, how, err, ctx.Err())
-			}
-			cancel()
 		}
+		cancel()
+		stop()
 	}
 	s.Resume(t)
 	untilTaken(t, l.Mutex("x"))
-}
-
-// With the option Uninterrupted a call on a Redis that hangs ends by the client's own bounds, and a lease that comes after
-// its context has ended is given back. Otherwise it is a lock like any other.
-func TestUninterrupted(t *testing.T) {
-	t.Parallel()
-	s := redistest.StartReal(t)
-	l := newLocker(t, s.Client(t))
-	m := l.Mutex("x", insider.Uninterrupted(), lock.TTL(10*time.Second))
-	takesAndUnlocks(t, m)
-	held := mustTry(t, m)
-	w := inLine(t, m, 1)
-	mustUnlock(t, held)
-	mustUnlock(t, w.got(t))
-	ctx, cancel := context.WithCancel(t.Context())
-	s.Pause(t)
-	got := make(chan error, 1)
-	go func() {
-		le, err := m.TryLock(ctx)
-		if le != nil {
-			err = errors.New("it has the lock")
-		}
-		got <- err
-	}()
-	cancel()
-	s.Resume(t)
-	if err := come(t, got, "TryLock"); !errors.Is(err, context.Canceled) {
-		t.Errorf("TryLock after its context had ended: %v", err)
-	}
-	free(t, m)
-	s.Pause(t)
-	if _, err := m.TryLock(t.Context()); !errors.Is(err, lock.ErrBackend) {
-		t.Errorf("TryLock: %v", err)
-	}
-	s.Resume(t)
-	free(t, m)
 }
 
 // One master of a Cluster hangs. On the others leases are renewed, and waiters get their locks, though they fall due
@@ -280,7 +166,7 @@ func TestCosts(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	p := redistest.NewProxy(t, s.Addr())
-	l := newCaller(t, p.Client(t), func(context.Context, string, string) inside.Fate { return inside.FateUnsure })
+	l := newLocker(t, p.Client(t))
 	sent := func() (n int) {
 		for name, times := range p.Commands() {
 			if !slices.Contains([]string{"PING", "HELLO", "CLIENT", "SELECT", "CONTROL", "SUBSCRIBE"}, name) {
@@ -289,18 +175,15 @@ func TestCosts(t *testing.T) {
 		}
 		return n
 	}
-	for range 3 { // then the Locker knows which commands the server has, and the server the scripts
-		takesAndUnlocks(t, l.Mutex("warm"))
-	}
 	for what, m := range map[string]*lock.Lock{
 		"a mutex": l.Mutex("m"), "a semaphore": l.Semaphore("s", 3), "a fenced one": l.Mutex("f", lock.Fenced()), "a rated one": l.Mutex("r", lock.Rate(1000, time.Millisecond, 1000)),
 	} {
-		for i, yield := range []<-chan struct{}{nil, parkNow, nil, parkNow} {
+		for i, take := range []func(context.Context) (*lock.Lease, error){m.Lock, m.TryLock, m.Lock, m.TryLock} {
 			before := sent()
-			le, err := insider.LockOrPark(t.Context(), insider.At(m, "x", m.Key(), 1, "note"), yield)
+			le, err := take(t.Context())
 			redistest.Must(t, err)
 			mustUnlock(t, le)
-			if n := sent() - before; n != 2 && i > 1 { // the first ones bring the scripts
+			if n := sent() - before; n != 2 && i > 1 { // the first ones bring the scripts, and learn what the server has
 				t.Errorf("%s: %d commands for a take and a release, want 2: %v", what, n, p.Commands())
 			}
 		}
@@ -318,8 +201,8 @@ func TestCosts(t *testing.T) {
 
 // asUser are tests of what the locks promise that look at Redis with no more rights than the locks have.
 var asUser = []string{
-	"Rule02_LateReleaseLeavesTheSuccessorAlone", "Lease_releaseTellsWhatIsFree", "OnePerNote_refusesASecondSlot", "Park_oneCallAtATimeForANote",
-	"Rate_grantedByOthers", "OpenGate", "Arrive", "Newest_older", "Order_lowestStampFirst", "Order_outcomes", "Order_skip", "Rights_pool", "Rights_walk", "Rights_slotThatMoves",
+	"Rule02_LateReleaseLeavesTheSuccessorAlone", "OnePerNote", "Park_oneCallAtATimeForANote", "Rate_changes", "Gate", "Newest", "Order_outcomes",
+	"Order_eachCommandTwice", "Rights_pool", "Rights_walk", "Rights_slotThatMoves",
 }
 
 // The documented rights are enough: a user with these and no others runs tests again, in a process of its own.
@@ -377,7 +260,7 @@ func TestRights_walk(t *testing.T) {
 }
 
 // In a Cluster, what lies in a slot that moves to another node: a free lock can be taken and given back, a lease goes on, and who comes
-// then gets its turn when the slot has moved.
+// then gets its turn when the slot has moved, whether one holds the lock or several do.
 func TestRights_slotThatMoves(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -386,18 +269,30 @@ func TestRights_slotThatMoves(t *testing.T) {
 			s = redistest.StartCluster(t, 0)
 			move = func(m *lock.Lock, while func()) { s.MoveSlot(t, m.Key(), while) }
 		}
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
-		move(m, func() { takesAndUnlocks(t, m) })
-		le := mustTry(t, m)
-		var next *attempt
-		move(m, func() {
-			redistest.Must(t, le.Extend(t.Context(), time.Minute))
-			if next == nil {
-				next = lockBeside(t, m)
+		l := newLocker(t, s.Client(t))
+		for _, n := range []int{1, 2} {
+			m := l.Semaphore(redistest.Name(t), n, lock.TTL(time.Minute))
+			move(m, func() { takesAndUnlocks(t, m) })
+			var held []*lock.Lease
+			for range n {
+				held = append(held, mustTry(t, m))
 			}
-		})
-		mustUnlock(t, le)
-		mustUnlock(t, next.got(t))
+			var next *attempt
+			move(m, func() {
+				if n == 1 { // scripts of several keys wait for the end of the move
+					redistest.Must(t, held[0].Extend(t.Context(), time.Minute))
+				}
+				if next == nil {
+					next = lockBeside(t, m)
+				}
+			})
+			wantHeld(t, m, n)
+			for _, le := range held {
+				mustUnlock(t, le)
+			}
+			mustUnlock(t, next.got(t))
+			free(t, m)
+		}
 	})
 }
 

@@ -13,32 +13,6 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-func TestDo(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
-		failure := errors.New("failure")
-		for _, want := range []error{nil, failure} {
-			var during context.Context
-			err := m.Do(t.Context(), func(ctx context.Context) error {
-				during = ctx
-				if ctx.Err() != nil {
-					t.Errorf("the context has ended: %v", ctx.Err())
-				}
-				mustBeBusy(t, m)
-				return want
-			})
-			if !errors.Is(err, want) || errors.Is(err, lock.ErrLost) {
-				t.Errorf("Do: %v, want %v", err, want)
-			}
-			if during.Err() == nil {
-				t.Error("the context goes on after Do")
-			}
-			free(t, m)
-		}
-	})
-}
-
 func TestDoWaits(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -104,8 +78,8 @@ func TestTryDo_andDoWithin(t *testing.T) {
 	})
 }
 
-// A panic goes through untouched: the value, and the stack of where it was.
-// What releases is a plain defer.
+// A panic goes through untouched: the value, and the stack of where it was. What releases is a plain defer. So it is with runtime.Goexit,
+// as t.FailNow calls it.
 func TestRule10_PanicKeepsItsStack(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -122,6 +96,13 @@ func TestRule10_PanicKeepsItsStack(t *testing.T) {
 			}()
 			_ = m.Do(t.Context(), explodeForTheStack)
 		}()
+		free(t, m)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			_ = m.Do(t.Context(), func(context.Context) error { runtime.Goexit(); return nil })
+		}()
+		come(t, done, "the goroutine's end")
 		free(t, m)
 	})
 }
@@ -140,19 +121,6 @@ func panicOrigin() string {
 }
 
 func explodeForTheStack(context.Context) error { panic("boom") }
-
-// So it is with runtime.Goexit, as t.FailNow calls it.
-func TestRule10_GoexitReleases(t *testing.T) {
-	t.Parallel()
-	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t))
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = m.Do(t.Context(), func(context.Context) error { runtime.Goexit(); return nil })
-	}()
-	come(t, done, "the goroutine's end")
-	free(t, m)
-}
 
 // The caller's context ends during the work: its own error comes back, and the
 // lock is released all the same.
@@ -173,43 +141,30 @@ func TestRule10_DoReleasesOnAnEndedContext(t *testing.T) {
 	})
 }
 
-// The lease is lost during the work: the context says so, and so does Do beside
-// the work's own error.
+// The lease is lost during the work, also while Redis is away: the context says so, and so does Do beside the work's own error.
 func TestDoJoinsErrLost(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), lock.TTL(600*time.Millisecond))
-		failure := errors.New("failure")
-		for _, own := range []error{failure, nil} {
-			err := m.Do(t.Context(), func(ctx context.Context) error {
-				if err := client(t).Del(t.Context(), m.Key()).Err(); err != nil {
-					t.Error(err)
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+		near, far, p := through(t, s)
+		for _, own := range []error{errors.New("failure"), nil} {
+			for what, lose := range map[string]func(*lock.Lock) error{
+				"deleted": func(m *lock.Lock) error { return client(t).Del(t.Context(), m.Key()).Err() },
+				"away":    func(*lock.Lock) error { p.Refuse(true); p.Cut(); return nil },
+			} {
+				m := far.Mutex(redistest.Name(t), lock.TTL(2*time.Second))
+				err := m.Do(t.Context(), func(ctx context.Context) error {
+					redistest.Must(t, lose(m))
+					ends(t, ctx, lock.ErrLost)
+					return own
+				})
+				if !errors.Is(err, lock.ErrLost) || own != nil && !errors.Is(err, own) {
+					t.Errorf("%s: Do: %v, want ErrLost and %v", what, err, own)
 				}
-				ends(t, ctx, lock.ErrLost)
-				return own
-			})
-			if !errors.Is(err, lock.ErrLost) || own != nil && !errors.Is(err, own) {
-				t.Errorf("Do: %v, want ErrLost and %v", err, own)
+				p.Heal()
+				free(t, handle(near, m))
 			}
 		}
 	})
-}
-
-// The lease is lost while Redis is away, which it still is when the work ends: Do says that the lease was lost.
-func TestDo_lostWhileRedisIsAway(t *testing.T) {
-	t.Parallel()
-	s := redistest.Mini(t)
-	proxy := redistest.NewProxy(t, s.Addr())
-	m := newLocker(t, proxy.Client(t)).Mutex(redistest.Name(t), lock.TTL(300*time.Millisecond))
-	err := m.Do(t.Context(), func(ctx context.Context) error {
-		proxy.Refuse(true)
-		proxy.Cut()
-		come(t, ctx.Done(), "the end of the lease")
-		return nil
-	})
-	if !errors.Is(err, lock.ErrLost) {
-		t.Errorf("Do: %v, want ErrLost", err)
-	}
 }
 
 // Without a function there is nothing to guard, and nothing is taken.

@@ -1,13 +1,12 @@
 package lock_test
 
 import (
-	"context"
 	"errors"
+	"math"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
@@ -30,9 +29,6 @@ func TestCooldownKeepsTheSlotForThatLong(t *testing.T) {
 				t.Errorf("busy during a cooldown of %s: %+v", cooldown, busy)
 			}
 			wantAvailable(t, m, 0)
-			if i, err := insider.Inspect(t.Context(), m); err != nil || len(i.Holders) != 1 || i.Gate.Reason != lock.ReasonCooldown || i.Gate.OpensIn <= 0 {
-				t.Errorf("Inspect: %+v, %v", i, err)
-			}
 			for what, err := range map[string]error{"Extend": le.Extend(t.Context(), time.Minute), "Cooldown": le.Cooldown(t.Context(), 48*time.Hour)} {
 				if !errors.Is(err, lock.ErrNotHeld) {
 					t.Errorf("%s of a lease that cools down: %v, want ErrNotHeld", what, err)
@@ -47,11 +43,7 @@ func TestCooldownKeepsTheSlotForThatLong(t *testing.T) {
 		}
 
 		m := hers.Mutex(redistest.Name(t))
-		job := handle(hers, m, lock.Note("job"))
 		le, w := mustTry(t, m), inLine(t, handle(his, m), 1)
-		if busy := mustPark(t, job); busy.Reason != lock.ReasonHeld {
-			t.Errorf("parked: %v", busy)
-		}
 		end := time.Now().Add(300 * time.Millisecond)
 		redistest.Must(t, le.Cooldown(t.Context(), 300*time.Millisecond))
 		next := w.got(t)
@@ -59,8 +51,6 @@ func TestCooldownKeepsTheSlotForThatLong(t *testing.T) {
 			t.Errorf("the waiter was granted the lock %s before the cooldown's end", early)
 		}
 		mustUnlock(t, next)
-		mustUnlock(t, mustTry(t, job)) // what was parked has come
-		free(t, m)
 		for _, d := range []time.Duration{0, -time.Second, time.Microsecond} {
 			redistest.Must(t, mustTry(t, m).Cooldown(t.Context(), d))
 			free(t, m)
@@ -68,160 +58,214 @@ func TestCooldownKeepsTheSlotForThatLong(t *testing.T) {
 	})
 }
 
-// Releases that fail are tried again, and the cooldown comes with one of them; it ends when it was to end.
+// Calls of a lease whose Redis has gone end with an error. A release that failed is tried again, and the cooldown comes with it; it ends
+// when it was to end.
 func TestCooldownOutlivesFaults(t *testing.T) {
 	t.Parallel()
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s)
-		warm(t, far)
-		for name, away := range map[string]func(*lock.Lock, *redistest.FailHook){
-			"cut": func(*lock.Lock, *redistest.FailHook) { p.Refuse(true); p.Cut() },
-			"refused": func(m *lock.Lock, hook *redistest.FailHook) {
-				hook.Before(func(cmd redis.Cmder) error {
-					if touching(m)(cmd) {
-						return redistest.ReplyError("LOADING Redis is loading the dataset in memory")
-					}
-					return nil
-				})
-			},
-		} {
-			rdb, hook := p.Client(t), &redistest.FailHook{}
-			rdb.AddHook(hook)
-			m := newLocker(t, rdb).Mutex(redistest.Name(t), lock.TTL(time.Minute))
-			le := mustTry(t, m)
-			away(m, hook)
-			until := time.Now().Add(time.Minute)
-			if err := le.Cooldown(t.Context(), time.Minute); !errors.Is(err, lock.ErrBackend) {
-				t.Fatalf("%s: Cooldown: %v, want ErrBackend", name, err)
+		m := far.Mutex(redistest.Name(t), lock.TTL(time.Minute))
+		look, le := handle(near, m), mustTry(t, m)
+		p.Refuse(true)
+		p.Cut()
+		extended, until := le.Extend(t.Context(), time.Minute), time.Now().Add(time.Minute)
+		for what, err := range map[string]error{"Extend": extended, "Cooldown": le.Cooldown(t.Context(), time.Minute)} {
+			if !errors.Is(err, lock.ErrBackend) || errors.Is(err, lock.ErrNotHeld) {
+				t.Errorf("%s: %v, want ErrBackend", what, err)
 			}
-			p.Heal()
-			hook.Before(nil)
-			var busy *lock.BusyError
-			redistest.Eventually(t, soon, func() bool {
-				busy = mustBeBusy(t, handle(near, m))
-				return busy.Reason == lock.ReasonCooldown
-			}, "%s: a cooldown; %s", name, stringer(func() string { return dump(handle(near, m)) }))
-			if late := busy.ExpiresIn - time.Until(until); late > time.Second {
-				t.Errorf("%s: the cooldown ends %s after it was to end", name, late)
-			}
-			wantHeld(t, handle(near, m), 0)
 		}
+		p.Heal()
+		var busy *lock.BusyError
+		redistest.Eventually(t, soon, func() bool {
+			busy = mustBeBusy(t, look)
+			return busy.Reason == lock.ReasonCooldown
+		}, "a cooldown; %s", stringer(func() string { return dump(look) }))
+		if late := busy.ExpiresIn - time.Until(until); late > time.Second {
+			t.Errorf("the cooldown ends %s after it was to end", late)
+		}
+		wantHeld(t, look, 0)
 	})
 }
 
-// CloseGate closes the gate for everybody but who holds, whatever the number of slots; it is moved forward only, outlives
-// its holder, and ends by itself.
-func TestHold(t *testing.T) {
+// CloseGate closes the gate for everybody but who holds, whatever the number of slots; it is moved forward only, and outlives its
+// holder. OpenGate ends that and a cooldown, lets the first in line in, and takes the lock from nobody. A rate's gate stays closed.
+func TestGate(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
 		m := hers.Semaphore(redistest.Name(t), 3)
 		le, beside := mustTry(t, m), mustTry(t, m)
-		closed := func(when string) {
+		closed := func(when, reason string) {
 			t.Helper()
-			if busy := mustBeBusy(t, m); busy.Reason != lock.ReasonClosed || busy.ExpiresIn < 59*time.Minute || busy.ExpiresIn > time.Hour || busy.Holder != "" {
-				t.Errorf("%s: %+v, want a gate that is closed for an hour", when, busy)
+			if busy := mustBeBusy(t, m); busy.Reason != reason || busy.ExpiresIn < 59*time.Minute || busy.ExpiresIn > time.Hour || busy.Holder != "" {
+				t.Errorf("%s: %+v, want %s for an hour", when, busy, reason)
 			}
 		}
+		opens := func(m *lock.Lock, want bool) {
+			t.Helper()
+			if opened, err := insider.OpenGate(t.Context(), m); opened != want || err != nil {
+				t.Errorf("OpenGate: %v, %v; want %v", opened, err, want)
+			}
+		}
+		opens(m, false)
 		for _, d := range []time.Duration{time.Hour, time.Minute} {
 			redistest.Must(t, insider.CloseGate(t.Context(), le, d))
-			closed(d.String())
+			closed(d.String(), lock.ReasonClosed)
 		}
 		redistest.Must(t, le.Extend(t.Context(), time.Minute))
-		redistest.Must(t, beside.Cooldown(t.Context(), time.Second))
-		closed("with a cooldown")
 		mustUnlock(t, le)
-		closed("after the release")
+		closed("after the release", lock.ReasonClosed)
 		if err := insider.CloseGate(t.Context(), le, time.Minute); !errors.Is(err, lock.ErrNotHeld) {
 			t.Errorf("CloseGate of a lease that is over: %v, want ErrNotHeld", err)
 		}
-		w := inLine(t, m, 1)
-		if n, err := m.BreakAll(t.Context()); n != 1 || err != nil {
-			t.Errorf("BreakAll: %d, %v; want the gate", n, err)
-		}
-		le = w.got(t)
-		opens := time.Now().Add(300 * time.Millisecond)
-		redistest.Must(t, insider.CloseGate(t.Context(), le, 300*time.Millisecond))
-		next := lockBeside(t, m).got(t)
-		if early := time.Until(opens); early > 2*time.Millisecond {
-			t.Errorf("taken %s before the gate opened", early)
-		}
-		mustUnlock(t, next)
 		for _, d := range []time.Duration{0, -time.Second, inside.MaxTTL + 1} {
-			if err := insider.CloseGate(t.Context(), le, d); err == nil || !strings.Contains(err.Error(), d.String()) {
+			if err := insider.CloseGate(t.Context(), beside, d); err == nil || !strings.Contains(err.Error(), d.String()) {
 				t.Errorf("CloseGate for %s: %v", d, err)
 			}
 		}
-		mustUnlock(t, le)
-		free(t, m)
-		// Only a lease of a lock that is still held closes its gate.
-		le = mustTry(t, m)
+		w := inLine(t, m, 1)
+		opens(slots(his, m, 3), true)
+		redistest.Must(t, w.got(t).Cooldown(t.Context(), time.Hour))
+		closed("with a cooldown", lock.ReasonCooldown)
+		opens(m, true)
+		opens(m, false)
+		wantHeld(t, m, 1)
 		if n, err := slots(his, m, 3).BreakAll(t.Context()); n != 1 || err != nil {
 			t.Fatal(n, err)
 		}
-		if err := insider.CloseGate(t.Context(), le, time.Minute); !errors.Is(err, lock.ErrNotHeld) || le.Held() {
-			t.Errorf("of a lease that was broken: %v, held %v", err, le.Held())
+		if err := insider.CloseGate(t.Context(), beside, time.Minute); !errors.Is(err, lock.ErrNotHeld) || beside.Held() {
+			t.Errorf("of a lease that was broken: %v, held %v", err, beside.Held())
 		}
-		mustUnlock(t, mustTry(t, m))
-	})
-}
 
-// While a mutex is held, a closed gate is what stands in the way; a rate is not. OpenGate opens the one, and leaves the
-// other.
-func TestGate_whileHeld(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), lock.Rate(1, time.Hour, 1), lock.Note("run"))
-		le := mustTry(t, m)
-		if busy := mustBeBusy(t, m); busy.Reason != lock.ReasonHeld || busy.Note != "run" {
-			t.Errorf("%+v, want the holder", busy)
+		// While a mutex is held, a closed gate is what stands in the way; a rate is not.
+		rated := hers.Mutex(redistest.Name(t), lock.Rate(1, time.Hour, 1))
+		held := mustTry(t, rated)
+		for _, want := range []string{lock.ReasonHeld, lock.ReasonClosed} {
+			if busy := mustBeBusy(t, rated); busy.Reason != want {
+				t.Errorf("%+v, want %s", busy, want)
+			}
+			redistest.Must(t, insider.CloseGate(t.Context(), held, 2*time.Hour))
 		}
-		redistest.Must(t, insider.CloseGate(t.Context(), le, 2*time.Hour))
-		if busy := mustBeBusy(t, m); busy.Reason != lock.ReasonClosed || busy.ExpiresIn < 119*time.Minute {
-			t.Errorf("%+v, want the closed gate", busy)
-		}
-		mustUnlock(t, le)
-		if opened, err := insider.OpenGate(t.Context(), m); !opened || err != nil {
-			t.Errorf("OpenGate: %v, %v", opened, err)
-		}
-		if busy := mustBeBusy(t, m); busy.Reason != lock.ReasonRate {
+		mustUnlock(t, held)
+		opens(rated, true)
+		opens(rated, false)
+		if busy := mustBeBusy(t, rated); busy.Reason != lock.ReasonRate {
 			t.Errorf("%+v, want the rate", busy)
 		}
 	})
 }
 
-// What is parked is called when the gate opens, and not before, and no faster than the rate lets it start.
-func TestGate_callsWhatIsParked(t *testing.T) {
+// bucket is a rate as a bucket of tokens: what the gate does, said in another way.
+type bucket struct {
+	perUS, most, tokens float64
+	at                  time.Time
+}
+
+func (b *bucket) take(now time.Time) bool {
+	b.tokens = math.Min(b.most, b.tokens+float64(now.Sub(b.at).Microseconds())*b.perUS)
+	b.at = now
+	if b.tokens+1e-6 < 1 {
+		return false
+	}
+	b.tokens--
+	return true
+}
+
+// The gate and a bucket of tokens agree on every take, over random pauses. miniredis has the clock of the test.
+func TestRate_agreesWithABucket(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const every = 150 * time.Millisecond
-		got := make(chan *lock.Lease, 3)
-		var job func(note string) *lock.Lock
-		l := newCaller(t, s.Client(t), func(ctx context.Context, _, note string) inside.Fate {
-			le, err := insider.LockOrPark(ctx, job(note), parkNow)
-			if err != nil {
-				return inside.FateUnsure
+	for _, limit := range []int{1, 3} {
+		s := redistest.StartMini(t)
+		now := time.UnixMicro(time.Now().UnixMicro())
+		start := now
+		s.SetTime(t, now)
+		const starts, burst = 10, 4
+		m := newLocker(t, s.Client(t)).Semaphore("x", limit, lock.Rate(starts, time.Second, burst), lock.TTL(time.Hour), lock.NoRenew())
+		b := &bucket{perUS: starts / 1e6, most: burst, tokens: burst, at: now}
+		random := rand.New(rand.NewPCG(1, uint64(limit)))
+		granted, refused := 0, 0
+		for range 600 {
+			now = now.Add(time.Duration(random.IntN(100_000)) * time.Microsecond)
+			s.SetTime(t, now)
+			le, err := m.TryLock(t.Context())
+			if want := b.take(now); want != (err == nil) {
+				t.Fatalf("limit %d: after %s TryLock: %v, a bucket with %.3f tokens says %v", limit, now.Sub(start), err, b.tokens, want)
 			}
-			got <- le
-			return inside.FateComing
-		})
-		name := redistest.Name(t)
-		job = func(note string) *lock.Lock { return l.Mutex(name, lock.Note(note), lock.Rate(1, every, 1)) }
-		le := mustTry(t, job("first"))
-		opens := time.Now().Add(1200 * time.Millisecond)
-		redistest.Must(t, insider.CloseGate(t.Context(), le, 1200*time.Millisecond))
-		mustUnlock(t, le)
-		for _, note := range []string{"a", "b", "c"} {
-			if busy := mustPark(t, job(note)); busy.Reason != lock.ReasonClosed || busy.ExpiresIn <= 0 {
-				t.Errorf("%s: %+v, want a closed gate", note, busy)
+			if err == nil {
+				granted++
+				mustUnlock(t, le)
+				continue
+			}
+			refused++
+			busy := wantBusy(t, err)
+			opens := time.Duration(math.Ceil((1-b.tokens)/b.perUS)) * time.Microsecond
+			if busy.Reason != lock.ReasonRate || (busy.ExpiresIn-opens).Abs() > 2*time.Microsecond {
+				t.Fatalf("busy: %+v, want the gate to open in %s", busy, opens)
 			}
 		}
-		for i := range 3 {
-			le := come(t, got, "what is parked")
-			if early := time.Until(opens.Add(time.Duration(i) * every)); early > 2*time.Millisecond {
-				t.Errorf("number %d was taken %s too early", i, early)
+		if granted < 100 || refused < 100 {
+			t.Errorf("limit %d: %d granted, %d refused: nothing was tried", limit, granted, refused)
+		}
+	}
+}
+
+// What others see of a lock whose rate is used up, and who may change it.
+func TestRate_changes(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		l, name := newLocker(t, s.Client(t)), redistest.Name(t)
+		slow, fast := l.Mutex(name, lock.Rate(1, time.Hour, 2)), l.Mutex(name, lock.Rate(1, time.Microsecond, 1))
+		takesAndUnlocks(t, slow)
+		takesAndUnlocks(t, slow)
+		busy := mustBeBusy(t, slow)
+		if busy.Reason != lock.ReasonRate || busy.Holder != "" || busy.ExpiresIn < 59*time.Minute || busy.ExpiresIn > time.Hour {
+			t.Errorf("%+v, want the rate for an hour", busy)
+		}
+		wantAvailable(t, slow, 0)
+		if i := looksAt(t, slow); i.Gate.Reason != lock.ReasonRate || i.Held != 0 || i.Gate.OpensIn < 59*time.Minute {
+			t.Errorf("Inspect: %+v", i)
+		}
+		mustBeBusy(t, fast) // the gate stays where it is
+		redistest.Must(t, second(slow.BreakAll(t.Context())))
+		mustBeBusy(t, slow) // nor does BreakAll move it for a rate
+		redistest.Must(t, slow.Delete(t.Context()))
+		for range 5 {
+			takesAndUnlocks(t, fast)
+		}
+		takesAndUnlocks(t, slow)
+		takesAndUnlocks(t, l.Mutex(name)) // one without a rate takes none
+		free(t, l.Mutex(name))
+	})
+}
+
+// Those in line start one after the other as slots of the rate come up, in order, also if one of them gives up while the gate is closed.
+func TestRate_pacesTheLine(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		const every = 100 * time.Millisecond
+		rdb := s.Client(t)
+		a, b, name := newLocker(t, rdb), newLocker(t, s.Client(t)), redistest.Name(t)
+		rate := lock.Rate(1, every, 1)
+		m := a.Semaphore(name, 4, rate)
+		le := mustTry(t, m)
+		redistest.Must(t, errors.Join(insider.CloseGate(t.Context(), le, time.Hour), le.Unlock(t.Context())))
+		leaves := inLine(t, m, 1)
+		var waiters []*attempt
+		for i := range 5 {
+			waiters = append(waiters, inLine(t, []*lock.Locker{a, b}[i%2].Semaphore(name, 4, rate), i+2))
+		}
+		leaves.cancel()
+		wantBusy(t, leaves.failed(t))
+		began := clockOf(t, rdb)
+		if n, err := m.BreakAll(t.Context()); n != 1 || err != nil {
+			t.Fatalf("BreakAll: %d, %v; want the gate", n, err)
+		}
+		for i, w := range waiters {
+			next := w.got(t)
+			if took := clockOf(t, rdb).Sub(began); took < time.Duration(i)*every {
+				t.Errorf("waiter %d started after %s, want %s for each", i, took, every)
 			}
-			mustUnlock(t, le)
+			mustUnlock(t, next)
 		}
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -22,6 +23,14 @@ import (
 // have through insider. Of what is stored they know that the key of an idle lock does not exist.
 
 const soon = redistest.Patience
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childEnv) != "" {
+		childMain()
+		return
+	}
+	redistest.Main(m)
+}
 
 var insider = lock.Inside(inside.Pass{})
 
@@ -411,4 +420,48 @@ func eachSingle(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
 		}
 		f(t, s)
 	})
+}
+
+// calmServer is s, or a miniredis of the test's own: a miniredis runs one script at a time.
+func calmServer(t testing.TB, s *redistest.Server) *redistest.Server {
+	t.Helper()
+	if s.Kind() == redistest.KindMini {
+		return redistest.StartMini(t)
+	}
+	return s
+}
+
+// takesAndUnlocks has a turn.
+func takesAndUnlocks(t testing.TB, m *lock.Lock) {
+	t.Helper()
+	mustUnlock(t, mustTry(t, m))
+}
+
+// looksAt is what Redis stores of m.
+func looksAt(t testing.TB, m *lock.Lock) inside.Info {
+	t.Helper()
+	info, err := insider.Inspect(t.Context(), m)
+	redistest.Must(t, err)
+	return info
+}
+
+// clockOf is the server's clock.
+func clockOf(t testing.TB, rdb redis.UniversalClient) time.Time {
+	t.Helper()
+	now, err := rdb.Time(t.Context()).Result()
+	redistest.Must(t, err)
+	return now
+}
+
+// passes waits until the server's clock is later than that.
+func passes(t testing.TB, rdb redis.UniversalClient, at time.Time) {
+	t.Helper()
+	redistest.Eventually(t, soon, func() bool { return clockOf(t, rdb).After(at) }, "it is %s", at)
+}
+
+// waitsOrParks calls LockOrPark beside, and gives what makes it park.
+func waitsOrParks(t testing.TB, m *lock.Lock) (w *attempt, park func()) {
+	now := make(chan struct{})
+	w = beside(t, m, func(ctx context.Context) (*lock.Lease, error) { return insider.LockOrPark(ctx, m, now) })
+	return w, sync.OnceFunc(func() { close(now) })
 }

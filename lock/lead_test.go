@@ -95,104 +95,63 @@ func TestLead_campaignsAgainAfterALoss(t *testing.T) {
 	})
 }
 
-func TestLead_contextEndsDuringTheCampaign(t *testing.T) {
+// A campaign ends with its context and with its Locker, while it waits in line and in an outage. Otherwise a candidate outlives an outage,
+// and says so in the log.
+func TestLead_campaignEnds(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
-		name := redistest.Name(t)
-		m := l.Mutex(name)
-		held := mustTry(t, m)
-		stop := errors.New("stop")
-		ctx, cancel := context.WithCancelCause(t.Context())
-		done := make(chan error, 1)
-		go func() {
-			done <- l.Lead(ctx, name, func(context.Context) error { t.Error("f was called"); return nil })
-		}()
-		waiting(t, m, 1)
-		cancel(stop)
-		if err := come(t, done, "the end of Lead"); !errors.Is(err, stop) {
-			t.Errorf("Lead returned %v, want the cause of its context", err)
+		for _, away := range []bool{false, true} {
+			for _, ends := range []error{context.Canceled, lock.ErrClosed, nil} {
+				rdb, hook, log := s.Client(t), &redistest.FailHook{}, &redistest.Log{}
+				rdb.AddHook(hook)
+				l, name := newLocker(t, rdb, logTo(log)), redistest.Name(t)
+				held := mustTry(t, newLocker(t, s.Client(t)).Mutex(name))
+				if away {
+					hook.Before(func(cmd redis.Cmder) error {
+						if strings.HasPrefix(cmd.Name(), "eval") || cmd.Name() == "set" {
+							return redistest.ReplyError("LOADING Redis is loading the dataset in memory")
+						}
+						return nil
+					})
+				}
+				c := runFor(t, l, name)
+				if away {
+					const said = "a candidate for leadership cannot ask Redis; it tries again"
+					redistest.Eventually(t, soon, func() bool { return strings.Count(log.String(), said) > 1 }, "two log lines of the outage")
+				} else {
+					waiting(t, l.Mutex(name), 1)
+				}
+				switch {
+				case errors.Is(ends, context.Canceled):
+					c.cancel()
+				case errors.Is(ends, lock.ErrClosed):
+					redistest.Must(t, l.Close())
+				default:
+					mustUnlock(t, held)
+					hook.Before(nil)
+					come(t, c.terms, "the term after the outage")
+					c.finish <- nil
+				}
+				if err := come(t, c.done, "the end of Lead"); !errors.Is(err, ends) || errors.Is(err, lock.ErrBackend) {
+					t.Errorf("away %v: Lead returned %v, want %v", away, err, ends)
+				}
+				hook.Before(nil)
+			}
 		}
-		mustUnlock(t, held)
-		free(t, m)
 	})
 }
 
-// A candidate outlives an outage, and says so in the log. In the pause before it asks again it obeys its context, and
-// Close.
-func TestLead_redisAway(t *testing.T) {
-	redistest.RealTime(t)
-	t.Parallel()
-	for name, end := range map[string]func(t *testing.T, l *lock.Locker, leader *candidate, back func()){
-		"comes back": func(t *testing.T, _ *lock.Locker, leader *candidate, back func()) {
-			back()
-			come(t, leader.terms, "the term after the outage")
-		},
-		"context ends": func(t *testing.T, _ *lock.Locker, leader *candidate, _ func()) {
-			leader.cancel()
-			if err := come(t, leader.done, "the end of Lead"); !errors.Is(err, context.Canceled) || errors.Is(err, lock.ErrBackend) {
-				t.Errorf("Lead returned %v, want the cause of its context", err)
-			}
-		},
-		"Locker is closed": func(t *testing.T, l *lock.Locker, leader *candidate, _ func()) {
-			redistest.Must(t, l.Close())
-			if err := come(t, leader.done, "the end of Lead"); !errors.Is(err, lock.ErrClosed) {
-				t.Errorf("Lead returned %v, want ErrClosed", err)
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			rdb := redistest.Mini(t).Client(t)
-			hook, log := &redistest.FailHook{}, &redistest.Log{}
-			hook.Before(func(cmd redis.Cmder) error {
-				if strings.HasPrefix(cmd.Name(), "eval") || cmd.Name() == "set" {
-					return redistest.ReplyError("LOADING Redis is loading the dataset in memory")
-				}
-				return nil
-			})
-			rdb.AddHook(hook)
-			l := newLocker(t, rdb, logTo(log))
-			leader := runFor(t, l, redistest.Name(t))
-			redistest.Eventually(t, soon, func() bool {
-				return strings.Count(log.String(), "a candidate for leadership cannot ask Redis; it tries again") == 3
-			}, "three log lines of the outage")
-			began := time.Now() // a pause of 2 s or more
-			end(t, l, leader, func() { hook.Before(nil) })
-			if took := time.Since(began); name != "comes back" && took > 1500*time.Millisecond {
-				t.Errorf("Lead returned after %s: it waited for the end of the pause", took)
-			}
-		})
-	}
-}
-
-func TestLead_closedLocker(t *testing.T) {
-	t.Parallel()
-	s := redistest.Mini(t)
-	l := newLocker(t, s.Client(t))
-	name := redistest.Name(t)
-	m := l.Mutex(name)
-	mustTry(t, m)
-	waiter := runFor(t, l, name)
-	waiting(t, m, 1)
-	redistest.Must(t, l.Close())
-	if err := come(t, waiter.done, "the end of Lead"); !errors.Is(err, lock.ErrClosed) {
-		t.Errorf("Lead returned %v, want ErrClosed", err)
-	}
-}
-
-func TestLead_badDefinition(t *testing.T) {
+func TestLead_refuses(t *testing.T) {
 	t.Parallel()
 	l := newLocker(t, redistest.Mini(t).Client(t))
 	never := func(context.Context) error { t.Error("f was called"); return nil }
-	if err := l.Lead(t.Context(), "", never); err == nil {
-		t.Error("an empty name is accepted")
-	}
-	if err := l.Lead(t.Context(), redistest.Name(t), never, lock.TTL(time.Millisecond)); err == nil {
-		t.Error("a TTL below MinTTL is accepted")
-	}
-	if err := l.Lead(t.Context(), redistest.Name(t), nil); err == nil || !strings.Contains(err.Error(), "the function is nil") {
-		t.Errorf("without a function: %v", err)
+	for want, err := range map[string]error{
+		"the name is empty": l.Lead(t.Context(), "", never), "at least 100ms": l.Lead(t.Context(), "x", never, lock.TTL(time.Millisecond)),
+		"the function is nil": l.Lead(t.Context(), "x", nil),
+	} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v, want %q", err, want)
+		}
 	}
 }
 
@@ -214,45 +173,25 @@ func TestLead_panicReleases(t *testing.T) {
 	})
 }
 
-// Lead ignores a control's limit, also when an operator breaks the leader's lock by its key:
-// one candidate follows, and not as many as the limit says.
+// Lead ignores a control's limit, also when an operator breaks the leader's lock by its key: one candidate follows, and not as many as the
+// limit says.
 func TestLead_oneAfterABreakWithALimit(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		name, prefix := redistest.Name(t), ownPrefix(t)
 		operator := newLocker(t, s.Client(t), prefix)
-		redistest.Must(t, operator.Controls().SetLimit(t.Context(), name, 3, ""))
-		var candidates []*candidate
-		for i := range 3 {
-			c := runFor(t, newLocker(t, s.Client(t), prefix), name)
-			candidates = append(candidates, c)
-			if i == 0 {
-				come(t, c.terms, "the first term")
-			}
-		}
+		setLimit(t, operator, name, 3)
+		leader := runFor(t, newLocker(t, s.Client(t), prefix), name)
+		come(t, leader.terms, "the first term")
+		one, other := runFor(t, newLocker(t, s.Client(t), prefix), name), runFor(t, newLocker(t, s.Client(t), prefix), name)
 		waiting(t, operator.Mutex(name), 2)
 		if n, err := insider.ByKey(operator, operator.Mutex(name).Key()).BreakAll(t.Context()); n != 1 || err != nil {
 			t.Fatalf("BreakAll: %d, %v", n, err)
 		}
-		// The line is served at once: within time.Second a second leader would have begun.
-		var leaders []context.Context
-		for end := time.Now().Add(time.Second); time.Now().Before(end) || len(leaders) == 0; time.Sleep(10 * time.Millisecond) {
-			for _, c := range candidates {
-				select {
-				case term := <-c.terms:
-					leaders = append(leaders, term)
-				default:
-				}
-			}
-			lead := 0
-			for _, term := range leaders {
-				if term.Err() == nil {
-					lead++
-				}
-			}
-			if lead > 1 {
-				t.Fatalf("%d lead at once", lead)
-			}
+		wantHeld(t, operator.Mutex(name), 1) // the line is served at once
+		redistest.Eventually(t, soon, func() bool { return len(one.terms)+len(other.terms) > 0 }, "the next term")
+		if wantHeld(t, operator.Mutex(name), 1); len(one.terms)+len(other.terms) > 1 {
+			t.Error("two lead at once")
 		}
 	})
 }

@@ -138,27 +138,6 @@ func TestRule06_KilledWaiterCostsAtMostG(t *testing.T) {
 	mustUnlock(t, behind.got(t))
 }
 
-// The stale entries of a killed process are swept away.
-func TestSweepOfADeadProcess(t *testing.T) {
-	t.Parallel()
-	s := redistest.StartReal(t)
-	l := newLocker(t, s.Client(t))
-	m := l.Mutex("x")
-	le := mustTry(t, m)
-	c := startChild(t, "hold", s.Addr(), "1m", "x")
-	waiting(t, m, 1)
-	c.Kill()
-	redistest.Eventually(t, soon, func() bool {
-		n, err := insider.Sweep(t.Context(), l)
-		if n > 1 || err != nil {
-			t.Fatalf("Sweep: %d, %v", n, err)
-		}
-		return n == 1
-	}, "a stale waiter")
-	waiting(t, m, 0)
-	mustUnlock(t, le)
-}
-
 // A granted lease has the TTL of its own lock, however short the grant was at first: by renewal, or at once without it.
 func TestRule06_GrantedLeaseIsRenewedToItsFullTTL(t *testing.T) {
 	t.Parallel()
@@ -166,7 +145,7 @@ func TestRule06_GrantedLeaseIsRenewedToItsFullTTL(t *testing.T) {
 		l := newLocker(t, s.Client(t))
 		for name, options := range map[string][]lock.Option{"renewed": {lock.TTL(time.Minute)}, "not renewed": {lock.TTL(time.Minute), lock.NoRenew()}} {
 			m := l.Mutex(redistest.Name(t)+name, options...)
-			held := mustTry(t, handle(l, m, lock.TTL(time.Second)))
+			held := mustTry(t, handle(l, m, lock.TTL(20*time.Second)))
 			w := inLine(t, m, 1)
 			mustUnlock(t, held)
 			le := w.got(t)
@@ -178,138 +157,6 @@ func TestRule06_GrantedLeaseIsRenewedToItsFullTTL(t *testing.T) {
 				t.Errorf("%s: the local deadline is in %s, want about a minute", name, d)
 			}
 			mustUnlock(t, le)
-		}
-	})
-}
-
-// A waiter gives up in the moment in which it is granted, unnoticed: the slot is given back at once.
-func TestWaiterThatGivesUpWhenGranted(t *testing.T) {
-	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
-		near, far, p := through(t, s)
-		m := near.Mutex(redistest.Name(t))
-		held := mustTry(t, m)
-		w := inLine(t, handle(far, m, lock.TTL(time.Hour), lock.NoRenew()), 1)
-		p.DropMessages(true)
-		mustUnlock(t, held)
-		behind := inLine(t, m, 1)
-		w.cancel()
-		<-w.done
-		if w.lease != nil { // it had asked just then
-			mustUnlock(t, w.lease)
-		} else if !errors.Is(w.err, context.Canceled) {
-			t.Errorf("Lock: %v", w.err)
-		}
-		mustUnlock(t, behind.got(t))
-		free(t, m)
-	})
-}
-
-// The ask of a waiter is under way when the waiter gives up, and arrives later than its leave: nobody keeps the lock for
-// longer than its lease. A leave that Redis refuses is said again.
-func TestRule03_LeaveAndAskCross(t *testing.T) {
-	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
-		near, far, p := through(t, s)
-		m := near.Mutex(redistest.Name(t))
-		warm(t, near)
-		holder := mustTry(t, m)
-		w := inLine(t, handle(far, m, lock.TTL(2*time.Second)), 1)
-		held := p.Hold(touches(m), 1)
-		redistest.Eventually(t, soon, func() bool { return held.Count() == 1 }, "an ask under way")
-		w.cancel()
-		w.failed(t) // though the leave is not through
-		mustUnlock(t, holder)
-		held.Release()
-		free(t, m)
-	})
-	t.Run("refused", func(t *testing.T) {
-		t.Parallel()
-		rdb, hook := redistest.Mini(t).Client(t), &redistest.FailHook{}
-		rdb.AddHook(hook)
-		hers, his := newLocker(t, rdb), newLocker(t, redistest.Mini(t).Client(t))
-		m := hers.Mutex(redistest.Name(t))
-		held := mustTry(t, handle(his, m))
-		waiter := inLine(t, m, 1)
-		var refused atomic.Bool
-		hook.Before(func(cmd redis.Cmder) error {
-			if touching(m)(cmd) && !refused.Swap(true) {
-				return redistest.ReplyError("LOADING Redis is loading the dataset in memory")
-			}
-			return nil
-		})
-		waiter.cancel()
-		if busy := wantBusy(t, waiter.failed(t)); !errors.Is(busy, context.Canceled) {
-			t.Errorf("Lock: %v, want that its context has ended", busy)
-		}
-		waiting(t, handle(his, m), 0)
-		mustUnlock(t, held)
-		free(t, m)
-	})
-}
-
-// Delete takes everything: holders are told, and live waiters form a new line.
-func TestDelete(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		hers, his := twoProcesses(t, s)
-		m := hers.Mutex(redistest.Name(t), lock.TTL(time.Minute))
-		le := mustTry(t, m)
-		ctx := le.Bind(t.Context())
-		var waiters []*attempt
-		for i := range 4 {
-			waiters = append(waiters, inLine(t, handle([]*lock.Locker{hers, his}[i%2], m), i+1))
-		}
-		redistest.Must(t, m.Delete(t.Context()))
-		ends(t, ctx, lock.ErrLost)
-		if err := le.Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
-			t.Errorf("Unlock of a deleted lock: %v, want ErrNotHeld", err)
-		}
-		for range waiters {
-			redistest.Eventually(t, soon, func() bool {
-				return slices.ContainsFunc(waiters, func(w *attempt) bool { return !w.pending() })
-			}, "a waiter that comes back; %s", stringer(func() string { return dump(m) }))
-			i := slices.IndexFunc(waiters, func(w *attempt) bool { return !w.pending() })
-			mustUnlock(t, waiters[i].got(t))
-			waiters = slices.Delete(waiters, i, i+1)
-		}
-		free(t, m)
-		redistest.Must(t, m.Delete(t.Context()))
-	})
-}
-
-// The reply to the ask is lost after it ran, and go-redis sends it again: the lock is the caller's, who is in line once.
-func TestRule03_ResentAskIsOurs(t *testing.T) {
-	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
-		for name, take := range map[string]func(*lock.Lock) (*lock.Lease, error){
-			"TryLock": func(m *lock.Lock) (*lock.Lease, error) { return m.TryLock(t.Context()) },
-			"Lock":    func(m *lock.Lock) (*lock.Lease, error) { return m.Lock(t.Context()) },
-		} {
-			near, far, p := through(t, s)
-			warm(t, far)
-			for _, n := range []int{1, 2} {
-				m := far.Semaphore(redistest.Name(t), n, lock.Fenced())
-				p.DropReplyTo(touches(m), 1)
-				le, err := take(m)
-				if err != nil {
-					t.Fatalf("%s with its first reply lost: %v, want the lock; %s", name, err, dump(m))
-				}
-				wantHeld(t, slots(near, m, n), 1)
-				if d, ok := left(t, slots(near, m, n), le); !ok || d <= 0 {
-					t.Fatalf("%s: it is not the holder; %s", name, dump(m))
-				}
-				mustUnlock(t, le)
-				free(t, slots(near, m, n))
-			}
-			m := near.Mutex(redistest.Name(t))
-			held := mustTry(t, m)
-			p.DropReplyTo(touches(m), 2)
-			mustBeBusy(t, handle(far, m))
-			w := inLine(t, handle(far, m), 1)
-			mustUnlock(t, held)
-			mustUnlock(t, w.got(t))
-			free(t, m)
 		}
 	})
 }
@@ -329,8 +176,7 @@ func TestRule03_ContextEndsBeforeTheReply(t *testing.T) {
 					t.Errorf("%d slots: %v, %v; want ErrBackend and that the context has ended", n, le, err)
 				}
 				held.Release()
-				free(t, m)
-				takesAndUnlocks(t, m)
+				mustUnlock(t, untilTaken(t, m)) // before the ask runs, or after
 				free(t, m)
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -11,7 +12,6 @@ import (
 
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
-	"github.com/automutex/automutex/lock/pool"
 )
 
 // failsOver kills the master, and promotes the replica.
@@ -22,7 +22,7 @@ func failsOver(t *testing.T, s, replica *redistest.Server) *lock.Locker {
 	return newLocker(t, replica.Client(t))
 }
 
-// What was handed out is known to who is promoted, however it was: taken, granted, extended, renewed, or a value of a pool.
+// What was handed out is known to who is promoted, however it was: taken, granted or extended.
 func TestMinReplicas_failover(t *testing.T) {
 	t.Parallel()
 	for name, hand := range map[string]func(l, other *lock.Locker) *lock.Lease{
@@ -36,6 +36,11 @@ func TestMinReplicas_failover(t *testing.T) {
 		"extended": func(l, _ *lock.Locker) *lock.Lease {
 			le := mustTry(t, l.Mutex("x"))
 			redistest.Must(t, le.Extend(t.Context(), time.Hour))
+			return le
+		},
+		"with a gate that it has closed": func(l, _ *lock.Locker) *lock.Lease {
+			le := mustTry(t, l.Semaphore("x", 2, lock.TTL(time.Minute)))
+			redistest.Must(t, insider.CloseGate(t.Context(), le, time.Hour))
 			return le
 		},
 		"one of several": func(l, other *lock.Locker) *lock.Lease {
@@ -53,20 +58,11 @@ func TestMinReplicas_failover(t *testing.T) {
 			if here := time.Until(le.Deadline()); !ok || d < here {
 				t.Errorf("the one that was promoted knows it for %s, %v; we believe for %s", d, ok, here)
 			}
+			if strings.Contains(name, "gate") && mustBeBusy(t, m).Reason != lock.ReasonClosed {
+				t.Error("the gate is open")
+			}
 		})
 	}
-	t.Run("a value", func(t *testing.T) {
-		t.Parallel()
-		s := redistest.StartReal(t)
-		replica := redistest.StartReplica(t, s)
-		p := pool.New(newLocker(t, s.Client(t), minReplicas(1)), "x")
-		mustPut(t, p, 1, "value")
-		le := mustTake(t, p, "value")
-		info, err := pool.New(failsOver(t, s, replica), "x").Inspect(t.Context())
-		if err != nil || len(info.Holders) != 1 || info.Holders[0].Token != le.Token() {
-			t.Errorf("the one that was promoted knows %+v, %v", info, err)
-		}
-	})
 }
 
 // A replica that is frozen acknowledges nothing. Whoever wants its word is told so and leaves nothing behind; who does not,
@@ -130,23 +126,29 @@ func TestMinReplicas_renewals(t *testing.T) {
 	replica.Resume(t)
 }
 
-// Renewals of many leases are confirmed together.
-func TestMinReplicas_renewalsTravelTogether(t *testing.T) {
+// A failover forgets a lease while its caller waits for replicas: it is not handed out.
+func TestMinReplicas_goneMeanwhile(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	redistest.StartReplica(t, s)
-	p := redistest.NewProxy(t, s.Addr())
-	l := newLocker(t, p.Client(t), minReplicas(1))
-	const n = 20
-	for range n {
-		mustTry(t, l.Mutex(redistest.Name(t), lock.TTL(3*time.Second)))
+	rdb, admin, hook := s.Client(t), s.Client(t), &redistest.FailHook{}
+	rdb.AddHook(hook)
+	m := newLocker(t, rdb, minReplicas(1)).Semaphore("x", 2)
+	takesAndUnlocks(t, m)
+	for what, take := range map[string]func(context.Context) (*lock.Lease, error){"TryLock": m.TryLock, "Lock": m.Lock} {
+		var once sync.Once
+		hook.After(func(cmd redis.Cmder) (err error) {
+			if touching(m)(cmd) && cmd.Err() == nil {
+				once.Do(func() { err = admin.Del(context.Background(), m.Key(), m.Key()+":holders", m.Key()+":info").Err() })
+			}
+			return err
+		})
+		if _, err := take(t.Context()); !errors.Is(err, lock.ErrNotReplicated) {
+			t.Errorf("%s: %v, want that the lease was gone", what, err)
+		}
 	}
-	scripts := func() int { return p.Count("EVALSHA") + p.Count("EVAL") }
-	began, waits := scripts(), p.Count("WAIT")
-	redistest.Eventually(t, soon, func() bool { return scripts() >= began+n }, "a renewal of each")
-	if got := p.Count("WAIT") - waits; got > n/2 {
-		t.Errorf("%d WAITs for %d renewals", got, n)
-	}
+	hook.After(nil)
+	free(t, m)
 }
 
 // What cannot wait for replicas says so: a Redis that has none, a user that may not, a client of which nobody knows whom it asks.

@@ -91,6 +91,9 @@ func TestSeedRedisMutex_ReturnsTheValueOfTheWork(t *testing.T) { seed(t, returns
 // "raises LockError", "raises UnlockError"
 func TestSeedRedisMutex_ErrorsInsteadOfBooleans(t *testing.T) { TestBusyErrorTellsWhoHolds(t) }
 
+// stress script: four processes, 1,000 sections, no overlap, and none fails
+func TestSeedRedisMutex_Stress(t *testing.T) { seed(t, keepsWhatIsWritten) }
+
 // "sweeps expired locks"
 func TestSeedRedisMutex_Sweep(t *testing.T) { seed(t, sweeps) }
 
@@ -166,7 +169,7 @@ func TestSeedRedisSemaphore_Exists(t *testing.T) { seed(t, existsWhileUsed) }
 func TestSeedRedisSemaphore_LockStatus(t *testing.T) { seed(t, tellsTheState, existsWhileUsed) }
 
 // "should not lock twice as a mutex", "should not lock three times with two resources"
-func TestSeedRedisSemaphore_AtMostNHolders(t *testing.T) { TestRule01_AtMostNHolders(t) }
+func TestSeedRedisSemaphore_AtMostNHolders(t *testing.T) { seed(t, changesN) }
 
 // "should get all different tokens when saturating", "5 different indexes for 5 parallel calls", "the same index for 5 calls
 // in serial", "can return the passed in token"
@@ -349,19 +352,7 @@ var replacesTheStale = behaviour{"a lock whose owner never came back is taken wh
 	}
 }}
 
-var lateUnlock = behaviour{"an unlock past the expiration fails, and the new holder keeps the lock", func(t *testing.T, s *redistest.Server) {
-	hers, his := twoProcesses(t, s)
-	m := hers.Mutex(redistest.Name(t), lock.TTL(100*time.Millisecond), lock.NoRenew())
-	late := mustTry(t, m)
-	next := untilTaken(t, handle(his, m, lock.TTL(time.Hour)))
-	if free, err := late.Release(t.Context()); !errors.Is(err, lock.ErrNotHeld) || free != 0 {
-		t.Errorf("late Release: %d, %v; want ErrNotHeld", free, err)
-	}
-	if _, ok := left(t, m, next); !ok || late.Held() || !next.Held() {
-		t.Fatalf("the late unlock freed the new holder; %s", dump(m))
-	}
-	mustUnlock(t, next)
-}}
+var lateUnlock = behaviour{"an unlock past the expiration fails, and the new holder keeps the lock", leavesTheSuccessorAlone}
 
 var releasesAfterFailures = behaviour{"an error or a panic of the work comes through, and the lock is free; an ErrBusy of its own is not taken for ours", func(t *testing.T, s *redistest.Server) {
 	l, name := newLocker(t, s.Client(t)), redistest.Name(t)
@@ -448,7 +439,9 @@ var returnsTheValue = behaviour{"the value and the error of the work are those o
 var passesTheLease = behaviour{"the work finds its lease, the innermost one, and may extend it", func(t *testing.T, s *redistest.Server) {
 	l, name := newLocker(t, s.Client(t)), redistest.Name(t)
 	m := l.Semaphore(name, 2, lock.TTL(10*time.Second))
+	var during context.Context
 	err := m.Do(t.Context(), func(ctx context.Context) error {
+		during = ctx
 		lease, ok := lock.FromContext(ctx)
 		if !ok || !lease.Held() || lease.Token() == "" {
 			t.Fatalf("the lease in the context is %v, %v", lease, ok)
@@ -463,6 +456,9 @@ var passesTheLease = behaviour{"the work finds its lease, the innermost one, and
 		})
 	})
 	redistest.Must(t, err)
+	if during.Err() == nil {
+		t.Error("the context goes on after Do")
+	}
 	if _, ok := lock.FromContext(t.Context()); ok {
 		t.Error("a lease in a context without")
 	}
@@ -497,15 +493,6 @@ var sweeps = behaviour{"what has expired is removed and counted, by a third proc
 	free(t, gone)
 	if _, ok := left(t, mixed, kept); !ok {
 		t.Errorf("Sweep removed one that lives; %s", dump(mixed))
-	}
-	var listed []string
-	for info, err := range insider.List(t.Context(), l) {
-		redistest.Must(t, err)
-		listed = append(listed, info.Key)
-	}
-	slices.Sort(listed)
-	if !slices.Equal(listed, []string{future.Key(), mixed.Key()}) {
-		t.Errorf("listed are %v", listed)
 	}
 }}
 
@@ -608,29 +595,8 @@ var ownersAreLabels = behaviour{"host and process by default, or a name of one's
 	}
 }}
 
-var keepsWhatIsWritten = behaviour{"many owners, few locks: what one writes in the lock is there when it leaves", func(t *testing.T, s *redistest.Server) {
-	const owners, locks, rounds = 6, 3, 4
-	prefix, rdb := redistest.Name(t), s.Client(t)
-	var wg sync.WaitGroup
-	for i := range owners {
-		l := newLocker(t, s.Client(t), owner(fmt.Sprint("owner ", i)))
-		redistest.Go(&wg, func() {
-			for j := range rounds * locks {
-				widget, mine := fmt.Sprint(prefix, "-", (i+j)%locks), fmt.Sprint(i, "/", j)
-				if err := l.Mutex(widget).Do(context.Background(), func(ctx context.Context) error {
-					redisErr := rdb.Set(ctx, widget, mine, time.Minute).Err()
-					found, err := rdb.Get(ctx, widget).Result()
-					if err == nil && found != mine {
-						err = fmt.Errorf("wrote %s, found %s", mine, found)
-					}
-					return errors.Join(redisErr, err)
-				}); err != nil {
-					t.Errorf("owner %d, %s: %v", i, widget, err)
-				}
-			}
-		})
-	}
-	wg.Wait()
+var keepsWhatIsWritten = behaviour{"many owners: what one writes in the lock is there when it leaves, and none fails", func(t *testing.T, s *redistest.Server) {
+	stress(t, calmServer(t, s), 1, 32)
 }}
 
 var neverWithoutATTL = behaviour{"whatever takes or waits for the lock leaves it with a deadline and its key with a TTL", func(t *testing.T, s *redistest.Server) {
@@ -657,30 +623,9 @@ var neverWithoutATTL = behaviour{"whatever takes or waits for the lock leaves it
 	}
 }}
 
-var cutsOffTheGreedy = behaviour{"a holder that does not let go is told to stop, and the next gets in", func(t *testing.T, s *redistest.Server) {
-	hers, his := twoProcesses(t, s)
-	m := hers.Mutex(redistest.Name(t), lock.TTL(200*time.Millisecond), lock.MaxHold(300*time.Millisecond))
-	var next *attempt
-	err := m.Do(t.Context(), func(ctx context.Context) error {
-		next = lockBeside(t, handle(his, m))
-		ends(t, ctx, lock.ErrLost)
-		return context.Cause(ctx)
-	})
-	if !errors.Is(err, lock.ErrLost) {
-		t.Errorf("Do: %v, want ErrLost", err)
-	}
-	mustUnlock(t, next.got(t))
-}}
+var cutsOffTheGreedy = behaviour{"a holder that does not let go is told to stop, and the next gets in", endsByItself}
 
-var keepsTheLiving = behaviour{"a holder that lives and is not done keeps the lock beyond its TTL", func(t *testing.T, s *redistest.Server) {
-	hers, his := twoProcesses(t, s)
-	m := hers.Mutex(redistest.Name(t), lock.TTL(3*time.Second))
-	held := mustTry(t, m)
-	first := held.Deadline()
-	redistest.Eventually(t, soon, func() bool { return time.Now().After(first.Add(time.Second)) }, "the end of the first TTL")
-	mustBeBusy(t, handle(his, m))
-	mustUnlock(t, held)
-}}
+var keepsTheLiving = behaviour{"a holder that lives and is not done keeps the lock beyond its TTL", isRenewed}
 
 var countsTheFree = behaviour{"all are available before anybody locks, and the release tells the new number; a second unlock makes no resource", func(t *testing.T, s *redistest.Server) {
 	l := newLocker(t, s.Client(t))
@@ -746,24 +691,7 @@ var tokensDiffer = behaviour{"the tokens of leases differ, always", func(t *test
 	}
 }}
 
-var changesN = behaviour{"three more resources, then three less: nobody is thrown out, and nobody comes in before", func(t *testing.T, s *redistest.Server) {
-	hers, his := twoProcesses(t, s)
-	name := redistest.Name(t)
-	one, four := hers.Semaphore(name, 1), his.Semaphore(name, 4)
-	held := []*lock.Lease{mustTry(t, one)}
-	mustBeBusy(t, one)
-	for i := range 3 {
-		wantAvailable(t, four, 3-i)
-		held = append(held, mustTry(t, four))
-	}
-	mustBeBusy(t, four)
-	for _, le := range held {
-		mustBeBusy(t, one)
-		wantAvailable(t, one, 0)
-		mustUnlock(t, le)
-	}
-	mustUnlock(t, mustTry(t, one))
-}}
+var changesN = behaviour{"more resources, then less: nobody is thrown out, and nobody comes in before", holdsAtMostN}
 
 var numbersResources = behaviour{"who wants to know which of the resources it got puts them into a pool: all different when all are taken, and no sixth; one after the other, first in, first out", func(t *testing.T, s *redistest.Server) {
 	l, name := newLocker(t, s.Client(t)), redistest.Name(t)
@@ -788,8 +716,9 @@ var numbersResources = behaviour{"who wants to know which of the resources it go
 }}
 
 var deletes = behaviour{"it disappears without a trace, and holders are told", func(t *testing.T, s *redistest.Server) {
-	l := newLocker(t, s.Client(t), ownPrefix(t))
-	m := l.Semaphore("semaphore", 2)
+	l, own := newLocker(t, s.Client(t), ownPrefix(t)), redistest.Name(t)
+	mutex, m := l.Mutex(own), l.Semaphore("semaphore", 2)
+	before, waits := mustTry(t, mutex), []*attempt{inLine(t, mutex, 1), inLine(t, mutex, 2)}
 	p, values := pool.New(l, "pool"), insider.Pool(l, "pool")
 	mustPut(t, p, 3, "a", "b", "c")
 	held, taken := mustTry(t, m), mustTake(t, p, "a")
@@ -808,6 +737,17 @@ var deletes = behaviour{"it disappears without a trace, and holders are told", f
 	}
 	// The value does not come back with its late taker.
 	wantGone(t, values)
+	// Who waits comes back, in a new line.
+	redistest.Must(t, mutex.Delete(t.Context()))
+	redistest.Eventually(t, soon, func() bool { return !waits[0].pending() || !waits[1].pending() }, "one of two")
+	if waits[0].pending() {
+		slices.Reverse(waits)
+	}
+	mustUnlock(t, waits[0].got(t))
+	mustUnlock(t, waits[1].got(t))
+	if err := before.Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
+		t.Errorf("Unlock: %v, want ErrNotHeld", err)
+	}
 }}
 
 var resourcesComeBack = behaviour{"who dies with a resource gives it back when its time is up", func(t *testing.T, s *redistest.Server) {
@@ -1039,52 +979,5 @@ func TestSeedRedisSemaphore_ServerTime(t *testing.T) {
 		mustBeBusy(t, slots(his, m, 2))
 		s.SetTime(t, now.Add(10*time.Hour+5*time.Millisecond))
 		mustUnlock(t, mustTry(t, slots(his, m, 2)))
-	})
-}
-
-func TestSeedRedisMutex_Stress(t *testing.T) {
-	redistest.RealTime(t)
-	t.Parallel()
-	t.Run("four processes run 1,000 sections each with no overlap and none failed", func(t *testing.T) {
-		t.Parallel()
-		const processes, sections = 4, 4000 // of all processes
-		s, name := redistest.Real(t), redistest.Name(t)
-		m := newLocker(t, s.Client(t)).Mutex(name)
-		rdb := client(t)
-		var all []*redistest.Child
-		for range processes {
-			all = append(all, startChild(t, "stress", s.Addr(), name, strconv.Itoa(sections/processes)))
-		}
-		redistest.Eventually(t, soon, func() bool { return rdb.Get(t.Context(), name+":ready").Val() == strconv.Itoa(processes) }, "all processes")
-		redistest.Must(t, rdb.Set(t.Context(), name+":go", 1, time.Hour).Err())
-		for _, c := range all {
-			c.End(t, 3*soon)
-		}
-		if wrong := rdb.LRange(t.Context(), name+":wrong", 0, -1).Val(); len(wrong) > 0 {
-			t.Errorf("%q", wrong)
-		}
-		if n, err := rdb.Get(t.Context(), name+":sections").Int(); n != sections || err != nil {
-			t.Errorf("%d sections were counted, %v; want %d", n, err, sections)
-		}
-		fences, err := rdb.LRange(t.Context(), name+":fences", 0, -1).Result()
-		if err != nil || len(fences) != sections {
-			t.Errorf("%d fences, %v; want %d", len(fences), err, sections)
-		}
-		turns, last, before := 0, int64(0), ""
-		for _, line := range fences {
-			text, process, _ := strings.Cut(line, " ")
-			fence, err := strconv.ParseInt(text, 10, 64)
-			if err != nil || fence <= last {
-				t.Fatalf("fence %s follows %d", text, last)
-			}
-			if last = fence; process != before {
-				turns++
-			}
-			before = process
-		}
-		if turns < sections/4 {
-			t.Errorf("the processes took turns %d times only: they hardly competed", turns)
-		}
-		free(t, m)
 	})
 }

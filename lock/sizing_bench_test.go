@@ -55,20 +55,25 @@ func BenchmarkSizing(b *testing.B) {
 		return "itunes:verify", lock.Parts(strconv.Itoa(70_000_000 + client))
 	}
 	note := lock.Note("default/0192a8f0-7c3e-7bd0-9d4c-52a8a1f0c9d3")
+	free := func(n int) func(*lock.Locker, int) func() error {
+		return func(l *lock.Locker, client int) func() error {
+			scope, part := name(client)
+			m := l.Semaphore(scope, n, part, note)
+			return func() error { return pair(m) }
+		}
+	}
+	contended := func(n int) func(*lock.Locker, int) func() error { // handed over from client to client
+		return func(l *lock.Locker, _ int) func() error {
+			m := l.Semaphore("itunes:verify", n, note)
+			return func() error { return m.Do(ctx, func(context.Context) error { return nil }) }
+		}
+	}
 	for _, c := range []struct {
 		name string
 		each func(l *lock.Locker, client int) func() error // what a client does again and again
 	}{
-		{"free mutex", func(l *lock.Locker, client int) func() error {
-			scope, part := name(client)
-			m := l.Mutex(scope, part, note)
-			return func() error { return pair(m) }
-		}},
-		{"free semaphore", func(l *lock.Locker, client int) func() error {
-			scope, part := name(client)
-			m := l.Semaphore(scope, 4, part, note)
-			return func() error { return pair(m) }
-		}},
+		{"free mutex", free(1)},
+		{"free semaphore", free(4)},
 		{"held", func(l *lock.Locker, client int) func() error { // in vain
 			scope, part := name(client)
 			m := l.Mutex(scope, part, note)
@@ -80,26 +85,8 @@ func BenchmarkSizing(b *testing.B) {
 				return nil
 			}
 		}},
-		{"contended mutex", func(l *lock.Locker, _ int) func() error { // handed over from client to client
-			m := l.Mutex("itunes:verify", note)
-			return func() error {
-				le, err := m.Lock(ctx)
-				if err != nil {
-					return err
-				}
-				return le.Unlock(ctx)
-			}
-		}},
-		{"contended semaphore", func(l *lock.Locker, _ int) func() error {
-			m := l.Semaphore("itunes:verify", 4, note)
-			return func() error {
-				le, err := m.Lock(ctx)
-				if err != nil {
-					return err
-				}
-				return le.Unlock(ctx)
-			}
-		}},
+		{"contended mutex", contended(1)},
+		{"contended semaphore", contended(4)},
 		{"parked and called", func(l *lock.Locker, client int) func() error { // parks behind a holder, and comes when it has left
 			scope, part := name(client)
 			m, parked := l.Mutex(scope, part), l.Mutex(scope, part, note)

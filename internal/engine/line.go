@@ -199,7 +199,9 @@ func (e *Engine) sendAsks(batch []*waiter) {
 	e.conn.Pipeline(context.Background(), calls)
 	for i, w := range batch {
 		a, err := e.noteAsk(w.lease, calls[i].Reply, calls[i].Err)
-		e.handleReply(w, turn.Reply{Answer: a, Err: err, Final: err != nil && !redisx.IsTransient(err), Sent: sent})
+		// That the task is done, or its attempts spent, is no error of Redis, and stays so.
+		final := err != nil && (!errors.Is(err, redisx.ErrBackend) || !redisx.IsTransient(err))
+		e.handleReply(w, turn.Reply{Answer: a, Err: err, Final: final, Sent: sent})
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -63,6 +64,44 @@ func inspect(t *testing.T, e *Engine, r Ref, note string) inside.Info {
 	return info
 }
 
+// callsOf are the calls that ask Redis for something, by name.
+func callsOf(e *Engine) map[string]func(context.Context, Ref) error {
+	pool := func(r Ref) Ref { r.Pool = true; return r }
+	place := inside.Place{Nonce: "N", Ticket: 1, Most: -1}
+	take := func(ctx context.Context, r Request) error { _, err := e.Take(ctx, r); return err }
+	return map[string]func(context.Context, Ref) error{
+		"take": func(ctx context.Context, r Ref) error { return take(ctx, asked(r, "n")) },
+		"wait": func(ctx context.Context, r Ref) error { return take(ctx, inLine(asked(r, "n"))) },
+		"ordered": func(ctx context.Context, r Ref) error {
+			r.Ordered = true
+			return take(ctx, Request{Ref: r, Note: "n", TTL: time.Minute, Order: &Order{Place: place}})
+		},
+		"inspect": func(ctx context.Context, r Ref) error { _, err := e.Inspect(ctx, r, 10, "", ""); return err },
+		"break":   func(ctx context.Context, r Ref) error { _, _, err := e.Break(ctx, r, "", BreakSlots); return err },
+		"put":     func(ctx context.Context, r Ref) error { _, err := e.Put(ctx, pool(r), []string{"a"}); return err },
+		"arrive":  func(ctx context.Context, r Ref) error { _, _, err := e.Arrive(ctx, r, "n", time.Hour); return err },
+		"forget":  func(ctx context.Context, r Ref) error { return e.Forget(ctx, r, "n") },
+		"stop":    func(ctx context.Context, r Ref) error { _, err := e.Stop(ctx, r, 1); return err },
+		"order_stamp": func(ctx context.Context, r Ref) error {
+			_, _, _, err := e.Stamp(ctx, r, "n", "N", time.Second, 1)
+			return err
+		},
+		"order_act": func(ctx context.Context, r Ref) error {
+			return e.Act(ctx, r, inside.ActConfirm, inside.OrderItem{Nonce: "N", Ticket: 1, Note: "n"}, 0)
+		},
+		"skip": func(ctx context.Context, r Ref) error { _, err := e.Skip(ctx, r, "n", 1); return err },
+		"head": func(ctx context.Context, r Ref) error { _, err := e.Head(ctx, r); return err },
+		"line": func(ctx context.Context, r Ref) error { _, err := e.Line(ctx, r, inside.Info{}, 10); return err },
+		"list": func(ctx context.Context, _ Ref) (last error) {
+			for _, err := range e.List(ctx) {
+				last = err
+			}
+			return last
+		},
+		"sweep": func(ctx context.Context, _ Ref) error { _, err := e.Sweep(ctx); return err },
+	}
+}
+
 // TestOperateFails: what each call makes of a key of another type, of an engine that is closed, and of a context that has ended.
 func TestOperateFails(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -76,35 +115,7 @@ func TestOperateFails(t *testing.T) {
 			redistest.Must(t, rdb.LPush(t.Context(), e.o.Prefix+":{"+key, "x").Err())
 		}
 		redistest.Must(t, rdb.Set(t.Context(), e.ref("text").Key, "x", 0).Err())
-		calls := map[string]func(context.Context, Ref) error{
-			"inspect": func(ctx context.Context, r Ref) error { _, err := e.Inspect(ctx, r, 10, "", ""); return err },
-			"break":   func(ctx context.Context, r Ref) error { _, _, err := e.Break(ctx, r, "", BreakSlots); return err },
-			"put": func(ctx context.Context, r Ref) error {
-				r.Pool = true
-				_, err := e.Put(ctx, r, []string{"a"})
-				return err
-			},
-			"arrive": func(ctx context.Context, r Ref) error { _, _, err := e.Arrive(ctx, r, "n", time.Hour); return err },
-			"forget": func(ctx context.Context, r Ref) error { return e.Forget(ctx, r, "n") },
-			"stop":   func(ctx context.Context, r Ref) error { _, err := e.Stop(ctx, r, 1); return err },
-			"order_stamp": func(ctx context.Context, r Ref) error {
-				_, _, _, err := e.Stamp(ctx, r, "n", "N", time.Second, 1)
-				return err
-			},
-			"order_act": func(ctx context.Context, r Ref) error {
-				return e.Act(ctx, r, inside.ActConfirm, inside.OrderItem{Nonce: "N", Ticket: 1, Note: "n"}, 0)
-			},
-			"skip": func(ctx context.Context, r Ref) error { _, err := e.Skip(ctx, r, "n", 1); return err },
-			"head": func(ctx context.Context, r Ref) error { _, err := e.Head(ctx, r); return err },
-			"line": func(ctx context.Context, r Ref) error { _, err := e.Line(ctx, r, inside.Info{}, 10); return err },
-			"list": func(ctx context.Context, _ Ref) (last error) {
-				for _, err := range e.List(ctx) {
-					last = err
-				}
-				return last
-			},
-			"sweep": func(ctx context.Context, _ Ref) error { _, err := e.Sweep(ctx); return err },
-		}
+		calls := callsOf(e)
 		over, cancel := context.WithCancel(t.Context())
 		cancel()
 		noLock := map[string]bool{"line": true, "list": true, "sweep": true} // no error, see there
@@ -130,6 +141,84 @@ func TestOperateFails(t *testing.T) {
 	})
 }
 
+// fixed is a hook that gives a reply of its own for every script and SET, and sends none.
+type fixed struct {
+	reply any
+	on    *atomic.Bool // false: everything passes
+}
+
+func (fixed) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (a fixed) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if a.answers(cmd) {
+			return nil
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (a fixed) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		for _, cmd := range cmds {
+			if !a.answers(cmd) {
+				return next(ctx, cmds) // that of a new connection
+			}
+		}
+		return nil
+	}
+}
+
+func (a fixed) answers(cmd redis.Cmder) bool {
+	if !a.on.Load() {
+		return false
+	}
+	switch cmd := cmd.(type) {
+	case interface { // *redis.Cmd, and what a release is sent as
+		redis.Cmder
+		SetVal(v any)
+	}:
+		if strings.HasPrefix(cmd.Name(), "eval") {
+			cmd.SetVal(a.reply)
+			return true
+		}
+	case *redis.StatusCmd:
+		if cmd.Name() == "set" {
+			cmd.SetVal(fmt.Sprint(a.reply))
+			return true
+		}
+	}
+	return false
+}
+
+// TestUnknownReplies: a reply that Redis never gives is an error of every call, never a yes, and no renewal.
+func TestUnknownReplies(t *testing.T) {
+	for name, reply := range map[string]any{
+		"nil": nil, "empty": "", "text": "yes", "list of nil": []any{nil}, "nils for numbers": []any{nil, nil, nil, nil, nil}, "map": map[any]any{"yes": true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rdb := redistest.Mini(t).Client(t)
+			hook := fixed{reply, new(atomic.Bool)}
+			rdb.AddHook(hook)
+			e := startAt(t, rdb)
+			short := asked(e.ref("held"), "")
+			short.TTL = 2 * time.Second
+			le := must(t, e, short)
+			hook.on.Store(true)
+			for call, f := range callsOf(e) {
+				if err := f(t.Context(), e.ref(call)); call != "list" && call != "sweep" && !errors.Is(err, redisx.ErrBackend) {
+					t.Errorf("%s: %v; want ErrBackend", call, err)
+				}
+			}
+			redistest.Eventually(t, redistest.Patience, func() bool { return !le.Held() }, "the end of a lease that nothing renews")
+			if early := time.Until(le.Deadline()); early > 0 {
+				t.Errorf("lost %s before its deadline", early)
+			}
+		})
+	}
+}
+
 // TestInspect: who holds, waits and is parked, and since when.
 func TestInspect(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -153,9 +242,6 @@ func TestInspect(t *testing.T) {
 		isTheHolder(info)
 		if info.Granted < 4*time.Millisecond || info.Granted > time.Since(began)+time.Second {
 			t.Errorf("taken %s ago, after %s", info.Granted, time.Since(began))
-		}
-		if few, err := e.Inspect(t.Context(), r, 0, "", ""); err != nil || few.Held != 1 || few.Holders != nil {
-			t.Errorf("without holders: %+v, %v", few, err)
 		}
 		join(t, e, r, "w.1", "first", time.Minute)
 		join(t, e, r, "w.dead", "", time.Millisecond)
@@ -195,45 +281,47 @@ func TestInspect(t *testing.T) {
 	})
 }
 
-// TestThousandHolders: all are listed, the last one is found, and who gets a slot when all are broken keeps it.
-func TestThousandHolders(t *testing.T) {
+// TestParseKey: what is no lock's key is refused, with the reason.
+func TestParseKey(t *testing.T) {
+	for key, want := range map[string]string{
+		"": "begin", "room": "begin", "other:{room}": "begin", "automutex:{room": "not closed", "automutex:{}": "nothing", "automutex:{room}x": "follows",
+		"automutex:{ports}:pool": "a pool's", "automutex:{a b}": "escaped", "automutex:{\xff}": "escaped", "automutex:{a\x1b[2J}": "escaped",
+		"automutex:{" + keys.Controls + "}": "controls", "automutex:{" + strings.Repeat("x", 1<<20): "not closed",
+	} {
+		if _, err := ParseKey("automutex", key); err == nil || !strings.Contains(err.Error(), want) || len(err.Error()) > 500 {
+			t.Errorf("%.40q: %.600v; want %q", key, err, want)
+		}
+	}
+	if text, err := ParseKey("automutex", "automutex:{a%20b|~}"); text != "a%20b|~" || err != nil {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
+// TestManyHolders: all are listed and broken, though a script does a hundred at a time, and who gets a slot meanwhile keeps it.
+func TestManyHolders(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		e := startAt(t, s.Client(t))
 		r := e.ref("many")
-		r.Limit = 1000
-		leases := make([]*Lease, 1000)
-		var wg sync.WaitGroup
-		for i := range 10 {
-			redistest.Go(&wg, func() {
-				for j := range 100 {
-					leases[100*i+j] = must(t, e, asked(r, fmt.Sprint(i, j)))
-				}
-			})
+		r.Limit = 250
+		var leases []*Lease
+		for i := range r.Limit {
+			leases = append(leases, must(t, e, asked(r, fmt.Sprint(i))))
 		}
-		wg.Wait()
 		info := inspect(t, e, r, "")
-		if info.Held != 1000 || len(info.Holders) != 1000 {
+		if info.Held != r.Limit || len(info.Holders) != r.Limit {
 			t.Fatalf("%d hold it, %d are listed", info.Held, len(info.Holders))
 		}
-		last := info.Holders[999].Token
-		if n, tokens, err := e.Break(t.Context(), r, last, BreakSlots); n != 1 || err != nil || !slices.Equal(tokens, []string{last}) {
-			t.Errorf("Break of the last one: %d %v, %v", n, tokens, err)
+		if n, _, err := e.Break(t.Context(), r, info.Holders[r.Limit-1].Token, BreakSlots); n != 1 || err != nil {
+			t.Errorf("Break of the last one: %d, %v", n, err)
 		}
-		if n, _, err := e.Break(t.Context(), r, last, BreakSlots); n != 0 || err != nil {
-			t.Errorf("Break of one that holds it no more: %d, %v", n, err)
-		}
-		must(t, e, asked(r, "again"))
 		for i := range 5 {
 			join(t, e, r, fmt.Sprint("w.", i), "", time.Hour)
 		}
-		n, tokens, err := e.Break(t.Context(), r, "", BreakSlots)
-		if n != 1000 || len(tokens) != 1000 || err != nil {
+		if n, tokens, err := e.Break(t.Context(), r, "", BreakSlots); n != r.Limit-1 || len(tokens) != n || err != nil {
 			t.Errorf("Break of all: %d, %d tokens, %v", n, len(tokens), err)
 		}
-		for _, le := range leases {
-			if le.Held() {
-				t.Fatal("a broken lease is held, after Break has returned")
-			}
+		if slices.ContainsFunc(leases, (*Lease).Held) {
+			t.Error("a broken lease is held, after Break has returned")
 		}
 		if info = inspect(t, e, r, ""); info.Held != 5 || info.Waiting != 0 || !strings.HasPrefix(info.Holders[0].Token, "w.") {
 			t.Errorf("left: %+v", info)
@@ -309,9 +397,6 @@ func TestBreakSentTwice(t *testing.T) {
 		}))
 		e := startAt(t, rdb)
 		r := e.ref("twice")
-		if n, tokens, err := e.Break(t.Context(), r, "", BreakKey); n != 0 || tokens != nil || err != nil {
-			t.Errorf("of nothing: %d %v, %v", n, tokens, err)
-		}
 		for range 2 {
 			le := must(t, e, asked(r, ""))
 			n, tokens, err := e.Break(t.Context(), r, le.Token(), BreakSlots)
@@ -404,14 +489,24 @@ func TestList(t *testing.T) {
 			}
 		}
 
-		if n, err := e.Sweep(t.Context()); n != 115 || err != nil {
-			t.Errorf("Sweep removed %d, %v, want each second lock's dead waiter", n, err)
+		for i := range 250 { // a script removes a hundred at a time
+			join(t, e, e.ref("lock 0"), fmt.Sprint("w.", i), "", time.Millisecond)
+		}
+		passed := rdb.Time(t.Context()).Val()
+		redistest.Eventually(t, redistest.Patience, func() bool { return rdb.Time(t.Context()).Val().Sub(passed) > 5*time.Millisecond }, "dead waiters")
+		if n, err := e.Sweep(t.Context()); n != 115+250 || err != nil {
+			t.Errorf("Sweep removed %d, %v, want those of one lock, and each second lock's dead waiter", n, err)
 		}
 		if n, err := e.Sweep(t.Context()); n != 0 || err != nil {
 			t.Errorf("Sweep removed %d more, %v", n, err)
 		}
 		if info := inspect(t, e, pool, ""); info.Free != 2 {
 			t.Errorf("the pool is %+v", info)
+		}
+
+		hidden := startAt(t, struct{ redisx.Client }{rdb}) // a client that may hide a Cluster
+		if _, err := hidden.Sweep(t.Context()); err == nil || !strings.Contains(err.Error(), "cannot walk its keys") {
+			t.Errorf("Sweep by a client of another type: %v", err)
 		}
 
 		// Close from inside does not wait for the loop that it is called from.
@@ -426,62 +521,18 @@ func TestList(t *testing.T) {
 	})
 }
 
-// TestSweepGoesOn: until all that is dead is gone, though a script removes a hundred at a time.
-func TestSweepGoesOn(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		rdb := s.Client(t)
-		e := startAt(t, rdb)
-		r := e.ref("dead")
-		must(t, e, asked(r, ""))
-		for i := range 350 {
-			stay := time.Millisecond
-			if i%7 == 0 {
-				stay = time.Hour
-			}
-			join(t, e, r, fmt.Sprint("w.", i), "", stay)
-		}
-		var dead []redis.Z
-		for i := range 250 {
-			dead = append(dead, redis.Z{Score: 1, Member: fmt.Sprint("h.", i, "||")})
-		}
-		redistest.Must(t, rdb.ZAdd(t.Context(), r.Key+":holders", dead...).Err())
-		time.Sleep(5 * time.Millisecond)
-		n, err := e.Sweep(t.Context())
-		left, holders := rdb.ZCard(t.Context(), r.Key+":line").Val(), rdb.ZCard(t.Context(), r.Key+":holders").Val()
-		if n != 550 || err != nil || left != 50 || holders != 1 {
-			t.Errorf("removed %d, %v; %d holders and %d in line are left", n, err, holders, left)
-		}
-	})
-}
-
 // TestListOnCluster: on each master.
 func TestListOnCluster(t *testing.T) {
-	s := redistest.Cluster(t)
-	e := startAt(t, s.Client(t).(*redis.ClusterClient))
-	want := map[string]bool{}
-	for i := range 30 {
-		r := e.ref(fmt.Sprint(i))
-		le := must(t, e, asked(r, ""))
-		join(t, e, r, "w.1", "", time.Hour)
-		if n, _, err := e.Break(t.Context(), r, le.Token(), BreakSlots); n != 1 || err != nil {
-			t.Errorf("Break: %d, %v", n, err)
-		}
-		want[r.Key] = true
+	e, n := startAt(t, redistest.Cluster(t).Client(t)), 12
+	for i := range n {
+		must(t, e, asked(e.ref(fmt.Sprint(i)), ""))
 	}
-	for info, err := range e.List(t.Context()) {
+	for _, err := range e.List(t.Context()) {
 		redistest.Must(t, err)
-		if !want[info.Key] {
-			t.Errorf("%q is listed again, or none", info.Key)
-		}
-		delete(want, info.Key)
+		n--
 	}
-	if len(want) > 0 {
-		t.Errorf("not listed: %v", want)
-	}
-	// A client that may hide a Cluster.
-	hidden := startAt(t, struct{ redisx.Client }{s.Client(t)})
-	if _, err := hidden.Sweep(t.Context()); err == nil || !strings.Contains(err.Error(), "cannot walk its keys") {
-		t.Errorf("Sweep by a client of another type: %v", err)
+	if n != 0 {
+		t.Errorf("%d too few are listed", n)
 	}
 }
 
@@ -549,55 +600,6 @@ func TestPut(t *testing.T) {
 		}
 		if info = inspect(t, e, r, ""); info.InUse() || info.Free != 0 {
 			t.Errorf("left: %+v", info)
-		}
-	})
-}
-
-// TestReplace: who came first, and who is asked to stop.
-func TestReplace(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		rdb := s.Client(t)
-		e := startAt(t, rdb)
-		r := e.ref("r")
-		arrive := func(note string, want bool) int64 {
-			t.Helper()
-			at, isNew, err := e.Arrive(t.Context(), r, note, time.Hour)
-			if err != nil || isNew != want || at <= 0 {
-				t.Errorf("Arrive(%q): %d %v, %v", note, at, isNew, err)
-			}
-			return at
-		}
-		first, second := arrive("1", true), arrive("2|\x00", true)
-		if again := arrive("1", false); again != first || second <= first {
-			t.Errorf("%d, %d, and again %d", first, second, again)
-		}
-		stands := func(arrival int64, want inside.Standing) {
-			t.Helper()
-			if got, err := e.Stop(t.Context(), r, arrival); got != want || err != nil {
-				t.Errorf("%v, %v, want %v", got, err, want)
-			}
-		}
-		stands(first, inside.First)
-		old := asked(r, "1")
-		old.Arrival = first
-		le := must(t, e, old)
-		sub := rdb.Subscribe(t.Context(), e.o.Prefix+":"+e.channel)
-		t.Cleanup(func() { _ = sub.Close() })
-		_, err := sub.Receive(t.Context())
-		redistest.Must(t, err)
-		stands(second, inside.First)
-		if msg := (<-sub.Channel()).Payload; !strings.HasPrefix(msg, le.Token()+" -2 ") {
-			t.Errorf("published %q", msg)
-		}
-		release(t, le)
-		young := asked(r, "2")
-		young.Arrival = second
-		must(t, e, young)
-		stands(first, inside.BehindHolders)
-		redistest.Must(t, e.Forget(t.Context(), r, "1"))
-		redistest.Must(t, e.Forget(t.Context(), r, "1"))
-		if now := arrive("1", true); now <= second {
-			t.Errorf("forgotten, and came at %d again", now)
 		}
 	})
 }
@@ -693,9 +695,6 @@ func TestOrder(t *testing.T) {
 		n, err := e.actOrder(t.Context(), r, "skip", inside.OrderItem{Note: "q|1", Ticket: first}, 0)
 		if err != nil || !names(n, "|c|c|N2|") || !strings.HasSuffix(n.called[0], "|q2") {
 			t.Errorf("Skip: %+v, %v", n, err)
-		}
-		if again, err := e.actOrder(t.Context(), r, "skip", inside.OrderItem{Note: "q|1", Ticket: first}, 0); err != nil || len(again.called) != 1 {
-			t.Errorf("Skip, sent again: %+v, %v", again, err)
 		}
 		if note, err := e.Skip(t.Context(), r, "q|1", 0); note != "q2" || !errors.Is(err, ErrNotHead) {
 			t.Errorf("Skip of one that has left: %q, %v", note, err)

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -217,34 +216,6 @@ func always(fate inside.Fate) func(context.Context, string, int) inside.Fate {
 	return func(context.Context, string, int) inside.Fate { return fate }
 }
 
-// TestReleaseCallsParked: parked work is called in its order, one at a time, and comes. Then nothing is left, and nobody checks.
-func TestReleaseCallsParked(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		e, c := startCalling(t, s, always(inside.FateComing))
-		r := request(t)
-		le := must(t, e, r)
-		notes := []string{"a", "b", "c"}
-		park(t, e, r, notes...)
-		for _, note := range notes {
-			releaseAndCall(t, e, le)
-			c.waitFor(t, note, 1)
-			le = comeBack(t, e, r, note)
-		}
-		releaseAndCall(t, e, le)
-		redistest.Eventually(t, redistest.Patience, func() bool {
-			p := e.parking
-			p.mu.Lock()
-			n := p.lines[r.Key]
-			rests := p.parkedOn == 0 && p.rounds == 0 && !n.parked && len(n.calls) == 0 && p.callers == 0
-			p.mu.Unlock()
-			return rests && len(leftOf(t, s, r)) == 0
-		}, "rest")
-		if !slices.Equal(c.called, notes) {
-			t.Errorf("called %q", c.called)
-		}
-	})
-}
-
 func leftOf(t *testing.T, s *redistest.Server, r Request) (keys []string) {
 	t.Helper()
 	for _, key := range append(r.keys(), r.Key+":call:a", r.Key+":call:b") {
@@ -261,7 +232,10 @@ func leftOf(t *testing.T, s *redistest.Server, r Request) (keys []string) {
 // a call that another process makes keeps this one from making it too.
 func TestChecksCallParked(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		e, c := startCalling(t, s, func(_ context.Context, note string, nth int) inside.Fate {
+		e, c := startCalling(t, s, func(ctx context.Context, note string, nth int) inside.Fate {
+			if by, ok := ctx.Deadline(); !ok || time.Until(by) > callTime/2 {
+				t.Errorf("a call may last until %v", by)
+			}
 			switch {
 			case note == "a" && nth == 1:
 				panic("a Caller that panics")
@@ -301,122 +275,14 @@ func TestChecksCallParked(t *testing.T) {
 		releaseAndCall(t, e, comeBack(t, e, r, "c"))
 		c.waitFor(t, "b", 2)
 		releaseAndCall(t, e, comeBack(t, e, r, "b"))
-		redistest.Eventually(t, redistest.Patience, func() bool { return len(leftOf(t, s, r)) == 0 }, "keys are left")
-	})
-}
-
-// TestOneCallAtATime: while one process makes a call, which has until the deadline of its claim, another that knows of the same turn makes
-// none.
-func TestOneCallAtATime(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := request(t)
-		other, c := startCalling(t, s, always(inside.FateComing))
-		e, _ := startCalling(t, s, func(ctx context.Context, note string, _ int) inside.Fate {
-			if by, ok := ctx.Deadline(); !ok || time.Until(by) > callTime/2 {
-				t.Errorf("a call may last until %v", by)
-			}
-			other.parking.noteNamed(r.Ref, named{parked: 0, called: []string{note}, opens: -1}, time.Now())
-			other.Close()
-			if c.count(note) > 0 && ctx.Err() == nil {
-				t.Error("two calls at a time")
-			}
-			return inside.FateComing
-		})
-		e.parking.noteNamed(r.Ref, named{parked: 0, called: []string{"a"}, opens: -1}, time.Now())
 		redistest.Eventually(t, redistest.Patience, func() bool {
-			e.parking.mu.Lock()
-			defer e.parking.mu.Unlock()
-			return e.parking.callers == 0
-		}, "the call goes on")
-		redistest.Eventually(t, redistest.Patience, func() bool { return len(leftOf(t, s, r)) == 0 }, "the claim stands")
-	})
-}
-
-// TestCloseMakesTheCallsOfTheLastReleases: those of a fate too, and of a note whose turn comes once more while it is called. No check runs then.
-func TestCloseMakesTheCallsOfTheLastReleases(t *testing.T) {
-	var e *Engine
-	r, began := request(t), time.Now()
-	e, c := startCalling(t, redistest.Mini(t), func(ctx context.Context, note string, nth int) inside.Fate {
-		if note == "a" {
-			<-ctx.Done() // Close has begun
-			return inside.FateGone
-		} else if nth == 1 {
-			e.parking.noteParked(r.Ref, note, turn.Answer{Parked: true}, true)
-			e.parking.noteNamed(r.Ref, named{parked: 0, called: []string{note}, opens: -1}, time.Now())
-		}
-		return inside.FateComing
-	})
-	le := must(t, e, r)
-	park(t, e, r, "a", "b")
-	releaseAndCall(t, e, le)
-	e.Close()
-	e.parking.noteNamed(r.Ref, named{parked: 0, called: []string{"d"}, opens: -1}, time.Now())
-	if got := strings.Join(c.called, " "); got != "a b b" && time.Since(began) < slowCall {
-		t.Errorf("called %s", got)
-	}
-}
-
-// TestCallsAtOnce: however many lines have calls, no more than maxCallers are made at once.
-func TestCallsAtOnce(t *testing.T) {
-	var running, most atomic.Int32
-	open := make(chan struct{})
-	e, _ := startCalling(t, redistest.Mini(t), func(context.Context, string, int) inside.Fate {
-		most.Store(max(most.Load(), running.Add(1)))
-		<-open
-		running.Add(-1)
-		return inside.FateComing
-	})
-	r := request(t).Ref
-	for i := range maxCallers + 4 {
-		one := r
-		one.Key += fmt.Sprint(i)
-		e.parking.noteNamed(one, named{parked: 0, called: []string{"a", "b"}, opens: -1}, time.Now())
-	}
-	redistest.Eventually(t, redistest.Patience, func() bool { return running.Load() >= maxCallers }, "%d calls", maxCallers)
-	close(open)
-	e.Close()
-	if n := most.Load(); n > maxCallers {
-		t.Errorf("%d calls at once", n)
-	}
-}
-
-// TestOrderedKeyIsChecked: a task that waits has the missing head looked for, and is called when that is gone.
-func TestOrderedKeyIsChecked(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		e, c := startCalling(t, s, always(inside.FateUnsure))
-		r := request(t).Ref
-		r.Ordered = true
-		run := func(reply any, err error) any {
-			redistest.Must(t, err)
-			return reply
-		}
-		ctx := context.Background()
-		run(e.conn.Run(ctx, orderStampScript, r.keys(), "one", "q/1", 1, 0))
-		ticket := run(e.conn.Run(ctx, orderStampScript, r.keys(), "two", "q/2", 60000, 0))
-		run(e.conn.Run(ctx, orderAskScript, r.keys(), "ch.k|test|q/2", 30000, 0, 1, 1, 0, 0, 30000, "two", ticket, 0, -1, 0, 0))
-		e.parking.checkOrder(r)
-		find := func(begins, ends string) (note string) {
-			redistest.Eventually(t, redistest.Patience, func() bool {
-				c.mu.Lock()
-				defer c.mu.Unlock()
-				for _, one := range c.called {
-					if strings.HasPrefix(one, begins) && strings.HasSuffix(one, ends) {
-						note = one
-					}
-				}
-				return note != ""
-			}, "a call of "+begins)
-			return note
-		}
-		item := strings.Split(find("|l|i|one|", "|q/1"), "|")
-		run(e.conn.Run(ctx, orderActScript, r.keys(), 1, 0, "present", "one", item[4], "i", item[5], 60000, "q/1"))
-		redistest.Eventually(t, redistest.Patience, func() bool {
-			e.parking.mu.Lock()
-			defer e.parking.mu.Unlock()
-			return e.parking.lines[r.Key].stillCount > 1
-		}, "a check that finds nothing to do")
-		run(e.conn.Run(ctx, orderActScript, r.keys(), 1, 0, "withdraw", "one", item[4], "", 0, 0, "q/1"))
-		find("|c|c|two|", "|q/2")
+			p := e.parking
+			p.mu.Lock()
+			n := p.lines[r.Key]
+			rests := p.parkedOn == 0 && p.rounds == 0 && !n.parked && len(n.calls) == 0 && p.callers == 0
+			p.mu.Unlock()
+			return rests && len(leftOf(t, s, r)) == 0
+		}, "rest, without a key")
 	})
 }
 
@@ -431,7 +297,7 @@ func idleParking(t *testing.T) *parking {
 func mutexOf(i int) Ref { return Ref{Key: fmt.Sprint(i), Limit: 1} }
 
 // TestChecksKeepToTheirBudget: however many locks have parked work, and however soon their holders end, there are a thousand checks a second
-// at most, and each lock has its turn. No more than maxRounds are under way.
+// at most, and each lock has its turn.
 func TestChecksKeepToTheirBudget(t *testing.T) {
 	t.Parallel()
 	const locks, seconds = 5000, 20
@@ -466,18 +332,6 @@ func TestChecksKeepToTheirBudget(t *testing.T) {
 	}
 	if most := locks*time.Second/1000 + time.Second; len(last) != locks || slowest > most {
 		t.Errorf("%d locks of %d had a turn, one after %s, want %s", len(last), locks, slowest, most)
-	}
-	for i := range maxRounds + 1 {
-		if due := p.takeDue(began.Add(time.Hour)); (len(due) > 0) != (i < maxRounds) {
-			t.Fatalf("round %d has %d checks", i, len(due))
-		}
-		p.budget = maxChecks
-	}
-	if !p.next(began).IsZero() {
-		t.Error("the alarm is set though no round may begin")
-	}
-	if p.rounds, p.budget = 0, 0; p.next(began.Add(time.Hour)) != began.Add(time.Hour+checksTogether) {
-		t.Error("the alarm rings before a check may begin")
 	}
 }
 
@@ -516,56 +370,5 @@ func TestLinesAreForgotten(t *testing.T) {
 	p.lines[called].dropCall("a")
 	if p.takeDue(later.Add(forgetAfter + time.Second)); len(p.lines) != 0 || p.due != nil {
 		t.Errorf("%d lines are remembered", len(p.lines))
-	}
-}
-
-// TestWanted: the scripts are told how much to call and how long it has to come, where there is a Caller and the lock is not paused.
-func TestWanted(t *testing.T) {
-	t.Parallel()
-	p := idleParking(t)
-	p.leastLife = minCallLife
-	want := func(what string, r Ref, inbound, life int64) {
-		t.Helper()
-		if i, l := p.wanted(r); i != inbound || l != life {
-			t.Errorf("%s: %d, %d; want %d, %d", what, i, l, inbound, life)
-		}
-	}
-	r, ordered := mutexOf(0), Ref{Key: "ordered", Limit: 1, Ordered: true}
-	want("not known", r, 1, 1000)
-	p.noteNamed(r, named{parked: 1, called: nil, opens: -1}, time.Now())
-	p.noteNamed(ordered, named{parked: 1, called: nil, opens: -1}, time.Now())
-	p.lines["0"].avgReturn, p.lines["0"].inbound, p.lines["ordered"].inbound = 10*time.Second, 4.9, maxInbound
-	want("known", r, 4, 20_000)
-	want("paused", Ref{Key: "0"}, 0, 1000)
-	p.arriveWithin(time.Millisecond)
-	want("in order", ordered, maxInbound, 1000)
-	p.parkedOn = 10
-	p.arriveWithin(3 * time.Second)
-	want("one of ten", ordered, maxInboundInOrder/10, 3000)
-	p.parkedOn = 1000
-	want("one of many", ordered, 1, 3000)
-	p.arriveWithin(time.Hour)
-	want("an hour", ordered, 1, maxCallLife.Milliseconds())
-	p.caller = nil
-	want("without a Caller", r, 0, 1000)
-}
-
-// TestCheckAtTheEndOfALease: a check comes right after the first lease or the gate ends, else on the grid.
-func TestCheckAtTheEndOfALease(t *testing.T) {
-	t.Parallel()
-	p := idleParking(t)
-	for i, ms := range []int64{-1, 0, 1, 40, 249, 60_000} {
-		began := time.Now()
-		p.noteNamed(mutexOf(i), named{parked: 1, called: nil, opens: time.Duration(ms) * time.Millisecond}, began)
-		took := time.Since(began)
-		in := p.lines[fmt.Sprint(i)].checkAt.Sub(began)
-		exact := time.Duration(ms+1) * time.Millisecond
-		if isGrid := p.lines[fmt.Sprint(i)].checkAt.Sub(p.began)%checksTogether == 0; ms < 0 || ms > 1000 {
-			if !isGrid || in < checkEvery || in > 2*checkEvery+checksTogether+took {
-				t.Errorf("%d ms: checked in %s, on the grid: %v", ms, in, isGrid)
-			}
-		} else if in < exact || in > exact+took {
-			t.Errorf("%d ms: checked in %s", ms, in)
-		}
 	}
 }

@@ -95,6 +95,8 @@ func playCommand(ctx context.Context, rdb *redis.Client, e *story.Event) (any, e
 			keys = 1
 		case keys == 0 && s.Name == "renew":
 			keys = 2
+		case s.Name == "arrive" || s.Name == "forget":
+			keys, all = 2, []string{storyKey + ":arrivals", storyKey + ":seen"}
 		case keys == 7 || s.Name == "put":
 			keys, all = 7, append(keysOf(storyKey), storyKey+":values")
 		case keys == 0:
