@@ -28,8 +28,7 @@ func (e *endpoint) client() *redis.Client {
 }
 
 // slowFailure has a command take time whose connection could not be made, which the dial
-// itself cannot, and any of asynq's that is refused: asynq asks again at once. It takes the
-// shortcut for commands that find nothing to do.
+// itself cannot, and any of asynq's that is refused: asynq asks again at once.
 type slowFailure struct{ end *endpoint }
 
 // DialHook is part of redis.Hook and changes nothing.
@@ -38,9 +37,6 @@ func (s slowFailure) DialHook(next redis.DialHook) redis.DialHook { return next 
 // ProcessHook is part of redis.Hook.
 func (s slowFailure) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		if answered, err := s.end.shortcut(ctx, cmd); answered {
-			return err
-		}
 		err := next(ctx, cmd)
 		if err != nil && !isSetup(strings.ToUpper(cmd.Name())) {
 			s.waitOut(err)

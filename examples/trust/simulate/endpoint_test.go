@@ -32,8 +32,6 @@ type endpoint struct {
 	active       []activeFault
 	conns        map[*conn]struct{}
 	gone         bool // its process has died
-	severed      int  // connections that the network has broken
-	broken       int  // those among them that the client has not closed yet
 }
 
 // activeFault is one that has begun.
@@ -217,13 +215,10 @@ func isSetup(name string) bool {
 	return name == "HELLO" || name == "AUTH" || name == "CLIENT" || name == "SELECT"
 }
 
-// forget takes a connection off the endpoint's; broken: what changes of the number of
-// connections that the network has broken.
-func (e *endpoint) forget(c *conn, broken int) {
+// forget takes a connection off the endpoint's.
+func (e *endpoint) forget(c *conn) {
 	e.mu.Lock()
 	delete(e.conns, c)
-	e.broken += broken
-	e.severed += broken
 	e.mu.Unlock()
 	c.peer.hangUp()
 }

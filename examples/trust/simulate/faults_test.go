@@ -2,7 +2,6 @@ package simulate
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -29,10 +28,7 @@ func jobsOf(t *testing.T, p *plan) (jobs []job) {
 	t.Helper()
 	v := playWatched(t, p)
 	for _, text := range v.violations {
-		t.Errorf("%s, without a fault: %s", p.Name, text)
-	}
-	if t.Failed() && *verbose {
-		t.Log(strings.Join(v.trace, "\n"))
+		t.Errorf("%s, without a fault: %s%s", p.Name, text, v.told())
 	}
 	for _, client := range p.faultable() {
 		count := v.counts[fmt.Sprintf("%s %d", client.Client, client.Proc)]
@@ -70,16 +66,9 @@ func TestFaults(t *testing.T) {
 	began := time.Now()
 	var sum totals
 	jobsDone, all := 0, scenarios()
-	dice := rand.New(rand.NewPCG(*seedFlag, 1))
 	for i, p := range all {
 		t.Run(p.Name, func(t *testing.T) {
 			jobs := jobsOf(t, p)
-			if *pairs {
-				for j := range jobs {
-					second := jobs[dice.IntN(len(jobs))].faults[0]
-					jobs[j].faults = append(jobs[j].faults, second)
-				}
-			}
 			jobs = sample(jobs, i)
 			jobsDone += len(jobs)
 			playJobs(t, jobs, &sum)
@@ -115,11 +104,7 @@ func playJobs(t *testing.T, jobs []job, sum *totals) {
 		if failures[kind]++; failures[kind] > most {
 			return
 		}
-		trace := ""
-		if *verbose {
-			trace = "\n" + strings.Join(v.trace, "\n")
-		}
-		t.Errorf("%s, with %s: %s%s", p.Name, describe(jobs[i].faults), strings.Join(v.violations, "\n"), trace)
+		t.Errorf("%s, with %s: %s%s", p.Name, describe(jobs[i].faults), strings.Join(v.violations, "\n"), v.told())
 	})
 	for kind, n := range failures {
 		t.Errorf("%d of %d fail: %s", n, len(jobs), kind)

@@ -42,7 +42,9 @@ func draw(seed uint64) *plan {
 		d.operators(length)
 	}
 	d.controls(length)
-	d.p.Quiet = d.span(0, 1_400_000)
+	if d.p.Quiet = d.span(0, 1_400_000); d.p.Quiet < 1000*time.Second {
+		d.p.Quiet /= 10 // quiet hours find little, and cost what a world costs
+	}
 	d.onceBeside()
 	d.cooldowns() // only where there is no limit
 	d.storage(length)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/alicebob/miniredis/v2/server"
 )
@@ -65,9 +66,9 @@ func (p *peer) execute(command []string, lost bool) {
 	p.mu.Unlock()
 	s.executed++
 	s.full = p.conn.end.isFull()
-	if answer, idle := s.idle(command); idle && !s.full && at != s.old { // none of its keys expires: the clock need not be set
+	if answer := s.idle(command); answer != "" && !s.full && at != s.old { // none of its keys expires: the clock need not be set
 		if !lost {
-			p.conn.deliver(encode(nil, answer))
+			p.conn.deliver([]byte(answer))
 		}
 		return
 	}
@@ -97,50 +98,41 @@ func (m *master) dispatch(p *server.Peer, command []string) {
 	m.mini.Server().Dispatch(p, command)
 }
 
-// idle answers what servers ask again and again while there is nothing to do, as the
-// scripts would; a nil answer is Redis' null. Not idle: the command has to run. It makes
-// quiet hours cheap. Callers hold commands.
-func (s *redisServer) idle(command []string) (answer any, idle bool) {
-	if !polls(command) {
-		return nil, false
-	}
-	if command[0] == "ZADD" {
-		return int64(0), command[1] == "asynq:servers" || command[1] == "asynq:workers" // see below
+// idle answers, as the scripts would, what servers ask again and again while there is nothing to do; empty: the command has
+// to run. It makes quiet hours cheap. Callers hold commands.
+func (s *redisServer) idle(command []string) (answer string) {
+	if len(command) < 4 {
+		return ""
 	}
 	first := command[3]
 	switch {
-	case readsControls(command):
-		return s.noControls(first)
+	case command[0] == "ZADD" && (command[1] == "asynq:servers" || command[1] == "asynq:workers"):
+		return ":0\r\n" // what asynq's own pages show of servers, which nobody reads here
+	case command[0] != "EVALSHA":
+		return ""
 	case strings.HasPrefix(first, "asynq:servers:{"):
-		return "OK", true // what asynq's own pages show of servers, which nobody reads here
-	case !strings.HasPrefix(first, "asynq:{") || len(command) < 5 || s.mini.Exists(first):
-		return nil, false
+		return "+OK\r\n"
+	case s.mini.Exists(first):
+		return ""
+	case readsControls(command):
+		now := time.Now()
+		if now.Before(s.clock) {
+			now = s.clock
+		}
+		return fmt.Sprintf("*3\r\n:%d\r\n:0\r\n*0\r\n", now.UnixMicro())
+	case !strings.HasPrefix(first, "asynq:{") || len(command) < 5:
+		return ""
 	case command[2] == "4" && strings.HasSuffix(first, ":pending") && strings.HasSuffix(command[6], ":lease"):
-		return nil, true // nothing to dequeue
-	case command[2] == "2" && strings.HasSuffix(command[4], ":pending") &&
-		(strings.HasSuffix(first, ":scheduled") || strings.HasSuffix(first, ":retry")):
-		return int64(0), true // nothing to forward
+		return "_\r\n" // nothing to dequeue
+	case command[2] == "2" && strings.HasSuffix(command[4], ":pending") && (strings.HasSuffix(first, ":scheduled") || strings.HasSuffix(first, ":retry")):
+		return ":0\r\n" // nothing to forward
 	}
-	return nil, false
+	return ""
 }
 
-// encode adds an answer of idle to b, as Redis writes it.
-func encode(b []byte, answer any) []byte {
-	switch answer := answer.(type) {
-	case nil:
-		return append(b, "_\r\n"...)
-	case int64:
-		return fmt.Appendf(b, ":%d\r\n", answer)
-	case string:
-		return fmt.Appendf(b, "+%s\r\n", answer)
-	case []any:
-		b = fmt.Appendf(b, "*%d\r\n", len(answer))
-		for _, each := range answer {
-			b = encode(b, each)
-		}
-		return b
-	}
-	panic(fmt.Sprintf("simulate: an answer is a %T", answer))
+// readsControls tells whether a command reads the controls, as each Guard does every other second.
+func readsControls(command []string) bool {
+	return strings.HasPrefix(command[0], "EVAL") && len(command) == 5 && strings.HasSuffix(command[3], ":{control}")
 }
 
 // nested sees every command before it runs; those of scripts as well. As in Redis,

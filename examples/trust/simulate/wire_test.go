@@ -222,34 +222,23 @@ func (c *conn) deliver(data []byte) {
 }
 
 // sever breaks the connection, as the client finds out when it next uses it.
-func (c *conn) sever() {
-	c.mu.Lock()
-	was := c.severed || c.closed
-	c.severed = true
-	c.mu.Unlock()
-	c.look()
-	if !was {
-		c.end.forget(c, 1)
-	}
-}
+func (c *conn) sever() { c.ends(&c.severed) }
 
 // Close is part of net.Conn.
 func (c *conn) Close() error {
+	c.ends(&c.closed)
+	return nil
+}
+
+func (c *conn) ends(how *bool) {
 	c.mu.Lock()
-	was, broken := c.closed, c.severed
-	c.closed = true
+	was := c.severed || c.closed
+	*how = true
 	c.mu.Unlock()
 	c.look()
-	switch {
-	case was:
-	case broken:
-		c.end.mu.Lock()
-		c.end.broken--
-		c.end.mu.Unlock()
-	default:
-		c.end.forget(c, 0)
+	if !was {
+		c.end.forget(c)
 	}
-	return nil
 }
 
 // SetDeadline is part of net.Conn.

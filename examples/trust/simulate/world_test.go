@@ -62,6 +62,14 @@ type verdict struct {
 	hits       map[hit]int
 }
 
+// told is what happened, if that is asked for.
+func (v verdict) told() string {
+	if !*verbose {
+		return ""
+	}
+	return "\n" + strings.Join(v.trace, "\n")
+}
+
 // kinds are the first words of the violations.
 func (v verdict) kinds() (kinds []string) {
 	for _, text := range v.violations {

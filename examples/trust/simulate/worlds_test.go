@@ -2,9 +2,8 @@ package simulate
 
 import (
 	"fmt"
-	"os"
 	"runtime"
-	"slices"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -64,31 +63,11 @@ func (s *totals) verdict() string {
 	return "NO"
 }
 
-// watchdog ends the program when a world takes far too long in real time: something
-// computes for ever without that virtual time goes on, and no test's timeout says where.
-// It counts ticks: a program that was stopped for a while misses those.
-func watchdog(p *plan) (stop func()) {
-	over := make(chan struct{})
-	go func() { // until stop
-		ticker := time.NewTicker(10 * time.Second)
-		defer ticker.Stop()
-		for range 30 {
-			select {
-			case <-over:
-				return
-			case <-ticker.C:
-			}
-		}
-		buf := make([]byte, 1<<20)
-		fmt.Fprintf(os.Stderr, "simulate: the world of seed %d (%s) stands still\n%s\n%s\n", p.Seed, p.Name, p, buf[:runtime.Stack(buf, true)])
-		os.Exit(2)
-	}()
-	return func() { close(over) }
-}
-
-// playWatched is play with the watchdog.
+// playWatched is play, and ends the program when a world takes far too long in real time: something computes for
+// ever without that virtual time goes on, and no test's timeout says where.
 func playWatched(t *testing.T, p *plan) verdict {
-	defer watchdog(p)()
+	debug.SetTraceback("all")
+	defer time.AfterFunc(10*time.Minute, func() { panic(fmt.Sprintf("the world of seed %d stands still: %s", p.Seed, p)) }).Stop()
 	return play(t, p)
 }
 
@@ -147,35 +126,12 @@ func TestWorlds(t *testing.T) {
 			t.Errorf("seed %d: %s", seed, v.violations[0])
 			return
 		}
-		report(t, p, v)
+		inOrder := map[bool]string{true: " -in-order"}[*onlyOrder]
+		t.Errorf("seed %d fails; again with: go test ./examples/trust/simulate -run Worlds%s -seed %d -repeat 20 -trace\n%s\n%s%s",
+			seed, inOrder, seed, strings.Join(v.violations, "\n"), p, v.told())
 	})
 	t.Log(sum.row("worlds", time.Since(began)))
 	if len(sum.failed) > 0 {
 		t.Errorf("%d of %d worlds fail: seeds %s", len(sum.failed), sum.worlds, strings.Join(sum.failed, " "))
 	}
-}
-
-// report tells of a world that fails, as small as it can be made.
-func report(t *testing.T, p *plan, v verdict) {
-	t.Helper()
-	kinds := v.kinds()
-	small := shrink(p, *shrinking, func(q *plan) bool {
-		for range 3 { // what depends on the order within one instant may need several runs
-			got := playWatched(t, q)
-			for _, kind := range got.kinds() {
-				if slices.Contains(kinds, kind) {
-					v = got
-					return true
-				}
-			}
-		}
-		return false
-	})
-	trace := ""
-	if *verbose {
-		trace = "\n" + strings.Join(v.trace, "\n")
-	}
-	inOrder := map[bool]string{true: " -in-order"}[*onlyOrder]
-	t.Errorf("seed %d, %q fails; again with: go test ./examples/trust/simulate -run Worlds%s -seed %d -repeat 20 -trace\n%s\n%s%s",
-		p.Seed, p.Name, inOrder, p.Seed, strings.Join(v.violations, "\n"), small, trace)
 }
