@@ -27,7 +27,6 @@ type endpoint struct {
 	evals int        // scripts among them, but for those that read the controls
 	// controlReads is how often the controls were read.
 	controlReads int
-	sent         []string // by number, from 1 on: which script each command runs, see stepOf
 	armed        []faultPlan
 	active       []activeFault
 	conns        map[*conn]struct{}
@@ -161,14 +160,13 @@ func (e *endpoint) fate(command []string) (fate faultKind, lasts time.Duration, 
 		case f.Saying == "" && f.Nth != e.count:
 			continue
 		case f.Saying == "":
-		case time.Since(e.began) < f.At || f.Saying != stepOf(command) && !slices.ContainsFunc(command, func(word string) bool { return strings.HasSuffix(word, f.Saying) }):
+		case time.Since(e.began) < f.At || !slices.ContainsFunc(command, func(word string) bool { return strings.HasSuffix(word, f.Saying) }):
 			continue
 		default:
 			e.armed = slices.Delete(e.armed, i, i+1)
 		}
 		if f.Kind.spansTime() {
 			broken = append(broken, e.begin(f)...)
-			e.redis.hit(command, f.Kind)
 			continue
 		}
 		now := time.Now()
@@ -177,7 +175,6 @@ func (e *endpoint) fate(command []string) (fate faultKind, lasts time.Duration, 
 			e.active = append(e.active, activeFault{arrival, now.Add(f.For), now.Add(f.For)})
 		}
 		e.redis.faulted(f.Kind)
-		e.redis.hit(command, f.Kind)
 		return f.Kind, f.For, nil
 	}
 	for _, a := range e.active {
@@ -205,7 +202,6 @@ func (e *endpoint) note(command []string) (counted bool) {
 	}
 	if counted {
 		e.count++
-		e.sent = append(e.sent, stepOf(command))
 	}
 	return counted
 }

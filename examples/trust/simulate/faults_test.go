@@ -16,6 +16,10 @@ var kinds = []faultPlan{
 	{Kind: misconf, For: 2500 * ms}, {Kind: outOfMemory, For: 20 * time.Second}, {Kind: setup, For: 9 * time.Second}, {Kind: apart, For: 4 * time.Second}, {Kind: frozen, For: 4 * time.Second},
 }
 
+// firstOfAsynq is how many of asynq's commands a fault is put at, in scenarios about order: those that
+// come later look for tasks, again and again.
+const firstOfAsynq = 60
+
 // job is a scenario with faults put upon it.
 type job struct {
 	plan   *plan

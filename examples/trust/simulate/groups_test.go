@@ -162,17 +162,3 @@ func (w *world) inGroups() (left []string) {
 	sets, _ := m.ZMembers(base + "aggregation_sets")
 	return append(left, sets...)
 }
-
-// groupedOnce is a scenario in which a task that is enqueued once is aggregated, and the next one of its key comes.
-func groupedOnce() *plan {
-	return scenario("a task that was aggregated blocks its key no more", 1, func(p *plan) {
-		p.Rules, p.Groups = []rulePlan{rule("retry")}, &groupPlan{Grace: time.Second}
-		p.Unique = []uniquePlan{{Task: "t", On: []string{"a"}, Until: "start", Duplicate: "reject"}}
-		p.Tasks = []taskPlan{work(0, 200*ms), work(300*ms, 200*ms), work(12*time.Second, 200*ms)}
-		for i := range p.Tasks {
-			p.Tasks[i].Group = "g0"
-		}
-		made := taskPlan{At: -1, Task: "plain", MaxRetry: 3, Aggregated: true}
-		p.Tasks = append(p.Tasks, made, made)
-	})
-}

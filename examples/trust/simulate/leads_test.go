@@ -164,15 +164,3 @@ func (b *ledger) isLed() bool {
 	defer b.mu.Unlock()
 	return slices.ContainsFunc(b.terms, (*term).lives)
 }
-
-// hungLeader is a scenario in which whoever leads loses its lease while its function goes on.
-func hungLeader() *plan {
-	return scenario("the renewals of a leader hang", 2, func(p *plan) {
-		p.Lead = 100 * time.Second
-		p.Rules, p.Tasks = []rulePlan{rule("park")}, []taskPlan{work(60*time.Second, 200*ms)}
-		p.Faults = []faultPlan{
-			{Kind: hung, Proc: 0, Client: leadClient, At: 3 * time.Second, For: 15 * time.Second},
-			{Kind: hung, Proc: 1, Client: leadClient, At: 30 * time.Second, For: 15 * time.Second},
-		}
-	})
-}

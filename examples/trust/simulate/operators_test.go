@@ -1,5 +1,34 @@
 package simulate
 
+import (
+	"log/slog"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/lock"
+)
+
+// skips is the client of an operator who skips heads, and whom faults may hit. Process -2 has it.
+const skips = "skip"
+
+// operator is what an operator's command or page has.
+type operator struct {
+	rdb       *redis.Client
+	locker    *lock.Locker
+	inspector *asynq.Inspector
+}
+
+func newOperator(e *endpoint) operator {
+	rdb := e.client()
+	return operator{rdb, lock.New(rdb, lock.Options{Owner: "operator", Logger: slog.New(slog.DiscardHandler)}), asynq.NewInspectorFromRedisClient(rdb)}
+}
+
+func (o operator) close() {
+	_ = o.locker.Close()
+	_ = o.rdb.Close()
+}
+
 // What follows is what is known of operators who touch tasks and break locks.
 
 // touch notes that an operator does something to a task, and gives its ID.

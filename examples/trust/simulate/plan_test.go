@@ -197,8 +197,7 @@ type faultPlan struct {
 	Client string `json:",omitempty"` // "lock", "asynq", "lead" or "skip"; "": all of the process
 	// Nth is the command of that client with which it begins; 0: it begins at At.
 	Nth int `json:",omitempty"`
-	// Saying has the fault hit the first command, from At after its client was made, of which a word ends with this text,
-	// or that is this step of the protocol (see stepOf).
+	// Saying has the fault hit the first command, from At after its client was made, of which a word ends with this text.
 	Saying string        `json:",omitempty"`
 	At     time.Duration `json:",omitempty"`
 	For    time.Duration `json:",omitempty"`

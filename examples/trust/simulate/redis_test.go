@@ -40,7 +40,6 @@ type redisServer struct {
 	freezes      []activeFault
 	replicasAway time.Time // until when no replica acknowledges anything
 	faults       map[faultKind]int
-	hits         map[hit]int
 	ends         []*endpoint
 
 	// instant and here count what is sent within one virtual instant.
@@ -57,7 +56,7 @@ func newRedis(p *plan, report func(string, ...any)) *redisServer {
 		panic(err)
 	}
 	_ = first.Close()
-	s := &redisServer{master: master{mini, newScripts(mini.Server())}, latency: p.Latency, losing: p.Losing, reportf: report, faults: map[faultKind]int{}, hits: map[hit]int{}}
+	s := &redisServer{master: master{mini, newScripts(mini.Server())}, latency: p.Latency, losing: p.Losing, reportf: report, faults: map[faultKind]int{}}
 	s.clock, s.ticked = time.Now(), time.Now()
 	mini.Server().SetPreHook(s.nested)
 	return s

@@ -213,19 +213,3 @@ func (b *ledger) toldWithin(r *run, key string) time.Duration {
 	}
 	return b.w.plan.grantSlack() + 8*b.w.plan.Latency
 }
-
-// twoMasters is a scenario in which each process in turn goes on with the old master, and many want one key.
-func twoMasters() *plan {
-	return scenario("a split brain", 2, func(p *plan) {
-		r := rule("wait")
-		r.Wait = 20 * time.Second
-		p.Rules = []rulePlan{r}
-		for i := range 50 {
-			p.Tasks = append(p.Tasks, work(time.Duration(i)*800*ms, []time.Duration{300 * ms, 2500 * ms}[i%2]))
-		}
-		p.Faults = []faultPlan{
-			{Kind: split, Proc: 0, Client: "lock", At: 4 * time.Second, For: 25 * time.Second, Lag: 500 * ms},
-			{Kind: split, Proc: 1, Client: "lock", At: 50 * time.Second, For: 25 * time.Second, Lag: 500 * ms},
-		}
-	})
-}

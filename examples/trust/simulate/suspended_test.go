@@ -50,15 +50,3 @@ func (e *endpoint) suspendedUntil() (until time.Time) {
 	}
 	return until
 }
-
-// suspendedHolder is a scenario in which some handlers are suspended for longer than their lease, and others write meanwhile.
-func suspendedHolder() *plan {
-	return scenario("a holder is suspended", 2, func(p *plan) {
-		p.Rules = []rulePlan{rule("wait")}
-		for i := range 8 { // which process gets a task is not known
-			at := time.Duration(i) * 40 * time.Second
-			p.Tasks = append(p.Tasks, work(at, 3*time.Second), work(at+2*time.Second, 200*ms))
-			p.Faults = append(p.Faults, faultPlan{Kind: suspended, Proc: i % 2, At: at + time.Second, For: 15 * time.Second})
-		}
-	})
-}

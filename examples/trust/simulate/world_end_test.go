@@ -103,13 +103,11 @@ func (w *world) end() verdict {
 	}
 	v := verdict{
 		violations: w.book.violations, trace: w.book.trace, virtual: virtual, commands: w.redis.executed,
-		runs: len(w.book.runs), tasks: len(w.plan.Tasks), faults: w.redis.faults, counts: map[string]int{}, sent: map[string][]string{}, hits: w.redis.hits,
+		runs: len(w.book.runs), tasks: len(w.plan.Tasks), faults: w.redis.faults, counts: map[string]int{},
 	}
 	for _, e := range w.redis.ends {
 		client := fmt.Sprintf("%s %d", e.kind, e.proc)
-		if v.counts[client] = max(v.counts[client], e.count); v.sent[client] == nil { // a process that is started again begins anew
-			v.sent[client] = e.sent
-		}
+		v.counts[client] = max(v.counts[client], e.count) // a process that is started again begins anew
 	}
 	return v
 }

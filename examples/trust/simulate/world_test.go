@@ -57,9 +57,7 @@ type verdict struct {
 	runs       int
 	tasks      int
 	faults     map[faultKind]int
-	counts     map[string]int      // commands by client: "lock 0"
-	sent       map[string][]string // which scripts these are, see stepOf
-	hits       map[hit]int
+	counts     map[string]int // commands by client: "lock 0"
 }
 
 // told is what happened, if that is asked for.
