@@ -1,6 +1,7 @@
 package simulate
 
 import (
+	"context"
 	"errors"
 	"math/rand/v2"
 	"net"
@@ -8,6 +9,9 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // errAway is what dialing gives during a partition, and after a death.
@@ -100,7 +104,7 @@ func (e *endpoint) begin(f faultPlan) (broken []*conn) {
 	case frozen:
 		e.redis.freeze(now.Add(f.For))
 	}
-	e.redis.faulted(f.Kind)
+	e.redis.faulted()
 	return broken
 }
 
@@ -174,7 +178,7 @@ func (e *endpoint) fate(command []string) (fate faultKind, lasts time.Duration, 
 		if f.Kind == late {
 			e.active = append(e.active, activeFault{arrival, now.Add(f.For), now.Add(f.For)})
 		}
-		e.redis.faulted(f.Kind)
+		e.redis.faulted()
 		return f.Kind, f.For, nil
 	}
 	for _, a := range e.active {
@@ -217,4 +221,106 @@ func (e *endpoint) forget(c *conn) {
 	delete(e.conns, c)
 	e.mu.Unlock()
 	c.peer.hangUp()
+}
+
+// client makes a go-redis client. No pool of connections is ever used up: a goroutine
+// that waits for one would take a timer that belongs to another world.
+func (e *endpoint) client() *redis.Client {
+	c := redis.NewClient(&redis.Options{
+		Dialer:          func(context.Context, string, string) (net.Conn, error) { return e.dial() },
+		Password:        password,
+		PoolSize:        3000,
+		DialerRetries:   1, // each further one would sleep, see dial
+		DisableIdentity: true,
+		ReadBufferSize:  2048, WriteBufferSize: 2048, PipelineReadBufferSize: 2048, PipelineWriteBufferSize: 2048,
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+	})
+	c.AddHook(slowFailure{e})
+	return c
+}
+
+// slowFailure has a command take time whose connection could not be made, which the dial
+// itself cannot, and any of asynq's that is refused: asynq asks again at once.
+type slowFailure struct{ end *endpoint }
+
+// DialHook is part of redis.Hook and changes nothing.
+func (s slowFailure) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+// ProcessHook is part of redis.Hook.
+func (s slowFailure) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if err != nil && !isSetup(strings.ToUpper(cmd.Name())) {
+			s.waitOut(err)
+		}
+		return err
+	}
+}
+
+// ProcessPipelineHook is part of redis.Hook.
+func (s slowFailure) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		s.waitOut(err)
+		return err
+	}
+}
+
+func (s slowFailure) waitOut(err error) {
+	if err == nil || err == redis.Nil {
+		return
+	}
+	var said redis.Error
+	if s.end.kind == "asynq" && errors.As(err, &said) && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "NOSCRIPT") || errors.Is(err, errAway) || strings.Contains(err.Error(), "WRONGPASS") {
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// What follows is about a process that is suspended, as by SIGSTOP or with its virtual machine, and goes on later. Until then
+// nothing that it sends arrives, nothing reaches it, and none of its handlers ends. All of that happens when it goes on.
+//
+// Not covered: the timers of the library, of asynq and of go-redis fire meanwhile, since all processes of a bubble have one
+// clock. So contexts end in time that would end when the process goes on, calls give up that would get their replies, and
+// what was tried again arrives as often as it was sent. TestProcess_stopped in examples/trust suspends real processes.
+
+// suspensions draws processes that are suspended.
+func (d *drawer) suspensions(length time.Duration) {
+	s := d.aside("suspended")
+	if !s.chance(0.2) {
+		return
+	}
+	for range 1 + s.IntN(2) {
+		s.p.Faults = append(s.p.Faults, faultPlan{
+			Kind: suspended, Proc: s.IntN(len(s.p.Procs)), At: s.span(0, int(length/time.Millisecond)), For: pick(s, s.span(200, 4000), s.span(2000, 40_000)),
+		})
+	}
+}
+
+// goesOn returns when the process is not suspended, or dead.
+func (p *process) goesOn() {
+	for {
+		left := time.Until(p.locks.suspendedUntil())
+		if left <= 0 {
+			return
+		}
+		timer := time.NewTimer(left)
+		select {
+		case <-timer.C:
+		case <-p.dead:
+			timer.Stop()
+			return
+		}
+	}
+}
+
+// suspendedUntil is when the endpoint's process goes on; in the past: it is not suspended.
+func (e *endpoint) suspendedUntil() (until time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, a := range e.active {
+		if a.kind == suspended && a.until.After(until) {
+			until = a.until
+		}
+	}
+	return until
 }

@@ -1,15 +1,13 @@
 package simulate
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/automutex/automutex"
 )
-
-// keyOf is the plan's name for the key of an event.
-func (b *ledger) keyOf(e automutex.Event) string { return b.nameOf(e.Key) }
 
 // nameOf is the plan's name for a key in Redis.
 func (b *ledger) nameOf(key string) string {
@@ -34,37 +32,27 @@ func (b *ledger) taskOf(p *process, e automutex.Event) int {
 	return -1
 }
 
-// idOf is the process, task and rule of an event.
-func idOf(p *process, e automutex.Event) string {
-	return fmt.Sprintf("%d %s %s", p.n, e.TaskID, e.Rule)
-}
-
 // event takes a public event into the books.
 func (b *ledger) event(p *process, e automutex.Event) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.events[e.Kind]++
-	id := idOf(p, e)
-	sum := b.balance[id]
-	if sum == nil {
-		sum = map[automutex.EventKind]int{}
-		b.balance[id] = sum
-	}
-	sum[e.Kind]++
-	n := b.taskOf(p, e)
-	key := b.keyOf(e)
+	id, n, key := fmt.Sprintf("%d %s %s", p.n, e.TaskID, e.Rule), b.taskOf(p, e), b.nameOf(e.Key)
+	b.balance[balanced{id, e.Kind}]++
 	b.addf("event %s, task %d (%s), rule %s, key %q, waited %s, delay %s, err %v", e.Kind, n, e.TaskID, e.Rule, key, e.Waited, e.Delay, e.Err)
 	switch e.Kind {
 	case automutex.EventAcquired:
-		b.judgeWait(p, e, key)
+		b.judgeWait(p, e, key, id)
 		b.key(key).taken = time.Now()
 		b.judgePause(e, n, key)
 		b.judgeGate(n, key, id)
-		b.key(key).took(id, &holding{proc: p, since: time.Now(), wait: e.Waited, task: n})
+		b.key(key).held[id] = append(b.key(key).held[id], &holding{proc: p, since: time.Now(), wait: e.Waited})
 		b.goesOn(p, n, e.Rule)
 	case automutex.EventReleased:
 		k := b.key(key)
-		h := k.gives(id, e.Held)
+		h := k.holdingOf(id, e)
+		if k.held[id] = slices.DeleteFunc(k.held[id], func(o *holding) bool { return o == h }); len(k.held[id]) == 0 {
+			delete(k.held, id)
+		}
 		k.freeSince = time.Now()
 		for _, r := range b.runs {
 			if r.p == p && r.n == n && r.taken[key].Equal(h.since) && r.released[key].IsZero() {
@@ -72,10 +60,11 @@ func (b *ledger) event(p *process, e automutex.Event) {
 			}
 		}
 	case automutex.EventWaited:
-		b.judgeWait(p, e, key)
+		b.judgeWait(p, e, key, id)
 	case automutex.EventLost:
-		b.judgeLoss(p, e, key, id)
-		b.lapses(p, n, key, b.key(key).holdingOf(id, e.Held))
+		h := b.key(key).holdingOf(id, e)
+		b.judgeLoss(p, e, key, h)
+		b.lapses(p, n, key, h)
 	case automutex.EventBackendError:
 		b.unanswered[id] = time.Now()
 	case automutex.EventBusy:
@@ -200,7 +189,7 @@ const afterAStep = 40 * time.Second
 const longestRetry = 30 * time.Second
 
 // judgeWait looks whether a task has waited behind a free key.
-func (b *ledger) judgeWait(p *process, e automutex.Event, key string) {
+func (b *ledger) judgeWait(p *process, e automutex.Event, key, id string) {
 	k := b.key(key)
 	rule := b.w.plan.ruleOfKey(key)
 	if rule.limit() > 1 || rule.InOrder || len(k.held) > 0 || e.Waited == 0 || b.w.plan.losesReplicas() {
@@ -225,7 +214,7 @@ func (b *ledger) judgeWait(p *process, e automutex.Event, key string) {
 	if end := b.opensBy(key); end.After(since) {
 		since = end
 	}
-	if at := b.unanswered[idOf(p, e)]; !at.Before(time.Now().Add(-e.Waited)) {
+	if at := b.unanswered[id]; !at.Before(time.Now().Add(-e.Waited)) {
 		if end := at.Add(longestRetry); end.After(since) {
 			since = end // it was not in line: it was to ask again
 		}
@@ -244,10 +233,9 @@ func (b *ledger) judgeWait(p *process, e automutex.Event, key string) {
 }
 
 // judgeLoss looks whether anything explains that a lease is lost.
-func (b *ledger) judgeLoss(p *process, e automutex.Event, key, id string) {
-	rule := b.w.plan.ruleNamed(e.Rule)
+func (b *ledger) judgeLoss(p *process, e automutex.Event, key string, h *holding) {
+	rule := *find(b.w.plan.Rules, func(r rulePlan) bool { return r.name() == e.Rule })
 	k := b.key(key)
-	h := k.holdingOf(id, e.Held)
 	switch {
 	case rule.MaxHold > 0 && e.Held >= rule.MaxHold-b.w.plan.grantSlack(), b.w.forgot():
 		return
@@ -275,6 +263,39 @@ func (b *ledger) judgeLoss(p *process, e automutex.Event, key, id string) {
 	if h.wait > 0 && time.Since(h.since) > 200*time.Millisecond && rule.TTL >= 10*time.Second {
 		if away := b.w.away(p, rule.TTL+time.Second); away < rule.TTL/2 && b.w.calmAt(p, h.since, 150*time.Millisecond) {
 			b.violatef("lost: task %s on process %d lost %q (TTL %s), granted by a release, and Redis was away for %s", e.TaskID, p.n, key, rule.TTL, away)
+		}
+	}
+}
+
+// holding is a lease between Acquired and Released. A key has them by process, task and rule, the oldest first. A task has two
+// for a moment when its earlier attempt, which ran past its timeout, hands the key over to its retry in the same process: the
+// retry may tell that it has the key before the earlier attempt tells that it has released it.
+type holding struct {
+	proc    *process
+	since   time.Time
+	wait    time.Duration
+	started bool // a handler has begun under it
+}
+
+// holdingOf is the lease that an event is about: that which began the nearest to when the event says.
+func (k *keyBook) holdingOf(id string, e automutex.Event) *holding {
+	if len(k.held[id]) == 0 {
+		return &holding{}
+	}
+	began := time.Now().Add(-e.Held)
+	return slices.MinFunc(k.held[id], func(x, y *holding) int { return cmp.Compare(x.since.Sub(began).Abs(), y.since.Sub(began).Abs()) })
+}
+
+// lapses notes that a lease was lost. If the handler had ended by then, its success, which is
+// noted already, begins no cooldown: a lease that is lost keeps nothing taken. The cooldown may
+// have begun all the same, if Redis lost the reply to the release. Callers hold mu.
+func (b *ledger) lapses(p *process, n int, key string, h *holding) {
+	for _, r := range b.runs {
+		if r.p == p && r.n == n && r.taken[key].Equal(h.since) && !r.ended.IsZero() && r.released[key].IsZero() {
+			if r.lapsed == nil {
+				r.lapsed = map[string]bool{}
+			}
+			r.lapsed[key] = true
 		}
 	}
 }

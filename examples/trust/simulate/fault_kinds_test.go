@@ -1,5 +1,10 @@
 package simulate
 
+import (
+	"slices"
+	"time"
+)
+
 // faultKind is what goes wrong.
 type faultKind string
 
@@ -67,4 +72,106 @@ func (k faultKind) reply() string {
 		return "-ERR Error running script (call to f_2d7a5c7a): @user_script:1: @user_script: 1: -READONLY You can't write against a read only replica.\r\n"
 	}
 	return ""
+}
+
+// windows are the faults of a process' lock client, as times, and those of all clients.
+func (w *world) windows(p *process) (windows []activeFault) {
+	for _, a := range append(w.redis.standstills(), p.locks.faults()...) {
+		switch a.kind {
+		case outOfMemory, arrival:
+			continue // leases outlive the first, and the second keeps nobody away
+		case hung, swallowed, late, frozen, suspended:
+			a.until = a.until.Add(3 * time.Second) // the client's own timeout
+		}
+		windows = append(windows, a)
+	}
+	return windows
+}
+
+// away is for how long of the latest time Redis was out of reach for a process.
+func (w *world) away(p *process, within time.Duration) (away time.Duration) {
+	for _, a := range w.windows(p) {
+		begin, end := min(time.Since(a.since), within), max(time.Since(a.until), 0) // ago
+		away += max(begin-end, 0)
+	}
+	return away
+}
+
+// calmAt tells whether nothing was wrong for a process at a time, and shortly after.
+func (w *world) calmAt(p *process, at time.Time, after time.Duration) bool {
+	return !slices.ContainsFunc(w.windows(p), func(a activeFault) bool {
+		return a.since.Before(at.Add(after)) && a.until.After(at.Add(-time.Second))
+	})
+}
+
+// harms are the faults that tasks may notice: not those of leaders, nor the start of a server.
+func (p *plan) harms() []faultPlan {
+	return slices.DeleteFunc(slices.Clone(p.Faults), func(f faultPlan) bool { return f.Kind == starts || f.Client == leadClient })
+}
+
+// faultWithin tells whether anything was wrong with anybody lately.
+func (w *world) faultWithin(within time.Duration) bool {
+	from := time.Now().Add(-within)
+	recent := func(a activeFault) bool { return a.until.After(from) }
+	return slices.ContainsFunc(w.redis.standstills(), recent) || slices.ContainsFunc(w.redis.endpoints(), func(e *endpoint) bool {
+		return e.kind != leadClient && slices.ContainsFunc(e.faults(), recent)
+	})
+}
+
+// longFault tells whether a process was cut off around a time for so long that even
+// what is tried again is lost.
+func (w *world) longFault(p *process, at time.Time, length time.Duration) bool {
+	return slices.ContainsFunc(w.windows(p), func(a activeFault) bool {
+		return a.until.Sub(a.since) > length && a.since.Before(at.Add(5*time.Second)) && a.until.After(at.Add(-5*time.Second))
+	})
+}
+
+// What follows is about parked tasks that run once more when they have ended, as docs/guarantees.md
+// says: the Guard that wakes one has looked at it, and the command that has asynq run it
+// arrives when the task has come back by itself and has ended.
+
+// sentAgainAfter is how long go-redis waits for a reply, and then until it sends again.
+const sentAgainAfter = 6 * time.Second
+
+// comesAgain notes that a task comes, which may have ended: it tells whether a wake that was
+// held up explains that. Callers hold mu.
+func (b *ledger) comesAgain(t *taskBook) bool {
+	if !t.parked || t.left.IsZero() || !b.w.wakesHeldUp(t.left.Add(-sentAgainAfter)) {
+		return false
+	}
+	t.again = t.again || t.success > 0
+	return true
+}
+
+// wakesHeldUp tells whether some Guard's command may have been sent again, or may have arrived
+// late, since then.
+func (w *world) wakesHeldUp(from time.Time) bool {
+	return slices.ContainsFunc(w.redis.endpoints(), func(e *endpoint) bool {
+		return e.kind == "lock" && e.proc >= 0 && slices.ContainsFunc(e.faults(), func(a activeFault) bool {
+			switch a.kind {
+			case refused, noScript, noPerm, misconf, wrapped, outOfMemory:
+				return false // go-redis tells its caller at once
+			}
+			return a.until.After(from) && !a.since.After(time.Now())
+		})
+	})
+}
+
+func (s *redisServer) endpoints() []*endpoint {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.ends)
+}
+
+func (s *redisServer) standstills() []activeFault {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.freezes)
+}
+
+// faults are those that have begun.
+func (e *endpoint) faults() []activeFault {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.active)
 }

@@ -13,8 +13,8 @@ import (
 // groupPlan is how servers aggregate groups.
 type groupPlan struct {
 	Grace    time.Duration
-	MaxDelay time.Duration `json:",omitempty"`
-	MaxSize  int           `json:",omitempty"`
+	MaxDelay time.Duration
+	MaxSize  int
 }
 
 // groups draws groups, tasks that are in them, and the tasks that aggregators make.

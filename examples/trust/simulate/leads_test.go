@@ -81,22 +81,11 @@ func (p *process) lead(ctx context.Context) error {
 	return nil
 }
 
-// resigned is closed: that of a process that is no candidate.
-var resigned = func() <-chan struct{} { c := make(chan struct{}); close(c); return c }()
-
-// resigns ends what campaigns began: when what it returns is closed. It may be called twice.
-func (c *candidate) resigns() <-chan struct{} {
-	if c == nil {
-		return resigned
-	}
-	c.cancel()
-	return c.over
-}
-
-// die breaks its connections for good.
-func (c *candidate) die() {
+// resigns ends what campaigns began. It may be called twice.
+func (c *candidate) resigns() {
 	if c != nil {
-		c.end.die()
+		c.cancel()
+		<-c.over
 	}
 }
 
@@ -154,7 +143,7 @@ func (w *world) endLeads() {
 	}
 	for _, p := range w.all {
 		if !p.isEnded() {
-			<-p.candidate.resigns()
+			p.candidate.resigns()
 		}
 	}
 }

@@ -39,9 +39,8 @@ type ledger struct {
 	terms      []*term     // of leaders
 	books      []*taskBook // by number
 	keys       map[string]*keyBook
-	names      map[string]string                      // of keys, by what Redis calls them; never changes
-	balance    map[string]map[automutex.EventKind]int // by process, task and rule
-	events     map[automutex.EventKind]int
+	names      map[string]string // of keys, by what Redis calls them; never changes
+	balance    map[balanced]int
 	targets    map[string]*orders // of operators, by scope or key
 	touches    map[string]int     // by task ID: seq when an operator last did something to it
 	violations []string
@@ -51,6 +50,12 @@ type ledger struct {
 	unanswered map[string]time.Time // by process, task and rule: when a Guard last told that Redis failed
 	clean      bool                 // no fault of asynq's client, no death: attempts must balance exactly
 	calm       bool                 // nor any other fault
+}
+
+// balanced are events of one process, task and rule.
+type balanced struct {
+	id   string
+	kind automutex.EventKind
 }
 
 // taskBook is what is known of one task.
@@ -89,8 +94,8 @@ type taskBook struct {
 // keyBook is what is known of one lock.
 type keyBook struct {
 	fence     int64
-	held      holdings
-	taken     time.Time // when somebody last told of having it
+	held      map[string][]*holding // by process, task and rule; none is empty
+	taken     time.Time             // when somebody last told of having it
 	freeSince time.Time
 	successes []*run // with the rule's Cooldown
 	broken    time.Time
@@ -102,7 +107,7 @@ func newLedger(w *world) *ledger {
 	b := &ledger{
 		w: w, began: time.Now(), keys: map[string]*keyBook{}, clean: true, calm: true,
 		touches:    map[string]int{},
-		unanswered: map[string]time.Time{}, balance: map[string]map[automutex.EventKind]int{}, events: map[automutex.EventKind]int{},
+		unanswered: map[string]time.Time{}, balance: map[balanced]int{},
 	}
 	for n := range w.plan.Tasks {
 		b.books = append(b.books, &taskBook{n: n, ends: map[string]bool{}, most: -1})
@@ -150,7 +155,7 @@ func (b *ledger) violatef(format string, args ...any) {
 func (b *ledger) key(key string) *keyBook {
 	k := b.keys[key]
 	if k == nil {
-		k = &keyBook{held: holdings{}, freeSince: b.began}
+		k = &keyBook{held: map[string][]*holding{}, freeSince: b.began}
 		b.keys[key] = k
 	}
 	return k

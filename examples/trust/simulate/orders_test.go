@@ -2,7 +2,6 @@ package simulate
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"strings"
 	"time"
@@ -52,11 +51,7 @@ func (w *world) realTarget(op opPlan) string {
 	if op.Whole {
 		return rule.scope()
 	}
-	var parts []string
-	for _, field := range rule.On {
-		parts = append(parts, fmt.Sprint(t.field(field)))
-	}
-	return w.operatorLocker.Mutex(rule.scope(), lock.Parts(parts...)).Key()
+	return w.operatorLocker.Mutex(rule.scope(), lock.Parts(rule.parts(t)...)).Key()
 }
 
 // controls are what operators order with. Each order takes a moment of virtual time: which of two states was

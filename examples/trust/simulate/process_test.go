@@ -93,6 +93,14 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 	return p
 }
 
+// ends are its clients.
+func (p *process) ends() []*endpoint {
+	if p.candidate == nil {
+		return []*endpoint{p.tasks, p.locks}
+	}
+	return []*endpoint{p.tasks, p.locks, p.candidate.end}
+}
+
 // rules are the plan's, as the Guard takes them.
 func (p *process) rules() (rules []automutex.Rule) {
 	for _, r := range p.w.plan.Rules {
@@ -168,12 +176,7 @@ func (p *process) failingKey(r rulePlan) automutex.KeyFunc {
 		case asked <= r.KeyFails+r.KeyLater:
 			return nil, p.asksBack(ctx, n, errKey)
 		}
-		tp := p.w.plan.Tasks[n]
-		var parts []string
-		for _, field := range r.On {
-			parts = append(parts, fmt.Sprint(tp.field(field)))
-		}
-		return parts, nil
+		return r.parts(p.w.plan.Tasks[n]), nil
 	}
 }
 
@@ -281,19 +284,20 @@ func (p *process) stop() {
 	p.stopping = time.Now()
 	p.mu.Unlock()
 	p.w.book.notef("process %d stops", p.n)
-	ctx, cancel := context.WithTimeout(context.Background(), p.plan.Shutdown+time.Second)
-	defer cancel()
-	closed := make(chan struct{})
-	go func() {
-		defer close(closed)
-		_ = p.guard.Close(ctx) // an error is that handlers still ran: the plan's
-	}()
-	resigned := p.candidate.resigns()
-	p.server.Shutdown()
-	<-closed
-	<-resigned
+	p.shutDown(p.plan.Shutdown + time.Second)
 	close(p.shut)
 	p.die()
+}
+
+// shutDown ends what runs, whatever still does after a while.
+func (p *process) shutDown(within time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	var closing sync.WaitGroup
+	closing.Go(func() { _ = p.guard.Close(ctx) }) // an error is that handlers still ran: the plan's
+	closing.Go(p.candidate.resigns)
+	p.server.Shutdown()
+	closing.Wait()
 }
 
 // die ends the process at once: nothing that it still sends arrives, and nothing
@@ -306,26 +310,15 @@ func (p *process) die() {
 		p.mu.Unlock()
 		p.w.book.died(p)
 		close(p.dead)
-		p.locks.die()
-		p.tasks.die()
-		p.candidate.die()
+		for _, e := range p.ends() {
+			e.die()
+		}
 		go func() { // its goroutines would be gone; here they have to be told
 			defer close(p.gone)
-			if !stopped {
-				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-				defer cancel()
-				closed := make(chan struct{})
-				go func() {
-					defer close(closed)
-					_ = p.guard.Close(ctx) // nothing of it reaches Redis
-				}()
-				resigned := p.candidate.resigns()
-				p.server.Shutdown()
-				<-closed
-				<-resigned
-			}
 			if stopped {
 				<-p.shut // it dies while it stops
+			} else {
+				p.shutDown(time.Second) // nothing of it reaches Redis
 			}
 			_ = p.lockClient.Close()
 			_ = p.taskClient.Close()

@@ -89,7 +89,8 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	}
 	b.judgeBeside(r)
 	for key, rule := range rules {
-		if h := b.key(key).latest(fmt.Sprintf("%d %s %s", p.n, id, rule)); h != nil {
+		if all := b.key(key).held[fmt.Sprintf("%d %s %s", p.n, id, rule)]; len(all) > 0 {
+			h := all[len(all)-1]
 			r.taken[key] = h.since
 			h.started = true
 			b.judgeRate(r, key, h.since)

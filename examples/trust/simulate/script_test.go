@@ -58,15 +58,6 @@ func newMachine() *lua.LState {
 		l.Call(1, 0)
 	}
 	l.G.Global.RawSetString("redis", l.NewTable())
-	l.G.Global.RawSetString("KEYS", lua.LNil)
-	strict := l.NewTable()
-	for name, what := range map[string]string{"__newindex": "create", "__index": "access"} {
-		strict.RawSetString(name, l.NewFunction(func(l *lua.LState) int {
-			l.RaiseError("Script attempted to %s global variable '%s'", what, l.Get(2).String())
-			return 0
-		}))
-	}
-	l.SetMetatable(l.G.Global, strict)
 	return l
 }
 
@@ -94,9 +85,8 @@ func (c *scripts) run(p *server.Peer, command []string) {
 		return
 	}
 	keys, err := strconv.Atoi(command[2])
-	if err != nil || keys < 0 || keys > len(command)-3 {
-		p.WriteError("ERR Number of keys can't be greater than number of args")
-		return
+	if err != nil {
+		panic(err) // the library's commands are well-formed
 	}
 	l := machines.Get().(*lua.LState)
 	value, err := c.play(l, proto, command[3:3+keys], command[3+keys:])
@@ -133,11 +123,7 @@ func (c *scripts) play(l *lua.LState, proto *lua.FunctionProto, keys, args []str
 	redis.RawSetString("call", l.NewFunction(func(l *lua.LState) int { return c.call(l, true) }))
 	redis.RawSetString("pcall", l.NewFunction(func(l *lua.LState) int { return c.call(l, false) }))
 	redis.RawSetString("error_reply", l.NewFunction(func(l *lua.LState) int {
-		text := l.CheckString(1)
-		if !strings.Contains(text, " ") {
-			text = "ERR " + text
-		}
-		l.Push(single(l, "err", strings.TrimPrefix(text, "-")))
+		l.Push(single(l, "err", l.CheckString(1)))
 		return 1
 	}))
 	redis.RawSetString("status_reply", l.NewFunction(func(l *lua.LState) int {
@@ -171,15 +157,10 @@ func single(l *lua.LState, field, text string) *lua.LTable {
 func (c *scripts) call(l *lua.LState, raises bool) int {
 	args := make([]string, 0, 8)
 	for i := 1; i <= l.GetTop(); i++ {
-		switch a := l.Get(i).(type) {
-		case lua.LNumber, lua.LString:
-			args = append(args, a.String())
-		default:
+		if kind := l.Get(i).Type(); kind != lua.LTNumber && kind != lua.LTString {
 			l.RaiseError("Lua redis lib command arguments must be strings or integers")
 		}
-	}
-	if len(args) == 0 {
-		l.RaiseError("Please specify at least one argument for this redis lib call")
+		args = append(args, l.Get(i).String())
 	}
 	c.reply.Reset()
 	c.server.Dispatch(c.inner, args)

@@ -40,21 +40,20 @@ type master struct {
 func (w *world) split(f faultPlan) {
 	s, e := w.redis, w.process(f.Proc).locks
 	s.tick()
-	replica := copyLocks(s.mini)
+	replica, old := s.newMaster(), s.newMaster()
+	copyLocks(replica.mini, s.mini)
 	time.Sleep(f.Lag)
-	w.splitFor(f.For)
+	w.mu.Lock()
+	w.splitUntil = time.Now().Add(f.For)
+	w.mu.Unlock()
 	s.commands.Lock()
 	s.advance()
-	old := miniredis.NewMiniRedis()
-	old.RequireAuth(password)
-	if first, err := old.Dial(); err == nil { // makes a server that has no listener
-		_ = first.Close()
-	}
-	old.SetTime(s.clock)
-	old.Server().SetPreHook(s.nested)
-	copyLocks(s.mini)(old)
-	replica(s.mini)
-	s.old = &master{old, newScripts(old.Server())}
+	replica.mini.FastForward(f.Lag)
+	old.mini.SetTime(s.clock)
+	copyLocks(old.mini, s.mini)
+	copyLocks(s.mini, replica.mini)
+	replica.mini.Close()
+	s.old = old
 	e.start(f)
 	s.commands.Unlock()
 	time.Sleep(f.For)
@@ -63,14 +62,7 @@ func (w *world) split(f faultPlan) {
 	s.old = nil
 	s.commands.Unlock()
 	time.Sleep(ms) // its subscriptions end meanwhile
-	old.Close()
-}
-
-// splitFor notes that a split brain begins.
-func (w *world) splitFor(length time.Duration) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.splitUntil = time.Now().Add(length)
+	old.mini.Close()
 }
 
 // mayHaveTwo tells whether a key with that TTL may have two holders: a split brain lasts, or a holder has not renewed since.
@@ -108,59 +100,41 @@ func (e *endpoint) breakAll() {
 	}
 }
 
-// copyLocks reads all keys of locks. What it returns has another master have these, and no others.
-func copyLocks(from *miniredis.Miniredis) func(to *miniredis.Miniredis) {
-	var writes []func(to *miniredis.Miniredis)
+// copyLocks has a master have the keys of locks that another one has, and no others.
+func copyLocks(to, from *miniredis.Miniredis) {
+	for _, key := range to.Keys() {
+		if isLockKey(key) {
+			to.Del(key)
+		}
+	}
 	for _, key := range from.Keys() {
 		if !isLockKey(key) {
 			continue
 		}
-		text, _ := from.Get(key) // of another type: none, as below
-		scores, _ := from.SortedSet(key)
-		entries, _ := from.Stream(key)
-		var fields []string
-		if from.Type(key) == "hash" {
+		switch kind := from.Type(key); kind {
+		case "string":
+			text, _ := from.Get(key) // it is there, and of that type, as below
+			_ = to.Set(key, text)    // the key is new, as below
+		case "zset":
+			scores, _ := from.SortedSet(key)
+			for member, score := range scores {
+				_, _ = to.ZAdd(key, score, member)
+			}
+		case "hash":
 			names, _ := from.HKeys(key)
 			for _, name := range names {
-				fields = append(fields, name, from.HGet(key, name))
+				to.HSet(key, name, from.HGet(key, name))
 			}
+		case "stream":
+			entries, _ := from.Stream(key)
+			for _, entry := range entries {
+				_, _ = to.XAdd(key, entry.ID, entry.Values)
+			}
+		default:
+			panic("simulate: " + key + " is a " + kind)
 		}
-		scores, entries = maps.Clone(scores), slices.Clone(entries)
-		kind, left, now := from.Type(key), from.TTL(key), time.Now()
-		writes = append(writes, func(to *miniredis.Miniredis) {
-			ttl := left - time.Since(now)
-			if left > 0 && ttl <= 0 {
-				return
-			}
-			switch kind {
-			case "string":
-				_ = to.Set(key, text) // the key is new, as below
-			case "zset":
-				for member, score := range scores {
-					_, _ = to.ZAdd(key, score, member)
-				}
-			case "hash":
-				to.HSet(key, fields...)
-			case "stream":
-				for _, entry := range entries {
-					_, _ = to.XAdd(key, entry.ID, entry.Values)
-				}
-			default:
-				panic("simulate: " + key + " is a " + kind)
-			}
-			if left > 0 {
-				to.SetTTL(key, ttl)
-			}
-		})
-	}
-	return func(to *miniredis.Miniredis) {
-		for _, key := range to.Keys() {
-			if isLockKey(key) {
-				to.Del(key)
-			}
-		}
-		for _, write := range writes {
-			write(to)
+		if ttl := from.TTL(key); ttl > 0 {
+			to.SetTTL(key, ttl)
 		}
 	}
 }

@@ -166,7 +166,7 @@ func (c *conn) arrive(command []string, fate faultKind) {
 		c.peer.execute(command, true)
 		c.sever()
 	case swallowed, late:
-		c.end.redis.faulted(fate)
+		c.end.redis.faulted()
 		c.peer.execute(command, true)
 	case setup:
 		if isSetup(command[0]) {

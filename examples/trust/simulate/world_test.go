@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -56,7 +57,7 @@ type verdict struct {
 	commands   int
 	runs       int
 	tasks      int
-	faults     map[faultKind]int
+	faults     int
 	counts     map[string]int // commands by client: "lock 0"
 }
 
@@ -223,11 +224,11 @@ func (w *world) fault(f faultPlan) {
 		w.restart(f.Proc)
 		return
 	case stops:
-		w.redis.faulted(f.Kind)
+		w.redis.faulted()
 		w.process(f.Proc).stop()
 		return
 	case dies:
-		w.redis.faulted(f.Kind)
+		w.redis.faulted()
 		w.process(f.Proc).die()
 		return
 	}
@@ -257,11 +258,7 @@ func (w *world) restart(n int) {
 func (w *world) endpointsOf(proc int, client string) (ends []*endpoint) {
 	all := w.producerEnds[:]
 	if proc >= 0 {
-		p := w.process(proc)
-		all = []*endpoint{p.tasks, p.locks}
-		if p.candidate != nil {
-			all = append(all, p.candidate.end)
-		}
+		all = w.process(proc).ends()
 	}
 	for _, e := range all {
 		if client == "" || client == e.kind {
@@ -360,4 +357,187 @@ func (w *world) forgot() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return !w.splitUntil.IsZero()
+}
+
+// drainWithin bounds how long tasks may take to end once nothing is wrong any more.
+const drainWithin = 3 * time.Hour
+
+// drain ends all faults, and waits until no task is left that is to be run.
+func (w *world) drain() {
+	w.redis.heal()
+	w.book.notef("all faults are over")
+	w.book.quietSince = time.Now()
+	_ = w.inspector.UnpauseQueue(queue) // not paused
+	w.endControls()
+	alive := false
+	for n := range w.plan.Procs {
+		alive = alive || !w.process(n).isEnded() && w.process(n).isStopping().IsZero()
+	}
+	if !alive {
+		p := w.process(0)
+		if !p.isEnded() {
+			<-p.dead
+		}
+		w.restart(0)
+	}
+	began := time.Now()
+	looked := !w.plan.isOrdered()
+	for pause := 200 * ms; ; pause = min(pause+pause/5, 20*time.Second) {
+		left := w.left()
+		ended := w.endHolds()
+		if len(left) == 0 && !ended {
+			if looked {
+				return
+			}
+			time.Sleep(10 * time.Second) // a Guard looks for the last task, and may find it archived
+			looked = true
+			continue
+		}
+		looked = looked && !ended
+		w.judgeIdleOrder(left)
+		if time.Since(began) > drainWithin {
+			w.book.violationf("stuck: %s after everything was well: %s", drainWithin, strings.Join(left, ", "))
+			return
+		}
+		time.Sleep(pause)
+	}
+}
+
+// left are the tasks that asynq is to run, and those that a handler works on.
+func (w *world) left() (left []string) {
+	m := w.redis.mini
+	base := "asynq:{" + queue + "}:"
+	for _, list := range []string{"pending", "active"} {
+		ids, _ := m.List(base + list) // no such key: none
+		for _, id := range ids {
+			left = append(left, list+" "+id)
+		}
+	}
+	for _, set := range []string{"scheduled", "retry"} {
+		ids, _ := m.ZMembers(base + set) // no such key: none
+		for _, id := range ids {
+			left = append(left, set+" "+id)
+		}
+	}
+	return slices.Concat(left, w.inGroups(), w.book.working())
+}
+
+// end stops everything, and judges what is left.
+func (w *world) end() verdict {
+	w.book.judgeIdle()
+	virtual := w.book.at()
+	var stopping sync.WaitGroup
+	for _, p := range w.all {
+		if !p.isEnded() {
+			stopping.Go(p.stop)
+		}
+	}
+	stopping.Wait()
+	for _, p := range w.all {
+		<-p.gone
+	}
+	w.book.judgeEnds()
+	w.book.judgeBalance()
+	w.skipper.close()
+	_ = w.operatorLocker.Close() // it would read the controls for the hours that judgeKeys waits
+	w.judgeKeys()
+	for _, c := range append(w.producerRedis[:], w.operatorRedis) {
+		_ = c.Close()
+	}
+	w.redis.mini.Close()
+	time.Sleep(time.Minute)
+	synctest.Wait()
+	for _, stack := range others() {
+		w.book.violationf("goroutine: left when all is closed: %s", stack)
+	}
+	v := verdict{
+		violations: w.book.violations, trace: w.book.trace, virtual: virtual, commands: w.redis.executed,
+		runs: len(w.book.runs), tasks: len(w.plan.Tasks), faults: w.redis.faults, counts: map[string]int{},
+	}
+	for _, e := range w.redis.ends {
+		client := fmt.Sprintf("%s %d", e.kind, e.proc)
+		v.counts[client] = max(v.counts[client], e.count) // a process that is started again begins anew
+	}
+	return v
+}
+
+// stackBuffers are for the stacks of all goroutines.
+var stackBuffers = sync.Pool{New: func() any { return make([]byte, 1<<20) }}
+
+// others are the stacks of the bubble's other goroutines, but for those that carry it.
+func others() (stacks []string) {
+	buf := stackBuffers.Get().([]byte)
+	defer stackBuffers.Put(buf) //nolint:staticcheck // a slice of it is not worth a pointer
+	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
+	_, bubble, _ := strings.Cut(all[0], "synctest bubble ")
+	bubble, _, _ = strings.Cut(bubble, "]")
+	for _, stack := range all[1:] {
+		head, _, _ := strings.Cut(stack, "\n")
+		if strings.HasSuffix(head, "synctest bubble "+bubble+"]:") &&
+			!strings.Contains(stack, "synctest.Run(") && !strings.Contains(stack, "testingSynctestTest(") {
+			stacks = append(stacks, stack)
+		}
+	}
+	return stacks
+}
+
+// skips is the client of an operator who skips heads, and whom faults may hit. Process -2 has it.
+const skips = "skip"
+
+// operator is what an operator's command or page has.
+type operator struct {
+	rdb       *redis.Client
+	locker    *lock.Locker
+	inspector *asynq.Inspector
+}
+
+func newOperator(e *endpoint) operator {
+	rdb := e.client()
+	return operator{rdb, lock.New(rdb, lock.Options{Owner: "operator", Logger: slog.New(slog.DiscardHandler)}), asynq.NewInspectorFromRedisClient(rdb)}
+}
+
+func (o operator) close() {
+	_ = o.locker.Close()
+	_ = o.rdb.Close()
+}
+
+// What follows is what is known of operators who touch tasks and break locks.
+
+// touch notes that an operator does something to a task, and gives its ID.
+func (b *ledger) touch(n int) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.books[n].op = true
+	b.touchID(b.books[n].id)
+	return b.books[n].id
+}
+
+// touched is touch for when the operator is done: a task may have got that ID meanwhile.
+func (b *ledger) touched(id string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.touchID(id)
+}
+
+// touchID notes that an operator does something to the tasks with that ID. One that was joined
+// to another has the ID of that one; under UntilDone one that comes later has it too, and its
+// producer may still wait for the answer. Callers hold mu.
+func (b *ledger) touchID(id string) {
+	for _, t := range b.books {
+		t.op = t.op || t.id != "" && t.id == id
+	}
+	b.seq++
+	b.touches[id] = b.seq
+}
+
+// breaks notes that an operator breaks a lock.
+func (b *ledger) breaks(key string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.key(key).opens()
+	for _, r := range b.runs {
+		if r.lives() {
+			b.addf("task %d holds while %q is broken", r.n, key)
+		}
+	}
 }
