@@ -64,6 +64,9 @@ func TestMasterDies(t *testing.T) {
 						k.live()
 						k.release(nil)
 					}
+					for _, le := range k.leases { // what is not forgotten
+						_ = le.Unlock(context.Background())
+					}
 				}
 				c.more(20)
 				c.verdict(least == 0, r.client(), all...)
