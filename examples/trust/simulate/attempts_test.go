@@ -41,7 +41,7 @@ func (b *ledger) arrive(p *process, ctx context.Context, n int) *attempt {
 	if t.most < 0 || a.most < t.most {
 		t.most = a.most
 	}
-	unique := b.w.plan.uniqueOf(b.w.plan.Tasks[n]) != nil
+	unique := b.w.plan.uniqueOf(b.books[n].plan) != nil
 	again := b.comesAgain(t)
 	switch slack := b.slack(); {
 	case unique && len(t.ends) > 0, t.op:
@@ -63,11 +63,11 @@ func (b *ledger) arrive(p *process, ctx context.Context, n int) *attempt {
 // comesTo notes that an attempt comes to the next of its locks, of which it has taken so
 // many. Callers hold mu.
 func (b *ledger) comesTo(a *attempt, taken int) {
-	rules := b.w.plan.rulesOf(b.w.plan.Tasks[a.n])
+	rules := b.w.plan.rulesOf(b.books[a.n].plan)
 	if a.taken = taken; taken >= len(rules) {
 		return
 	}
-	t, key := b.books[a.n], rules[taken].key(b.w.plan.Tasks[a.n])
+	t, key := b.books[a.n], rules[taken].key(b.books[a.n].plan)
 	if t.came == nil {
 		t.came = map[string]time.Time{}
 	}
@@ -83,9 +83,9 @@ func (b *ledger) expectReplaced(a *attempt, rule rulePlan, key string) {
 	if !b.calm || b.w.plan.Losing > 0 || rule.Policy != "replace" || rule.limit() > 1 {
 		return
 	}
-	task := b.w.plan.Tasks[a.n]
+	task := b.books[a.n].plan
 	for _, older := range b.attempts {
-		other := b.w.plan.Tasks[older.n]
+		other := b.books[older.n].plan
 		if older.over || older.run != nil || older.p.isEnded() || other.Task != task.Task {
 			continue
 		}
@@ -109,7 +109,7 @@ func (b *ledger) judgeReplaced(older, newer *attempt, key string) {
 	case newer.over && newer.run == nil:
 		return // from a closed gate, say: it may have asked between two waits of the older one, and asks again
 	}
-	task := b.w.plan.Tasks[newer.n]
+	task := b.books[newer.n].plan
 	for _, rule := range b.w.plan.rulesOf(task) {
 		if !b.pausedUntil(rule.key(task)).IsZero() {
 			return // a paused task asks nobody to stop

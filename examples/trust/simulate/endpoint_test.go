@@ -3,6 +3,7 @@ package simulate
 import (
 	"context"
 	"errors"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -70,26 +71,31 @@ func (e *endpoint) loses() bool {
 // fails at once.
 func (e *endpoint) dial() (net.Conn, error) {
 	e.mu.Lock()
-	away := e.gone || e.inWindow(apart) || e.inWindow(hung) || e.inWindow(suspended) || time.Now().Before(e.redis.frozenUntil())
-	if !away {
-		c := &conn{end: e, wake: make(chan struct{}, 1)}
-		c.peer = e.redis.peer(c)
-		e.conns[c] = struct{}{}
-		e.mu.Unlock()
-		return c, nil
+	defer e.mu.Unlock()
+	if e.gone || e.inWindow(apart, hung, suspended) != "" || time.Now().Before(e.redis.frozenUntil()) {
+		return nil, errAway
 	}
-	e.mu.Unlock()
-	return nil, errAway
+	c := &conn{end: e, wake: make(chan struct{}, 1)}
+	c.peer = e.redis.peer(c)
+	e.conns[c] = struct{}{}
+	return c, nil
 }
 
-// inWindow tells whether a fault of the kind goes on. Callers hold mu.
-func (e *endpoint) inWindow(kind faultKind) bool {
+// inWindow is the first fault, of these kinds, that goes on; empty: none does. Callers hold mu.
+func (e *endpoint) inWindow(kinds ...faultKind) faultKind {
 	for _, a := range e.active {
-		if a.kind == kind && time.Now().Before(a.until) {
-			return true
+		if slices.Contains(kinds, a.kind) && time.Now().Before(a.until) {
+			return a.kind
 		}
 	}
-	return false
+	return ""
+}
+
+// suffers tells whether a fault of the kind goes on.
+func (e *endpoint) suffers(kind faultKind) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.inWindow(kind) != ""
 }
 
 // begin starts a fault, and gives the connections that it breaks. Callers hold mu.
@@ -98,9 +104,7 @@ func (e *endpoint) begin(f faultPlan) (broken []*conn) {
 	e.active = append(e.active, activeFault{f.Kind, now, now.Add(f.For)})
 	switch f.Kind {
 	case setup, apart, split:
-		for c := range e.conns {
-			broken = append(broken, c)
-		}
+		broken = slices.Collect(maps.Keys(e.conns))
 	case frozen:
 		e.redis.freeze(now.Add(f.For))
 	}
@@ -135,10 +139,14 @@ func (e *endpoint) heal() {
 func (e *endpoint) die() {
 	e.mu.Lock()
 	e.gone = true
-	var broken []*conn
-	for c := range e.conns {
-		broken = append(broken, c)
-	}
+	e.mu.Unlock()
+	e.breakAll()
+}
+
+// breakAll breaks the connections that there are.
+func (e *endpoint) breakAll() {
+	e.mu.Lock()
+	broken := slices.Collect(maps.Keys(e.conns))
 	e.mu.Unlock()
 	for _, c := range broken {
 		c.sever()
@@ -152,7 +160,7 @@ func (e *endpoint) fate(command []string) (fate faultKind, lasts time.Duration, 
 	defer e.mu.Unlock()
 	name := command[0]
 	if isSetup(name) {
-		if e.inWindow(setup) && (name == "HELLO" || name == "AUTH") {
+		if e.inWindow(setup) != "" && (name == "HELLO" || name == "AUTH") {
 			return setup, 0, nil
 		}
 		return "", 0, nil
@@ -181,16 +189,7 @@ func (e *endpoint) fate(command []string) (fate faultKind, lasts time.Duration, 
 		e.redis.faulted()
 		return f.Kind, f.For, nil
 	}
-	for _, a := range e.active {
-		if !time.Now().Before(a.until) {
-			continue
-		}
-		switch a.kind {
-		case hung, loading, readOnly, wrapped, misconf, setup, apart:
-			return a.kind, 0, broken
-		}
-	}
-	return "", 0, broken
+	return e.inWindow(hung, loading, readOnly, wrapped, misconf, setup, apart), 0, broken
 }
 
 // note counts a command, and tells whether a fault may be meant for its number. Callers
@@ -315,9 +314,7 @@ func (p *process) goesOn() {
 
 // suspendedUntil is when the endpoint's process goes on; in the past: it is not suspended.
 func (e *endpoint) suspendedUntil() (until time.Time) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, a := range e.active {
+	for _, a := range e.faults() {
 		if a.kind == suspended && a.until.After(until) {
 			until = a.until
 		}

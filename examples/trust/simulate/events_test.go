@@ -20,8 +20,7 @@ func (b *ledger) nameOf(key string) string {
 // taskOf is the number of an event's task: plain tasks carry it in their ID, others
 // are found by who is in the middleware.
 func (b *ledger) taskOf(p *process, e automutex.Event) int {
-	var n int
-	if _, err := fmt.Sscanf(e.TaskID, "n%d", &n); err == nil && !slices.ContainsFunc(b.w.plan.Tasks, func(t taskPlan) bool { return t.As > 0 }) {
+	if n := numberOf(e.TaskID); n >= 0 && !slices.ContainsFunc(b.w.plan.Tasks, func(t taskPlan) bool { return t.As > 0 }) {
 		return n
 	}
 	for i := len(b.attempts) - 1; i >= 0; i-- {
@@ -95,12 +94,9 @@ func (b *ledger) event(p *process, e automutex.Event) {
 // goesOn notes that a task has taken the lock of a rule, and comes to its next one. Callers
 // hold mu.
 func (b *ledger) goesOn(p *process, n int, rule string) {
-	for _, a := range slices.Backward(b.attempts) {
-		if a.n == n && a.p == p && !a.over {
-			rules := b.w.plan.rulesOf(b.w.plan.Tasks[n])
-			b.comesTo(a, 1+slices.IndexFunc(rules, func(r rulePlan) bool { return r.name() == rule }))
-			return
-		}
+	if a := b.attemptOf(p, n); a != nil {
+		rules := b.w.plan.rulesOf(b.books[n].plan)
+		b.comesTo(a, 1+slices.IndexFunc(rules, func(r rulePlan) bool { return r.name() == rule }))
 	}
 }
 

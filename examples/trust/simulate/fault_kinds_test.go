@@ -126,35 +126,18 @@ func (w *world) longFault(p *process, at time.Time, length time.Duration) bool {
 	})
 }
 
-// What follows is about parked tasks that run once more when they have ended, as docs/guarantees.md
-// says: the Guard that wakes one has looked at it, and the command that has asynq run it
-// arrives when the task has come back by itself and has ended.
-
 // sentAgainAfter is how long go-redis waits for a reply, and then until it sends again.
 const sentAgainAfter = 6 * time.Second
 
-// comesAgain notes that a task comes, which may have ended: it tells whether a wake that was
-// held up explains that. Callers hold mu.
+// comesAgain notes that a task comes, which may have ended: it tells whether a wake that was held up explains that. As
+// docs/guarantees.md says, a parked task may run once more: the Guard that wakes one has looked at it, and the command that has
+// asynq run it arrives when the task has come back by itself and has ended. Callers hold mu.
 func (b *ledger) comesAgain(t *taskBook) bool {
-	if !t.parked || t.left.IsZero() || !b.w.wakesHeldUp(t.left.Add(-sentAgainAfter)) {
+	if !t.parked || t.left.IsZero() || !b.w.faultWithin(time.Since(t.left)+sentAgainAfter) {
 		return false
 	}
 	t.again = t.again || t.success > 0
 	return true
-}
-
-// wakesHeldUp tells whether some Guard's command may have been sent again, or may have arrived
-// late, since then.
-func (w *world) wakesHeldUp(from time.Time) bool {
-	return slices.ContainsFunc(w.redis.endpoints(), func(e *endpoint) bool {
-		return e.kind == "lock" && e.proc >= 0 && slices.ContainsFunc(e.faults(), func(a activeFault) bool {
-			switch a.kind {
-			case refused, noScript, noPerm, misconf, wrapped, outOfMemory:
-				return false // go-redis tells its caller at once
-			}
-			return a.until.After(from) && !a.since.After(time.Now())
-		})
-	})
 }
 
 func (s *redisServer) endpoints() []*endpoint {

@@ -67,7 +67,6 @@ func (p *plan) faultable() []faultPlan {
 // Each kind of fault, at each command of each scenario, leaves all promises kept.
 func TestFaults(t *testing.T) {
 	t.Parallel()
-	began := time.Now()
 	var sum totals
 	jobsDone, all := 0, scenarios()
 	for i, p := range all {
@@ -78,7 +77,7 @@ func TestFaults(t *testing.T) {
 			playJobs(t, jobs, &sum)
 		})
 	}
-	t.Log(sum.row(fmt.Sprintf("%d scenarios, %d kinds of fault, %d commands with one", len(all), len(kinds), jobsDone), time.Since(began)))
+	sum.log(t, fmt.Sprintf("%d scenarios, %d kinds of fault, %d commands with one", len(all), len(kinds), jobsDone))
 }
 
 func sample(jobs []job, offset int) (part []job) {
@@ -134,11 +133,10 @@ func describe(faults []faultPlan) string {
 func TestScenarios(t *testing.T) {
 	t.Parallel()
 	var sum totals
-	began := time.Now()
 	for _, p := range extraScenarios() {
 		t.Run(p.Name, func(t *testing.T) {
 			playJobs(t, []job{{plan: p}}, &sum)
 		})
 	}
-	t.Log(sum.row("scenarios about a fault", time.Since(began)))
+	sum.log(t, "scenarios about a fault")
 }

@@ -163,7 +163,7 @@ func (b *ledger) rateOpensBy(key string) (at time.Time) {
 // or which is not given back yet. Callers hold mu.
 func (b *ledger) judgeCharge(n int, key string, busy *automutex.BusyError) {
 	rule, opens := b.w.plan.ruleOfKey(key), time.Now().Add(busy.ExpiresIn)
-	if busy.Reason != automutex.ReasonRate || !b.calm || !b.clean || b.w.forgot() || !b.key(key).broken.IsZero() {
+	if busy.Reason != automutex.ReasonRate || !b.isSure() || !b.key(key).broken.IsZero() {
 		return
 	}
 	most := time.Now().Add(-rule.every() * time.Duration(rule.burst()-1))
@@ -218,7 +218,7 @@ func (b *ledger) judgeRate(r *run, key string, taken time.Time) {
 // begun: one slot may be taken beside the run that ends with it. Callers hold mu.
 func (b *ledger) judgeCooldownBeside(r *run, key string, taken time.Time) {
 	k, rule := b.key(key), b.w.plan.ruleOfKey(key)
-	if rule.Cooldown == 0 || rule.limit() == 1 || b.w.forgot() || !b.calm || !b.clean {
+	if rule.Cooldown == 0 || rule.limit() == 1 || !b.isSure() {
 		return
 	}
 	for _, o := range k.successes {
@@ -267,7 +267,7 @@ func (b *ledger) judgeHeld(n int, key, reason, how string) {
 	switch {
 	case reason == automutex.ReasonClosed || reason == automutex.ReasonPaused:
 		b.violatef("held: task %d is %s although %q is only on hold or paused", n, how, key)
-	case reason == automutex.ReasonRate && b.calm && b.clean && !b.w.forgot() && b.opensBefore(key, time.Now()):
+	case reason == automutex.ReasonRate && b.isSure() && b.opensBefore(key, time.Now()):
 		// Redis may have given a start to somebody who has not told of it yet.
 		dropped := time.Now()
 		time.AfterFunc(b.grantLag(b.w.plan.ruleOfKey(key))+100*ms, func() { b.judgeRateDrop(n, key, how, dropped) })
@@ -305,7 +305,7 @@ func (p *process) hold(ctx context.Context, r *run, step stepPlan) {
 // later notes that a handler gives its task back. Callers hold mu.
 func (b *ledger) later(r *run, after time.Duration) {
 	b.asksBack(r.ctx, r.n, after)
-	if retried, _ := asynq.GetRetryCount(r.ctx); retried >= b.w.plan.Tasks[r.n].MaxRetry && !r.p.wraps(b.w.plan.Tasks[r.n].Task) {
+	if retried, _ := asynq.GetRetryCount(r.ctx); retried >= b.books[r.n].plan.MaxRetry && !r.p.wraps(b.books[r.n].plan.Task) {
 		b.books[r.n].ends[endArchived] = true // nobody keeps it in its worker
 	}
 }
@@ -313,7 +313,7 @@ func (b *ledger) later(r *run, after time.Duration) {
 // asksBack notes that a handler, or a function of a rule, asks for a task to come back later. Callers hold mu.
 func (b *ledger) asksBack(ctx context.Context, n int, after time.Duration) {
 	retried, _ := asynq.GetRetryCount(ctx)
-	if retried < b.w.plan.Tasks[n].MaxRetry {
+	if retried < b.books[n].plan.MaxRetry {
 		return
 	}
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)-1100*ms < max(after, time.Second) { // it waits for a second at least

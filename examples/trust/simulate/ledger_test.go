@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -61,6 +62,7 @@ type balanced struct {
 // taskBook is what is known of one task.
 type taskBook struct {
 	n        int
+	plan     taskPlan
 	id       string
 	came     map[string]time.Time // by key: when it first came to the lock
 	spent    [2]int               // attempts, at least and at most
@@ -109,8 +111,8 @@ func newLedger(w *world) *ledger {
 		touches:    map[string]int{},
 		unanswered: map[string]time.Time{}, balance: map[balanced]int{},
 	}
-	for n := range w.plan.Tasks {
-		b.books = append(b.books, &taskBook{n: n, ends: map[string]bool{}, most: -1})
+	for n, t := range w.plan.Tasks {
+		b.books = append(b.books, &taskBook{n: n, plan: t, ends: map[string]bool{}, most: -1})
 	}
 	for _, f := range w.plan.harms() {
 		b.calm = b.calm && f.Kind == stops
@@ -151,6 +153,29 @@ func (b *ledger) violatef(format string, args ...any) {
 		b.violations = append(b.violations, fmt.Sprintf("%s (at %s)", text, b.at()))
 	}
 }
+
+// alike are the other tasks of a task's key of package unique.
+func (b *ledger) alike(t *taskBook) (others []*taskBook) {
+	for _, o := range b.books {
+		if o != t && o.plan.Task == t.plan.Task && o.plan.A == t.plan.A {
+			others = append(others, o)
+		}
+	}
+	return others
+}
+
+// attemptOf is the one that is under way; nil: there is none.
+func (b *ledger) attemptOf(p *process, n int) *attempt {
+	for _, a := range slices.Backward(b.attempts) {
+		if a.n == n && a.p == p && !a.over {
+			return a
+		}
+	}
+	return nil
+}
+
+// isSure tells whether nothing was wrong, so that what happens is known to the second.
+func (b *ledger) isSure() bool { return b.calm && b.clean && !b.w.forgot() }
 
 func (b *ledger) key(key string) *keyBook {
 	k := b.keys[key]

@@ -3,7 +3,6 @@ package simulate
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -146,14 +145,14 @@ func (b *ledger) notEnqueued(n int, err error) {
 	if errors.Is(err, lock.ErrBackend) {
 		t.ghost = time.Now()
 	}
-	if b.calm && b.w.plan.Tasks[n].As == 0 {
+	if b.calm && b.books[n].plan.As == 0 {
 		b.violatef("enqueue: task %d: %v", n, err)
 	}
 }
 
 // leftOrder tells whether a task of an ordered key may have left the order, by what is known of its end. Callers hold mu.
 func (b *ledger) leftOrder(n int) bool {
-	t, task := b.books[n], b.w.plan.Tasks[n]
+	t, task := b.books[n], b.books[n].plan
 	switch {
 	case t.success > 0, t.late, t.ends[endDeleted] && !t.deletedInHold, t.ends[endGivenUp], t.ends[endLost]:
 		return true
@@ -172,7 +171,7 @@ func (w *world) isArchived(id string) bool {
 // judgeOrder looks whether all tasks of the key have ended whose Enqueue had returned before that of r's task began. It
 // knows nothing else of how the order is kept. Callers hold mu.
 func (b *ledger) judgeOrder(r *run) {
-	task := b.w.plan.Tasks[r.n]
+	task := b.books[r.n].plan
 	rule, mine := b.w.plan.orderOf(task), b.books[r.n]
 	if rule == nil {
 		return
@@ -183,7 +182,7 @@ func (b *ledger) judgeOrder(r *run) {
 		return
 	}
 	for i, t := range b.books {
-		other := b.w.plan.Tasks[i]
+		other := b.books[i].plan
 		if i == r.n || !t.accepted || other.Plain || other.Task != task.Task || rule.key(other) != rule.key(task) || t.acceptAt > mine.asked {
 			continue
 		}
@@ -209,7 +208,7 @@ func (b *ledger) judgeRetry(r *run) {
 		if o.n != r.n {
 			continue
 		}
-		later := b.w.plan.Tasks[r.n].step(o.nth).Later
+		later := b.books[r.n].plan.step(o.nth).Later
 		since := r.began.Sub(o.ended)
 		if o.end == "later" && !o.ended.IsZero() && b.calm && b.clean && !b.books[r.n].op && since > 3*time.Second && since < later-3*time.Second {
 			b.violatef("early: task %d begins %s after its handler asked to come back in %s", r.n, since, later)
@@ -220,7 +219,7 @@ func (b *ledger) judgeRetry(r *run) {
 
 // judgeStarts looks whether a handler begins more often than its caller allowed, or after it was done. Callers hold mu.
 func (b *ledger) judgeStarts(r *run) {
-	task, t := b.w.plan.Tasks[r.n], b.books[r.n]
+	task, t := b.books[r.n].plan, b.books[r.n]
 	if task.Plain || t.op || t.ends[endLost] {
 		return
 	}
@@ -282,15 +281,14 @@ func (w *world) operateInOrder(op opPlan) bool {
 
 // skip gives up a task's place. After an error it may be given up or not.
 func (w *world) skip(key, note string) {
-	var n int
-	_, numbered := fmt.Sscanf(note, queue+"/n%d", &n)
-	before := numbered == nil && w.book.givesUp(n)
+	n := numberOf(strings.TrimPrefix(note, queue+"/"))
+	before := n >= 0 && w.book.givesUp(n)
 	_, err := inner.SkipHead(context.Background(), inner.ByOrder(w.skipper.locker, key), note, 0)
 	w.book.notef("operator: skip of %s: %v", note, err)
 	if err == nil {
 		blocked.WakeNext(context.Background(), w.skipper.locker, w.skipper.inspector, key)
 	}
-	if numbered == nil && !before && (inner.IsNotHead(err) || inner.IsHeadRunning(err)) {
+	if n >= 0 && !before && (inner.IsNotHead(err) || inner.IsHeadRunning(err)) {
 		w.book.mu.Lock()
 		defer w.book.mu.Unlock()
 		delete(w.book.books[n].ends, endGivenUp)
@@ -336,8 +334,7 @@ func (w *world) endHolds() (found bool) {
 		found = true
 		id := strings.TrimPrefix(head.Note, queue+"/")
 		if w.held[id]++; w.held[id] == 1 && len(w.held)%2 == 0 && w.inspector.RunTask(queue, id) == nil {
-			var n int
-			if _, err := fmt.Sscanf(id, "n%d", &n); err == nil {
+			if n := numberOf(id); n >= 0 {
 				w.book.touch(n)
 			}
 			continue
@@ -367,9 +364,8 @@ func (w *world) judgeIdleOrder(left []string) {
 		}
 	}
 	for _, text := range left {
-		var n int
 		_, id, _ := strings.Cut(text, " ")
-		if _, err := fmt.Sscanf(id, "n%d", &n); err != nil || w.plan.orderOf(w.plan.Tasks[n]) == nil {
+		if n := numberOf(id); n < 0 || w.plan.orderOf(w.plan.Tasks[n]) == nil {
 			return
 		}
 	}
@@ -408,11 +404,11 @@ func (b *ledger) isFull(n int, full *automutex.FullError) {
 	defer b.mu.Unlock()
 	b.addf("task %d: enqueue answered: %v", n, full)
 	b.seq++
-	task := b.w.plan.Tasks[n]
+	task := b.books[n].plan
 	rule := b.w.plan.orderOf(task)
 	queued := 0
 	for i, t := range b.books {
-		other := b.w.plan.Tasks[i]
+		other := b.books[i].plan
 		// What has ended a moment ago may count yet: its release is on its way, or was lost.
 		if i != n && t.asked > 0 && (t.refused == 0 || b.mayCount(t)) && rule.key(other) == rule.key(task) && other.Task == task.Task {
 			if t.success > 0 && b.calm && b.clean && !t.left.IsZero() && time.Since(t.left) > 5*time.Second {

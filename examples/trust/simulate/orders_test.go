@@ -217,7 +217,7 @@ const obeyed = 2 * time.Second
 // judgePause looks whether a lock is acquired that every process knows to be paused.
 // Callers hold mu.
 func (b *ledger) judgePause(e automutex.Event, n int, key string) {
-	if !b.calm || !b.clean || b.w.forgot() {
+	if !b.isSure() {
 		return // who cannot read the orders goes by those that it has read
 	}
 	for _, target := range targetsOf(key) {

@@ -111,6 +111,11 @@ type uniquePlan struct {
 	Delay     time.Duration
 }
 
+// supersedes tells whether a task takes the place of an older one.
+func (u *uniquePlan) supersedes() bool {
+	return u != nil && (u.Duplicate == "replace" || u.Duplicate == "postpone")
+}
+
 func (u uniquePlan) rule() unique.Rule {
 	r := unique.Rule{Task: u.Task, On: u.On}
 	switch u.Until {
@@ -154,6 +159,14 @@ func (p *plan) id(n int) string {
 		n = as - 1
 	}
 	return fmt.Sprintf("n%d", n)
+}
+
+// numberOf is the number of the task that has an ID of its own; -1: of none.
+func numberOf(id string) (n int) {
+	if _, err := fmt.Sscanf(id, "n%d", &n); err != nil {
+		return -1
+	}
+	return n
 }
 
 // step is what the n-th run does.

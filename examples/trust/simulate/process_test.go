@@ -120,50 +120,39 @@ func (p *process) rules() (rules []automutex.Rule) {
 	return rules
 }
 
+// simple are the policies that ask nobody.
+var simple = map[string]automutex.Policy{
+	"retry": automutex.Retry, "retry in": automutex.RetryIn(2 * time.Second), "skip": automutex.Skip, "archive": automutex.Archive,
+	"fail": automutex.Fail, "park": automutex.Park, "replace": automutex.Replace, "allow": automutex.Allow,
+}
+
 func (p *process) policy(r rulePlan) automutex.Policy {
-	switch r.Policy {
-	case "retry":
-		return automutex.Retry
-	case "retry in":
-		return automutex.RetryIn(2 * time.Second)
-	case "skip":
-		return automutex.Skip
-	case "archive":
-		return automutex.Archive
-	case "fail":
-		return automutex.Fail
-	case "park":
-		return automutex.Park
-	case "replace":
-		return automutex.Replace
-	case "allow":
-		return automutex.Allow
-	case "after":
-		return automutex.AfterFailure(func(ctx context.Context, t *asynq.Task, busy *automutex.BusyError) error {
-			n := number(t)
-			if busy.Reason == automutex.ReasonClosed || busy.Reason == automutex.ReasonPaused {
-				p.w.book.violationf("held: AfterFailure is asked about task %d, whose key is only on hold or paused", n)
-			}
-			switch r.After {
-			case "done":
-				if busy.SameTask {
-					return busy
-				}
-				p.w.book.explain(n, endDropped)
-				return nil
-			case "skip":
-				p.w.book.explain(n, endArchived)
-				return errors.Join(errAfter, asynq.SkipRetry)
-			case "fail":
-				p.w.book.spend(n, 1, 1, "AfterFailure fails")
-				return errAfter
-			case "later":
-				return p.asksBack(ctx, n, busy)
-			}
-			return busy
-		})
+	if policy, ok := simple[r.Policy]; ok {
+		return policy
 	}
-	panic("simulate: no policy is called " + r.Policy)
+	return automutex.AfterFailure(func(ctx context.Context, t *asynq.Task, busy *automutex.BusyError) error {
+		n := number(t)
+		if busy.Reason == automutex.ReasonClosed || busy.Reason == automutex.ReasonPaused {
+			p.w.book.violationf("held: AfterFailure is asked about task %d, whose key is only on hold or paused", n)
+		}
+		switch r.After {
+		case "done":
+			if busy.SameTask {
+				return busy
+			}
+			p.w.book.explain(n, endDropped)
+			return nil
+		case "skip":
+			p.w.book.explain(n, endArchived)
+			return errors.Join(errAfter, asynq.SkipRetry)
+		case "fail":
+			p.w.book.spend(n, 1, 1, "AfterFailure fails")
+			return errAfter
+		case "later":
+			return p.asksBack(ctx, n, busy)
+		}
+		return busy
+	})
 }
 
 // failingKey is a key function that does I/O, and fails a few times for each task.

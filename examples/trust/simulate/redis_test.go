@@ -227,7 +227,7 @@ func (p *peer) execute(command []string, lost bool) {
 	}
 	p.mu.Unlock()
 	s.executed++
-	s.full = p.conn.end.isFull()
+	s.full = p.conn.end.suffers(outOfMemory)
 	if answer := s.idle(command); answer != "" && !s.full && at != s.old { // none of its keys expires: the clock need not be set
 		if !lost {
 			p.conn.deliver([]byte(answer))
@@ -318,12 +318,6 @@ func needsMemory(name string) bool {
 		return true
 	}
 	return false
-}
-
-func (e *endpoint) isFull() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.inWindow(outOfMemory)
 }
 
 // hangUp ends the subscriptions of a connection that is over.

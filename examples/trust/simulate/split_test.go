@@ -1,7 +1,6 @@
 package simulate
 
 import (
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -75,7 +74,7 @@ func (w *world) mayHaveTwo(ttl time.Duration) bool {
 
 // masterOf is the master that executes a command of the endpoint. Callers hold commands.
 func (s *redisServer) masterOf(e *endpoint, command []string) *master {
-	if s.old != nil && e.isSplit() && slices.ContainsFunc(command, isLockKey) {
+	if s.old != nil && e.suffers(split) && slices.ContainsFunc(command, isLockKey) {
 		return s.old
 	}
 	return &s.master
@@ -83,22 +82,6 @@ func (s *redisServer) masterOf(e *endpoint, command []string) *master {
 
 // isLockKey tells whether a word is a key or a channel of the library's.
 func isLockKey(word string) bool { return strings.HasPrefix(word, "automutex:") }
-
-func (e *endpoint) isSplit() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.inWindow(split)
-}
-
-// breakAll breaks the connections that there are.
-func (e *endpoint) breakAll() {
-	e.mu.Lock()
-	conns := slices.Collect(maps.Keys(e.conns))
-	e.mu.Unlock()
-	for _, c := range conns {
-		c.sever()
-	}
-}
 
 // copyLocks has a master have the keys of locks that another one has, and no others.
 func copyLocks(to, from *miniredis.Miniredis) {

@@ -112,7 +112,7 @@ func (p *peer) wait(command []string) {
 	s.mu.Lock()
 	away := time.Now().Before(s.replicasAway)
 	s.mu.Unlock()
-	away = away || p.conn.end.isSplit()
+	away = away || p.conn.end.suffers(split)
 	if !away {
 		p.conn.deliver([]byte(":1\r\n"))
 		return

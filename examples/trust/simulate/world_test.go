@@ -53,12 +53,8 @@ type world struct {
 type verdict struct {
 	violations []string
 	trace      []string
-	virtual    time.Duration // how long servers ran
-	commands   int
-	runs       int
-	tasks      int
-	faults     int
-	counts     map[string]int // commands by client: "lock 0"
+	figures
+	counts map[string]int // commands by client: "lock 0"
 }
 
 // told is what happened, if that is asked for.
@@ -283,10 +279,10 @@ func (w *world) enqueue(n int) {
 		w.enqueueInOrder(n, task, opts)
 		return
 	}
-	info, err := w.producer.Enqueue(task, append(opts, asynq.TaskID(fmt.Sprintf("n%d", n)))...)
+	info, err := w.producer.Enqueue(task, append(opts, asynq.TaskID(w.plan.id(n)))...)
 	if errors.Is(err, asynq.ErrTaskIDConflict) {
 		err = nil // go-redis sent it again
-		info = &asynq.TaskInfo{ID: fmt.Sprintf("n%d", n)}
+		info = &asynq.TaskInfo{ID: w.plan.id(n)}
 	}
 	w.book.enqueued(n, info, err)
 }
@@ -451,8 +447,8 @@ func (w *world) end() verdict {
 		w.book.violationf("goroutine: left when all is closed: %s", stack)
 	}
 	v := verdict{
-		violations: w.book.violations, trace: w.book.trace, virtual: virtual, commands: w.redis.executed,
-		runs: len(w.book.runs), tasks: len(w.plan.Tasks), faults: w.redis.faults, counts: map[string]int{},
+		violations: w.book.violations, trace: w.book.trace, counts: map[string]int{},
+		figures: figures{1, virtual, w.redis.executed, w.redis.faults, len(w.plan.Tasks), len(w.book.runs)},
 	}
 	for _, e := range w.redis.ends {
 		client := fmt.Sprintf("%s %d", e.kind, e.proc)
