@@ -145,12 +145,7 @@ func (b *ledger) deadlinePassed(a *attempt) {
 	b.books[a.n].left = time.Now()
 	switch {
 	case a.run != nil && !a.run.counted:
-		a.run.counted = true
-		if a.run.succeeded { // asynq does not hear of it: its locks are being released yet
-			b.books[a.n].success--
-			b.books[a.n].late = true
-		}
-		b.spendLocked(a.n, 1, 1, "the task's deadline passed while its handler ran")
+		b.unheard(a, 1, "the task's deadline passed while its handler ran")
 	case a.run == nil:
 		a.late = true
 		if b.calm && a.retried < a.most {
@@ -163,18 +158,15 @@ func (b *ledger) deadlinePassed(a *attempt) {
 	}
 }
 
-// endsAtDeadline notes that a handler ended in the very moment of its task's deadline, before
-// the ledger was told of the deadline. asynq goes by either of the two. Callers hold mu.
-func (b *ledger) endsAtDeadline(a *attempt) {
+// unheard notes that asynq counts a failure although the handler may have succeeded: its locks are being released yet. Callers
+// hold mu.
+func (b *ledger) unheard(a *attempt, least int, why string) {
 	a.run.counted = true
 	if a.run.succeeded {
 		b.books[a.n].success--
 		b.books[a.n].late = true
 	}
-	b.spendLocked(a.n, 0, 1, "its handler ended in the moment of its deadline, of which asynq may have heard first")
-	if a.retried >= a.most {
-		b.books[a.n].ends[endLate] = true
-	}
+	b.spendLocked(a.n, least, 1, why)
 }
 
 // depart notes that the middleware has returned, or panicked: that goes on.
@@ -192,7 +184,10 @@ func (b *ledger) depart(a *attempt, panicked any) {
 			b.spendLocked(a.n, 0, 1, "it returned in the moment of its deadline, of which asynq may have heard first")
 		}
 		if a.run != nil && left <= 0 && !a.deadline.IsZero() && !a.run.counted {
-			b.endsAtDeadline(a)
+			b.unheard(a, 0, "its handler ended in the moment of its deadline, of which asynq may have heard first")
+			if a.retried >= a.most {
+				b.books[a.n].ends[endLate] = true
+			}
 		}
 		waited := a.run == nil || a.run.end == "later" // for its locks, for the first time or again
 		if waited && a.retried >= a.most && !a.deadline.IsZero() && left < 1500*time.Millisecond {

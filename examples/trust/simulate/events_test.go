@@ -196,32 +196,20 @@ func (b *ledger) judgeWait(p *process, e automutex.Event, key, id string) {
 		patience += afterAStep
 	}
 	since := time.Now().Add(-e.Waited)
-	if k.freeSince.After(since) {
-		since = k.freeSince
-	}
+	since = latest(since, k.freeSince)
 	for _, o := range k.successes {
-		if end := o.began.Add(rule.Cooldown); end.After(since) {
-			since = end
-		}
+		since = latest(since, o.began.Add(rule.Cooldown))
 	}
-	if end := b.pausedUntil(key).Add(obeyed); end.After(since) {
-		since = end
-	}
-	if end := b.opensBy(key); end.After(since) {
-		since = end
-	}
+	since = latest(since, b.pausedUntil(key).Add(obeyed))
+	since = latest(since, b.opensBy(key))
 	if at := b.unanswered[id]; !at.Before(time.Now().Add(-e.Waited)) {
-		if end := at.Add(longestRetry); end.After(since) {
-			since = end // it was not in line: it was to ask again
-		}
+		since = latest(since, at.Add(longestRetry)) // it was not in line: it was to ask again
 	}
 	if rule.Starts > 0 && (!b.calm || !b.clean) {
 		return // starts may have been counted that nobody has told of
 	}
 	for _, at := range b.deaths {
-		if end := at.Add(rule.TTL); end.After(since) {
-			since = end
-		}
+		since = latest(since, at.Add(rule.TTL))
 	}
 	if idle := time.Since(since); idle > patience && !b.w.faultWithin(idle+rule.TTL) {
 		b.violatef("stalled: task %s on process %d waited for %q, which was free for %s", e.TaskID, p.n, key, idle)

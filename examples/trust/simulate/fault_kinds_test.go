@@ -46,32 +46,18 @@ const (
 
 // spansTime tells whether a fault of the kind lasts, and is no single command's.
 func (k faultKind) spansTime() bool {
-	switch k {
-	case hung, loading, readOnly, wrapped, misconf, outOfMemory, setup, apart, frozen:
-		return true
-	}
-	return false
+	return slices.Contains([]faultKind{hung, loading, readOnly, wrapped, misconf, outOfMemory, setup, apart, frozen}, k)
 }
 
-// reply is what a client is answered in place of an execution; empty: nothing.
-func (k faultKind) reply() string {
-	switch k {
-	case refused:
-		return "-ERR the simulation refuses this command\r\n"
-	case noScript:
-		return "-NOSCRIPT No matching script. Please use EVAL.\r\n"
-	case noPerm:
-		return "-NOPERM this user has no permissions to run this command\r\n"
-	case loading:
-		return "-LOADING Redis is loading the dataset in memory\r\n"
-	case misconf:
-		return "-MISCONF Redis is configured to save RDB snapshots, but it is currently not able to persist on disk.\r\n"
-	case readOnly:
-		return "-READONLY You can't write against a read only replica.\r\n"
-	case wrapped:
-		return "-ERR Error running script (call to f_2d7a5c7a): @user_script:1: @user_script: 1: -READONLY You can't write against a read only replica.\r\n"
-	}
-	return ""
+// replies are what a client is answered in place of an execution.
+var replies = map[faultKind]string{
+	refused:  "ERR the simulation refuses this command",
+	noScript: "NOSCRIPT No matching script. Please use EVAL.",
+	noPerm:   "NOPERM this user has no permissions to run this command",
+	loading:  "LOADING Redis is loading the dataset in memory",
+	misconf:  "MISCONF Redis is configured to save RDB snapshots, but it is currently not able to persist on disk.",
+	readOnly: "READONLY You can't write against a read only replica.",
+	wrapped:  "ERR Error running script (call to f_2d7a5c7a): @user_script:1: @user_script: 1: -READONLY You can't write against a read only replica.",
 }
 
 // windows are the faults of a process' lock client, as times, and those of all clients.

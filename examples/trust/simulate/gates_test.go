@@ -144,15 +144,11 @@ func (b *ledger) rateOpensBy(key string) (at time.Time) {
 		if every == 0 {
 			continue
 		}
-		if t.closed.After(at) {
-			at = t.closed
-		}
+		at = latest(at, t.closed)
 		if !t.closed.IsZero() {
 			continue
 		}
-		if from := t.at.Add(-every * time.Duration(rule.burst()-1)); from.After(at) {
-			at = from
-		}
+		at = latest(at, t.at.Add(-every*time.Duration(rule.burst()-1)))
 		at = at.Add(every)
 	}
 	return at
@@ -167,9 +163,7 @@ func (b *ledger) judgeCharge(n int, key string, busy *automutex.BusyError) {
 		return
 	}
 	most := time.Now().Add(-rule.every() * time.Duration(rule.burst()-1))
-	if at := b.rateOpensBy(key); at.After(most) {
-		most = at
-	}
+	most = latest(most, b.rateOpensBy(key))
 	if most = most.Add(b.grantLag(rule) + time.Second + rule.every()); opens.After(most) {
 		b.violatef("charged: task %d is kept from %q until %s, at the latest %s is explained by the starts there were", n, key, opens.Sub(b.began), most.Sub(b.began))
 	}
@@ -178,11 +172,7 @@ func (b *ledger) judgeCharge(n int, key string, busy *automutex.BusyError) {
 // opensBy is when the gate of a key is certainly open: of a rate only where every ask
 // is answered. Callers hold mu.
 func (b *ledger) opensBy(key string) time.Time {
-	opens := b.key(key).gate.closed
-	if rate := b.rateOpensBy(key); rate.After(opens) {
-		return rate
-	}
-	return opens
+	return latest(b.key(key).gate.closed, b.rateOpensBy(key))
 }
 
 // judgeRate looks whether a key has had more starts, in any time up to now, than its
@@ -250,9 +240,7 @@ func (b *ledger) holds(n int, key string, d time.Duration, began time.Time, err 
 // closes notes that the gate may be closed until then.
 func (k *keyBook) closes(until time.Time) {
 	k.gate.takes = append(k.gate.takes, take{closed: until})
-	if until.After(k.gate.closed) {
-		k.gate.closed = until
-	}
+	k.gate.closed = latest(k.gate.closed, until)
 }
 
 // opens notes that an operator has broken a lock: that ends a hold, and the gate of a

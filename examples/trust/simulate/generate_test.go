@@ -43,7 +43,7 @@ func draw(seed uint64) *plan {
 		d.operators(length)
 	}
 	d.controls(length)
-	if d.p.Quiet = d.span(0, 1_400_000); d.p.Quiet < 1000*time.Second {
+	if d.p.Quiet = d.span(0, 1_400_000); d.p.Quiet < 1300*time.Second {
 		d.p.Quiet /= 10 // quiet hours find little, and cost what a world costs
 	}
 	d.onceBeside()

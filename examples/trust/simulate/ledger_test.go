@@ -108,7 +108,7 @@ type keyBook struct {
 func newLedger(w *world) *ledger {
 	b := &ledger{
 		w: w, began: time.Now(), keys: map[string]*keyBook{}, clean: true, calm: true,
-		touches:    map[string]int{},
+		touches: map[string]int{}, targets: map[string]*orders{},
 		unanswered: map[string]time.Time{}, balance: map[balanced]int{},
 	}
 	for n, t := range w.plan.Tasks {
@@ -153,6 +153,9 @@ func (b *ledger) violatef(format string, args ...any) {
 		b.violations = append(b.violations, fmt.Sprintf("%s (at %s)", text, b.at()))
 	}
 }
+
+// latest is the last one of times.
+func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Time.Compare) }
 
 // alike are the other tasks of a task's key of package unique.
 func (b *ledger) alike(t *taskBook) (others []*taskBook) {

@@ -124,7 +124,7 @@ func (b *ledger) judgeEnds() {
 	for _, t := range b.books {
 		state := "gone"
 		if t.id != "" {
-			info, err := b.w.inspector.GetTaskInfo(queue, t.id)
+			info, err := b.w.operator.inspector.GetTaskInfo(queue, t.id)
 			switch {
 			case err == nil:
 				state = info.State.String()

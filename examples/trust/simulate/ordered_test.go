@@ -102,13 +102,9 @@ func (w *world) newOrdered() *automutex.Client {
 	if !w.plan.isOrdered() {
 		return nil
 	}
-	c, err := automutex.NewClient(w.producerRedis[1], w.producer, automutex.Config{
+	return must(automutex.NewClient(w.producerRedis[1], w.producer, automutex.Config{
 		Rules: (&process{w: w}).rules(), HashKeys: w.plan.secret(), Private: true, Logger: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		panic(err) // the plan is wrong
-	}
-	return c
+	}))
 }
 
 // enqueueInOrder enqueues a task by the Client.
@@ -322,7 +318,7 @@ func (w *world) endHolds() (found bool) {
 	if !w.plan.isOrdered() {
 		return false
 	}
-	heads, err := blocked.Heads(context.Background(), w.operatorLocker)
+	heads, err := blocked.Heads(context.Background(), w.operator.locker)
 	if err != nil {
 		w.book.violationf("order: the heads cannot be read: %v", err)
 		return false
@@ -333,7 +329,7 @@ func (w *world) endHolds() (found bool) {
 		}
 		found = true
 		id := strings.TrimPrefix(head.Note, queue+"/")
-		if w.held[id]++; w.held[id] == 1 && len(w.held)%2 == 0 && w.inspector.RunTask(queue, id) == nil {
+		if w.held[id]++; w.held[id] == 1 && len(w.held)%2 == 0 && w.operator.inspector.RunTask(queue, id) == nil {
 			if n := numberOf(id); n >= 0 {
 				w.book.touch(n)
 			}
@@ -358,9 +354,7 @@ func (w *world) judgeIdleOrder(left []string) {
 			return
 		}
 		for _, at := range []time.Time{r.began, r.ended} {
-			if at.After(last) {
-				last = at
-			}
+			last = latest(last, at)
 		}
 	}
 	for _, text := range left {
@@ -427,8 +421,6 @@ func (b *ledger) isFull(n int, full *automutex.FullError) {
 // after its producer had given up, at the latest when the faults ended, and then it counts for ten seconds. Callers hold mu.
 func (b *ledger) mayCount(t *taskBook) bool {
 	since := b.quietSince
-	if t.ghost.After(since) {
-		since = t.ghost
-	}
+	since = latest(since, t.ghost)
 	return !t.ghost.IsZero() && (b.quietSince.IsZero() || time.Since(since) < 12*time.Second)
 }

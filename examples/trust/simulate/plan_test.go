@@ -219,24 +219,13 @@ type opPlan struct {
 
 // String has no lines for what is zero.
 func (p *plan) String() string {
-	b, err := json.MarshalIndent(p, "", " ")
-	if err != nil {
-		return err.Error()
-	}
-	return regexp.MustCompile(`(?m)^ +"\w+": (0|""|false|null),?\n`).ReplaceAllString(string(b), "")
+	return regexp.MustCompile(`(?m)^ +"\w+": (0|""|false|null),?\n`).ReplaceAllString(string(must(json.MarshalIndent(p, "", " "))), "")
 }
 
 // clone is a plan that can be cut without harm to this one.
 func (p *plan) clone() *plan {
 	c := new(plan)
-	b, err := json.Marshal(p)
-	if err == nil {
-		err = json.Unmarshal(b, c)
-	}
-	if err != nil {
-		panic(err) // a plan is plain data
-	}
-	return c
+	return must(c, json.Unmarshal(must(json.Marshal(p)), c))
 }
 
 // rulesOf are the rules of a task, of which each key is taken once.

@@ -61,15 +61,11 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 	p.locks = w.redis.endpoint(n, "lock", w.plan.Seed, w.plan.Faults)
 	p.tasks = w.redis.endpoint(n, "asynq", w.plan.Seed+1, w.plan.Faults)
 	p.lockClient, p.taskClient = p.locks.client(), p.tasks.client()
-	guard, err := automutex.New(p.lockClient, automutex.Config{
+	p.guard = must(automutex.New(p.lockClient, automutex.Config{
 		Rules: p.rules(), Owner: fmt.Sprintf("process-%d", n), Observe: p.observe,
 		Logger: slog.New(slog.DiscardHandler), HashKeys: w.plan.secret(), MinReplicas: w.plan.MinReplicas, History: w.plan.History,
 		Private: true, // the fleet is no part of the world: its commands would take faults meant for locks
-	})
-	if err != nil {
-		panic(err) // the plan is wrong
-	}
-	p.guard = guard
+	}))
 	cfg := asynq.Config{
 		Concurrency:              pp.Workers,
 		TaskCheckInterval:        pp.Poll,
@@ -84,7 +80,7 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 	if g := w.plan.Groups; g != nil {
 		cfg.GroupAggregator, cfg.GroupGracePeriod, cfg.GroupMaxDelay, cfg.GroupMaxSize = asynq.GroupAggregatorFunc(p.aggregate), g.Grace, g.MaxDelay, g.MaxSize
 	}
-	p.server = asynq.NewServerFromRedisClient(p.taskClient, guard.ServerConfig(cfg))
+	p.server = asynq.NewServerFromRedisClient(p.taskClient, p.guard.ServerConfig(cfg))
 	if err := p.server.Start(asynq.HandlerFunc(p.attempt)); err != nil {
 		panic(err)
 	}

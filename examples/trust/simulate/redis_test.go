@@ -21,7 +21,7 @@ const password = "simulated"
 // redisServer is the Redis of a world: a miniredis whose clock and key expiries are
 // in virtual time.
 type redisServer struct {
-	master
+	mini    *miniredis.Miniredis
 	latency time.Duration
 	losing  float64
 	reportf func(format string, args ...any) // told of what must not happen
@@ -29,10 +29,10 @@ type redisServer struct {
 	// commands runs one command at a time, as Redis does: a nested call of a script
 	// is known by that.
 	commands sync.Mutex
-	old      *master // of locks, in a split brain; nil: there is none
-	inScript bool    // a script runs
-	wrote    bool    // and has written
-	full     bool    // and it is out of memory
+	old      *miniredis.Miniredis // of locks, in a split brain; nil: there is none
+	inScript bool                 // a script runs
+	wrote    bool                 // and has written
+	full     bool                 // and it is out of memory
 	clock    time.Time
 	ticked   time.Time // up to when keys have expired
 	executed int
@@ -54,11 +54,11 @@ type redisServer struct {
 func newRedis(p *plan, report func(string, ...any)) *redisServer {
 	s := &redisServer{latency: p.Latency, losing: p.Losing, reportf: report}
 	s.clock, s.ticked = time.Now(), time.Now()
-	s.master = *s.newMaster()
+	s.mini = s.newMaster()
 	return s
 }
 
-func (s *redisServer) newMaster() *master {
+func (s *redisServer) newMaster() *miniredis.Miniredis {
 	mini := miniredis.NewMiniRedis()
 	mini.RequireAuth(password)
 	first, err := mini.Dial() // makes a server that has no listener
@@ -67,7 +67,7 @@ func (s *redisServer) newMaster() *master {
 	}
 	_ = first.Close()
 	mini.Server().SetPreHook(s.nested)
-	return &master{mini, newScripts(mini.Server())}
+	return mini
 }
 
 // endpoint makes a client's place in the network.
@@ -90,9 +90,7 @@ func (s *redisServer) endpoint(proc int, kind string, seed uint64, faults []faul
 func (s *redisServer) freeze(until time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if until.After(s.frozen) {
-		s.frozen = until
-	}
+	s.frozen = latest(s.frozen, until)
 	s.freezes = append(s.freezes, activeFault{frozen, time.Now(), until})
 }
 
@@ -112,17 +110,15 @@ func (s *redisServer) faulted() {
 // fences are counted. Callers hold commands.
 func (s *redisServer) advance() {
 	s.clock = s.clock.Add(time.Microsecond)
-	if now := time.Now(); now.After(s.clock) {
-		s.clock = now
-	}
+	s.clock = latest(s.clock, time.Now())
 	passed := s.clock.Sub(s.ticked)
-	for _, m := range []*master{&s.master, s.old} {
-		if m == nil {
+	for _, mini := range []*miniredis.Miniredis{s.mini, s.old} {
+		if mini == nil {
 			continue
 		}
-		m.mini.SetTime(s.clock)
+		mini.SetTime(s.clock)
 		if passed >= time.Millisecond { // keys expire to the millisecond, as in Redis
-			m.mini.FastForward(passed)
+			mini.FastForward(passed)
 		}
 	}
 	if passed >= time.Millisecond {
@@ -181,9 +177,9 @@ type peer struct {
 	peer  *server.Peer
 
 	mu         sync.Mutex
-	subscribes *master // nil: it does not
-	discards   bool    // what is written is lost
-	over       bool    // the connection is closed: a subscription that arrives yet would be nobody's
+	subscribes *miniredis.Miniredis // nil: it does not
+	discards   bool                 // what is written is lost
+	over       bool                 // the connection is closed: a subscription that arrives yet would be nobody's
 }
 
 func (s *redisServer) peer(c *conn) *peer {
@@ -241,23 +237,14 @@ func (p *peer) execute(command []string, lost bool) {
 	if command[0] != "PING" { // every subscription sends one every three seconds
 		s.advance()
 	}
-	s.inScript, s.wrote = s.scripts.handles(command), false
+	s.inScript, s.wrote = strings.HasPrefix(command[0], "EVAL"), false
 	if !s.inScript && s.full && needsMemory(command[0]) {
 		p.conn.deliver([]byte("-OOM command not allowed when used memory > 'maxmemory'.\r\n"))
 	} else {
-		at.dispatch(p.peer, command)
+		at.Server().Dispatch(p.peer, command)
 		p.peer.Flush()
 	}
 	s.inScript, s.full = false, false
-}
-
-// dispatch runs one command. Callers hold commands.
-func (m *master) dispatch(p *server.Peer, command []string) {
-	if m.scripts.handles(command) {
-		m.scripts.run(p, command)
-		return
-	}
-	m.mini.Server().Dispatch(p, command)
 }
 
 // idle answers, as the scripts would, what servers ask again and again while there is nothing to do; empty: the command has
@@ -331,7 +318,7 @@ func (p *peer) hangUp() {
 		go func() {
 			p.redis.commands.Lock()
 			defer p.redis.commands.Unlock()
-			subscribes.mini.Server().Dispatch(p.peer, []string{"UNSUBSCRIBE"})
+			subscribes.Server().Dispatch(p.peer, []string{"UNSUBSCRIBE"})
 		}()
 	}
 }

@@ -29,29 +29,23 @@ func (p *plan) isSplit() bool {
 	return slices.ContainsFunc(p.Faults, func(f faultPlan) bool { return f.Kind == split })
 }
 
-// master is a Redis with locks.
-type master struct {
-	mini    *miniredis.Miniredis
-	scripts *scripts
-}
-
 // split has a split brain begin and end.
 func (w *world) split(f faultPlan) {
 	s, e := w.redis, w.process(f.Proc).locks
 	s.tick()
 	replica, old := s.newMaster(), s.newMaster()
-	copyLocks(replica.mini, s.mini)
+	copyLocks(replica, s.mini)
 	time.Sleep(f.Lag)
 	w.mu.Lock()
 	w.splitUntil = time.Now().Add(f.For)
 	w.mu.Unlock()
 	s.commands.Lock()
 	s.advance()
-	replica.mini.FastForward(f.Lag)
-	old.mini.SetTime(s.clock)
-	copyLocks(old.mini, s.mini)
-	copyLocks(s.mini, replica.mini)
-	replica.mini.Close()
+	replica.FastForward(f.Lag)
+	old.SetTime(s.clock)
+	copyLocks(old, s.mini)
+	copyLocks(s.mini, replica)
+	replica.Close()
 	s.old = old
 	e.start(f)
 	s.commands.Unlock()
@@ -61,7 +55,7 @@ func (w *world) split(f faultPlan) {
 	s.old = nil
 	s.commands.Unlock()
 	time.Sleep(ms) // its subscriptions end meanwhile
-	old.mini.Close()
+	old.Close()
 }
 
 // mayHaveTwo tells whether a key with that TTL may have two holders: a split brain lasts, or a holder has not renewed since.
@@ -73,11 +67,11 @@ func (w *world) mayHaveTwo(ttl time.Duration) bool {
 }
 
 // masterOf is the master that executes a command of the endpoint. Callers hold commands.
-func (s *redisServer) masterOf(e *endpoint, command []string) *master {
+func (s *redisServer) masterOf(e *endpoint, command []string) *miniredis.Miniredis {
 	if s.old != nil && e.suffers(split) && slices.ContainsFunc(command, isLockKey) {
 		return s.old
 	}
-	return &s.master
+	return s.mini
 }
 
 // isLockKey tells whether a word is a key or a channel of the library's.

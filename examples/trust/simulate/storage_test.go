@@ -102,7 +102,7 @@ func inBraces(key string) string {
 
 // lockOf is the lock that a task needs under a rule, as the operator sees it.
 func (w *world) lockOf(r rulePlan, t taskPlan) *lock.Lock {
-	return w.operatorLocker.Semaphore(r.scope(), r.limit(), lock.Parts(r.parts(t)...))
+	return w.operator.locker.Semaphore(r.scope(), r.limit(), lock.Parts(r.parts(t)...))
 }
 
 // wait answers WAIT, which miniredis does not know: all replicas have everything, or,

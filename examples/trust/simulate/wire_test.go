@@ -178,7 +178,7 @@ func (c *conn) arrive(command []string, fate faultKind) {
 	case "":
 		c.peer.execute(command, false)
 	default:
-		c.deliver([]byte(fate.reply()))
+		c.deliver([]byte("-" + replies[fate] + "\r\n"))
 	}
 }
 

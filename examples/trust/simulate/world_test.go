@@ -28,22 +28,20 @@ type world struct {
 	redis *redisServer
 	book  *ledger
 
-	producer       *asynq.Client
-	inspector      *asynq.Inspector // that of who judges, whom no fault hits
-	once           *unique.Client
-	ordered        *automutex.Client // nil: no task is in order
-	producerEnds   [2]*endpoint
-	producerRedis  [2]*redis.Client
-	operatorRedis  *redis.Client
-	operatorLocker *lock.Locker
-	skipper        operator // who skips heads; faults may hit that
+	producer      *asynq.Client
+	once          *unique.Client
+	ordered       *automutex.Client // nil: no task is in order
+	producerEnds  [2]*endpoint
+	producerRedis [2]*redis.Client
+	operator      operator // who judges, and acts: no fault hits that but of Redis
+	skipper       operator // who skips heads; faults may hit that
 
 	work sync.WaitGroup // what the schedule has begun
 
 	mu    sync.Mutex // guards what follows
 	procs []*process // by number; the latest of each
 	all   []*process
-	asked map[asked]int
+	asked map[string]int // see countAsked
 	held  map[string]int // by task ID: how often its hold was ended
 	// splitUntil is when the last split brain ends.
 	splitUntil time.Time
@@ -95,7 +93,7 @@ func play(t *testing.T, p *plan) (v verdict) {
 }
 
 func newWorld(p *plan) *world {
-	w := &world{plan: p, asked: map[asked]int{}, held: map[string]int{}}
+	w := &world{plan: p, asked: map[string]int{}, held: map[string]int{}}
 	w.book = newLedger(w)
 	w.redis = newRedis(p, w.book.violationf)
 	for i, kind := range []string{"asynq", "lock"} {
@@ -103,11 +101,8 @@ func newWorld(p *plan) *world {
 		w.producerRedis[i] = w.producerEnds[i].client()
 	}
 	w.producer = asynq.NewClientFromRedisClient(w.producerRedis[0])
-	operator := w.redis.endpoint(-2, "operator", p.Seed, nil)
-	w.operatorRedis = operator.client()
-	w.inspector = asynq.NewInspectorFromRedisClient(w.operatorRedis)
-	w.operatorLocker = lock.New(w.operatorRedis, lock.Options{Owner: "operator", HashKeys: p.secret(), Logger: slog.New(slog.DiscardHandler)})
-	w.skipper = newOperator(w.redis.endpoint(-2, skips, p.Seed, p.Faults))
+	w.operator = newOperator(p, w.redis.endpoint(-2, "operator", p.Seed, nil))
+	w.skipper = newOperator(p, w.redis.endpoint(-2, skips, p.Seed, p.Faults))
 	w.book.names = w.keyNames()
 	w.ordered = w.newOrdered()
 	if len(p.Unique) > 0 {
@@ -115,13 +110,18 @@ func newWorld(p *plan) *world {
 		for _, u := range p.Unique {
 			rules = append(rules, u.rule())
 		}
-		once, err := unique.New(w.producer, asynq.NewInspectorFromRedisClient(w.producerRedis[0]), w.producerRedis[1], unique.Config{Rules: rules, HashKeys: p.secret()})
-		if err != nil {
-			panic(err) // the plan is wrong
-		}
-		w.once = once
+		w.once = must(unique.New(w.producer, asynq.NewInspectorFromRedisClient(w.producerRedis[0]), w.producerRedis[1],
+			unique.Config{Rules: rules, HashKeys: p.secret()}))
 	}
 	return w
+}
+
+// must is for what only a wrong plan makes fail.
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
 }
 
 // live lets everything happen that the plan says, and waits until all tasks have ended.
@@ -184,7 +184,7 @@ func (w *world) linesEmptyIn() (longest time.Duration) {
 		// A task whose time was up is looked for five seconds later, and so quiet a key every four.
 		longest = 10 * time.Second
 	}
-	for info, err := range lock.Inside(inside.Pass{}).List(context.Background(), w.operatorLocker) {
+	for info, err := range lock.Inside(inside.Pass{}).List(context.Background(), w.operator.locker) {
 		if err != nil {
 			panic(err) // no fault hits the operator
 		}
@@ -314,10 +314,10 @@ func (w *world) operate(op opPlan) {
 	t := w.plan.Tasks[op.Task]
 	switch op.Kind {
 	case "pause":
-		_ = w.inspector.PauseQueue(queue) // paused already
+		_ = w.operator.inspector.PauseQueue(queue) // paused already
 		return
 	case "unpause":
-		_ = w.inspector.UnpauseQueue(queue) // not paused
+		_ = w.operator.inspector.UnpauseQueue(queue) // not paused
 		return
 	case "break":
 		for _, r := range w.plan.rulesOf(t) {
@@ -335,17 +335,19 @@ func (w *world) operate(op opPlan) {
 	// asynq refuses what it cannot do in the task's state: then nothing was done.
 	switch op.Kind {
 	case "delete":
-		if w.inspector.DeleteTask(queue, id) == nil {
+		if w.operator.inspector.DeleteTask(queue, id) == nil {
 			w.book.deletes(op.Task)
 		}
 	case "archive":
-		if w.inspector.ArchiveTask(queue, id) == nil {
+		if w.operator.inspector.ArchiveTask(queue, id) == nil {
 			w.book.explain(op.Task, endByHand)
 		}
 	case "run":
-		_ = w.inspector.RunTask(queue, id)
+		_ = w.operator.inspector.RunTask(queue, id)
 	}
-	w.book.touched(id)
+	w.book.mu.Lock()
+	defer w.book.mu.Unlock()
+	w.book.touchID(id) // a task may have got it meanwhile
 }
 
 // forgot tells whether Redis has lost what was written: then times prove nothing.
@@ -363,7 +365,7 @@ func (w *world) drain() {
 	w.redis.heal()
 	w.book.notef("all faults are over")
 	w.book.quietSince = time.Now()
-	_ = w.inspector.UnpauseQueue(queue) // not paused
+	_ = w.operator.inspector.UnpauseQueue(queue) // not paused
 	w.endControls()
 	alive := false
 	for n := range w.plan.Procs {
@@ -435,9 +437,9 @@ func (w *world) end() verdict {
 	w.book.judgeEnds()
 	w.book.judgeBalance()
 	w.skipper.close()
-	_ = w.operatorLocker.Close() // it would read the controls for the hours that judgeKeys waits
+	w.operator.close() // it would read the controls for the hours that judgeKeys waits
 	w.judgeKeys()
-	for _, c := range append(w.producerRedis[:], w.operatorRedis) {
+	for _, c := range w.producerRedis {
 		_ = c.Close()
 	}
 	w.redis.mini.Close()
@@ -487,9 +489,10 @@ type operator struct {
 	inspector *asynq.Inspector
 }
 
-func newOperator(e *endpoint) operator {
+func newOperator(p *plan, e *endpoint) operator {
 	rdb := e.client()
-	return operator{rdb, lock.New(rdb, lock.Options{Owner: "operator", Logger: slog.New(slog.DiscardHandler)}), asynq.NewInspectorFromRedisClient(rdb)}
+	locker := lock.New(rdb, lock.Options{Owner: "operator", HashKeys: p.secret(), Logger: slog.New(slog.DiscardHandler)})
+	return operator{rdb, locker, asynq.NewInspectorFromRedisClient(rdb)}
 }
 
 func (o operator) close() {
@@ -506,13 +509,6 @@ func (b *ledger) touch(n int) string {
 	b.books[n].op = true
 	b.touchID(b.books[n].id)
 	return b.books[n].id
-}
-
-// touched is touch for when the operator is done: a task may have got that ID meanwhile.
-func (b *ledger) touched(id string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.touchID(id)
 }
 
 // touchID notes that an operator does something to the tasks with that ID. One that was joined
