@@ -184,7 +184,8 @@ func (b *ledger) judgeUnique(t *taskBook, u *uniquePlan) {
 		return // Redis has lost claims
 	}
 	exhausted := b.exhausted(t) // policies spend attempts too
-	if t.accepted && t.starts == 0 && len(t.ends) == 0 && !exhausted && !t.op && !b.deliversLate(t.plan) && !(u.supersedes() && b.supersededUnsure(t)) {
+	unsure := b.deliversLate(t.plan) || u.supersedes() && b.supersededUnsure(t)
+	if t.accepted && t.starts == 0 && len(t.ends) == 0 && !exhausted && !t.op && !unsure {
 		b.violatef("lost: task %d was accepted by package unique, and never ran", t.n)
 	}
 	// Only in scenarios: a task that runs and fails between the look at it and its deletion is

@@ -116,7 +116,7 @@ func (u *uniquePlan) supersedes() bool {
 	return u != nil && (u.Duplicate == "replace" || u.Duplicate == "postpone")
 }
 
-func (u uniquePlan) rule() unique.Rule {
+func (u *uniquePlan) rule() unique.Rule {
 	r := unique.Rule{Task: u.Task, On: u.On}
 	switch u.Until {
 	case "start":
