@@ -5,7 +5,6 @@ its own. A benchmark is a cell of one table, a contender at a scenario:
 	go run ./bench -bench Lock                              # locks: a take and a release, a hand-off, a try in vain
 	go run ./bench -bench Task                              # tasks of asynq
 	go run ./bench -bench Lock/scenario=free:64/            # one row of the table
-	go run ./bench -bench Crowd -benchtime 20000x           # so many waiters on one Locker
 	go run ./bench -bench Task/scenario=parked -benchtime 10000x
 
 The package has tests only, and go run ./bench is go test -run '^$' -bench . for it; further flags of go test follow.
@@ -26,7 +25,6 @@ The units, beside those of every benchmark:
 	handoffs/s        turns that follow on somebody else's: who takes the key again at once lets nobody in
 	gap-p50-us        from the beginning of a release to the start of another holder
 	longest-wait-ms   from an ask to its turn
-	redis-B           MEMORY USAGE of all keys of a lock that all goroutines want
 	x-ideal           time of a load, of its shortest possible one
 	runs/op           how often a task was taken out of its queue
 */

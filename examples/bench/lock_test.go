@@ -11,13 +11,13 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/automutex/automutex/internal/redistest"
-	"github.com/automutex/automutex/lock"
 )
 
 const (
@@ -30,44 +30,48 @@ const (
 func BenchmarkLock(b *testing.B) {
 	s := redistest.StartReal(b, "--maxclients", "5000")
 	for _, n := range []int{1, 16, 64, 256} {
-		row(b, s, fmt.Sprintf("free:%d", n), locks, func(b *testing.B, c *contender) { free(b, s, c, n, 1) })
+		row(b, s, fmt.Sprintf("free:%d", n), locks, func(b *testing.B, name string) { free(b, s, named(name), n, 1) })
 	}
-	row(b, s, "semaphore:16", "asynq-semaphore automutex", func(b *testing.B, c *contender) { free(b, s, c, 16, 4) })
-	row(b, s, "busy:16", locks, func(b *testing.B, c *contender) { busy(b, s, c, 16) })
+	row(b, s, "semaphore:16", "asynq-semaphore automutex", func(b *testing.B, name string) { free(b, s, named(name), 16, 4) })
+	row(b, s, "busy:16", locks, func(b *testing.B, name string) { busy(b, s, named(name), 16) })
 	for _, n := range []int{2, 8, 32, 128} {
-		row(b, s, fmt.Sprintf("handoff:%d", n), "blpop automutex-task "+locks, func(b *testing.B, c *contender) { handOff(b, s, c, n) })
+		row(b, s, fmt.Sprintf("handoff:%d", n), "blpop automutex-task "+locks, func(b *testing.B, name string) { handOff(b, s, named(name), n) })
 	}
 }
 
 // row has each of the contenders run a scenario on an empty server.
-func row(b *testing.B, s *redistest.Server, scenario, names string, run func(*testing.B, *contender)) {
+func row(b *testing.B, s *redistest.Server, scenario, names string, run func(b *testing.B, name string)) {
 	for _, name := range strings.Fields(names) {
 		b.Run("scenario="+scenario+"/contender="+name, func(b *testing.B) {
 			redistest.Must(b, s.Client(b).FlushAll(b.Context()).Err())
-			run(b, named(name))
+			run(b, name)
 		})
 	}
+}
+
+// takes opens a contender for so many goroutines, each with a key of its own or all with one.
+func takes(b *testing.B, s *redistest.Server, c *contender, n, limit int, own bool) []take {
+	open, all := c.open(b, s.Addr(), limit), make([]take, n)
+	for i := range all {
+		if all[i] = open(key); own {
+			all[i] = open(key + strconv.Itoa(i))
+		}
+	}
+	return all
 }
 
 func nothing() {}
 
 func free(b *testing.B, s *redistest.Server, c *contender, n, limit int) {
-	open := c.open(b, s.Addr(), limit)
-	takes := make([]take, n)
-	for i := range takes {
-		takes[i] = open(key + strconv.Itoa(i))
-	}
+	takes := takes(b, s, c, n, limit, true)
 	spin(b, takes, 500+10*n, nil) // makes connections and scripts known, and warms what is cold
 	measure(b, s, c.sends, func() { spin(b, takes, b.N, nil) })
 }
 
 func busy(b *testing.B, s *redistest.Server, c *contender, n int) {
-	open := c.open(b, s.Addr(), 1)
-	takes := make([]take, n)
-	for i := range takes {
-		takes[i] = open(key)
-	}
-	redistest.Must(b, open(key)(b.Context(), false, func() {
+	takes := takes(b, s, c, n+1, 1, false)
+	holder, takes := takes[n], takes[:n]
+	redistest.Must(b, holder(b.Context(), false, func() {
 		spin(b, takes, 500, errBusy)
 		measure(b, s, c.sends, func() { spin(b, takes, b.N, errBusy) })
 	}))
@@ -101,7 +105,6 @@ func spin(b *testing.B, takes []take, n int, want error) {
 type turns struct {
 	b      *testing.B
 	server *redistest.Server
-	rdb    redis.UniversalClient
 	sends  []string
 	n      int // goroutines
 
@@ -112,20 +115,14 @@ type turns struct {
 	inside   bool
 	gaps     []time.Duration
 	longest  time.Duration
-	memory   int64
 	before   gauge
 }
 
 func handOff(b *testing.B, s *redistest.Server, c *contender, n int) {
 	ctx := context.Background()
-	open := c.open(b, s.Addr(), 1)
-	takes := make([]take, n)
-	for i := range takes {
-		takes[i] = open(key)
-	}
-	t := &turns{b: b, server: s, rdb: s.Client(b), sends: c.sends, n: n, last: -1}
+	t := &turns{b: b, server: s, sends: c.sends, n: n, last: -1}
 	var wg sync.WaitGroup
-	for i, take := range takes {
+	for i, take := range takes(b, s, c, n, 1, false) {
 		wg.Go(func() {
 			for over := false; !over; {
 				asked := time.Now()
@@ -167,10 +164,7 @@ func (t *turns) turn(who int, asked time.Time) (over bool) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	switch t.taken {
-	case t.n + t.b.N/2:
-		t.memory = memory(t.b, t.rdb)
-	case t.n + t.b.N:
+	if t.taken == t.n+t.b.N {
 		t.b.StopTimer()
 		t.report()
 	}
@@ -185,75 +179,93 @@ func (t *turns) report() {
 		t.b.ReportMetric(microseconds(t.gaps[len(t.gaps)/2]), "gap-p50-us")
 	}
 	t.b.ReportMetric(microseconds(t.longest)/1e3, "longest-wait-ms")
-	t.b.ReportMetric(float64(t.memory), "redis-B")
 }
 
-// memory is what all keys take, every element counted.
-func memory(b *testing.B, rdb redis.UniversalClient) (sum int64) {
-	keys, err := rdb.Keys(b.Context(), "*").Result()
+func TestMain(m *testing.M) {
+	logging.Disable() // go-redis' own; errors reach us anyway
+	redistest.Main(m)
+}
+
+// gauge is what Redis and this process have spent so far; times in microseconds.
+type gauge struct{ calls, busy, cpu, own float64 }
+
+func read(b *testing.B, s *redistest.Server, sends []string) (g gauge) {
+	info, err := s.Client(b).InfoMap(context.Background(), "commandstats", "cpu").Result()
 	redistest.Must(b, err)
-	for _, key := range keys {
-		n, err := rdb.MemoryUsage(b.Context(), key, 0).Result()
-		if err != nil && !errors.Is(err, redis.Nil) { // gone meanwhile
-			b.Error(err)
-		}
-		sum += n
+	for _, command := range sends {
+		var calls, us float64
+		_, _ = fmt.Sscanf(info["Commandstats"]["cmdstat_"+command], "calls=%f,usec=%f", &calls, &us) // absent: never sent
+		g.calls, g.busy = g.calls+calls, g.busy+us
 	}
-	return sum
+	for _, part := range []string{"used_cpu_user_main_thread", "used_cpu_sys_main_thread"} {
+		s, err := strconv.ParseFloat(info["CPU"][part], 64)
+		redistest.Must(b, err)
+		g.cpu += s * 1e6
+	}
+	var used syscall.Rusage
+	redistest.Must(b, syscall.Getrusage(syscall.RUSAGE_SELF, &used))
+	g.own = float64(used.Utime.Nano()+used.Stime.Nano()) / 1e3
+	return g
 }
 
-// BenchmarkCrowd has b.N goroutines wait for one key of one Locker with an ordinary client. It reports how long until
-// all stand in line, the longest take and release of a free key meanwhile, how long until all have had the key after
-// it was released, and what share of them stood in line and had it within a minute each.
-func BenchmarkCrowd(b *testing.B) {
-	const patience = time.Minute
-	ctx, cancel := context.WithCancel(b.Context())
-	defer cancel()
-	l := lock.New(redistest.StartReal(b).Client(b), lock.Options{})
-	defer l.Close()
-	m := l.Mutex(key)
-	held, err := m.Lock(ctx)
-	redistest.Must(b, err)
-	var served atomic.Int64
-	var wg sync.WaitGroup
+// spent reports what b.N operations have cost between two looks.
+func spent(b *testing.B, before, after gauge) {
+	n := float64(b.N)
+	b.ReportMetric((after.busy-before.busy)/n, "redis-us/op")
+	b.ReportMetric((after.calls-before.calls)/n, "redis-cmds/op")
+	b.ReportMetric((after.cpu-before.cpu)/n, "redis-cpu-us/op")
+	b.ReportMetric((after.own-before.own)/n, "cpu-us/op")
+}
+
+// measure reports what f costs, which does b.N operations.
+func measure(b *testing.B, s *redistest.Server, sends []string, f func()) {
+	b.ReportAllocs()
+	before := read(b, s, sends)
 	b.ResetTimer()
-	for range b.N {
-		wg.Go(func() {
-			lease, err := m.Lock(ctx)
-			if err == nil && lease.Unlock(ctx) == nil {
-				served.Add(1)
+	f()
+	b.StopTimer()
+	spent(b, before, read(b, s, sends))
+}
+
+func microseconds(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+// Each contender excludes, waits, and says that it is busy: else its figures would be those of something else.
+func TestContenders(t *testing.T) {
+	t.Parallel()
+	for _, c := range contenders {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.StartReal(t)
+			open := c.open(t, s.Addr(), 1)
+			var inside atomic.Int64
+			var wg sync.WaitGroup
+			beside := open(key)
+			for _, take := range []take{open(key), open(key), open(key)} {
+				wg.Go(func() {
+					for range 5 {
+						err := context.DeadlineExceeded
+						for errors.Is(err, context.DeadlineExceeded) { // a waiter of rueidislock may not be woken
+							brief, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+							err = take(brief, true, func() {
+								if inside.Add(1) != 1 {
+									t.Error("two hold it")
+								}
+								if c.name != "blpop" { // which only waits
+									if err := beside(t.Context(), false, nothing); !errors.Is(err, errBusy) {
+										t.Errorf("a try beside the holder: %v, want busy", err)
+									}
+								}
+								inside.Add(-1)
+							})
+							cancel()
+						}
+						if err != nil {
+							t.Error(err)
+						}
+					}
+				})
 			}
+			wg.Wait()
 		})
 	}
-	began := time.Now()
-	inLine := 0
-	for inLine < b.N && time.Since(began) < patience {
-		if inLine, err = m.Waiting(ctx); err != nil {
-			inLine = 0
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	b.ReportMetric(0, "ns/op") // a sum of what follows
-	b.ReportMetric(time.Since(began).Seconds(), "quiet-s")
-	b.ReportMetric(float64(inLine)/float64(b.N), "in-line/op")
-	var longest time.Duration
-	for range 20 {
-		began := time.Now()
-		lease, err := l.Mutex("free").TryLock(ctx)
-		redistest.Must(b, err)
-		redistest.Must(b, lease.Unlock(ctx))
-		longest = max(longest, time.Since(began))
-		time.Sleep(10 * time.Millisecond)
-	}
-	b.ReportMetric(longest.Seconds()*1e3, "free-ms")
-	began = time.Now()
-	redistest.Must(b, held.Unlock(ctx))
-	for served.Load() < int64(b.N) && time.Since(began) < patience {
-		time.Sleep(time.Millisecond)
-	}
-	b.ReportMetric(time.Since(began).Seconds(), "all-served-s")
-	b.ReportMetric(float64(served.Load())/float64(b.N), "served/op")
-	b.StopTimer()
-	cancel()
-	wg.Wait()
 }

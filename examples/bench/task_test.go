@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -74,20 +73,12 @@ var taskCommands = []string{"set", "delex", "delifeq", "evalsha", "eval"}
 // its time is that of both. Enqueue: no server, one goroutine.
 func BenchmarkTask(b *testing.B) {
 	s := redistest.StartReal(b, "--maxclients", "5000")
-	row := func(scenario, names string, run func(b *testing.B, name string)) {
-		for _, name := range strings.Fields(names) {
-			b.Run("scenario="+scenario+"/contender="+name, func(b *testing.B) {
-				redistest.Must(b, s.Client(b).FlushAll(b.Context()).Err())
-				run(b, name)
-			})
-		}
-	}
-	row("handler", loads[0].contenders, func(b *testing.B, name string) { handler(b, s, name) })
+	row(b, s, "handler", loads[0].contenders, func(b *testing.B, name string) { handler(b, s, name) })
 	for _, l := range loads {
-		row(l.name, l.contenders, func(b *testing.B, name string) { work(b, s, name, l) })
+		row(b, s, l.name, l.contenders, func(b *testing.B, name string) { work(b, s, name, l) })
 	}
-	row("parked", "automutex automutex-inorder", func(b *testing.B, name string) { parked(b, s, name) })
-	row("enqueue", "none automutex-inorder", func(b *testing.B, name string) { enqueue(b, s, name) })
+	row(b, s, "parked", "automutex automutex-inorder", func(b *testing.B, name string) { parked(b, s, name) })
+	row(b, s, "enqueue", "none automutex-inorder", func(b *testing.B, name string) { enqueue(b, s, name) })
 }
 
 // guarded has a contender's locks around a handler.

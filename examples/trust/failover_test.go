@@ -17,56 +17,133 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// pair is a master and its replica, and clients that reach whoever is master.
-type pair struct {
-	master, replica *redistest.Server
-	addr            atomic.Pointer[string] // the master's
+// replicated is a Redis whose master is replaced when it dies.
+type replicated struct {
+	client func() redis.UniversalClient
+	// kill kills the master that has the key, and returns when another one has its place. revive has the old one follow that.
+	kill   func(key string)
+	revive func()
 }
 
-func newPair(t *testing.T) *pair {
-	p := &pair{master: redistest.StartReal(t)}
-	p.replica = redistest.StartReplica(t, p.master)
-	p.point(p.master)
-	return p
-}
-
-func (p *pair) point(s *redistest.Server) {
-	addr := s.Addr()
-	p.addr.Store(&addr)
-}
-
-func (p *pair) client(t *testing.T) redis.UniversalClient {
-	return p.master.Client(t, func(o *redis.UniversalOptions) {
-		o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, network, *p.addr.Load())
+// Masters die under load. What replicas know outlives them. Nobody believes beside another, but without MinReplicas, where
+// what was granted in the last moment is forgotten: until the holders' next renewal. It all goes on afterwards.
+func TestMasterDies(t *testing.T) {
+	redistest.RealTime(t)
+	t.Parallel()
+	for name, start := range map[string]func(t *testing.T) replicated{"Sentinel": startSentinel, "Cluster": startCluster} {
+		for least := range 2 {
+			t.Run(fmt.Sprintf("%s, MinReplicas %d", name, least), func(t *testing.T) {
+				t.Parallel()
+				r := start(t)
+				c := newCrowd(t, r.client, lock.Options{MinReplicas: least})
+				c.start(4, seed(t))
+				var all []string
+				for i := range size(1, 10) {
+					c.more(20)
+					k, key := c.keep(2, 10*crowdTTL), c.keys[i%len(c.keys)]
+					all = append(all, k.keys...)
+					if least == 0 {
+						c.taking()
+					}
+					r.kill(keys.Key(inside.DefaultPrefix, key))
+					// Everybody finds the new one, long before go-redis looks of itself (a minute). With MinReplicas it gives
+					// nothing away before it has a replica of its own.
+					for _, l := range c.lockers {
+						redistest.Eventually(t, crowdSoon/2, func() bool {
+							le, err := l.Mutex(key, lock.TTL(crowdTTL)).TryLock(t.Context())
+							if err == nil {
+								_ = le.Unlock(t.Context())
+							}
+							return err == nil || errors.Is(err, lock.ErrBusy) || errors.Is(err, lock.ErrNotReplicated)
+						}, "an answer of the new master; %v", c)
+					}
+					c.noticed()
+					r.revive()
+					c.more(10)
+					if least > 0 {
+						k.live()
+						k.release(nil)
+					}
+					for _, le := range k.leases { // what is not forgotten
+						_ = le.Unlock(context.Background())
+					}
+				}
+				c.more(20)
+				c.verdict(least == 0, r.client(), all...)
+			})
 		}
-	})
+	}
 }
 
-// lose is a failover that forgets: for a while nothing gets to the replica any
-// more, then the master dies and the replica takes its place. while runs between.
-func (p *pair) lose(t *testing.T, while func()) {
-	t.Helper()
-	p.replica.Forget(t)
-	while()
-	p.master.Kill(t)
-	p.replica.Promote(t)
-	p.point(p.replica)
+func startSentinel(t *testing.T) replicated {
+	servers := []*redistest.Server{redistest.StartReal(t)}
+	for range 2 {
+		servers = append(servers, redistest.StartReplica(t, servers[0]))
+	}
+	watch := redistest.StartSentinels(t, servers[0], 2)
+	var dead *redistest.Server
+	return replicated{
+		client: func() redis.UniversalClient { return watch.Client(t) },
+		kill: func(string) {
+			old := watch.Master(t)
+			for _, s := range servers {
+				if s.Addr() == old {
+					dead = s
+				}
+			}
+			dead.Kill(t)
+			// Sentinels that were kept from running for two seconds do nothing for half a minute.
+			redistest.Eventually(t, 3*crowdSoon, func() bool { now := watch.Master(t); return now != "" && now != old }, "another master")
+		},
+		revive: func() { // it comes back as a replica, by the sentinels' doing
+			dead.Start(t)
+			if *long {
+				watch.Whole(t, 2)
+			}
+		},
+	}
 }
 
-// swap has the old master follow the new one, so that there can be another failover.
-func (p *pair) swap(t *testing.T) {
-	t.Helper()
-	p.master.Start(t)
-	p.master.Follow(t, p.replica)
-	p.master, p.replica = p.replica, p.master
+func startCluster(t *testing.T) replicated {
+	s := redistest.StartCluster(t, 1)
+	return replicated{
+		client: func() redis.UniversalClient { return s.Client(t) },
+		kill: func(key string) {
+			before := s.MasterOf(t, key)
+			s.KillMaster(t, key)
+			redistest.Eventually(t, crowdSoon, func() bool { return s.MasterOf(t, key) != before }, "another master")
+		},
+		revive: func() { s.Revive(t) },
+	}
 }
 
-// TestFailover has replication lag behind, kills the master and promotes the
-// replica, under load, over and over. Without MinReplicas what was granted in the
-// last moment is forgotten, and granted again beside its holder, until that one's
-// next renewal. With it nothing that was handed out is forgotten.
+// Slots move under load: nobody hears of it, and who holds a key keeps it.
+func TestSlotsMove(t *testing.T) {
+	redistest.RealTime(t)
+	t.Parallel()
+	s := redistest.StartCluster(t, 1)
+	c := newCrowd(t, func() redis.UniversalClient { return s.Client(t) }, lock.Options{})
+	c.start(4, seed(t))
+	c.more(20)
+	k := c.keep(2, 3*crowdTTL) // renewed many times
+	for i := range size(4, 100) {
+		// Turns while the slot is open, its key here, there or nowhere.
+		for _, name := range []string{c.keys[i%len(c.keys)], k.keys[i%2]} {
+			s.MoveSlot(t, keys.Key(inside.DefaultPrefix, name), func() { c.more(3) })
+		}
+	}
+	c.more(20)
+	k.live()
+	k.release(nil)
+	if n := c.unsure.Load(); n > 0 {
+		t.Errorf("%d calls were told of a slot that moves: %v", n, c)
+	}
+	c.verdict(false, s.Client(t), k.keys...)
+}
+
+// TestFailover has replication lag behind, kills the master and promotes the replica, under load, over and over. Without
+// MinReplicas what was granted in the last moment is forgotten, and granted again beside its holder, until that one's next
+// renewal; its fence tells. With it nothing that was handed out is forgotten.
 func TestFailover(t *testing.T) {
 	redistest.RealTime(t)
 	t.Parallel()
@@ -79,103 +156,102 @@ func TestFailover(t *testing.T) {
 }
 
 func testFailover(t *testing.T, least int) {
-	row := &row{t}
-	p := newPair(t)
-	c := newCrowd(t, func() redis.UniversalClient { return p.client(t) }, lock.Options{MinReplicas: least})
+	master := redistest.StartReal(t)
+	replica := redistest.StartReplica(t, master)
+	var addr atomic.Value // of the master
+	addr.Store(master.Addr())
+	client := func() redis.UniversalClient {
+		return master.Client(t, func(o *redis.UniversalOptions) {
+			o.Dialer = func(ctx context.Context, network, _ string) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, network, addr.Load().(string))
+			}
+		})
+	}
+	c := newCrowd(t, client, lock.Options{MinReplicas: least})
 	c.start(4, seed(t))
-	rounds := size(1, 50)
-	second, stale, refused, played := 0, 0, 0, 0
-	var recovery time.Duration
+	second, played := 0, 0
 	var all []string
 	// A machine that stands still may hide what is forgotten: then there are some rounds more.
-	for ; played < rounds || least == 0 && second == 0 && played < rounds+4; played++ {
+	for rounds := size(1, 50); played < rounds || least == 0 && second == 0 && played < rounds+4; played++ {
 		c.more(20)
 		// Who has a key that the replica knows keeps it, whatever MinReplicas. It has
 		// time: with MinReplicas nothing is renewed until there is a replica again.
 		k := c.keep(2, 10*crowdTTL)
 		redistest.Eventually(t, crowdSoon, func() bool {
-			n, err := p.replica.Client(t).Exists(t.Context(), keys.Key(inside.DefaultPrefix, k.keys[0]), keys.Key(inside.DefaultPrefix, k.keys[1])).Result()
+			n, err := replica.Client(t).Exists(t.Context(), k.stored()...).Result()
 			return err == nil && n == 2
 		}, "a replica that knows the keepers")
-		all = append(all, k.keys...)
 		name := redistest.Name(t)
-		all = append(all, name)
-		first, rival := c.lockers[0].Mutex(name, lock.TTL(crowdTTL), lock.Fenced()), c.lockers[1].Mutex(name, lock.TTL(crowdTTL), lock.Fenced())
-		var behind *lock.Lease
-		var fence int64 // of behind
+		all = append(append(all, k.keys...), name)
 		if least == 0 {
 			c.taking()
 		}
-		p.lose(t, func() {
-			var err error
-			if behind, err = first.TryLock(t.Context()); err == nil {
-				fence = fenceOf(t, behind)
-			}
-			switch {
-			case least == 0 && err != nil:
-				t.Errorf("TryLock: %v", err)
-			case least > 0 && !errors.Is(err, lock.ErrNotReplicated):
-				t.Errorf("TryLock of what the replica cannot know: %v", err)
-			case least > 0:
-				refused++
-			}
-			lasting(t, 100*time.Millisecond)
-		})
-		began := time.Now()
+		replica.Forget(t) // nothing gets there any more
+		behind, err := c.lockers[0].Mutex(name, lock.TTL(crowdTTL), lock.Fenced()).TryLock(t.Context())
+		switch {
+		case least == 0 && err != nil:
+			t.Fatalf("TryLock: %v", err)
+		case least > 0 && !errors.Is(err, lock.ErrNotReplicated):
+			t.Errorf("TryLock of what the replica cannot know: %v", err)
+		}
+		lasting(t, 100*time.Millisecond)
+		master.Kill(t)
+		replica.Promote(t)
+		addr.Store(replica.Addr())
 		if least == 0 {
 			c.noticed()
-			// The very thing: two that both believe in it.
-			var le *lock.Lease
-			redistest.Eventually(t, crowdSoon, func() (ok bool) {
-				var err error
-				le, err = rival.TryLock(t.Context())
-				return err == nil
-			}, "what was forgotten is granted again")
-			c.enter(name, behind, 0)
-			c.enter(name, le, fence)
-			if behind.Held() {
-				second++
-				if fence < fenceOf(t, le) {
-					stale++ // what it writes from now on a store refuses that looks at fences
-				}
-			}
-			c.leave(name, le)
-			select {
-			case <-behind.Bind(t.Context()).Done():
-			case <-time.After(time.Until(began.Add(crowdNotice))):
-				t.Errorf("the holder that was forgotten does not know after %s", time.Since(began))
-			}
-			c.leave(name, behind)
-			_ = le.Unlock(t.Context())
-			p.swap(t)
-		} else {
-			// The keepers' keys are known to who took over.
-			for _, key := range k.keys {
-				if _, err := c.lockers[1].Mutex(key, lock.TTL(crowdTTL)).TryLock(t.Context()); !errors.Is(err, lock.ErrBusy) {
-					t.Errorf("TryLock of a key that a live lease holds: %v", err)
-				}
-			}
-			p.swap(t)
+			second += c.twice(name, behind)
+		} else { // the keepers' keys are known to who took over
+			c.kept(k)
 		}
-		recovery = max(recovery, c.more(10))
+		master.Start(t)
+		master.Follow(t, replica) // so that there can be another failover
+		master, replica = replica, master
+		c.more(10)
 		k.live()
 		k.release(nil)
 	}
-	c.end()
-	c.gone(p.client(t), all...)
 	if least == 0 && second == 0 {
 		t.Error("no failover that forgot: this shows nothing")
 	}
-	if stale < second {
-		t.Errorf("of %d that were forgotten %d have a fence that tells", second, stale)
+	c.verdict(least == 0, client(), all...)
+}
+
+// twice has a lock taken by another one that its holder believes in, and Redis has forgotten. It counts those who still do when it is.
+func (c *crowd) twice(name string, behind *lock.Lease) (second int) {
+	c.t.Helper()
+	began, fence := time.Now(), fenceOf(c.t, behind)
+	var le *lock.Lease
+	redistest.Eventually(c.t, crowdSoon, func() (ok bool) {
+		var err error
+		le, err = c.lockers[1].Mutex(name, lock.TTL(crowdTTL), lock.Fenced()).TryLock(c.t.Context())
+		return err == nil
+	}, "what was forgotten is granted again")
+	c.enter(name, behind, 0)
+	c.enter(name, le, fence)
+	if behind.Held() {
+		second = 1
+		if later := fenceOf(c.t, le); later <= fence { // what behind writes from now on a store refuses that looks at fences
+			c.t.Errorf("the fence %d does not tell who was forgotten: he has %d", later, fence)
+		}
 	}
-	row.notef("failovers %d", played)
-	row.notef("turns %d", c.turns.Load())
-	if least == 0 {
-		row.notef("granted twice on purpose %d, of whom the fence tells %d", second, stale)
-	} else {
-		row.notef("refused as not replicated %d", int64(refused)+c.replicas.Load())
+	c.leave(name, le)
+	select {
+	case <-behind.Bind(c.t.Context()).Done():
+	case <-time.After(time.Until(began.Add(crowdNotice))):
+		c.t.Errorf("the holder that was forgotten does not know after %s", time.Since(began))
 	}
-	c.verdict(row, least == 0)
-	row.notef("10 turns again after %s", recovery.Round(10*time.Millisecond))
+	c.leave(name, behind)
+	_ = le.Unlock(c.t.Context())
+	return second
+}
+
+// fenceOf is the fence of a lease that is held.
+func fenceOf(t *testing.T, le *lock.Lease) int64 {
+	t.Helper()
+	fence, err := le.Fence()
+	if err != nil {
+		t.Errorf("Fence: %v", err)
+	}
+	return fence
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -28,7 +29,6 @@ type linClient struct {
 	key    *linKey
 	number int
 	dice   *rand.Rand
-	onWait func() // called when it stands in line; nil: not
 }
 
 func (c *linClient) note(e linEvent) {
@@ -67,13 +67,12 @@ func (c *linClient) lock(s *linSite, terms linTerms, more ...lock.Option) *lock.
 // try is TryLock; nil when there is no lease to go on with.
 func (c *linClient) try(s *linSite, terms linTerms) *linStayed {
 	m := c.lock(s, terms)
-	c.calls++
 	from := linNow()
 	le, err := m.TryLock(s.ctx)
 	to := linNow()
 	switch {
 	case err == nil:
-		return c.took(s, terms, le, linEvent{from: from, to: to, op: linOp{kind: linTake}}, false)
+		return c.took(s, terms, le, linEvent{from: from, to: to, op: linOp{kind: linTake}})
 	case errors.Is(err, lock.ErrBusy) && !errors.Is(err, context.Canceled):
 		c.note(linEvent{from: from, to: to, op: linOp{kind: linBusy}})
 	case errors.Is(err, lock.ErrBackend), errors.Is(err, lock.ErrBusy): // it may have had a slot when its site died
@@ -104,32 +103,26 @@ func (terms linTerms) certain() time.Duration {
 // wait is Lock; nil when there is no lease to go on with.
 func (c *linClient) wait(s *linSite, terms linTerms, patience time.Duration) *linStayed {
 	var joined int64
-	m := c.lock(s, terms, inner.OnWait(func() {
-		joined = linNow()
-		if c.onWait != nil {
-			c.onWait()
-		}
-	}))
+	m := c.lock(s, terms, lock.Inside(inside.Pass{}).OnWait(func() { joined = linNow() }))
 	ctx, cancel := context.WithTimeout(s.ctx, patience)
 	defer cancel()
-	c.calls++
 	from := linNow()
 	le, err := m.Lock(ctx)
 	to := linNow()
 	switch {
 	case err == nil && joined == 0 && to-from < int64(linResend):
-		return c.took(s, terms, le, linEvent{from: from, to: to, op: linOp{kind: linTake}}, false)
+		return c.took(s, terms, le, linEvent{from: from, to: to, op: linOp{kind: linTake}})
 	case err == nil && joined == 0:
 		// The ask may have been sent twice: the first joined the line, and the
 		// answer to the second is that the slot is ours meanwhile.
 		own := c.unseen(from, to)
-		return c.took(s, terms, le, linEvent{from: from, to: to, op: linOp{kind: linUnplaced}, own: own}, false)
+		return c.took(s, terms, le, linEvent{from: from, to: to, op: linOp{kind: linUnplaced}, own: own})
 	case err == nil && to-from > int64(terms.certain()):
 		own := c.unseen(from, to)
 		c.note(linEvent{from: from, to: joined, op: linOp{kind: linBusy}, own: own})
-		return c.took(s, terms, le, linEvent{from: from, to: to, op: linOp{kind: linUnplaced}, own: own}, true)
+		return c.took(s, terms, le, linEvent{from: from, to: to, op: linOp{kind: linUnplaced}, own: own})
 	case err == nil:
-		taken := c.took(s, terms, le, linEvent{from: from, to: to, op: linOp{kind: linGranted}}, true)
+		taken := c.took(s, terms, le, linEvent{from: from, to: to, op: linOp{kind: linGranted}})
 		c.note(linEvent{from: from, to: joined, stay: taken, op: linOp{kind: linJoin}})
 		return taken
 	}
@@ -147,10 +140,10 @@ func (c *linClient) wait(s *linSite, terms linTerms, patience time.Duration) *li
 	return nil
 }
 
-func (c *linClient) took(s *linSite, terms linTerms, le *lock.Lease, e linEvent, joined bool) *linStayed {
+func (c *linClient) took(s *linSite, terms linTerms, le *lock.Lease, e linEvent) *linStayed {
 	fence, _ := le.Fence() // 0: it has none
 	taken := &linStayed{
-		lease: le, fence: fence, site: s, inLine: joined, called: e.from, ttl: terms.ttl,
+		lease: le, fence: fence, site: s, called: e.from, ttl: terms.ttl,
 		bounded: !terms.renew, until: e.to + int64(terms.ttl),
 	}
 	e.stay = taken
@@ -166,7 +159,6 @@ func (c *linClient) release(taken *linStayed) {
 	if taken.dead() {
 		return
 	}
-	c.calls++
 	from := linNow()
 	free, err := taken.lease.Release(context.Background())
 	e := linEvent{from: from, to: linNow(), stay: taken, op: linOp{kind: linRelease}}
@@ -189,7 +181,6 @@ func (c *linClient) extend(taken *linStayed, d time.Duration) {
 	if taken.dead() {
 		return
 	}
-	c.calls++
 	from := linNow()
 	err := taken.lease.Extend(context.Background(), d)
 	e := linEvent{from: from, to: linNow(), stay: taken, op: linOp{kind: linExtend, ok: err == nil}}
@@ -222,7 +213,6 @@ func (c *linClient) breakOne(s *linSite) {
 		return
 	}
 	taken := recent[c.dice.IntN(len(recent))]
-	c.calls++
 	from := linNow()
 	ok, err := c.lock(s, linTerms{ttl: lock.DefaultTTL}).Break(s.ctx, taken.lease.Token())
 	to := linNow()
@@ -238,7 +228,6 @@ func (c *linClient) breakOne(s *linSite) {
 
 func (c *linClient) look(s *linSite) {
 	m := c.lock(s, linTerms{ttl: lock.DefaultTTL})
-	c.calls++
 	from := linNow()
 	free, err := m.Available(s.ctx)
 	if err == nil {

@@ -34,7 +34,6 @@ type linStayed struct {
 	fence    int64 // 0: it was not told
 	site     *linSite
 	number   int16
-	inLine   bool  // it was waited for
 	called   int64 // when it was asked for
 	ttl      time.Duration
 	bounded  bool  // it is not renewed
@@ -75,30 +74,6 @@ type linRecord struct {
 	events []linEvent
 	maybes []*linMaybe
 	stays  []*linStayed
-	calls  int // of the library
-}
-
-// linFigures is what happened in histories.
-type linFigures struct {
-	operations, steps, keys, clients       int
-	grants, waits, expiries, breaks        int
-	extends, busy, gaveUp, crashes, unseen int
-}
-
-func (f *linFigures) add(g linFigures) {
-	f.operations += g.operations
-	f.steps += g.steps
-	f.keys += g.keys
-	f.clients += g.clients
-	f.grants += g.grants
-	f.waits += g.waits
-	f.expiries += g.expiries
-	f.breaks += g.breaks
-	f.extends += g.extends
-	f.busy += g.busy
-	f.gaveUp += g.gaveUp
-	f.crashes += g.crashes
-	f.unseen += g.unseen
 }
 
 // linHistory makes of what the clients of one lock recorded the history that is
@@ -108,14 +83,12 @@ func (f *linFigures) add(g linFigures) {
 //     by itself: not before the deadline that the library believed in, and not
 //     after the one that Redis can have had.
 //   - What became of a call without an answer is not known: it may have had a slot.
-func linHistory(records []*linRecord) ([]porcupine.Operation, linFigures) {
-	var f linFigures
+func linHistory(records []*linRecord) []porcupine.Operation {
 	var all linRecord
 	for _, r := range records {
 		all.events = append(all.events, r.events...)
 		all.maybes = append(all.maybes, r.maybes...)
 		all.stays = append(all.stays, r.stays...)
-		f.operations += r.calls
 	}
 	slices.SortFunc(all.stays, func(a, b *linStayed) int { return int(a.fence - b.fence) })
 	rank := make(map[*linStayed]int16, len(all.stays))
@@ -157,33 +130,11 @@ func linHistory(records []*linRecord) ([]porcupine.Operation, linFigures) {
 		put(e)
 	}
 	for _, s := range all.stays {
-		f.grants++
-		if s.inLine {
-			f.waits++
-		}
 		if end, ok := s.end(); ok {
-			f.expiries++
 			put(end)
 		}
 	}
-	for _, e := range all.events {
-		switch e.op.kind {
-		case linBusy:
-			f.busy++
-		case linExtend:
-			f.extends++
-		case linBreak:
-			if e.op.ok {
-				f.breaks++
-			}
-		default:
-		}
-	}
-	f.unseen = len(all.maybes)
-	f.operations += f.expiries
-	f.steps = len(history)
-	f.keys, f.clients = 1, len(records)
-	return history, f
+	return history
 }
 
 // end is when the lease ended by itself; false when somebody ended it.

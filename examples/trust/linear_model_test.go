@@ -212,8 +212,7 @@ func (op *linOp) String() string {
 const linCheckWithin = 30 * time.Second
 
 // linVerdict is what the checker says of a history: "" when it is linearizable.
-func linVerdict(limit int, history []porcupine.Operation) (verdict string, info porcupine.LinearizationInfo, model porcupine.Model) {
-	model = linModel(limit)
+func linVerdict(limit int, history []porcupine.Operation) string {
 	if limit > 1 {
 		var fences []porcupine.Operation
 		plain := slices.Clone(history)
@@ -226,24 +225,23 @@ func linVerdict(limit int, history []porcupine.Operation) (verdict string, info 
 			}
 		}
 		history = plain
-		if verdict, info := linCheck(linFences(), fences); verdict != "" {
-			return "fences: " + verdict, info, linFences()
+		if verdict := linCheck(linFences(), fences); verdict != "" {
+			return "fences: " + verdict
 		}
 	}
-	verdict, info = linCheck(model, history)
-	return verdict, info, model
+	return linCheck(linModel(limit), history)
 }
 
-func linCheck(model porcupine.Model, history []porcupine.Operation) (string, porcupine.LinearizationInfo) {
+func linCheck(model porcupine.Model, history []porcupine.Operation) string {
 	switch porcupine.CheckOperationsTimeout(model, history, linCheckWithin) {
 	case porcupine.Ok:
-		return "", porcupine.LinearizationInfo{}
+		return ""
 	case porcupine.Unknown:
-		return fmt.Sprintf("undecided after %s", linCheckWithin), porcupine.LinearizationInfo{}
+		return fmt.Sprintf("undecided after %s", linCheckWithin)
 	default:
 		// Again, for what stands in the way.
 		_, info := porcupine.CheckOperationsVerbose(model, history, linCheckWithin)
-		return "not linearizable: " + linStuck(model, history, &info), info
+		return "not linearizable: " + linStuck(model, history, &info)
 	}
 }
 

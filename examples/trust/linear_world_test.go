@@ -76,7 +76,6 @@ func (s *linSite) die() {
 type linWorld struct {
 	t       *testing.T
 	server  *redistest.Server
-	bug     *linBug // nil: none
 	lasting []*linSite
 	slow    *linSite // hears everything late; nil on a cluster
 
@@ -94,8 +93,8 @@ const (
 
 // newLinWorld has three processes that last, a slow one, and one that dies every
 // now and then and is replaced. It ends with close.
-func newLinWorld(t *testing.T, s *redistest.Server, bug *linBug) *linWorld {
-	w := &linWorld{t: t, server: s, bug: bug, quit: make(chan struct{})}
+func newLinWorld(t *testing.T, s *redistest.Server) *linWorld {
+	w := &linWorld{t: t, server: s, quit: make(chan struct{})}
 	for range 3 {
 		w.lasting = append(w.lasting, w.site(s.Client(t, linPool), nil))
 	}
@@ -112,8 +111,8 @@ func newLinWorld(t *testing.T, s *redistest.Server, bug *linBug) *linWorld {
 		for {
 			select {
 			case <-ticker.C:
-				old := w.mortal.Swap(w.newMortal())
-				w.crash(old)
+				w.crashes.Add(1)
+				w.wg.Go(w.mortal.Swap(w.newMortal()).die) // ends when its Locker has closed, which the cut keeps short
 			case <-w.quit:
 				w.mortal.Load().die()
 				return
@@ -133,18 +132,9 @@ func (w *linWorld) newMortal() *linSite {
 	return w.site(rdb, wire)
 }
 
-// crash has a site die, beside.
-func (w *linWorld) crash(s *linSite) {
-	w.crashes.Add(1)
-	w.wg.Go(s.die) // ends when its Locker has closed, which the cut keeps short
-}
-
 func (w *linWorld) site(rdb redis.UniversalClient, wire *linWire) *linSite {
 	s := &linSite{wire: wire, rdb: rdb, gone: make(chan struct{})}
 	s.ctx, s.stop = context.WithCancel(context.Background())
-	if w.bug != nil {
-		w.bug.plant(rdb)
-	}
 	s.locker = lock.New(rdb, lock.Options{Logger: slog.New(slog.DiscardHandler)})
 	return s
 }

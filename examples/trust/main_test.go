@@ -32,14 +32,6 @@ func TestMain(m *testing.M) {
 	redistest.Main(m)
 }
 
-// row is what one test found, in figures that it logs.
-type row struct{ t *testing.T }
-
-func (r *row) notef(format string, args ...any) {
-	r.t.Helper()
-	r.t.Logf(format, args...)
-}
-
 // size chooses between a test's short form and its long one.
 func size[T any](short, longer T) T {
 	if *long {

@@ -41,7 +41,7 @@ func (b *ledger) arrive(p *process, ctx context.Context, n int) *attempt {
 	if t.most < 0 || a.most < t.most {
 		t.most = a.most
 	}
-	unique := b.w.plan.uniqueOf(b.w.plan.Tasks[n]) != nil
+	unique := b.w.plan.uniqueOf(b.books[n].plan) != nil
 	again := b.comesAgain(t)
 	switch slack := b.slack(); {
 	case unique && len(t.ends) > 0, t.op:
@@ -63,11 +63,11 @@ func (b *ledger) arrive(p *process, ctx context.Context, n int) *attempt {
 // comesTo notes that an attempt comes to the next of its locks, of which it has taken so
 // many. Callers hold mu.
 func (b *ledger) comesTo(a *attempt, taken int) {
-	rules := b.w.plan.rulesOf(b.w.plan.Tasks[a.n])
+	rules := b.w.plan.rulesOf(b.books[a.n].plan)
 	if a.taken = taken; taken >= len(rules) {
 		return
 	}
-	t, key := b.books[a.n], rules[taken].key(b.w.plan.Tasks[a.n])
+	t, key := b.books[a.n], rules[taken].key(b.books[a.n].plan)
 	if t.came == nil {
 		t.came = map[string]time.Time{}
 	}
@@ -83,9 +83,9 @@ func (b *ledger) expectReplaced(a *attempt, rule rulePlan, key string) {
 	if !b.calm || b.w.plan.Losing > 0 || rule.Policy != "replace" || rule.limit() > 1 {
 		return
 	}
-	task := b.w.plan.Tasks[a.n]
+	task := b.books[a.n].plan
 	for _, older := range b.attempts {
-		other := b.w.plan.Tasks[older.n]
+		other := b.books[older.n].plan
 		if older.over || older.run != nil || older.p.isEnded() || other.Task != task.Task {
 			continue
 		}
@@ -109,7 +109,7 @@ func (b *ledger) judgeReplaced(older, newer *attempt, key string) {
 	case newer.over && newer.run == nil:
 		return // from a closed gate, say: it may have asked between two waits of the older one, and asks again
 	}
-	task := b.w.plan.Tasks[newer.n]
+	task := b.books[newer.n].plan
 	for _, rule := range b.w.plan.rulesOf(task) {
 		if !b.pausedUntil(rule.key(task)).IsZero() {
 			return // a paused task asks nobody to stop
@@ -145,12 +145,7 @@ func (b *ledger) deadlinePassed(a *attempt) {
 	b.books[a.n].left = time.Now()
 	switch {
 	case a.run != nil && !a.run.counted:
-		a.run.counted = true
-		if a.run.succeeded { // asynq does not hear of it: its locks are being released yet
-			b.books[a.n].success--
-			b.books[a.n].late = true
-		}
-		b.spendLocked(a.n, 1, 1, "the task's deadline passed while its handler ran")
+		b.unheard(a, 1, "the task's deadline passed while its handler ran")
 	case a.run == nil:
 		a.late = true
 		if b.calm && a.retried < a.most {
@@ -163,18 +158,15 @@ func (b *ledger) deadlinePassed(a *attempt) {
 	}
 }
 
-// endsAtDeadline notes that a handler ended in the very moment of its task's deadline, before
-// the ledger was told of the deadline. asynq goes by either of the two. Callers hold mu.
-func (b *ledger) endsAtDeadline(a *attempt) {
+// unheard notes that asynq counts a failure although the handler may have succeeded: its locks are being released yet. Callers
+// hold mu.
+func (b *ledger) unheard(a *attempt, least int, why string) {
 	a.run.counted = true
 	if a.run.succeeded {
 		b.books[a.n].success--
 		b.books[a.n].late = true
 	}
-	b.spendLocked(a.n, 0, 1, "its handler ended in the moment of its deadline, of which asynq may have heard first")
-	if a.retried >= a.most {
-		b.books[a.n].ends[endLate] = true
-	}
+	b.spendLocked(a.n, least, 1, why)
 }
 
 // depart notes that the middleware has returned, or panicked: that goes on.
@@ -192,7 +184,10 @@ func (b *ledger) depart(a *attempt, panicked any) {
 			b.spendLocked(a.n, 0, 1, "it returned in the moment of its deadline, of which asynq may have heard first")
 		}
 		if a.run != nil && left <= 0 && !a.deadline.IsZero() && !a.run.counted {
-			b.endsAtDeadline(a)
+			b.unheard(a, 0, "its handler ended in the moment of its deadline, of which asynq may have heard first")
+			if a.retried >= a.most {
+				b.books[a.n].ends[endLate] = true
+			}
 		}
 		waited := a.run == nil || a.run.end == "later" // for its locks, for the first time or again
 		if waited && a.retried >= a.most && !a.deadline.IsZero() && left < 1500*time.Millisecond {

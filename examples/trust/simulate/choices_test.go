@@ -3,6 +3,7 @@ package simulate
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"time"
 
@@ -107,14 +108,9 @@ func (p *process) asksBack(ctx context.Context, n int, why error) error {
 func (w *world) countAsked(what string, n int) int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.asked[asked{what, n}]++
-	return w.asked[asked{what, n}]
-}
-
-// asked is a function of a rule, with a task.
-type asked struct {
-	what string
-	n    int
+	what = fmt.Sprint(what, n)
+	w.asked[what]++
+	return w.asked[what]
 }
 
 // body is the payload of a task.
@@ -123,11 +119,7 @@ func (t taskPlan) body(n int) []byte {
 	if !t.NoB {
 		fields.B = &t.B
 	}
-	body, err := json.Marshal(fields)
-	if err != nil {
-		panic(err) // they are numbers
-	}
-	return body
+	return must(json.Marshal(fields))
 }
 
 // middleware is the Guard's, around all handlers or around those of the types that have rules.

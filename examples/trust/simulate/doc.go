@@ -14,11 +14,7 @@
 //	go test ./examples/trust/simulate -run Worlds -in-order -first 20001 -worlds 440 # about 150 worlds in order, as the workflow for GitHub does
 //	go test ./examples/trust/simulate -run Worlds -seed 42        # one world again
 //	go test ./examples/trust/simulate -run Worlds -first 2001 -worlds 98000 -within 20h -timeout 24h
-//	go test ./examples/trust/simulate -run Faults -one-in 1 -pairs
-//
-// Nearly all commands of a world find nothing to do: servers poll for tasks and controls.
-// Where no fault can hit such a command it is answered in the client, in the virtual time
-// that it would take; see endpoint.shortcut.
+//	go test ./examples/trust/simulate -run Faults -one-in 1
 //
 // # What a seed decides
 //

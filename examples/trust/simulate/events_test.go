@@ -1,15 +1,13 @@
 package simulate
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/automutex/automutex"
 )
-
-// keyOf is the plan's name for the key of an event.
-func (b *ledger) keyOf(e automutex.Event) string { return b.nameOf(e.Key) }
 
 // nameOf is the plan's name for a key in Redis.
 func (b *ledger) nameOf(key string) string {
@@ -22,8 +20,7 @@ func (b *ledger) nameOf(key string) string {
 // taskOf is the number of an event's task: plain tasks carry it in their ID, others
 // are found by who is in the middleware.
 func (b *ledger) taskOf(p *process, e automutex.Event) int {
-	var n int
-	if _, err := fmt.Sscanf(e.TaskID, "n%d", &n); err == nil && !slices.ContainsFunc(b.w.plan.Tasks, func(t taskPlan) bool { return t.As > 0 }) {
+	if n := numberOf(e.TaskID); n >= 0 && !slices.ContainsFunc(b.w.plan.Tasks, func(t taskPlan) bool { return t.As > 0 }) {
 		return n
 	}
 	for i := len(b.attempts) - 1; i >= 0; i-- {
@@ -34,37 +31,27 @@ func (b *ledger) taskOf(p *process, e automutex.Event) int {
 	return -1
 }
 
-// idOf is the process, task and rule of an event.
-func idOf(p *process, e automutex.Event) string {
-	return fmt.Sprintf("%d %s %s", p.n, e.TaskID, e.Rule)
-}
-
 // event takes a public event into the books.
 func (b *ledger) event(p *process, e automutex.Event) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.events[e.Kind]++
-	id := idOf(p, e)
-	sum := b.balance[id]
-	if sum == nil {
-		sum = map[automutex.EventKind]int{}
-		b.balance[id] = sum
-	}
-	sum[e.Kind]++
-	n := b.taskOf(p, e)
-	key := b.keyOf(e)
+	id, n, key := fmt.Sprintf("%d %s %s", p.n, e.TaskID, e.Rule), b.taskOf(p, e), b.nameOf(e.Key)
+	b.balance[balanced{id, e.Kind}]++
 	b.addf("event %s, task %d (%s), rule %s, key %q, waited %s, delay %s, err %v", e.Kind, n, e.TaskID, e.Rule, key, e.Waited, e.Delay, e.Err)
 	switch e.Kind {
 	case automutex.EventAcquired:
-		b.judgeWait(p, e, key)
+		b.judgeWait(p, e, key, id)
 		b.key(key).taken = time.Now()
 		b.judgePause(e, n, key)
 		b.judgeGate(n, key, id)
-		b.key(key).took(id, &holding{proc: p, since: time.Now(), wait: e.Waited, task: n})
+		b.key(key).held[id] = append(b.key(key).held[id], &holding{proc: p, since: time.Now(), wait: e.Waited})
 		b.goesOn(p, n, e.Rule)
 	case automutex.EventReleased:
 		k := b.key(key)
-		h := k.gives(id, e.Held)
+		h := k.holdingOf(id, e)
+		if k.held[id] = slices.DeleteFunc(k.held[id], func(o *holding) bool { return o == h }); len(k.held[id]) == 0 {
+			delete(k.held, id)
+		}
 		k.freeSince = time.Now()
 		for _, r := range b.runs {
 			if r.p == p && r.n == n && r.taken[key].Equal(h.since) && r.released[key].IsZero() {
@@ -72,10 +59,11 @@ func (b *ledger) event(p *process, e automutex.Event) {
 			}
 		}
 	case automutex.EventWaited:
-		b.judgeWait(p, e, key)
+		b.judgeWait(p, e, key, id)
 	case automutex.EventLost:
-		b.judgeLoss(p, e, key, id)
-		b.lapses(p, n, key, b.key(key).holdingOf(id, e.Held))
+		h := b.key(key).holdingOf(id, e)
+		b.judgeLoss(p, e, key, h)
+		b.lapses(p, n, key, h)
 	case automutex.EventBackendError:
 		b.unanswered[id] = time.Now()
 	case automutex.EventBusy:
@@ -106,12 +94,9 @@ func (b *ledger) event(p *process, e automutex.Event) {
 // goesOn notes that a task has taken the lock of a rule, and comes to its next one. Callers
 // hold mu.
 func (b *ledger) goesOn(p *process, n int, rule string) {
-	for _, a := range slices.Backward(b.attempts) {
-		if a.n == n && a.p == p && !a.over {
-			rules := b.w.plan.rulesOf(b.w.plan.Tasks[n])
-			b.comesTo(a, 1+slices.IndexFunc(rules, func(r rulePlan) bool { return r.name() == rule }))
-			return
-		}
+	if a := b.attemptOf(p, n); a != nil {
+		rules := b.w.plan.rulesOf(b.books[n].plan)
+		b.comesTo(a, 1+slices.IndexFunc(rules, func(r rulePlan) bool { return r.name() == rule }))
 	}
 }
 
@@ -200,7 +185,7 @@ const afterAStep = 40 * time.Second
 const longestRetry = 30 * time.Second
 
 // judgeWait looks whether a task has waited behind a free key.
-func (b *ledger) judgeWait(p *process, e automutex.Event, key string) {
+func (b *ledger) judgeWait(p *process, e automutex.Event, key, id string) {
 	k := b.key(key)
 	rule := b.w.plan.ruleOfKey(key)
 	if rule.limit() > 1 || rule.InOrder || len(k.held) > 0 || e.Waited == 0 || b.w.plan.losesReplicas() {
@@ -211,32 +196,20 @@ func (b *ledger) judgeWait(p *process, e automutex.Event, key string) {
 		patience += afterAStep
 	}
 	since := time.Now().Add(-e.Waited)
-	if k.freeSince.After(since) {
-		since = k.freeSince
-	}
+	since = latest(since, k.freeSince)
 	for _, o := range k.successes {
-		if end := o.began.Add(rule.Cooldown); end.After(since) {
-			since = end
-		}
+		since = latest(since, o.began.Add(rule.Cooldown))
 	}
-	if end := b.pausedUntil(key).Add(obeyed); end.After(since) {
-		since = end
-	}
-	if end := b.opensBy(key); end.After(since) {
-		since = end
-	}
-	if at := b.unanswered[idOf(p, e)]; !at.Before(time.Now().Add(-e.Waited)) {
-		if end := at.Add(longestRetry); end.After(since) {
-			since = end // it was not in line: it was to ask again
-		}
+	since = latest(since, b.pausedUntil(key).Add(obeyed))
+	since = latest(since, b.opensBy(key))
+	if at := b.unanswered[id]; !at.Before(time.Now().Add(-e.Waited)) {
+		since = latest(since, at.Add(longestRetry)) // it was not in line: it was to ask again
 	}
 	if rule.Starts > 0 && (!b.calm || !b.clean) {
 		return // starts may have been counted that nobody has told of
 	}
 	for _, at := range b.deaths {
-		if end := at.Add(rule.TTL); end.After(since) {
-			since = end
-		}
+		since = latest(since, at.Add(rule.TTL))
 	}
 	if idle := time.Since(since); idle > patience && !b.w.faultWithin(idle+rule.TTL) {
 		b.violatef("stalled: task %s on process %d waited for %q, which was free for %s", e.TaskID, p.n, key, idle)
@@ -244,10 +217,9 @@ func (b *ledger) judgeWait(p *process, e automutex.Event, key string) {
 }
 
 // judgeLoss looks whether anything explains that a lease is lost.
-func (b *ledger) judgeLoss(p *process, e automutex.Event, key, id string) {
-	rule := b.w.plan.ruleNamed(e.Rule)
+func (b *ledger) judgeLoss(p *process, e automutex.Event, key string, h *holding) {
+	rule := *find(b.w.plan.Rules, func(r rulePlan) bool { return r.name() == e.Rule })
 	k := b.key(key)
-	h := k.holdingOf(id, e.Held)
 	switch {
 	case rule.MaxHold > 0 && e.Held >= rule.MaxHold-b.w.plan.grantSlack(), b.w.forgot():
 		return
@@ -275,6 +247,39 @@ func (b *ledger) judgeLoss(p *process, e automutex.Event, key, id string) {
 	if h.wait > 0 && time.Since(h.since) > 200*time.Millisecond && rule.TTL >= 10*time.Second {
 		if away := b.w.away(p, rule.TTL+time.Second); away < rule.TTL/2 && b.w.calmAt(p, h.since, 150*time.Millisecond) {
 			b.violatef("lost: task %s on process %d lost %q (TTL %s), granted by a release, and Redis was away for %s", e.TaskID, p.n, key, rule.TTL, away)
+		}
+	}
+}
+
+// holding is a lease between Acquired and Released. A key has them by process, task and rule, the oldest first. A task has two
+// for a moment when its earlier attempt, which ran past its timeout, hands the key over to its retry in the same process: the
+// retry may tell that it has the key before the earlier attempt tells that it has released it.
+type holding struct {
+	proc    *process
+	since   time.Time
+	wait    time.Duration
+	started bool // a handler has begun under it
+}
+
+// holdingOf is the lease that an event is about: that which began the nearest to when the event says.
+func (k *keyBook) holdingOf(id string, e automutex.Event) *holding {
+	if len(k.held[id]) == 0 {
+		return &holding{}
+	}
+	began := time.Now().Add(-e.Held)
+	return slices.MinFunc(k.held[id], func(x, y *holding) int { return cmp.Compare(x.since.Sub(began).Abs(), y.since.Sub(began).Abs()) })
+}
+
+// lapses notes that a lease was lost. If the handler had ended by then, its success, which is
+// noted already, begins no cooldown: a lease that is lost keeps nothing taken. The cooldown may
+// have begun all the same, if Redis lost the reply to the release. Callers hold mu.
+func (b *ledger) lapses(p *process, n int, key string, h *holding) {
+	for _, r := range b.runs {
+		if r.p == p && r.n == n && r.taken[key].Equal(h.since) && !r.ended.IsZero() && r.released[key].IsZero() {
+			if r.lapsed == nil {
+				r.lapsed = map[string]bool{}
+			}
+			r.lapsed[key] = true
 		}
 	}
 }

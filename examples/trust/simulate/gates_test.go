@@ -144,15 +144,11 @@ func (b *ledger) rateOpensBy(key string) (at time.Time) {
 		if every == 0 {
 			continue
 		}
-		if t.closed.After(at) {
-			at = t.closed
-		}
+		at = latest(at, t.closed)
 		if !t.closed.IsZero() {
 			continue
 		}
-		if from := t.at.Add(-every * time.Duration(rule.burst()-1)); from.After(at) {
-			at = from
-		}
+		at = latest(at, t.at.Add(-every*time.Duration(rule.burst()-1)))
 		at = at.Add(every)
 	}
 	return at
@@ -163,13 +159,11 @@ func (b *ledger) rateOpensBy(key string) (at time.Time) {
 // or which is not given back yet. Callers hold mu.
 func (b *ledger) judgeCharge(n int, key string, busy *automutex.BusyError) {
 	rule, opens := b.w.plan.ruleOfKey(key), time.Now().Add(busy.ExpiresIn)
-	if busy.Reason != automutex.ReasonRate || !b.calm || !b.clean || b.w.forgot() || !b.key(key).broken.IsZero() {
+	if busy.Reason != automutex.ReasonRate || !b.isSure() || !b.key(key).broken.IsZero() {
 		return
 	}
 	most := time.Now().Add(-rule.every() * time.Duration(rule.burst()-1))
-	if at := b.rateOpensBy(key); at.After(most) {
-		most = at
-	}
+	most = latest(most, b.rateOpensBy(key))
 	if most = most.Add(b.grantLag(rule) + time.Second + rule.every()); opens.After(most) {
 		b.violatef("charged: task %d is kept from %q until %s, at the latest %s is explained by the starts there were", n, key, opens.Sub(b.began), most.Sub(b.began))
 	}
@@ -178,11 +172,7 @@ func (b *ledger) judgeCharge(n int, key string, busy *automutex.BusyError) {
 // opensBy is when the gate of a key is certainly open: of a rate only where every ask
 // is answered. Callers hold mu.
 func (b *ledger) opensBy(key string) time.Time {
-	opens := b.key(key).gate.closed
-	if rate := b.rateOpensBy(key); rate.After(opens) {
-		return rate
-	}
-	return opens
+	return latest(b.key(key).gate.closed, b.rateOpensBy(key))
 }
 
 // judgeRate looks whether a key has had more starts, in any time up to now, than its
@@ -218,7 +208,7 @@ func (b *ledger) judgeRate(r *run, key string, taken time.Time) {
 // begun: one slot may be taken beside the run that ends with it. Callers hold mu.
 func (b *ledger) judgeCooldownBeside(r *run, key string, taken time.Time) {
 	k, rule := b.key(key), b.w.plan.ruleOfKey(key)
-	if rule.Cooldown == 0 || rule.limit() == 1 || b.w.forgot() || !b.calm || !b.clean {
+	if rule.Cooldown == 0 || rule.limit() == 1 || !b.isSure() {
 		return
 	}
 	for _, o := range k.successes {
@@ -250,9 +240,7 @@ func (b *ledger) holds(n int, key string, d time.Duration, began time.Time, err 
 // closes notes that the gate may be closed until then.
 func (k *keyBook) closes(until time.Time) {
 	k.gate.takes = append(k.gate.takes, take{closed: until})
-	if until.After(k.gate.closed) {
-		k.gate.closed = until
-	}
+	k.gate.closed = latest(k.gate.closed, until)
 }
 
 // opens notes that an operator has broken a lock: that ends a hold, and the gate of a
@@ -267,7 +255,7 @@ func (b *ledger) judgeHeld(n int, key, reason, how string) {
 	switch {
 	case reason == automutex.ReasonClosed || reason == automutex.ReasonPaused:
 		b.violatef("held: task %d is %s although %q is only on hold or paused", n, how, key)
-	case reason == automutex.ReasonRate && b.calm && b.clean && !b.w.forgot() && b.opensBefore(key, time.Now()):
+	case reason == automutex.ReasonRate && b.isSure() && b.opensBefore(key, time.Now()):
 		// Redis may have given a start to somebody who has not told of it yet.
 		dropped := time.Now()
 		time.AfterFunc(b.grantLag(b.w.plan.ruleOfKey(key))+100*ms, func() { b.judgeRateDrop(n, key, how, dropped) })
@@ -305,7 +293,7 @@ func (p *process) hold(ctx context.Context, r *run, step stepPlan) {
 // later notes that a handler gives its task back. Callers hold mu.
 func (b *ledger) later(r *run, after time.Duration) {
 	b.asksBack(r.ctx, r.n, after)
-	if retried, _ := asynq.GetRetryCount(r.ctx); retried >= b.w.plan.Tasks[r.n].MaxRetry && !r.p.wraps(b.w.plan.Tasks[r.n].Task) {
+	if retried, _ := asynq.GetRetryCount(r.ctx); retried >= b.books[r.n].plan.MaxRetry && !r.p.wraps(b.books[r.n].plan.Task) {
 		b.books[r.n].ends[endArchived] = true // nobody keeps it in its worker
 	}
 }
@@ -313,7 +301,7 @@ func (b *ledger) later(r *run, after time.Duration) {
 // asksBack notes that a handler, or a function of a rule, asks for a task to come back later. Callers hold mu.
 func (b *ledger) asksBack(ctx context.Context, n int, after time.Duration) {
 	retried, _ := asynq.GetRetryCount(ctx)
-	if retried < b.w.plan.Tasks[n].MaxRetry {
+	if retried < b.books[n].plan.MaxRetry {
 		return
 	}
 	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)-1100*ms < max(after, time.Second) { // it waits for a second at least

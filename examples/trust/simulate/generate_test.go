@@ -3,6 +3,7 @@ package simulate
 import (
 	"hash/fnv"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -42,7 +43,9 @@ func draw(seed uint64) *plan {
 		d.operators(length)
 	}
 	d.controls(length)
-	d.p.Quiet = d.span(0, 1_400_000)
+	if d.p.Quiet = d.span(0, 1_400_000); d.p.Quiet < 1300*time.Second {
+		d.p.Quiet /= 10 // quiet hours find little, and cost what a world costs
+	}
 	d.onceBeside()
 	d.cooldowns() // only where there is no limit
 	d.storage(length)
@@ -102,6 +105,104 @@ func TestDraw(t *testing.T) {
 		rules := (&process{w: &world{plan: p}}).rules()
 		if _, err := automutex.New(rdb, automutex.Config{Rules: rules, HashKeys: p.secret(), MinReplicas: p.MinReplicas}); err != nil {
 			t.Errorf("seed %d: %v", p.Seed, err)
+		}
+	}
+}
+
+// tasks draws what is enqueued.
+func (d *drawer) tasks(length time.Duration) {
+	var names []string
+	for _, r := range d.p.Rules {
+		if !slices.Contains(names, r.Task) {
+			names = append(names, r.Task)
+		}
+	}
+	names = append(names, "plain")
+	entities := 1 + d.IntN(4)
+	many := 5 + d.IntN(40)
+	burst := time.Duration(-1)
+	for n := range many {
+		t := taskPlan{
+			Task: pick(d, names...), A: d.IntN(entities), B: d.IntN(3),
+			MaxRetry: pick(d, 0, 1, 3, 10, 25), Keep: d.chance(0.3), At: d.span(0, int(length/time.Millisecond)),
+		}
+		if burst >= 0 && d.chance(0.6) {
+			t.At = burst // many come at once
+		}
+		burst = t.At
+		if d.chance(0.4) {
+			t.Timeout = time.Duration(2+d.IntN(30)) * time.Second
+		}
+		for range 1 + d.weighted(4, 2, 1) {
+			t.Steps = append(t.Steps, d.step())
+		}
+		if d.chance(0.05) && n+1 < many {
+			t.Steps[0].Then = n + 2
+		}
+		// In the end it succeeds, or asynq archives it.
+		d.p.Tasks = append(d.p.Tasks, t)
+	}
+	for _, t := range d.p.Tasks {
+		for _, s := range t.Steps {
+			if s.Then > 0 {
+				d.p.Tasks[s.Then-1].At = -1
+			}
+		}
+	}
+}
+
+// step draws one run of a handler.
+func (d *drawer) step() stepPlan {
+	s := stepPlan{End: []string{"ok", "fail", "soft", "panic", "skip", "revoke"}[d.weighted(12, 3, 1, 1, 1, 1)]}
+	switch d.weighted(3, 5, 2, 1) {
+	case 0:
+	case 1:
+		s.Work = d.span(1, 500)
+	case 2:
+		s.Work = d.span(500, 5000)
+	case 3:
+		s.Work = d.span(5000, 40_000)
+	}
+	s.Deaf = d.chance(0.15)
+	if s.End == "soft" && d.chance(0.9) {
+		s.End = "ok" // what never counts as a failure may go on for long
+	}
+	return s
+}
+
+// faults draws what goes wrong.
+func (d *drawer) faults(length time.Duration) {
+	kinds := []faultKind{
+		refused, replyLost, swallowed, late, noScript, noPerm, cut, hung, loading, readOnly, wrapped, misconf, outOfMemory, setup, apart, frozen,
+		stops, stops, dies, dies,
+	}
+	for range 1 + d.IntN(5) {
+		f := faultPlan{Kind: pick(d, kinds...), Proc: d.IntN(len(d.p.Procs)), Client: pick(d, "lock", "lock", "asynq"), At: d.span(0, int(length/time.Millisecond))}
+		switch {
+		case f.Kind == stops || f.Kind == dies:
+			f.Client = ""
+			d.p.Faults = append(d.p.Faults, f)
+			if d.chance(0.7) {
+				d.p.Faults = append(d.p.Faults, faultPlan{Kind: starts, Proc: f.Proc, At: f.At + d.span(9000, 60_000)})
+			}
+			continue
+		case !f.Kind.spansTime():
+			f.At, f.Nth = 0, 1+d.IntN(150)
+			f.For = d.span(4000, 20_000)
+		default:
+			f.For = d.span(500, 20_000)
+		}
+		d.p.Faults = append(d.p.Faults, f)
+	}
+}
+
+// operators draws what people do.
+func (d *drawer) operators(length time.Duration) {
+	for range 1 + d.IntN(4) {
+		op := opPlan{At: d.span(0, int(length/time.Millisecond)), Kind: pick(d, "delete", "archive", "run", "pause", "break"), Task: d.IntN(len(d.p.Tasks))}
+		d.p.Ops = append(d.p.Ops, op)
+		if op.Kind == "pause" {
+			d.p.Ops = append(d.p.Ops, opPlan{At: op.At + d.span(1000, 30_000), Kind: "unpause", Task: op.Task})
 		}
 	}
 }

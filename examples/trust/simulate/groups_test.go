@@ -13,8 +13,8 @@ import (
 // groupPlan is how servers aggregate groups.
 type groupPlan struct {
 	Grace    time.Duration
-	MaxDelay time.Duration `json:",omitempty"`
-	MaxSize  int           `json:",omitempty"`
+	MaxDelay time.Duration
+	MaxSize  int
 }
 
 // groups draws groups, tasks that are in them, and the tasks that aggregators make.
@@ -60,7 +60,7 @@ func (p *process) aggregate(_ string, members []*asynq.Task) *asynq.Task {
 func (b *ledger) aggregates(p *process, members []*asynq.Task) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	n := slices.IndexFunc(b.books, func(t *taskBook) bool { return t.asked == 0 && b.w.plan.Tasks[t.n].Aggregated })
+	n := slices.IndexFunc(b.books, func(t *taskBook) bool { return t.asked == 0 && b.books[t.n].plan.Aggregated })
 	if n < 0 || p.isEnded() {
 		return -1
 	}
@@ -73,7 +73,7 @@ func (b *ledger) aggregates(p *process, members []*asynq.Task) int {
 	for _, m := range t.members {
 		o := b.books[m]
 		o.into, o.aggregated, o.ends[endAggregated] = append(o.into, n), time.Now(), true
-		if o.refused > 0 && !b.deliversLate(b.w.plan.Tasks[m], frozen) {
+		if o.refused > 0 && !b.deliversLate(b.books[m].plan, frozen) {
 			b.violatef("refused: task %d is aggregated although its producer was told that nothing was enqueued", m)
 		}
 	}
@@ -82,7 +82,7 @@ func (b *ledger) aggregates(p *process, members []*asynq.Task) int {
 
 // judgeGroup looks whether a task that was aggregated is in one task that ran or is stored: only faults of asynq's
 // client, and operators, have asynq aggregate it again. Callers hold mu.
-func (b *ledger) judgeGroup(n int, t *taskBook) {
+func (b *ledger) judgeGroup(t *taskBook) {
 	in := 0
 	for _, made := range t.into {
 		if !b.neverCame(b.books[made]) {
@@ -91,9 +91,9 @@ func (b *ledger) judgeGroup(n int, t *taskBook) {
 	}
 	switch {
 	case in == 0 && t.state == "gone" && !t.op:
-		b.violatef("group: task %d is gone, and so is each task that was made of it: %v", n, t.into)
+		b.violatef("group: task %d is gone, and so is each task that was made of it: %v", t.n, t.into)
 	case (in > 1 || t.success > 0) && b.clean && !t.op:
-		b.violatef("group: task %d has succeeded %d times, and %d tasks were made of it: %v", n, t.success, in, t.into)
+		b.violatef("group: task %d has succeeded %d times, and %d tasks were made of it: %v", t.n, t.success, in, t.into)
 	}
 }
 
@@ -106,11 +106,9 @@ func (b *ledger) mayStayInGroup(t *taskBook) bool { return t.op || !b.clean }
 
 // isReadBeside tells whether a task may have been told to be a duplicate of one that asynq has aggregated and not yet
 // deleted, so that the aggregated task may have run already. Callers hold mu.
-func (b *ledger) isReadBeside(n int) bool {
-	task := b.w.plan.Tasks[n]
-	return slices.ContainsFunc(b.books, func(o *taskBook) bool {
-		other := b.w.plan.Tasks[o.n]
-		return len(o.into) > 0 && other.Task == task.Task && other.A == task.A && (!b.clean || time.Since(o.aggregated) < b.deletedIn())
+func (b *ledger) isReadBeside(t *taskBook) bool {
+	return slices.ContainsFunc(append(b.alike(t), t), func(o *taskBook) bool {
+		return len(o.into) > 0 && (!b.clean || time.Since(o.aggregated) < b.deletedIn())
 	})
 }
 
@@ -119,16 +117,14 @@ func (b *ledger) deletedIn() time.Duration { return 500*ms + 16*b.w.plan.Latency
 
 // judgeClaim looks whether a task is refused although each other of its key has ended: it was aggregated, refused,
 // joined, or a newer one took its place. Callers hold mu.
-func (b *ledger) judgeClaim(n int) {
-	task := b.w.plan.Tasks[n]
-	if !b.calm || !b.clean || b.w.plan.uniqueOf(task).Until == "for" {
+func (b *ledger) judgeClaim(t *taskBook, u *uniquePlan) {
+	if !b.calm || !b.clean || u.Until == "for" {
 		return
 	}
 	aggregated := -1
-	for _, o := range b.books {
-		other := b.w.plan.Tasks[o.n]
+	for _, o := range b.alike(t) {
 		switch {
-		case o.n == n, other.Task != task.Task, other.A != task.A, o.refused > 0, o.joined > 0, o.asked == 0:
+		case o.refused > 0, o.joined > 0, o.asked == 0:
 		case len(o.into) > 0 && !o.op && o.starts == 0 && time.Since(o.aggregated) > b.deletedIn()+5*time.Second:
 			aggregated = o.n
 		case o.acceptAt == 0 || !o.ends[endNewer]:
@@ -136,7 +132,7 @@ func (b *ledger) judgeClaim(n int) {
 		}
 	}
 	if aggregated >= 0 {
-		b.violatef("claim: task %d is refused, and the last of its key, task %d, was aggregated", n, aggregated)
+		b.violatef("claim: task %d is refused, and the last of its key, task %d, was aggregated", t.n, aggregated)
 	}
 }
 
@@ -145,7 +141,7 @@ func (b *ledger) judgeClaim(n int) {
 func (b *ledger) madeEndsUnrun(t *taskBook) bool {
 	return t.state == "aggregating" || slices.ContainsFunc(t.into, func(n int) bool {
 		o := b.books[n]
-		return o.endsUnrun() || o.starts == 0 && b.exhausted(o, b.w.plan.Tasks[n])
+		return o.endsUnrun() || o.starts == 0 && b.exhausted(o)
 	})
 }
 
@@ -161,18 +157,4 @@ func (w *world) inGroups() (left []string) {
 	}
 	sets, _ := m.ZMembers(base + "aggregation_sets")
 	return append(left, sets...)
-}
-
-// groupedOnce is a scenario in which a task that is enqueued once is aggregated, and the next one of its key comes.
-func groupedOnce() *plan {
-	return scenario("a task that was aggregated blocks its key no more", 1, func(p *plan) {
-		p.Rules, p.Groups = []rulePlan{rule("retry")}, &groupPlan{Grace: time.Second}
-		p.Unique = []uniquePlan{{Task: "t", On: []string{"a"}, Until: "start", Duplicate: "reject"}}
-		p.Tasks = []taskPlan{work(0, 200*ms), work(300*ms, 200*ms), work(12*time.Second, 200*ms)}
-		for i := range p.Tasks {
-			p.Tasks[i].Group = "g0"
-		}
-		made := taskPlan{At: -1, Task: "plain", MaxRetry: 3, Aggregated: true}
-		p.Tasks = append(p.Tasks, made, made)
-	})
 }

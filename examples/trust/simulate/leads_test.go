@@ -81,22 +81,11 @@ func (p *process) lead(ctx context.Context) error {
 	return nil
 }
 
-// resigned is closed: that of a process that is no candidate.
-var resigned = func() <-chan struct{} { c := make(chan struct{}); close(c); return c }()
-
-// resigns ends what campaigns began: when what it returns is closed. It may be called twice.
-func (c *candidate) resigns() <-chan struct{} {
-	if c == nil {
-		return resigned
-	}
-	c.cancel()
-	return c.over
-}
-
-// die breaks its connections for good.
-func (c *candidate) die() {
+// resigns ends what campaigns began. It may be called twice.
+func (c *candidate) resigns() {
 	if c != nil {
-		c.end.die()
+		c.cancel()
+		<-c.over
 	}
 }
 
@@ -154,7 +143,7 @@ func (w *world) endLeads() {
 	}
 	for _, p := range w.all {
 		if !p.isEnded() {
-			<-p.candidate.resigns()
+			p.candidate.resigns()
 		}
 	}
 }
@@ -163,16 +152,4 @@ func (b *ledger) isLed() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.ContainsFunc(b.terms, (*term).lives)
-}
-
-// hungLeader is a scenario in which whoever leads loses its lease while its function goes on.
-func hungLeader() *plan {
-	return scenario("the renewals of a leader hang", 2, func(p *plan) {
-		p.Lead = 100 * time.Second
-		p.Rules, p.Tasks = []rulePlan{rule("park")}, []taskPlan{work(60*time.Second, 200*ms)}
-		p.Faults = []faultPlan{
-			{Kind: hung, Proc: 0, Client: leadClient, At: 3 * time.Second, For: 15 * time.Second},
-			{Kind: hung, Proc: 1, Client: leadClient, At: 30 * time.Second, For: 15 * time.Second},
-		}
-	})
 }

@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -39,9 +40,8 @@ type ledger struct {
 	terms      []*term     // of leaders
 	books      []*taskBook // by number
 	keys       map[string]*keyBook
-	names      map[string]string                      // of keys, by what Redis calls them; never changes
-	balance    map[string]map[automutex.EventKind]int // by process, task and rule
-	events     map[automutex.EventKind]int
+	names      map[string]string // of keys, by what Redis calls them; never changes
+	balance    map[balanced]int
 	targets    map[string]*orders // of operators, by scope or key
 	touches    map[string]int     // by task ID: seq when an operator last did something to it
 	violations []string
@@ -53,9 +53,16 @@ type ledger struct {
 	calm       bool                 // nor any other fault
 }
 
+// balanced are events of one process, task and rule.
+type balanced struct {
+	id   string
+	kind automutex.EventKind
+}
+
 // taskBook is what is known of one task.
 type taskBook struct {
 	n        int
+	plan     taskPlan
 	id       string
 	came     map[string]time.Time // by key: when it first came to the lock
 	spent    [2]int               // attempts, at least and at most
@@ -89,8 +96,8 @@ type taskBook struct {
 // keyBook is what is known of one lock.
 type keyBook struct {
 	fence     int64
-	held      holdings
-	taken     time.Time // when somebody last told of having it
+	held      map[string][]*holding // by process, task and rule; none is empty
+	taken     time.Time             // when somebody last told of having it
 	freeSince time.Time
 	successes []*run // with the rule's Cooldown
 	broken    time.Time
@@ -101,11 +108,11 @@ type keyBook struct {
 func newLedger(w *world) *ledger {
 	b := &ledger{
 		w: w, began: time.Now(), keys: map[string]*keyBook{}, clean: true, calm: true,
-		touches:    map[string]int{},
-		unanswered: map[string]time.Time{}, balance: map[string]map[automutex.EventKind]int{}, events: map[automutex.EventKind]int{},
+		touches: map[string]int{}, targets: map[string]*orders{},
+		unanswered: map[string]time.Time{}, balance: map[balanced]int{},
 	}
-	for n := range w.plan.Tasks {
-		b.books = append(b.books, &taskBook{n: n, ends: map[string]bool{}, most: -1})
+	for n, t := range w.plan.Tasks {
+		b.books = append(b.books, &taskBook{n: n, plan: t, ends: map[string]bool{}, most: -1})
 	}
 	for _, f := range w.plan.harms() {
 		b.calm = b.calm && f.Kind == stops
@@ -147,10 +154,36 @@ func (b *ledger) violatef(format string, args ...any) {
 	}
 }
 
+// latest is the last one of times.
+func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Time.Compare) }
+
+// alike are the other tasks of a task's key of package unique.
+func (b *ledger) alike(t *taskBook) (others []*taskBook) {
+	for _, o := range b.books {
+		if o != t && o.plan.Task == t.plan.Task && o.plan.A == t.plan.A {
+			others = append(others, o)
+		}
+	}
+	return others
+}
+
+// attemptOf is the one that is under way; nil: there is none.
+func (b *ledger) attemptOf(p *process, n int) *attempt {
+	for _, a := range slices.Backward(b.attempts) {
+		if a.n == n && a.p == p && !a.over {
+			return a
+		}
+	}
+	return nil
+}
+
+// isSure tells whether nothing was wrong, so that what happens is known to the second.
+func (b *ledger) isSure() bool { return b.calm && b.clean && !b.w.forgot() }
+
 func (b *ledger) key(key string) *keyBook {
 	k := b.keys[key]
 	if k == nil {
-		k = &keyBook{held: holdings{}, freeSince: b.began}
+		k = &keyBook{held: map[string][]*holding{}, freeSince: b.began}
 		b.keys[key] = k
 	}
 	return k

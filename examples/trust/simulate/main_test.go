@@ -3,7 +3,6 @@ package simulate
 import (
 	"flag"
 	"testing"
-	"time"
 
 	"github.com/redis/go-redis/v9/logging"
 
@@ -18,8 +17,6 @@ var (
 	repeat    = flag.Int("repeat", 1, "how often a world of -seed is played")
 	onlyOrder = flag.Bool("in-order", false, "draw worlds with tasks in order, and play only those")
 	oneIn     = flag.Int("one-in", 151, "of each fault at each command of each scenario, one in so many is put; 1: all. An odd number, or some faults never are")
-	pairs     = flag.Bool("pairs", false, "two faults at once")
-	shrinking = flag.Duration("shrink", 20*time.Second, "how long a failing world is made smaller")
 	verbose   = flag.Bool("trace", false, "print what happened in worlds that fail, step by step")
 )
 

@@ -37,16 +37,17 @@ func (b *ledger) enqueued(n int, info *asynq.TaskInfo, err error) {
 	defer b.mu.Unlock()
 	b.addf("task %d: enqueue answered: %v", n, err)
 	t := b.books[n]
+	u := b.w.plan.uniqueOf(t.plan)
 	var duplicate *unique.DuplicateError
 	switch {
-	case errors.As(err, &duplicate) && !b.calm && b.w.plan.uniqueOf(b.w.plan.Tasks[n]).Until == "done": // a reply may have been lost
+	case errors.As(err, &duplicate) && !b.calm && u.Until == "done": // a reply may have been lost
 		t.ends[endUnsure], t.ends[endNewer] = true, true // the task in the way may be this call's own
 	case errors.As(err, &duplicate):
 		t.refused = b.seq
 		t.ends[endNewer] = true
-		t.readBeside = b.isReadBeside(n)
-		b.judgeRefusal(n)
-		b.judgeClaim(n)
+		t.readBeside = b.isReadBeside(t)
+		b.judgeRefusal(t)
+		b.judgeClaim(t, u)
 	case err != nil:
 		t.ends[endUnsure] = true
 		if b.calm {
@@ -56,48 +57,40 @@ func (b *ledger) enqueued(n int, info *asynq.TaskInfo, err error) {
 		t.id = info.ID
 		t.op = t.op || b.touches[t.id] > t.asked
 		t.acceptAt = b.seq
-		if u := b.w.plan.uniqueOf(b.w.plan.Tasks[n]); u != nil && !strings.Contains(string(info.Payload), fmt.Sprintf(`"n":%d,`, n)) {
+		if u != nil && !strings.Contains(string(info.Payload), fmt.Sprintf(`"n":%d,`, n)) {
 			t.joined = b.seq
-			t.readBeside = b.isReadBeside(n)
+			t.readBeside = b.isReadBeside(t)
 			t.ends[endNewer] = true
 			return
 		}
 		t.accepted = true
-		if u := b.w.plan.uniqueOf(b.w.plan.Tasks[n]); u != nil && (u.Duplicate == "replace" || u.Duplicate == "postpone") {
-			b.supersede(n)
+		if u.supersedes() {
+			b.supersede(t)
 		}
 	}
 }
 
-// supersede notes that older tasks of the key, which have not begun, make room. Task
-// n itself may have made room for one that was accepted while n's own producer still
+// supersede notes that older tasks of the key, which have not begun, make room. The task
+// itself may have made room for one that was accepted while its own producer still
 // waited for its answer.
-func (b *ledger) supersede(n int) {
-	task := b.w.plan.Tasks[n]
-	for i, t := range b.books {
-		other := b.w.plan.Tasks[i]
-		if i == n || t.acceptAt == 0 || other.Task != task.Task || other.A != task.A {
-			continue
+func (b *ledger) supersede(t *taskBook) {
+	for _, o := range b.alike(t) {
+		if o.acceptAt > 0 && o.acceptAt < b.seq && o.starts == 0 {
+			o.ends[endNewer] = true
 		}
-		if t.acceptAt < b.seq && t.starts == 0 {
+		if o.accepted && o.acceptAt > t.asked {
 			t.ends[endNewer] = true
-		}
-		if t.accepted && t.acceptAt > b.books[n].asked {
-			b.books[n].ends[endNewer] = true
 		}
 	}
 }
 
 // judgeRefusal looks whether another task is in the way, as the producer was told.
-func (b *ledger) judgeRefusal(n int) {
-	task := b.w.plan.Tasks[n]
-	for i, t := range b.books {
-		other := b.w.plan.Tasks[i]
-		if i != n && other.Task == task.Task && other.A == task.A && (t.accepted || t.ends[endUnsure] || t.asked > 0 && t.acceptAt == 0 && t.refused == 0) {
-			return
-		}
+func (b *ledger) judgeRefusal(t *taskBook) {
+	if !slices.ContainsFunc(b.alike(t), func(o *taskBook) bool {
+		return o.accepted || o.ends[endUnsure] || o.asked > 0 && o.acceptAt == 0 && o.refused == 0
+	}) {
+		b.violatef("refused: task %d is told to be a duplicate, and no other was enqueued for its key", t.n)
 	}
-	b.violatef("refused: task %d is told to be a duplicate, and no other was enqueued for its key", n)
 }
 
 // working are the handlers that are under way, and the attempts.
@@ -131,7 +124,7 @@ func (b *ledger) judgeEnds() {
 	for _, t := range b.books {
 		state := "gone"
 		if t.id != "" {
-			info, err := b.w.inspector.GetTaskInfo(queue, t.id)
+			info, err := b.w.operator.inspector.GetTaskInfo(queue, t.id)
 			switch {
 			case err == nil:
 				state = info.State.String()
@@ -146,18 +139,19 @@ func (b *ledger) judgeEnds() {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for n, t := range b.books {
-		b.judgeEnd(n, t, b.w.plan.Tasks[n], t.state)
+	for _, t := range b.books {
+		b.judgeEnd(t)
 	}
 }
 
 // judgeEnd looks whether the handlers and the policy explain how a task ended.
-func (b *ledger) judgeEnd(n int, t *taskBook, task taskPlan, state string) {
+func (b *ledger) judgeEnd(t *taskBook) {
+	n, task, state := t.n, t.plan, t.state
 	if len(t.into) > 0 {
-		b.judgeGroup(n, t)
+		b.judgeGroup(t)
 	}
-	if b.w.plan.uniqueOf(task) != nil {
-		b.judgeUnique(n, t, task)
+	if u := b.w.plan.uniqueOf(task); u != nil {
+		b.judgeUnique(t, u)
 		return
 	}
 	if t.id == "" || b.w.plan.orderOf(task) != nil && !t.accepted && state == "gone" || task.Aggregated && !b.clean && b.neverCame(t) { // never enqueued, or not for certain
@@ -166,11 +160,11 @@ func (b *ledger) judgeEnd(n int, t *taskBook, task taskPlan, state string) {
 	exhausted := t.spent[1]+b.slack() > task.MaxRetry
 	switch state {
 	case "gone", "completed":
-		if t.success == 0 && !t.late && !t.ends[endSkipped] && !t.ends[endReplaced] && !t.ends[endDropped] && !t.ends[endDeleted] && !t.ends[endAggregated] {
+		if t.success == 0 && !t.late && !t.mayEnd(endSkipped, endReplaced, endDropped, endDeleted, endAggregated) {
 			b.violatef("ended: task %d is %s, and nothing explains it: %d runs, %v", n, state, t.starts, t.ends)
 		}
 	case "archived":
-		if !t.ends[endArchived] && !t.ends[endByHand] && !t.ends[endLate] && !exhausted {
+		if !t.mayEnd(endArchived, endByHand, endLate) && !exhausted {
 			b.violatef("archived: task %d, and nothing explains it: %d runs, at most %d attempts spent of %d, %v", n, t.starts, t.spent[1], task.MaxRetry, t.ends)
 		}
 	default:
@@ -185,78 +179,65 @@ func (b *ledger) judgeEnd(n int, t *taskBook, task taskPlan, state string) {
 }
 
 // judgeUnique looks at what a producer of package unique was promised.
-func (b *ledger) judgeUnique(n int, t *taskBook, task taskPlan) {
+func (b *ledger) judgeUnique(t *taskBook, u *uniquePlan) {
 	if b.w.plan.isSplit() {
 		return // Redis has lost claims
 	}
-	exhausted := b.exhausted(t, task) // policies spend attempts too
-	if t.accepted && t.starts == 0 && len(t.ends) == 0 && !exhausted && !t.op && !b.deliversLate(task) && !b.supersededUnsure(t, task) {
-		b.violatef("lost: task %d was accepted by package unique, and never ran", n)
+	exhausted := b.exhausted(t) // policies spend attempts too
+	unsure := b.deliversLate(t.plan) || u.supersedes() && b.supersededUnsure(t)
+	if t.accepted && t.starts == 0 && len(t.ends) == 0 && !exhausted && !t.op && !unsure {
+		b.violatef("lost: task %d was accepted by package unique, and never ran", t.n)
 	}
 	// Only in scenarios: a task that runs and fails between the look at it and its deletion is
 	// superseded all the same, as package unique's documentation says.
 	if b.w.plan.Name != "" && b.clean && t.accepted && t.starts > 0 && t.success == 0 && len(t.ends) == 0 && !exhausted && !t.late && !t.op {
-		b.violatef("superseded: task %d was taken away after its handler had begun", n)
+		b.violatef("superseded: task %d was taken away after its handler had begun", t.n)
 	}
-	u := b.w.plan.uniqueOf(task)
-	since := max(t.refused, t.joined)
-	if u.Until != "start" || since == 0 || t.readBeside {
+	if u.Until != "start" || t.refused == 0 && t.joined == 0 || t.readBeside {
 		return
 	}
-	for i, o := range b.books {
-		other := b.w.plan.Tasks[i]
+	for _, o := range append(b.alike(t), t) {
 		// asynq may have lost it to a server that did not get it, and archived it for that.
-		lost := o.accepted && o.starts == 0 && b.exhausted(o, other)
-		if other.Task == task.Task && other.A == task.A && (o.op || lost || o.endsUnrun() || b.madeEndsUnrun(o)) {
+		if o.op || o.accepted && o.starts == 0 && b.exhausted(o) || o.endsUnrun() || b.madeEndsUnrun(o) {
 			return // what was in the way did not run, for a reason
 		}
 	}
 	for _, r := range b.runs {
 		if r.seq > t.asked && slices.ContainsFunc(append(b.books[r.n].members, r.n), func(m int) bool {
-			return b.w.plan.Tasks[m].Task == task.Task && b.w.plan.Tasks[m].A == task.A
+			return b.books[m] == t || slices.Contains(b.alike(t), b.books[m])
 		}) {
 			return
 		}
 	}
-	b.violatef("update lost: task %d was told that another of its key waits, and no run of the key began after that", n)
+	b.violatef("update lost: task %d was told that another of its key waits, and no run of the key began after that", t.n)
 }
 
 // supersededUnsure tells whether a task may have made room for one that ran although its Enqueue had returned an error:
 // "enqueued once or not at all".
-func (b *ledger) supersededUnsure(t *taskBook, task taskPlan) bool {
-	u := b.w.plan.uniqueOf(task)
-	if u.Duplicate != "replace" && u.Duplicate != "postpone" {
-		return false
-	}
-	for i, o := range b.books {
-		other := b.w.plan.Tasks[i]
-		if other.Task == task.Task && other.A == task.A && o.ends[endUnsure] && o.starts > 0 && o.asked > t.asked {
-			return true
-		}
-	}
-	return false
+func (b *ledger) supersededUnsure(t *taskBook) bool {
+	return slices.ContainsFunc(b.alike(t), func(o *taskBook) bool { return o.ends[endUnsure] && o.starts > 0 && o.asked > t.asked })
 }
 
 // exhausted tells whether a task of package unique may have spent all of its attempts. One that
 // only gave its payload to an earlier task, which was scheduled, has the MaxRetry of that one:
 // the documentation of Replace says so. Callers hold mu.
-func (b *ledger) exhausted(t *taskBook, task taskPlan) bool {
-	most := task.MaxRetry
+func (b *ledger) exhausted(t *taskBook) bool {
+	most := t.plan.MaxRetry
 	if t.most >= 0 {
 		most = min(most, t.most)
 	}
 	return t.spent[1]+b.slack() > most
 }
 
+// mayEnd tells whether one of these may have ended the task.
+func (t *taskBook) mayEnd(hows ...string) bool {
+	return slices.ContainsFunc(hows, func(how string) bool { return t.ends[how] })
+}
+
 // endsUnrun tells whether a policy, or the task's own time, may have ended the task before
 // it ran.
 func (t *taskBook) endsUnrun() bool {
-	for _, how := range []string{endSkipped, endReplaced, endDropped, endArchived, endLate} {
-		if t.ends[how] {
-			return true
-		}
-	}
-	return false
+	return t.mayEnd(endSkipped, endReplaced, endDropped, endArchived, endLate)
 }
 
 // deliversLate tells whether a command of the producers may have been executed when the
@@ -283,14 +264,14 @@ func (b *ledger) judgeBalance() {
 			stopped[fmt.Sprint(f.Proc)] = true // it exits while handlers run
 		}
 	}
-	for id, sum := range b.balance {
-		proc, _, _ := strings.Cut(id, " ")
-		if stopped[proc] {
-			continue
-		}
-		if sum[automutex.EventAcquired] != sum[automutex.EventReleased] || sum[automutex.EventWaiting] != sum[automutex.EventWaited] {
-			b.violatef("events: %s: %d acquired, %d released, %d waiting, %d waited", id, sum[automutex.EventAcquired],
-				sum[automutex.EventReleased], sum[automutex.EventWaiting], sum[automutex.EventWaited])
+	for one, n := range b.balance {
+		proc, _, _ := strings.Cut(one.id, " ")
+		other := map[automutex.EventKind]automutex.EventKind{
+			automutex.EventAcquired: automutex.EventReleased, automutex.EventReleased: automutex.EventAcquired,
+			automutex.EventWaiting: automutex.EventWaited, automutex.EventWaited: automutex.EventWaiting,
+		}[one.kind]
+		if m := b.balance[balanced{one.id, other}]; other != "" && m != n && !stopped[proc] {
+			b.violatef("events: %s: %d %s, %d %s", one.id, n, one.kind, m, other)
 		}
 	}
 }
@@ -321,7 +302,7 @@ func (w *world) judgeKeys() {
 				return true
 			}
 		}
-		return len(w.stops()) > 0 // handlers that an exit cut off
+		return slices.ContainsFunc(w.plan.Faults, func(f faultPlan) bool { return f.Kind == stops }) // handlers that an exit cut off
 	})
 	w.judgeHistory()
 	time.Sleep(2 * time.Hour)

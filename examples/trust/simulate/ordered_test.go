@@ -3,7 +3,6 @@ package simulate
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -82,12 +81,7 @@ func (d *drawer) ordered(length time.Duration) {
 
 // orderOf is the rule that has a task in order; nil: none.
 func (p *plan) orderOf(t taskPlan) *rulePlan {
-	for i := range p.Rules {
-		if p.Rules[i].Task == t.Task && p.Rules[i].InOrder {
-			return &p.Rules[i]
-		}
-	}
-	return nil
+	return find(p.Rules, func(r rulePlan) bool { return r.Task == t.Task && r.InOrder })
 }
 
 // isOrdered tells whether any task is in order.
@@ -108,13 +102,9 @@ func (w *world) newOrdered() *automutex.Client {
 	if !w.plan.isOrdered() {
 		return nil
 	}
-	c, err := automutex.NewClient(w.producerRedis[1], w.producer, automutex.Config{
+	return must(automutex.NewClient(w.producerRedis[1], w.producer, automutex.Config{
 		Rules: (&process{w: w}).rules(), HashKeys: w.plan.secret(), Private: true, Logger: slog.New(slog.DiscardHandler),
-	})
-	if err != nil {
-		panic(err) // the plan is wrong
-	}
-	return c
+	}))
 }
 
 // enqueueInOrder enqueues a task by the Client.
@@ -151,14 +141,14 @@ func (b *ledger) notEnqueued(n int, err error) {
 	if errors.Is(err, lock.ErrBackend) {
 		t.ghost = time.Now()
 	}
-	if b.calm && b.w.plan.Tasks[n].As == 0 {
+	if b.calm && b.books[n].plan.As == 0 {
 		b.violatef("enqueue: task %d: %v", n, err)
 	}
 }
 
 // leftOrder tells whether a task of an ordered key may have left the order, by what is known of its end. Callers hold mu.
 func (b *ledger) leftOrder(n int) bool {
-	t, task := b.books[n], b.w.plan.Tasks[n]
+	t, task := b.books[n], b.books[n].plan
 	switch {
 	case t.success > 0, t.late, t.ends[endDeleted] && !t.deletedInHold, t.ends[endGivenUp], t.ends[endLost]:
 		return true
@@ -177,7 +167,7 @@ func (w *world) isArchived(id string) bool {
 // judgeOrder looks whether all tasks of the key have ended whose Enqueue had returned before that of r's task began. It
 // knows nothing else of how the order is kept. Callers hold mu.
 func (b *ledger) judgeOrder(r *run) {
-	task := b.w.plan.Tasks[r.n]
+	task := b.books[r.n].plan
 	rule, mine := b.w.plan.orderOf(task), b.books[r.n]
 	if rule == nil {
 		return
@@ -188,7 +178,7 @@ func (b *ledger) judgeOrder(r *run) {
 		return
 	}
 	for i, t := range b.books {
-		other := b.w.plan.Tasks[i]
+		other := b.books[i].plan
 		if i == r.n || !t.accepted || other.Plain || other.Task != task.Task || rule.key(other) != rule.key(task) || t.acceptAt > mine.asked {
 			continue
 		}
@@ -214,7 +204,7 @@ func (b *ledger) judgeRetry(r *run) {
 		if o.n != r.n {
 			continue
 		}
-		later := b.w.plan.Tasks[r.n].step(o.nth).Later
+		later := b.books[r.n].plan.step(o.nth).Later
 		since := r.began.Sub(o.ended)
 		if o.end == "later" && !o.ended.IsZero() && b.calm && b.clean && !b.books[r.n].op && since > 3*time.Second && since < later-3*time.Second {
 			b.violatef("early: task %d begins %s after its handler asked to come back in %s", r.n, since, later)
@@ -225,7 +215,7 @@ func (b *ledger) judgeRetry(r *run) {
 
 // judgeStarts looks whether a handler begins more often than its caller allowed, or after it was done. Callers hold mu.
 func (b *ledger) judgeStarts(r *run) {
-	task, t := b.w.plan.Tasks[r.n], b.books[r.n]
+	task, t := b.books[r.n].plan, b.books[r.n]
 	if task.Plain || t.op || t.ends[endLost] {
 		return
 	}
@@ -287,15 +277,14 @@ func (w *world) operateInOrder(op opPlan) bool {
 
 // skip gives up a task's place. After an error it may be given up or not.
 func (w *world) skip(key, note string) {
-	var n int
-	_, numbered := fmt.Sscanf(note, queue+"/n%d", &n)
-	before := numbered == nil && w.book.givesUp(n)
+	n := numberOf(strings.TrimPrefix(note, queue+"/"))
+	before := n >= 0 && w.book.givesUp(n)
 	_, err := inner.SkipHead(context.Background(), inner.ByOrder(w.skipper.locker, key), note, 0)
 	w.book.notef("operator: skip of %s: %v", note, err)
 	if err == nil {
 		blocked.WakeNext(context.Background(), w.skipper.locker, w.skipper.inspector, key)
 	}
-	if numbered == nil && !before && (inner.IsNotHead(err) || inner.IsHeadRunning(err)) {
+	if n >= 0 && !before && (inner.IsNotHead(err) || inner.IsHeadRunning(err)) {
 		w.book.mu.Lock()
 		defer w.book.mu.Unlock()
 		delete(w.book.books[n].ends, endGivenUp)
@@ -329,7 +318,7 @@ func (w *world) endHolds() (found bool) {
 	if !w.plan.isOrdered() {
 		return false
 	}
-	heads, err := blocked.Heads(context.Background(), w.operatorLocker)
+	heads, err := blocked.Heads(context.Background(), w.operator.locker)
 	if err != nil {
 		w.book.violationf("order: the heads cannot be read: %v", err)
 		return false
@@ -340,9 +329,8 @@ func (w *world) endHolds() (found bool) {
 		}
 		found = true
 		id := strings.TrimPrefix(head.Note, queue+"/")
-		if w.held[id]++; w.held[id] == 1 && len(w.held)%2 == 0 && w.inspector.RunTask(queue, id) == nil {
-			var n int
-			if _, err := fmt.Sscanf(id, "n%d", &n); err == nil {
+		if w.held[id]++; w.held[id] == 1 && len(w.held)%2 == 0 && w.operator.inspector.RunTask(queue, id) == nil {
+			if n := numberOf(id); n >= 0 {
 				w.book.touch(n)
 			}
 			continue
@@ -366,15 +354,12 @@ func (w *world) judgeIdleOrder(left []string) {
 			return
 		}
 		for _, at := range []time.Time{r.began, r.ended} {
-			if at.After(last) {
-				last = at
-			}
+			last = latest(last, at)
 		}
 	}
 	for _, text := range left {
-		var n int
 		_, id, _ := strings.Cut(text, " ")
-		if _, err := fmt.Sscanf(id, "n%d", &n); err != nil || w.plan.orderOf(w.plan.Tasks[n]) == nil {
+		if n := numberOf(id); n < 0 || w.plan.orderOf(w.plan.Tasks[n]) == nil {
 			return
 		}
 	}
@@ -405,4 +390,37 @@ func (w *world) mayStay(key string) bool {
 		archived = archived && w.isArchived(record[strings.LastIndex(record, "/")+1:])
 	}
 	return places > 0 && (archived || !w.book.calm || !w.book.clean || len(w.plan.Ops) > 0)
+}
+
+// isFull notes that a key was full, and judges whether it can have been.
+func (b *ledger) isFull(n int, full *automutex.FullError) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.addf("task %d: enqueue answered: %v", n, full)
+	b.seq++
+	task := b.books[n].plan
+	rule := b.w.plan.orderOf(task)
+	queued := 0
+	for i, t := range b.books {
+		other := b.books[i].plan
+		// What has ended a moment ago may count yet: its release is on its way, or was lost.
+		if i != n && t.asked > 0 && (t.refused == 0 || b.mayCount(t)) && rule.key(other) == rule.key(task) && other.Task == task.Task {
+			if t.success > 0 && b.calm && b.clean && !t.left.IsZero() && time.Since(t.left) > 5*time.Second {
+				continue
+			}
+			queued++
+		}
+	}
+	if queued < rule.MaxQueued || full.Max != rule.MaxQueued {
+		b.violatef("full: task %d is told that its key is full (%d of %d), and %d tasks of it have not ended", n, full.Queued, full.Max, queued)
+	}
+	b.books[n].refused, b.books[n].id = b.seq, ""
+}
+
+// mayCount tells whether the stamp of a task that was not enqueued may count as one of its key: Redis may have executed it
+// after its producer had given up, at the latest when the faults ended, and then it counts for ten seconds. Callers hold mu.
+func (b *ledger) mayCount(t *taskBook) bool {
+	since := b.quietSince
+	since = latest(since, t.ghost)
+	return !t.ghost.IsZero() && (b.quietSince.IsZero() || time.Since(since) < 12*time.Second)
 }

@@ -2,8 +2,8 @@ package simulate
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -52,18 +52,14 @@ func (w *world) realTarget(op opPlan) string {
 	if op.Whole {
 		return rule.scope()
 	}
-	var parts []string
-	for _, field := range rule.On {
-		parts = append(parts, fmt.Sprint(t.field(field)))
-	}
-	return w.operatorLocker.Mutex(rule.scope(), lock.Parts(parts...)).Key()
+	return w.operator.locker.Mutex(rule.scope(), lock.Parts(rule.parts(t)...)).Key()
 }
 
 // controls are what operators order with. Each order takes a moment of virtual time: which of two states was
 // read later is told by the time.
 func (w *world) controls() *lock.Controls {
 	time.Sleep(time.Microsecond)
-	return w.operatorLocker.Controls()
+	return w.operator.locker.Controls()
 }
 
 // control does what an operator orders, and tells whether op is such an order. One that
@@ -72,7 +68,7 @@ func (w *world) control(op opPlan) bool {
 	ctx := context.Background()
 	target := w.controlOf(op)
 	if target == "" {
-		return op.Kind == "halt" || op.Kind == "resume" || op.Kind == "limit" || op.Kind == "no limit"
+		return slices.Contains([]string{"halt", "resume", "limit", "no limit"}, op.Kind)
 	}
 	switch op.Kind {
 	case "halt":
@@ -94,7 +90,10 @@ func (w *world) control(op opPlan) bool {
 			}
 		}
 	case "limit":
-		w.book.limits(target, op.Limit)
+		w.book.mu.Lock()
+		o := w.book.order(target)
+		o.limit = max(o.limit, op.Limit)
+		w.book.mu.Unlock()
 		_ = w.controls().SetLimit(ctx, w.realTarget(op), op.Limit, "the plan") // see control
 	case "no limit":
 		for _, op.Whole = range []bool{false, true} {
@@ -131,9 +130,6 @@ type orders struct {
 }
 
 func (b *ledger) order(target string) *orders {
-	if b.targets == nil {
-		b.targets = map[string]*orders{}
-	}
 	if b.targets[target] == nil {
 		b.targets[target] = &orders{}
 	}
@@ -182,12 +178,6 @@ func (b *ledger) resumes(target string) {
 	}
 }
 
-func (b *ledger) limits(target string, n int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.order(target).limit = max(b.order(target).limit, n)
-}
-
 // targetsOf are the two targets of a key.
 func targetsOf(key string) [2]string {
 	scope, _, _ := strings.Cut(key, "|")
@@ -222,7 +212,7 @@ const obeyed = 2 * time.Second
 // judgePause looks whether a lock is acquired that every process knows to be paused.
 // Callers hold mu.
 func (b *ledger) judgePause(e automutex.Event, n int, key string) {
-	if !b.calm || !b.clean || b.w.forgot() {
+	if !b.isSure() {
 		return // who cannot read the orders goes by those that it has read
 	}
 	for _, target := range targetsOf(key) {

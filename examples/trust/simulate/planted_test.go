@@ -13,20 +13,8 @@ import (
 
 var plantedFlag = flag.Bool("planted", false, "build the library with each planted defect, and find it")
 
-// planted is a defect that the library once had. It is put back by changing text, and
-// the simulation has to find it.
-type planted struct {
-	name  string
-	about string
-	run   []string // the test that finds it, and its flags
-	finds string   // the kind of the violation
-	edits []edit
-}
-
-// edit is a place, which is there exactly once, and what stands there with the defect.
-type edit struct{ file, before, after string }
-
-// readPlanted reads a file of testdata/planted:
+// planted is a defect that the library once had, in a file of testdata/planted. It is put back by changing text, and the simulation
+// has to find it:
 //
 //	about: what is wrong
 //	run: ^TestFaults$/^renewals$ -one-in 1
@@ -38,7 +26,13 @@ type edit struct{ file, before, after string }
 //	...
 //	-- end --
 //
-// with as many of the middle part as there are places.
+// with as many of the last part as there are places, each of which is there exactly once. What is found is the kind of a violation.
+type planted struct {
+	name, about, finds string
+	run                []string   // the test that finds it, and its flags
+	edits              [][]string // file, before and after
+}
+
 func readPlanted(t *testing.T, file string) *planted {
 	t.Helper()
 	b, err := os.ReadFile(file)
@@ -46,30 +40,14 @@ func readPlanted(t *testing.T, file string) *planted {
 		t.Fatal(err)
 	}
 	p := &planted{name: strings.TrimSuffix(filepath.Base(file), ".txt")}
-	head, rest, _ := strings.Cut(string(b), "-- file ")
-	for line := range strings.Lines(head) {
-		field, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
-		switch field {
-		case "about":
-			p.about = value
-		case "run":
-			p.run = strings.Fields(value)
-		case "finds":
-			p.finds = value
-		default:
-			t.Fatalf("%s: %q is no field: about, run or finds", file, field)
-		}
+	head := regexp.MustCompile(`^about: (.+)\nrun: (.+)\nfinds: (.+)\n-- file `).FindStringSubmatch(string(b))
+	edits := regexp.MustCompile(`(?s)-- file (\S+) --\n-- before --\n(.*?)\n-- after --\n(.*?)\n-- end --\n`).FindAllStringSubmatch(string(b), -1)
+	if head == nil || len(edits) != strings.Count(string(b), "-- file ") {
+		t.Fatalf("%s is not: about, run and finds, and parts with -- file NAME --, -- before --, -- after -- and -- end --", file)
 	}
-	for _, part := range strings.Split(rest, "-- file ") {
-		name, text, ok := strings.Cut(part, " --\n-- before --\n")
-		before, after, ok2 := strings.Cut(text, "\n-- after --\n")
-		if !ok || !ok2 {
-			t.Fatalf("%s: a part is not: -- file NAME --, -- before --, -- after --", file)
-		}
-		p.edits = append(p.edits, edit{name, before, strings.TrimSuffix(after, "\n-- end --\n")})
-	}
-	if p.about == "" || len(p.run) == 0 || p.finds == "" {
-		t.Fatalf("%s: about, run or finds is missing", file)
+	p.about, p.run, p.finds = head[1], strings.Fields(head[2]), head[3]
+	for _, e := range edits {
+		p.edits = append(p.edits, e[1:])
 	}
 	return p
 }
@@ -79,7 +57,8 @@ func (p *planted) overlay(t *testing.T, dir string) string {
 	t.Helper()
 	changed := map[string]string{} // by the place of the source
 	for _, e := range p.edits {
-		source, err := filepath.Abs(filepath.Join("..", "..", "..", filepath.FromSlash(e.file)))
+		file, before, after := e[0], e[1], e[2]
+		source, err := filepath.Abs(filepath.Join("..", "..", "..", filepath.FromSlash(file)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -91,11 +70,11 @@ func (p *planted) overlay(t *testing.T, dir string) string {
 			}
 			text = string(src)
 		}
-		if n := strings.Count(text, e.before); n != 1 {
+		if n := strings.Count(text, before); n != 1 {
 			t.Fatalf("%s cannot be planted: the text is %d times in %s, not once; the code has changed: name the place where it is decided now:\n%s",
-				p.name, n, e.file, e.before)
+				p.name, n, file, before)
 		}
-		changed[source] = strings.Replace(text, e.before, e.after, 1)
+		changed[source] = strings.Replace(text, before, after, 1)
 	}
 	replace := map[string]string{}
 	for source, text := range changed {
@@ -114,12 +93,6 @@ func (p *planted) overlay(t *testing.T, dir string) string {
 		t.Fatal(err)
 	}
 	return file
-}
-
-// found picks out of a test's output how a violation of the kind was found.
-func (p *planted) found(output string) string {
-	kind := regexp.MustCompile(`(?m)^.*\b` + regexp.QuoteMeta(p.finds) + `: .*$`)
-	return strings.TrimSpace(kind.FindString(output))
 }
 
 // Each defect that was mended is found when it is put back. Without -planted it is only
@@ -147,11 +120,11 @@ func TestPlanted(t *testing.T) {
 			if out, err := exec.CommandContext(t.Context(), goTool, "test", "-c", "-overlay", overlay, "-o", binary, ".").CombinedOutput(); err != nil {
 				t.Fatalf("building with the defect: %v\n%s", err, out)
 			}
-			args := append([]string{"-test.timeout", "5m", "-shrink", "0", "-test.run"}, p.run...)
+			args := append([]string{"-test.timeout", "5m", "-test.run"}, p.run...)
 			cmd := exec.CommandContext(t.Context(), binary, args...)
 			cmd.Env = append(os.Environ(), "TMPDIR="+dir)
 			out, err := cmd.CombinedOutput()
-			line := p.found(string(out))
+			line := strings.TrimSpace(regexp.MustCompile(`(?m)^.*\b` + regexp.QuoteMeta(p.finds) + `: .*$`).FindString(string(out)))
 			if err == nil || line == "" {
 				t.Fatalf("the simulation does not find it: %s (%v)\n%s", p.about, err, out)
 			}

@@ -61,15 +61,11 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 	p.locks = w.redis.endpoint(n, "lock", w.plan.Seed, w.plan.Faults)
 	p.tasks = w.redis.endpoint(n, "asynq", w.plan.Seed+1, w.plan.Faults)
 	p.lockClient, p.taskClient = p.locks.client(), p.tasks.client()
-	guard, err := automutex.New(p.lockClient, automutex.Config{
+	p.guard = must(automutex.New(p.lockClient, automutex.Config{
 		Rules: p.rules(), Owner: fmt.Sprintf("process-%d", n), Observe: p.observe,
 		Logger: slog.New(slog.DiscardHandler), HashKeys: w.plan.secret(), MinReplicas: w.plan.MinReplicas, History: w.plan.History,
 		Private: true, // the fleet is no part of the world: its commands would take faults meant for locks
-	})
-	if err != nil {
-		panic(err) // the plan is wrong
-	}
-	p.guard = guard
+	}))
 	cfg := asynq.Config{
 		Concurrency:              pp.Workers,
 		TaskCheckInterval:        pp.Poll,
@@ -84,13 +80,21 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 	if g := w.plan.Groups; g != nil {
 		cfg.GroupAggregator, cfg.GroupGracePeriod, cfg.GroupMaxDelay, cfg.GroupMaxSize = asynq.GroupAggregatorFunc(p.aggregate), g.Grace, g.MaxDelay, g.MaxSize
 	}
-	p.server = asynq.NewServerFromRedisClient(p.taskClient, guard.ServerConfig(cfg))
+	p.server = asynq.NewServerFromRedisClient(p.taskClient, p.guard.ServerConfig(cfg))
 	if err := p.server.Start(asynq.HandlerFunc(p.attempt)); err != nil {
 		panic(err)
 	}
 	p.candidate = p.campaigns()
 	w.book.notef("process %d starts", n)
 	return p
+}
+
+// ends are its clients.
+func (p *process) ends() []*endpoint {
+	if p.candidate == nil {
+		return []*endpoint{p.tasks, p.locks}
+	}
+	return []*endpoint{p.tasks, p.locks, p.candidate.end}
 }
 
 // rules are the plan's, as the Guard takes them.
@@ -112,50 +116,39 @@ func (p *process) rules() (rules []automutex.Rule) {
 	return rules
 }
 
+// simple are the policies that ask nobody.
+var simple = map[string]automutex.Policy{
+	"retry": automutex.Retry, "retry in": automutex.RetryIn(2 * time.Second), "skip": automutex.Skip, "archive": automutex.Archive,
+	"fail": automutex.Fail, "park": automutex.Park, "replace": automutex.Replace, "allow": automutex.Allow,
+}
+
 func (p *process) policy(r rulePlan) automutex.Policy {
-	switch r.Policy {
-	case "retry":
-		return automutex.Retry
-	case "retry in":
-		return automutex.RetryIn(2 * time.Second)
-	case "skip":
-		return automutex.Skip
-	case "archive":
-		return automutex.Archive
-	case "fail":
-		return automutex.Fail
-	case "park":
-		return automutex.Park
-	case "replace":
-		return automutex.Replace
-	case "allow":
-		return automutex.Allow
-	case "after":
-		return automutex.AfterFailure(func(ctx context.Context, t *asynq.Task, busy *automutex.BusyError) error {
-			n := number(t)
-			if busy.Reason == automutex.ReasonClosed || busy.Reason == automutex.ReasonPaused {
-				p.w.book.violationf("held: AfterFailure is asked about task %d, whose key is only on hold or paused", n)
-			}
-			switch r.After {
-			case "done":
-				if busy.SameTask {
-					return busy
-				}
-				p.w.book.explain(n, endDropped)
-				return nil
-			case "skip":
-				p.w.book.explain(n, endArchived)
-				return errors.Join(errAfter, asynq.SkipRetry)
-			case "fail":
-				p.w.book.spend(n, 1, 1, "AfterFailure fails")
-				return errAfter
-			case "later":
-				return p.asksBack(ctx, n, busy)
-			}
-			return busy
-		})
+	if policy, ok := simple[r.Policy]; ok {
+		return policy
 	}
-	panic("simulate: no policy is called " + r.Policy)
+	return automutex.AfterFailure(func(ctx context.Context, t *asynq.Task, busy *automutex.BusyError) error {
+		n := number(t)
+		if busy.Reason == automutex.ReasonClosed || busy.Reason == automutex.ReasonPaused {
+			p.w.book.violationf("held: AfterFailure is asked about task %d, whose key is only on hold or paused", n)
+		}
+		switch r.After {
+		case "done":
+			if busy.SameTask {
+				return busy
+			}
+			p.w.book.explain(n, endDropped)
+			return nil
+		case "skip":
+			p.w.book.explain(n, endArchived)
+			return errors.Join(errAfter, asynq.SkipRetry)
+		case "fail":
+			p.w.book.spend(n, 1, 1, "AfterFailure fails")
+			return errAfter
+		case "later":
+			return p.asksBack(ctx, n, busy)
+		}
+		return busy
+	})
 }
 
 // failingKey is a key function that does I/O, and fails a few times for each task.
@@ -168,12 +161,7 @@ func (p *process) failingKey(r rulePlan) automutex.KeyFunc {
 		case asked <= r.KeyFails+r.KeyLater:
 			return nil, p.asksBack(ctx, n, errKey)
 		}
-		tp := p.w.plan.Tasks[n]
-		var parts []string
-		for _, field := range r.On {
-			parts = append(parts, fmt.Sprint(tp.field(field)))
-		}
-		return parts, nil
+		return r.parts(p.w.plan.Tasks[n]), nil
 	}
 }
 
@@ -281,19 +269,20 @@ func (p *process) stop() {
 	p.stopping = time.Now()
 	p.mu.Unlock()
 	p.w.book.notef("process %d stops", p.n)
-	ctx, cancel := context.WithTimeout(context.Background(), p.plan.Shutdown+time.Second)
-	defer cancel()
-	closed := make(chan struct{})
-	go func() {
-		defer close(closed)
-		_ = p.guard.Close(ctx) // an error is that handlers still ran: the plan's
-	}()
-	resigned := p.candidate.resigns()
-	p.server.Shutdown()
-	<-closed
-	<-resigned
+	p.shutDown(p.plan.Shutdown + time.Second)
 	close(p.shut)
 	p.die()
+}
+
+// shutDown ends what runs, whatever still does after a while.
+func (p *process) shutDown(within time.Duration) {
+	ctx, cancel := context.WithTimeout(context.Background(), within)
+	defer cancel()
+	var closing sync.WaitGroup
+	closing.Go(func() { _ = p.guard.Close(ctx) }) // an error is that handlers still ran: the plan's
+	closing.Go(p.candidate.resigns)
+	p.server.Shutdown()
+	closing.Wait()
 }
 
 // die ends the process at once: nothing that it still sends arrives, and nothing
@@ -306,26 +295,15 @@ func (p *process) die() {
 		p.mu.Unlock()
 		p.w.book.died(p)
 		close(p.dead)
-		p.locks.die()
-		p.tasks.die()
-		p.candidate.die()
+		for _, e := range p.ends() {
+			e.die()
+		}
 		go func() { // its goroutines would be gone; here they have to be told
 			defer close(p.gone)
-			if !stopped {
-				ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-				defer cancel()
-				closed := make(chan struct{})
-				go func() {
-					defer close(closed)
-					_ = p.guard.Close(ctx) // nothing of it reaches Redis
-				}()
-				resigned := p.candidate.resigns()
-				p.server.Shutdown()
-				<-closed
-				<-resigned
-			}
 			if stopped {
 				<-p.shut // it dies while it stops
+			} else {
+				p.shutDown(time.Second) // nothing of it reaches Redis
 			}
 			_ = p.lockClient.Close()
 			_ = p.taskClient.Close()

@@ -45,7 +45,7 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	r := &run{p: p, ctx: ctx, n: n, id: id, began: time.Now(), taken: map[string]time.Time{}, released: map[string]time.Time{}}
 	innermost, _ := automutex.Lease(ctx)
 	rules := map[string]string{} // by key
-	task := b.w.plan.Tasks[n]
+	task := b.books[n].plan
 	r.alive = context.Background()
 	var without []string
 	for _, rule := range b.w.plan.rulesOf(task) {
@@ -81,15 +81,13 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	if t.refused > 0 && !b.deliversLate(task, frozen) {
 		b.violatef("refused: task %d runs although its producer was told that nothing was enqueued", n)
 	}
-	for _, a := range slices.Backward(b.attempts) {
-		if a.n == n && a.p == p && !a.over {
-			a.run = r
-			break
-		}
+	if a := b.attemptOf(p, n); a != nil {
+		a.run = r
 	}
 	b.judgeBeside(r)
 	for key, rule := range rules {
-		if h := b.key(key).latest(fmt.Sprintf("%d %s %s", p.n, id, rule)); h != nil {
+		if all := b.key(key).held[fmt.Sprintf("%d %s %s", p.n, id, rule)]; len(all) > 0 {
+			h := all[len(all)-1]
 			r.taken[key] = h.since
 			h.started = true
 			b.judgeRate(r, key, h.since)
@@ -105,7 +103,7 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 
 // judgeFences looks at the fences of a run, of the rules that have one.
 func (b *ledger) judgeFences(r *run) {
-	task := b.w.plan.Tasks[r.n]
+	task := b.books[r.n].plan
 	for _, rule := range b.w.plan.rulesOf(task) {
 		lease, ok := automutex.LeaseOf(r.ctx, rule.name())
 		if !ok || rule.limit() != 1 {
@@ -187,12 +185,12 @@ func (b *ledger) judgeCooldown(r *run) {
 
 // judgeTimeLeft looks whether waiting in a worker has eaten a task's own time.
 func (b *ledger) judgeTimeLeft(r *run) {
-	task := b.w.plan.Tasks[r.n]
+	task := b.books[r.n].plan
 	deadline, ok := r.ctx.Deadline()
 	if !ok || task.Timeout == 0 || !b.calm {
 		return
 	}
-	if u := b.w.plan.uniqueOf(task); u != nil && (u.Duplicate == "replace" || u.Duplicate == "postpone") {
+	if b.w.plan.uniqueOf(task).supersedes() {
 		return // it may have the options of an earlier task, of which it only replaced the payload
 	}
 	retried, _ := asynq.GetRetryCount(r.ctx)
@@ -248,11 +246,11 @@ func (b *ledger) end(r *run, step stepPlan) {
 			t.success, r.succeeded = t.success+1, true
 		}
 	case "soft":
-		if retried, _ := asynq.GetRetryCount(r.ctx); retried >= b.w.plan.Tasks[r.n].MaxRetry {
+		if retried, _ := asynq.GetRetryCount(r.ctx); retried >= b.books[r.n].plan.MaxRetry {
 			t.ends[endArchived] = true // asynq archives the last attempt for any error
 		}
 	default:
-		if retried, _ := asynq.GetRetryCount(r.ctx); how == "fail" && retried >= b.w.plan.Tasks[r.n].MaxRetry {
+		if retried, _ := asynq.GetRetryCount(r.ctx); how == "fail" && retried >= b.books[r.n].plan.MaxRetry {
 			t.ends[endArchived] = true // asynq may have counted more attempts than were seen to fail
 		}
 		replaced := cause == automutex.ErrReplaced && how != "panic" // which asynq counts whatever the Guard makes of it

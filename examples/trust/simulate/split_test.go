@@ -1,7 +1,6 @@
 package simulate
 
 import (
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -30,31 +29,24 @@ func (p *plan) isSplit() bool {
 	return slices.ContainsFunc(p.Faults, func(f faultPlan) bool { return f.Kind == split })
 }
 
-// master is a Redis with locks.
-type master struct {
-	mini    *miniredis.Miniredis
-	scripts *scripts
-}
-
 // split has a split brain begin and end.
 func (w *world) split(f faultPlan) {
 	s, e := w.redis, w.process(f.Proc).locks
 	s.tick()
-	replica := copyLocks(s.mini)
+	replica, old := s.newMaster(), s.newMaster()
+	copyLocks(replica, s.mini)
 	time.Sleep(f.Lag)
-	w.splitFor(f.For)
+	w.mu.Lock()
+	w.splitUntil = time.Now().Add(f.For)
+	w.mu.Unlock()
 	s.commands.Lock()
 	s.advance()
-	old := miniredis.NewMiniRedis()
-	old.RequireAuth(password)
-	if first, err := old.Dial(); err == nil { // makes a server that has no listener
-		_ = first.Close()
-	}
+	replica.FastForward(f.Lag)
 	old.SetTime(s.clock)
-	old.Server().SetPreHook(s.nested)
-	copyLocks(s.mini)(old)
-	replica(s.mini)
-	s.old = &master{old, newScripts(old.Server())}
+	copyLocks(old, s.mini)
+	copyLocks(s.mini, replica)
+	replica.Close()
+	s.old = old
 	e.start(f)
 	s.commands.Unlock()
 	time.Sleep(f.For)
@@ -66,13 +58,6 @@ func (w *world) split(f faultPlan) {
 	old.Close()
 }
 
-// splitFor notes that a split brain begins.
-func (w *world) splitFor(length time.Duration) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.splitUntil = time.Now().Add(length)
-}
-
 // mayHaveTwo tells whether a key with that TTL may have two holders: a split brain lasts, or a holder has not renewed since.
 // With MinReplicas none has.
 func (w *world) mayHaveTwo(ttl time.Duration) bool {
@@ -82,85 +67,51 @@ func (w *world) mayHaveTwo(ttl time.Duration) bool {
 }
 
 // masterOf is the master that executes a command of the endpoint. Callers hold commands.
-func (s *redisServer) masterOf(e *endpoint, command []string) *master {
-	if s.old != nil && e.isSplit() && slices.ContainsFunc(command, isLockKey) {
+func (s *redisServer) masterOf(e *endpoint, command []string) *miniredis.Miniredis {
+	if s.old != nil && e.suffers(split) && slices.ContainsFunc(command, isLockKey) {
 		return s.old
 	}
-	return &s.master
+	return s.mini
 }
 
 // isLockKey tells whether a word is a key or a channel of the library's.
 func isLockKey(word string) bool { return strings.HasPrefix(word, "automutex:") }
 
-func (e *endpoint) isSplit() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.inWindow(split)
-}
-
-// breakAll breaks the connections that there are.
-func (e *endpoint) breakAll() {
-	e.mu.Lock()
-	conns := slices.Collect(maps.Keys(e.conns))
-	e.mu.Unlock()
-	for _, c := range conns {
-		c.sever()
+// copyLocks has a master have the keys of locks that another one has, and no others.
+func copyLocks(to, from *miniredis.Miniredis) {
+	for _, key := range to.Keys() {
+		if isLockKey(key) {
+			to.Del(key)
+		}
 	}
-}
-
-// copyLocks reads all keys of locks. What it returns has another master have these, and no others.
-func copyLocks(from *miniredis.Miniredis) func(to *miniredis.Miniredis) {
-	var writes []func(to *miniredis.Miniredis)
 	for _, key := range from.Keys() {
 		if !isLockKey(key) {
 			continue
 		}
-		text, _ := from.Get(key) // of another type: none, as below
-		scores, _ := from.SortedSet(key)
-		entries, _ := from.Stream(key)
-		var fields []string
-		if from.Type(key) == "hash" {
+		switch kind := from.Type(key); kind {
+		case "string":
+			text, _ := from.Get(key) // it is there, and of that type, as below
+			_ = to.Set(key, text)    // the key is new, as below
+		case "zset":
+			scores, _ := from.SortedSet(key)
+			for member, score := range scores {
+				_, _ = to.ZAdd(key, score, member)
+			}
+		case "hash":
 			names, _ := from.HKeys(key)
 			for _, name := range names {
-				fields = append(fields, name, from.HGet(key, name))
+				to.HSet(key, name, from.HGet(key, name))
 			}
+		case "stream":
+			entries, _ := from.Stream(key)
+			for _, entry := range entries {
+				_, _ = to.XAdd(key, entry.ID, entry.Values)
+			}
+		default:
+			panic("simulate: " + key + " is a " + kind)
 		}
-		scores, entries = maps.Clone(scores), slices.Clone(entries)
-		kind, left, now := from.Type(key), from.TTL(key), time.Now()
-		writes = append(writes, func(to *miniredis.Miniredis) {
-			ttl := left - time.Since(now)
-			if left > 0 && ttl <= 0 {
-				return
-			}
-			switch kind {
-			case "string":
-				_ = to.Set(key, text) // the key is new, as below
-			case "zset":
-				for member, score := range scores {
-					_, _ = to.ZAdd(key, score, member)
-				}
-			case "hash":
-				to.HSet(key, fields...)
-			case "stream":
-				for _, entry := range entries {
-					_, _ = to.XAdd(key, entry.ID, entry.Values)
-				}
-			default:
-				panic("simulate: " + key + " is a " + kind)
-			}
-			if left > 0 {
-				to.SetTTL(key, ttl)
-			}
-		})
-	}
-	return func(to *miniredis.Miniredis) {
-		for _, key := range to.Keys() {
-			if isLockKey(key) {
-				to.Del(key)
-			}
-		}
-		for _, write := range writes {
-			write(to)
+		if ttl := from.TTL(key); ttl > 0 {
+			to.SetTTL(key, ttl)
 		}
 	}
 }
@@ -212,20 +163,4 @@ func (b *ledger) toldWithin(r *run, key string) time.Duration {
 		return repeated
 	}
 	return b.w.plan.grantSlack() + 8*b.w.plan.Latency
-}
-
-// twoMasters is a scenario in which each process in turn goes on with the old master, and many want one key.
-func twoMasters() *plan {
-	return scenario("a split brain", 2, func(p *plan) {
-		r := rule("wait")
-		r.Wait = 20 * time.Second
-		p.Rules = []rulePlan{r}
-		for i := range 50 {
-			p.Tasks = append(p.Tasks, work(time.Duration(i)*800*ms, []time.Duration{300 * ms, 2500 * ms}[i%2]))
-		}
-		p.Faults = []faultPlan{
-			{Kind: split, Proc: 0, Client: "lock", At: 4 * time.Second, For: 25 * time.Second, Lag: 500 * ms},
-			{Kind: split, Proc: 1, Client: "lock", At: 50 * time.Second, For: 25 * time.Second, Lag: 500 * ms},
-		}
-	})
 }

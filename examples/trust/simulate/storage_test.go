@@ -1,7 +1,6 @@
 package simulate
 
 import (
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -103,11 +102,7 @@ func inBraces(key string) string {
 
 // lockOf is the lock that a task needs under a rule, as the operator sees it.
 func (w *world) lockOf(r rulePlan, t taskPlan) *lock.Lock {
-	var parts []string
-	for _, field := range r.On {
-		parts = append(parts, fmt.Sprint(t.field(field)))
-	}
-	return w.operatorLocker.Semaphore(r.scope(), r.limit(), lock.Parts(parts...))
+	return w.operator.locker.Semaphore(r.scope(), r.limit(), lock.Parts(r.parts(t)...))
 }
 
 // wait answers WAIT, which miniredis does not know: all replicas have everything, or,
@@ -117,7 +112,7 @@ func (p *peer) wait(command []string) {
 	s.mu.Lock()
 	away := time.Now().Before(s.replicasAway)
 	s.mu.Unlock()
-	away = away || p.conn.end.isSplit()
+	away = away || p.conn.end.suffers(split)
 	if !away {
 		p.conn.deliver([]byte(":1\r\n"))
 		return
@@ -131,7 +126,7 @@ func (p *peer) wait(command []string) {
 
 // loseReplicas has replicas acknowledge nothing for a time.
 func (s *redisServer) loseReplicas(length time.Duration) {
-	s.faulted(noReplicas)
+	s.faulted()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.replicasAway = time.Now().Add(length)

@@ -43,37 +43,40 @@ func (c *conn) look() {
 // Read is part of net.Conn.
 func (c *conn) Read(p []byte) (int, error) {
 	for {
-		c.mu.Lock()
-		switch {
-		case c.closed:
-			c.mu.Unlock()
-			return 0, net.ErrClosed
-		case len(c.out) > 0:
-			n := copy(p, c.out)
-			c.out = c.out[n:]
-			c.mu.Unlock()
-			return n, nil
-		case c.severed:
-			c.mu.Unlock()
-			return 0, io.EOF
+		n, deadline, err := c.take(p)
+		if n > 0 || err != nil {
+			return n, err
 		}
-		deadline := c.deadline
-		c.mu.Unlock()
-		if deadline.IsZero() {
-			<-c.wake
-			continue
+		var over <-chan time.Time
+		if !deadline.IsZero() {
+			timer := time.NewTimer(time.Until(deadline))
+			defer timer.Stop()
+			over = timer.C
 		}
-		left := time.Until(deadline)
-		if left <= 0 {
-			return 0, os.ErrDeadlineExceeded
-		}
-		timer := time.NewTimer(left)
 		select {
 		case <-c.wake:
-		case <-timer.C:
+		case <-over:
 		}
-		timer.Stop()
 	}
+}
+
+// take reads what there is.
+func (c *conn) take(p []byte) (n int, deadline time.Time, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.closed:
+		return 0, c.deadline, net.ErrClosed
+	case len(c.out) > 0:
+		n = copy(p, c.out)
+		c.out = c.out[n:]
+		return n, c.deadline, nil
+	case c.severed:
+		return 0, c.deadline, io.EOF
+	case !c.deadline.IsZero() && time.Until(c.deadline) <= 0:
+		return 0, c.deadline, os.ErrDeadlineExceeded
+	}
+	return 0, c.deadline, nil
 }
 
 // Write is part of net.Conn.
@@ -130,18 +133,16 @@ func (c *conn) send(command []string) {
 	if !arrives.After(c.arrives) && arrives.After(now) {
 		arrives = c.arrives.Add(1)
 	}
-	switch fate {
-	case hung, swallowed, late:
+	if fate == hung || fate == swallowed || fate == late {
 		if !c.black {
 			time.AfterFunc(tcpGivesUp, c.sever) // after the world's end it finds nobody
 		}
 		c.black = true
 	}
+	inTurn := !c.arrives.After(now)
 	if fate == late {
 		arrives = now.Add(lasts)
-	}
-	inTurn := !c.arrives.After(now)
-	if fate != late {
+	} else {
 		c.arrives = arrives
 	}
 	c.mu.Unlock()
@@ -166,7 +167,7 @@ func (c *conn) arrive(command []string, fate faultKind) {
 		c.peer.execute(command, true)
 		c.sever()
 	case swallowed, late:
-		c.end.redis.faulted(fate)
+		c.end.redis.faulted()
 		c.peer.execute(command, true)
 	case setup:
 		if isSetup(command[0]) {
@@ -177,7 +178,7 @@ func (c *conn) arrive(command []string, fate faultKind) {
 	case "":
 		c.peer.execute(command, false)
 	default:
-		c.deliver([]byte(fate.reply()))
+		c.deliver([]byte("-" + replies[fate] + "\r\n"))
 	}
 }
 
@@ -204,52 +205,43 @@ func (c *conn) deliver(data []byte) {
 	if at.Before(c.returns) {
 		at = c.returns.Add(1)
 	}
-	if !at.After(now) {
+	data = bytes.Clone(data)
+	read := func() {
 		c.out = append(c.out, data...)
 		c.look()
+	}
+	if !at.After(now) {
+		read()
 		return
 	}
 	c.returns = at
-	data = bytes.Clone(data)
 	time.AfterFunc(at.Sub(now), func() {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		if !c.black && !c.severed {
-			c.out = append(c.out, data...)
-			c.look()
+			read()
 		}
 	})
 }
 
 // sever breaks the connection, as the client finds out when it next uses it.
-func (c *conn) sever() {
-	c.mu.Lock()
-	was := c.severed || c.closed
-	c.severed = true
-	c.mu.Unlock()
-	c.look()
-	if !was {
-		c.end.forget(c, 1)
-	}
-}
+func (c *conn) sever() { c.ends(&c.severed) }
 
 // Close is part of net.Conn.
 func (c *conn) Close() error {
+	c.ends(&c.closed)
+	return nil
+}
+
+func (c *conn) ends(how *bool) {
 	c.mu.Lock()
-	was, broken := c.closed, c.severed
-	c.closed = true
+	was := c.severed || c.closed
+	*how = true
 	c.mu.Unlock()
 	c.look()
-	switch {
-	case was:
-	case broken:
-		c.end.mu.Lock()
-		c.end.broken--
-		c.end.mu.Unlock()
-	default:
-		c.end.forget(c, 0)
+	if !was {
+		c.end.forget(c)
 	}
-	return nil
 }
 
 // SetDeadline is part of net.Conn.
@@ -281,34 +273,26 @@ func (a address) String() string  { return string(a) }
 // parseCommand takes the first whole command off b, and says how long it is; nil:
 // there is none yet.
 func parseCommand(b []byte) (command []string, length int) {
-	line := func(at int) (int, int, bool) { // the number after a sign, and where the next line begins
+	at := 0
+	number := func() int { // after a sign, in a line; -1: it is not there yet
 		end := bytes.Index(b[at:], []byte("\r\n"))
 		if end < 0 {
-			return 0, 0, false
+			return -1
 		}
 		n, err := strconv.Atoi(string(b[at+1 : at+end]))
 		if err != nil {
 			panic("simulate: not a command: " + string(b))
 		}
-		return n, at + end + 2, true
+		at += end + 2
+		return n
 	}
-	if len(b) == 0 {
-		return nil, 0
-	}
-	words, at, ok := line(0)
-	if !ok {
-		return nil, 0
-	}
-	for range words {
-		if at >= len(b) {
+	for words := number(); len(command) < words; {
+		n := number()
+		if n < 0 || at+n+2 > len(b) {
 			return nil, 0
 		}
-		n, next, ok := line(at)
-		if !ok || next+n+2 > len(b) {
-			return nil, 0
-		}
-		command = append(command, string(b[next:next+n]))
-		at = next + n + 2
+		command = append(command, string(b[at:at+n]))
+		at += n + 2
 	}
 	return command, at
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -27,22 +28,20 @@ type world struct {
 	redis *redisServer
 	book  *ledger
 
-	producer       *asynq.Client
-	inspector      *asynq.Inspector // that of who judges, whom no fault hits
-	once           *unique.Client
-	ordered        *automutex.Client // nil: no task is in order
-	producerEnds   [2]*endpoint
-	producerRedis  [2]*redis.Client
-	operatorRedis  *redis.Client
-	operatorLocker *lock.Locker
-	skipper        operator // who skips heads; faults may hit that
+	producer      *asynq.Client
+	once          *unique.Client
+	ordered       *automutex.Client // nil: no task is in order
+	producerEnds  [2]*endpoint
+	producerRedis [2]*redis.Client
+	operator      operator // who judges, and acts: no fault hits that but of Redis
+	skipper       operator // who skips heads; faults may hit that
 
 	work sync.WaitGroup // what the schedule has begun
 
 	mu    sync.Mutex // guards what follows
 	procs []*process // by number; the latest of each
 	all   []*process
-	asked map[asked]int
+	asked map[string]int // see countAsked
 	held  map[string]int // by task ID: how often its hold was ended
 	// splitUntil is when the last split brain ends.
 	splitUntil time.Time
@@ -52,14 +51,16 @@ type world struct {
 type verdict struct {
 	violations []string
 	trace      []string
-	virtual    time.Duration // how long servers ran
-	commands   int
-	runs       int
-	tasks      int
-	faults     map[faultKind]int
-	counts     map[string]int      // commands by client: "lock 0"
-	sent       map[string][]string // which scripts these are, see stepOf
-	hits       map[hit]int
+	figures
+	counts map[string]int // commands by client: "lock 0"
+}
+
+// told is what happened, if that is asked for.
+func (v verdict) told() string {
+	if !*verbose {
+		return ""
+	}
+	return "\n" + strings.Join(v.trace, "\n")
 }
 
 // kinds are the first words of the violations.
@@ -92,7 +93,7 @@ func play(t *testing.T, p *plan) (v verdict) {
 }
 
 func newWorld(p *plan) *world {
-	w := &world{plan: p, asked: map[asked]int{}, held: map[string]int{}}
+	w := &world{plan: p, asked: map[string]int{}, held: map[string]int{}}
 	w.book = newLedger(w)
 	w.redis = newRedis(p, w.book.violationf)
 	for i, kind := range []string{"asynq", "lock"} {
@@ -100,11 +101,8 @@ func newWorld(p *plan) *world {
 		w.producerRedis[i] = w.producerEnds[i].client()
 	}
 	w.producer = asynq.NewClientFromRedisClient(w.producerRedis[0])
-	operator := w.redis.endpoint(-2, "operator", p.Seed, nil)
-	w.operatorRedis = operator.client()
-	w.inspector = asynq.NewInspectorFromRedisClient(w.operatorRedis)
-	w.operatorLocker = lock.New(w.operatorRedis, lock.Options{Owner: "operator", HashKeys: p.secret(), Logger: slog.New(slog.DiscardHandler)})
-	w.skipper = newOperator(w.redis.endpoint(-2, skips, p.Seed, p.Faults))
+	w.operator = newOperator(p, w.redis.endpoint(-2, "operator", p.Seed, nil))
+	w.skipper = newOperator(p, w.redis.endpoint(-2, skips, p.Seed, p.Faults))
 	w.book.names = w.keyNames()
 	w.ordered = w.newOrdered()
 	if len(p.Unique) > 0 {
@@ -112,13 +110,18 @@ func newWorld(p *plan) *world {
 		for _, u := range p.Unique {
 			rules = append(rules, u.rule())
 		}
-		once, err := unique.New(w.producer, asynq.NewInspectorFromRedisClient(w.producerRedis[0]), w.producerRedis[1], unique.Config{Rules: rules, HashKeys: p.secret()})
-		if err != nil {
-			panic(err) // the plan is wrong
-		}
-		w.once = once
+		w.once = must(unique.New(w.producer, asynq.NewInspectorFromRedisClient(w.producerRedis[0]), w.producerRedis[1],
+			unique.Config{Rules: rules, HashKeys: p.secret()}))
 	}
 	return w
+}
+
+// must is for what only a wrong plan makes fail.
+func must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
 }
 
 // live lets everything happen that the plan says, and waits until all tasks have ended.
@@ -181,7 +184,7 @@ func (w *world) linesEmptyIn() (longest time.Duration) {
 		// A task whose time was up is looked for five seconds later, and so quiet a key every four.
 		longest = 10 * time.Second
 	}
-	for info, err := range lock.Inside(inside.Pass{}).List(context.Background(), w.operatorLocker) {
+	for info, err := range lock.Inside(inside.Pass{}).List(context.Background(), w.operator.locker) {
 		if err != nil {
 			panic(err) // no fault hits the operator
 		}
@@ -217,11 +220,11 @@ func (w *world) fault(f faultPlan) {
 		w.restart(f.Proc)
 		return
 	case stops:
-		w.redis.faulted(f.Kind)
+		w.redis.faulted()
 		w.process(f.Proc).stop()
 		return
 	case dies:
-		w.redis.faulted(f.Kind)
+		w.redis.faulted()
 		w.process(f.Proc).die()
 		return
 	}
@@ -251,11 +254,7 @@ func (w *world) restart(n int) {
 func (w *world) endpointsOf(proc int, client string) (ends []*endpoint) {
 	all := w.producerEnds[:]
 	if proc >= 0 {
-		p := w.process(proc)
-		all = []*endpoint{p.tasks, p.locks}
-		if p.candidate != nil {
-			all = append(all, p.candidate.end)
-		}
+		all = w.process(proc).ends()
 	}
 	for _, e := range all {
 		if client == "" || client == e.kind {
@@ -280,10 +279,10 @@ func (w *world) enqueue(n int) {
 		w.enqueueInOrder(n, task, opts)
 		return
 	}
-	info, err := w.producer.Enqueue(task, append(opts, asynq.TaskID(fmt.Sprintf("n%d", n)))...)
+	info, err := w.producer.Enqueue(task, append(opts, asynq.TaskID(w.plan.id(n)))...)
 	if errors.Is(err, asynq.ErrTaskIDConflict) {
 		err = nil // go-redis sent it again
-		info = &asynq.TaskInfo{ID: fmt.Sprintf("n%d", n)}
+		info = &asynq.TaskInfo{ID: w.plan.id(n)}
 	}
 	w.book.enqueued(n, info, err)
 }
@@ -315,10 +314,10 @@ func (w *world) operate(op opPlan) {
 	t := w.plan.Tasks[op.Task]
 	switch op.Kind {
 	case "pause":
-		_ = w.inspector.PauseQueue(queue) // paused already
+		_ = w.operator.inspector.PauseQueue(queue) // paused already
 		return
 	case "unpause":
-		_ = w.inspector.UnpauseQueue(queue) // not paused
+		_ = w.operator.inspector.UnpauseQueue(queue) // not paused
 		return
 	case "break":
 		for _, r := range w.plan.rulesOf(t) {
@@ -336,17 +335,19 @@ func (w *world) operate(op opPlan) {
 	// asynq refuses what it cannot do in the task's state: then nothing was done.
 	switch op.Kind {
 	case "delete":
-		if w.inspector.DeleteTask(queue, id) == nil {
+		if w.operator.inspector.DeleteTask(queue, id) == nil {
 			w.book.deletes(op.Task)
 		}
 	case "archive":
-		if w.inspector.ArchiveTask(queue, id) == nil {
+		if w.operator.inspector.ArchiveTask(queue, id) == nil {
 			w.book.explain(op.Task, endByHand)
 		}
 	case "run":
-		_ = w.inspector.RunTask(queue, id)
+		_ = w.operator.inspector.RunTask(queue, id)
 	}
-	w.book.touched(id)
+	w.book.mu.Lock()
+	defer w.book.mu.Unlock()
+	w.book.touchID(id) // a task may have got it meanwhile
 }
 
 // forgot tells whether Redis has lost what was written: then times prove nothing.
@@ -354,4 +355,181 @@ func (w *world) forgot() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return !w.splitUntil.IsZero()
+}
+
+// drainWithin bounds how long tasks may take to end once nothing is wrong any more.
+const drainWithin = 3 * time.Hour
+
+// drain ends all faults, and waits until no task is left that is to be run.
+func (w *world) drain() {
+	w.redis.heal()
+	w.book.notef("all faults are over")
+	w.book.quietSince = time.Now()
+	_ = w.operator.inspector.UnpauseQueue(queue) // not paused
+	w.endControls()
+	alive := false
+	for n := range w.plan.Procs {
+		alive = alive || !w.process(n).isEnded() && w.process(n).isStopping().IsZero()
+	}
+	if !alive {
+		p := w.process(0)
+		if !p.isEnded() {
+			<-p.dead
+		}
+		w.restart(0)
+	}
+	began := time.Now()
+	looked := !w.plan.isOrdered()
+	for pause := 200 * ms; ; pause = min(pause+pause/5, 20*time.Second) {
+		left := w.left()
+		ended := w.endHolds()
+		if len(left) == 0 && !ended {
+			if looked {
+				return
+			}
+			time.Sleep(10 * time.Second) // a Guard looks for the last task, and may find it archived
+			looked = true
+			continue
+		}
+		looked = looked && !ended
+		w.judgeIdleOrder(left)
+		if time.Since(began) > drainWithin {
+			w.book.violationf("stuck: %s after everything was well: %s", drainWithin, strings.Join(left, ", "))
+			return
+		}
+		time.Sleep(pause)
+	}
+}
+
+// left are the tasks that asynq is to run, and those that a handler works on.
+func (w *world) left() (left []string) {
+	m := w.redis.mini
+	base := "asynq:{" + queue + "}:"
+	for _, list := range []string{"pending", "active"} {
+		ids, _ := m.List(base + list) // no such key: none
+		for _, id := range ids {
+			left = append(left, list+" "+id)
+		}
+	}
+	for _, set := range []string{"scheduled", "retry"} {
+		ids, _ := m.ZMembers(base + set) // no such key: none
+		for _, id := range ids {
+			left = append(left, set+" "+id)
+		}
+	}
+	return slices.Concat(left, w.inGroups(), w.book.working())
+}
+
+// end stops everything, and judges what is left.
+func (w *world) end() verdict {
+	w.book.judgeIdle()
+	virtual := w.book.at()
+	var stopping sync.WaitGroup
+	for _, p := range w.all {
+		if !p.isEnded() {
+			stopping.Go(p.stop)
+		}
+	}
+	stopping.Wait()
+	for _, p := range w.all {
+		<-p.gone
+	}
+	w.book.judgeEnds()
+	w.book.judgeBalance()
+	w.skipper.close()
+	w.operator.close() // it would read the controls for the hours that judgeKeys waits
+	w.judgeKeys()
+	for _, c := range w.producerRedis {
+		_ = c.Close()
+	}
+	w.redis.mini.Close()
+	time.Sleep(time.Minute)
+	synctest.Wait()
+	for _, stack := range others() {
+		w.book.violationf("goroutine: left when all is closed: %s", stack)
+	}
+	v := verdict{
+		violations: w.book.violations, trace: w.book.trace, counts: map[string]int{},
+		figures: figures{1, virtual, w.redis.executed, w.redis.faults, len(w.plan.Tasks), len(w.book.runs)},
+	}
+	for _, e := range w.redis.ends {
+		client := fmt.Sprintf("%s %d", e.kind, e.proc)
+		v.counts[client] = max(v.counts[client], e.count) // a process that is started again begins anew
+	}
+	return v
+}
+
+// stackBuffers are for the stacks of all goroutines.
+var stackBuffers = sync.Pool{New: func() any { return make([]byte, 1<<20) }}
+
+// others are the stacks of the bubble's other goroutines, but for those that carry it.
+func others() (stacks []string) {
+	buf := stackBuffers.Get().([]byte)
+	defer stackBuffers.Put(buf) //nolint:staticcheck // a slice of it is not worth a pointer
+	all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
+	_, bubble, _ := strings.Cut(all[0], "synctest bubble ")
+	bubble, _, _ = strings.Cut(bubble, "]")
+	for _, stack := range all[1:] {
+		head, _, _ := strings.Cut(stack, "\n")
+		if strings.HasSuffix(head, "synctest bubble "+bubble+"]:") &&
+			!strings.Contains(stack, "synctest.Run(") && !strings.Contains(stack, "testingSynctestTest(") {
+			stacks = append(stacks, stack)
+		}
+	}
+	return stacks
+}
+
+// skips is the client of an operator who skips heads, and whom faults may hit. Process -2 has it.
+const skips = "skip"
+
+// operator is what an operator's command or page has.
+type operator struct {
+	rdb       *redis.Client
+	locker    *lock.Locker
+	inspector *asynq.Inspector
+}
+
+func newOperator(p *plan, e *endpoint) operator {
+	rdb := e.client()
+	locker := lock.New(rdb, lock.Options{Owner: "operator", HashKeys: p.secret(), Logger: slog.New(slog.DiscardHandler)})
+	return operator{rdb, locker, asynq.NewInspectorFromRedisClient(rdb)}
+}
+
+func (o operator) close() {
+	_ = o.locker.Close()
+	_ = o.rdb.Close()
+}
+
+// What follows is what is known of operators who touch tasks and break locks.
+
+// touch notes that an operator does something to a task, and gives its ID.
+func (b *ledger) touch(n int) string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.books[n].op = true
+	b.touchID(b.books[n].id)
+	return b.books[n].id
+}
+
+// touchID notes that an operator does something to the tasks with that ID. One that was joined
+// to another has the ID of that one; under UntilDone one that comes later has it too, and its
+// producer may still wait for the answer. Callers hold mu.
+func (b *ledger) touchID(id string) {
+	for _, t := range b.books {
+		t.op = t.op || t.id != "" && t.id == id
+	}
+	b.seq++
+	b.touches[id] = b.seq
+}
+
+// breaks notes that an operator breaks a lock.
+func (b *ledger) breaks(key string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.key(key).opens()
+	for _, r := range b.runs {
+		if r.lives() {
+			b.addf("task %d holds while %q is broken", r.n, key)
+		}
+	}
 }

@@ -2,9 +2,8 @@ package simulate
 
 import (
 	"fmt"
-	"os"
 	"runtime"
-	"slices"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -19,16 +18,21 @@ const defaultSeed = 1
 // started is when the program was.
 var started = time.Now()
 
+// figures are those of one world, or of many.
+type figures struct {
+	worlds   int
+	virtual  time.Duration // how long servers ran
+	commands int
+	faults   int
+	tasks    int
+	runs     int
+}
+
 // totals are the figures of a run.
 type totals struct {
-	mu       sync.Mutex
-	worlds   int
-	virtual  time.Duration
-	commands int
-	runs     int
-	tasks    int
-	faults   map[faultKind]int
-	failed   []string
+	mu sync.Mutex
+	figures
+	failed []string
 }
 
 func (s *totals) add(v verdict) {
@@ -39,56 +43,20 @@ func (s *totals) add(v verdict) {
 	s.commands += v.commands
 	s.runs += v.runs
 	s.tasks += v.tasks
-	if s.faults == nil {
-		s.faults = map[faultKind]int{}
-	}
-	for kind, n := range v.faults {
-		s.faults[kind] += n
-	}
+	s.faults += v.faults
 }
 
-// row is the figures as a line of docs/guarantees.md.
-func (s *totals) row(what string, took time.Duration) string {
-	faults := 0
-	for _, n := range s.faults {
-		faults += n
-	}
-	return fmt.Sprintf("| %s | %d worlds, %.2f days of virtual time, %d commands, %d faults, %d tasks, %d runs of handlers | %s | %s |",
-		what, s.worlds, s.virtual.Hours()/24, s.commands, faults, s.tasks, s.runs, s.verdict(), took.Round(100*time.Millisecond))
+func (s *totals) log(t *testing.T, what string) {
+	t.Helper()
+	t.Logf("%s: %d worlds, %.2f days of virtual time, %d commands, %d faults, %d tasks, %d runs of handlers; these fail: %s",
+		what, s.worlds, s.virtual.Hours()/24, s.commands, s.faults, s.tasks, s.runs, s.failed)
 }
 
-func (s *totals) verdict() string {
-	if len(s.failed) == 0 {
-		return "yes"
-	}
-	return "NO"
-}
-
-// watchdog ends the program when a world takes far too long in real time: something
-// computes for ever without that virtual time goes on, and no test's timeout says where.
-// It counts ticks: a program that was stopped for a while misses those.
-func watchdog(p *plan) (stop func()) {
-	over := make(chan struct{})
-	go func() { // until stop
-		ticker := time.NewTicker(10 * time.Second)
-		defer ticker.Stop()
-		for range 30 {
-			select {
-			case <-over:
-				return
-			case <-ticker.C:
-			}
-		}
-		buf := make([]byte, 1<<20)
-		fmt.Fprintf(os.Stderr, "simulate: the world of seed %d (%s) stands still\n%s\n%s\n", p.Seed, p.Name, p, buf[:runtime.Stack(buf, true)])
-		os.Exit(2)
-	}()
-	return func() { close(over) }
-}
-
-// playWatched is play with the watchdog.
+// playWatched is play, and ends the program when a world takes far too long in real time: something computes for
+// ever without that virtual time goes on, and no test's timeout says where.
 func playWatched(t *testing.T, p *plan) verdict {
-	defer watchdog(p)()
+	debug.SetTraceback("all")
+	defer time.AfterFunc(10*time.Minute, func() { panic(fmt.Sprintf("the world of seed %d stands still: %s", p.Seed, p)) }).Stop()
 	return play(t, p)
 }
 
@@ -119,7 +87,6 @@ func TestWorlds(t *testing.T) {
 	if *seedFlag != 0 {
 		n = *repeat
 	}
-	began := time.Now()
 	var sum totals
 	everyCore(t, n, func(i int) {
 		seed := *first + uint64(i)
@@ -147,35 +114,9 @@ func TestWorlds(t *testing.T) {
 			t.Errorf("seed %d: %s", seed, v.violations[0])
 			return
 		}
-		report(t, p, v)
+		inOrder := map[bool]string{true: " -in-order"}[*onlyOrder]
+		t.Errorf("seed %d fails; again with: go test ./examples/trust/simulate -run Worlds%s -seed %d -repeat 20 -trace\n%s\n%s%s",
+			seed, inOrder, seed, strings.Join(v.violations, "\n"), p, v.told())
 	})
-	t.Log(sum.row("worlds", time.Since(began)))
-	if len(sum.failed) > 0 {
-		t.Errorf("%d of %d worlds fail: seeds %s", len(sum.failed), sum.worlds, strings.Join(sum.failed, " "))
-	}
-}
-
-// report tells of a world that fails, as small as it can be made.
-func report(t *testing.T, p *plan, v verdict) {
-	t.Helper()
-	kinds := v.kinds()
-	small := shrink(p, *shrinking, func(q *plan) bool {
-		for range 3 { // what depends on the order within one instant may need several runs
-			got := playWatched(t, q)
-			for _, kind := range got.kinds() {
-				if slices.Contains(kinds, kind) {
-					v = got
-					return true
-				}
-			}
-		}
-		return false
-	})
-	trace := ""
-	if *verbose {
-		trace = "\n" + strings.Join(v.trace, "\n")
-	}
-	inOrder := map[bool]string{true: " -in-order"}[*onlyOrder]
-	t.Errorf("seed %d, %q fails; again with: go test ./examples/trust/simulate -run Worlds%s -seed %d -repeat 20 -trace\n%s\n%s%s",
-		p.Seed, p.Name, inOrder, p.Seed, strings.Join(v.violations, "\n"), small, trace)
+	sum.log(t, "worlds")
 }

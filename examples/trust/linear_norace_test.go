@@ -1,5 +1,0 @@
-//go:build !race
-
-package trust
-
-const linShare = 1
