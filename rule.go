@@ -229,7 +229,7 @@ func (c *compiledRule) prepareLock(l *lock.Locker) {
 		options = append(options, lock.Fenced())
 	}
 	c.lock = l.Mutex(c.Name, options...)
-	r, _ := inner.Request(c.lock) // check has looked at the rule; what is wrong with the client, the engine says
+	_, r, _ := inner.Request(c.lock) // check has looked at the rule; what is wrong with the client, the engine says
 	c.request = *r
 	c.request.Notes = true
 }

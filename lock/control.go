@@ -170,18 +170,6 @@ func controlOf(o control.Order) Control {
 	return Control{Target: o.Target, Limit: o.Limit, Paused: o.Paused, PausedUntil: o.Until, Why: o.Why, By: o.By, Since: o.Since}
 }
 
-// paused returns a *BusyError if the lock with that Redis key is paused, else nil. It does not
-// ask for the lock. It waits for the controls as TryLock does.
-func (c *Controls) paused(ctx context.Context, key string) error {
-	if err := c.locker.engine.Know(ctx, key); err != nil {
-		return err
-	}
-	if busy := c.locker.pausedError(key, key); busy != nil {
-		return busy
-	}
-	return nil
-}
-
 // pausedError returns the error for a lock that is paused, or nil.
 func (m *Lock) pausedError() *BusyError { return m.locker.pausedError(m.Key(), m.request.Name) }
 

@@ -51,7 +51,7 @@ func newCaller(t testing.TB, rdb redis.UniversalClient, call inside.Caller, opti
 		option(&o)
 	}
 	l := insider.New(rdb, o, call, nil, nil)
-	redistest.Must(t, insider.LockerErr(l))
+	redistest.Must(t, insider.LockErr(l.Mutex("any")))
 	t.Cleanup(func() { _ = l.Close() })
 	if _, known := clientsOfTests.LoadOrStore(t.Name(), rdb); !known {
 		t.Cleanup(func() { clientsOfTests.Delete(t.Name()) }) // a test may run again
@@ -103,7 +103,7 @@ func handle(l *lock.Locker, m *lock.Lock, options ...lock.Option) *lock.Lock {
 
 // slots is the lock m for n holders, on that Locker.
 func slots(l *lock.Locker, m *lock.Lock, n int, options ...lock.Option) *lock.Lock {
-	return insider.At(l.Semaphore("any", n, options...), m.Key(), m.Key(), n, "", options...)
+	return insiders.At(l.Semaphore("any", n, options...), m.Key(), m.Key(), n, "", options...)
 }
 
 // mustTry takes a lock that has to be free. On a busy machine a reply may come after the end of a short lease: then it tries again.
@@ -364,7 +364,7 @@ var parkNow = func() <-chan struct{} {
 // mustPark parks m's note at once.
 func mustPark(t testing.TB, m *lock.Lock) *lock.BusyError {
 	t.Helper()
-	le, err := insider.LockOrPark(t.Context(), m, parkNow)
+	le, err := insiders.LockOrPark(t.Context(), m, parkNow)
 	if le != nil || err == nil {
 		t.Fatalf("LockOrPark took the lock; want parked; %s", dump(m))
 	}
@@ -462,6 +462,6 @@ func passes(t testing.TB, rdb redis.UniversalClient, at time.Time) {
 // waitsOrParks calls LockOrPark beside, and gives what makes it park.
 func waitsOrParks(t testing.TB, m *lock.Lock) (w *attempt, park func()) {
 	now := make(chan struct{})
-	w = beside(t, m, func(ctx context.Context) (*lock.Lease, error) { return insider.LockOrPark(ctx, m, now) })
+	w = beside(t, m, func(ctx context.Context) (*lock.Lease, error) { return insiders.LockOrPark(ctx, m, now) })
 	return w, sync.OnceFunc(func() { close(now) })
 }

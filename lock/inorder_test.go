@@ -38,7 +38,7 @@ func queueByClock(t testing.TB) (q queue, pass func(time.Duration)) {
 	return queueOf(t, s), func(d time.Duration) { now = now.Add(d); s.SetTime(t, now); s.Mini().FastForward(d) }
 }
 
-func (q queue) lock() *lock.Lock { return insider.ByOrder(q.l, q.key) }
+func (q queue) lock() *lock.Lock { return insider.ByKey(q.l, q.key) }
 
 // task is a task of an ordered key, as its worker sees it.
 type task struct {
@@ -93,7 +93,7 @@ func (q queue) due(t testing.TB) []inside.OrderItem {
 
 func (q queue) act(t testing.TB, act inside.OrderAct, item inside.OrderItem) {
 	t.Helper()
-	redistest.Must(t, insider.ActOrder(t.Context(), q.lock(), act, item, 0))
+	redistest.Must(t, insiders.ActOrder(t.Context(), q.lock(), act, item, 0))
 }
 
 // item is the task as its producer names it.
@@ -103,7 +103,7 @@ func (o task) item() inside.OrderItem {
 
 // one is a handle of the task's lock, for one arrival.
 func (o task) one(options ...lock.Option) *lock.Lock {
-	return insider.At(o.l.Mutex("ordered", options...), "ordered", o.key, 1, o.note, insider.InOrder(o.place))
+	return insiders.At(o.l.Mutex("ordered", options...), "ordered", o.key, 1, o.note, insider.InOrder(o.place))
 }
 
 func (o task) runs(t testing.TB) *lock.Lease {
@@ -162,7 +162,7 @@ func TestOrder_lowestStampFirst(t *testing.T) {
 		}
 		q.isNext(t, "", 0)
 		for _, o := range tasks {
-			o.refused(t, insider.IsOrderDone) // a redelivery
+			o.refused(t, insiders.IsOrderDone) // a redelivery
 		}
 	})
 }
@@ -179,7 +179,7 @@ func TestOrder_outcomes(t *testing.T) {
 		}{
 			inside.OutcomeStays: {next: "default/a", queued: 2},
 			inside.OutcomeHeld:  {next: "default/a", queued: 2, held: true},
-			inside.OutcomeDone:  {next: "default/b", queued: 1, again: insider.IsOrderDone},
+			inside.OutcomeDone:  {next: "default/b", queued: 1, again: insiders.IsOrderDone},
 			inside.OutcomeLeft:  {next: "default/b", queued: 1},
 		} {
 			q := queueOf(t, s)
@@ -210,10 +210,10 @@ func TestOrder_parksBehindAHeadThatIsAway(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		tasks := queueOf(t, s).stamps(t, "a", "b", "c")
 		began := make(chan struct{})
-		w, _ := waitsOrParks(t, tasks[1].one(insider.OnWait(func() { close(began) })))
+		w, _ := waitsOrParks(t, tasks[1].one(insiders.OnWait(func() { close(began) })))
 		come(t, began, "a wait behind a task that was not seen")
 		tasks[0].run(t, inside.OutcomeStays)
-		c, _ := waitsOrParks(t, tasks[2].one(insider.OnWait(func() { t.Error("waits for a head that has failed") })))
+		c, _ := waitsOrParks(t, tasks[2].one(insiders.OnWait(func() { t.Error("waits for a head that has failed") })))
 		if busy := wantBusy(t, c.failed(t)); !busy.Parked || busy.Reason != inside.ReasonFailed || busy.Note != "default/a" {
 			t.Fatalf("%+v, want parked behind a, which failed", busy)
 		}
@@ -241,7 +241,7 @@ func TestOrder_settledWhileItWaits(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for outcome, is := range map[inside.Outcome]func(error) bool{
-			inside.OutcomeStays: insider.IsOrderSpent, inside.OutcomeDone: insider.IsOrderDone,
+			inside.OutcomeStays: insiders.IsOrderSpent, inside.OutcomeDone: insiders.IsOrderDone,
 		} {
 			rdb, hook := s.Client(t), &redistest.FailHook{}
 			l := newLocker(t, rdb)
@@ -249,7 +249,7 @@ func TestOrder_settledWhileItWaits(t *testing.T) {
 			a.place.Most = 0
 			le := a.runs(t)
 			began := make(chan struct{})
-			w := lockBeside(t, a.retried(1).one(insider.OnWait(func() { close(began) })))
+			w := lockBeside(t, a.retried(1).one(insiders.OnWait(func() { close(began) })))
 			come(t, began, "a wait")
 			var refusals atomic.Int64
 			hook.After(func(cmd redis.Cmder) error {
@@ -293,11 +293,11 @@ func TestOrder_eachCommandTwice(t *testing.T) {
 		run(a, inside.OutcomeStays)
 		mustPark(t, b.one())
 		run(a.retried(1), inside.OutcomeDone)
-		a.refused(t, insider.IsOrderDone)
+		a.refused(t, insiders.IsOrderDone)
 		b.place.Most = 0
 		run(b, inside.OutcomeStays) // killed in its only run
 		b = b.retried(1)
-		b.refused(t, insider.IsOrderSpent)
+		b.refused(t, insiders.IsOrderSpent)
 		if h := q.head(t); h.Note != b.note || !h.Held() {
 			t.Fatalf("%+v, want b held", h)
 		}
@@ -358,7 +358,7 @@ func TestOrder_unavoidable(t *testing.T) {
 	q, pass := queueByClock(t)
 	a := q.stamp(t, "default/a")
 	a.run(t, inside.OutcomeDone)
-	a.refused(t, insider.IsOrderDone)
+	a.refused(t, insiders.IsOrderDone)
 	pass(6 * time.Minute)
 	a.run(t, inside.OutcomeDone)
 	// 3: archived and deleted before a look counts as deleted.

@@ -3,11 +3,9 @@ package lock
 import (
 	"context"
 	"errors"
-	"fmt"
 	"iter"
 	"time"
 
-	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
@@ -39,9 +37,19 @@ func (insider) New(rdb Client, o Options, call inside.Caller, onControls func(in
 	return New(rdb, o)
 }
 
-// Engine is the lock itself; Request what m asks of it, and what is wrong with m.
-func (insider) Engine(l *Locker) *engine.Engine          { return l.engine }
-func (insider) Request(m *Lock) (*engine.Request, error) { return &m.request, m.err }
+// LockErr is what is wrong with the definition of a lock, or with its Locker. It does no I/O.
+func (insider) LockErr(m *Lock) error { return m.err }
+
+// Engine is the lock itself.
+func (insider) Engine(l *Locker) *engine.Engine { return l.engine }
+
+// Request is what m asks of its engine, and what is wrong with m.
+func (insider) Request(m *Lock) (*engine.Engine, *engine.Request, error) {
+	return m.locker.engine, &m.request, m.err
+}
+
+// Error is err of the engine as callers of m see it.
+func (insider) Error(m *Lock, err error) error { return m.busyOr(err) }
 
 // Lease is the lease of m as its holder sees it.
 func (insider) Lease(m *Lock, le *engine.Lease) Lease { return Lease{le, m} }
@@ -62,79 +70,6 @@ func (insider) CheckPrefix(prefix string) error { return checkPrefix(prefix) }
 func (insider) CheckSecret(secret string) error { return checkSecret(secret) }
 func (insider) CheckRate(starts int, per time.Duration, burst int) error {
 	return checkRate(starts, per, burst)
-}
-
-// LockerErr and LockErr return what is wrong with the options of a Locker and the
-// definition of a lock. They do no I/O.
-
-func (insider) LockerErr(l *Locker) error { return l.life.Unfit() }
-func (insider) LockErr(m *Lock) error     { return m.err }
-
-// At returns the lock with that key, which package keys has made, and the options that m was made with. The name
-// appears only in errors.
-func (insider) At(m *Lock, name, key string, limit int, note string, options ...Option) *Lock {
-	return m.at(name, key, limit, note, options)
-}
-
-// Options of a lock.
-
-func (insider) OnWait(f func()) Option                { return onWait(f) }
-func (insider) OnStop(arrival int64, f func()) Option { return onStop(arrival, f) }
-func (insider) OnePerNote() Option                    { return onePerNote() }
-func (insider) Uninterrupted() Option                 { return uninterrupted() }
-
-// Ways to wait.
-
-func (insider) LockOrPark(ctx context.Context, m *Lock, parkNow <-chan struct{}) (*Lease, error) {
-	return m.lockOrPark(ctx, parkNow)
-}
-
-// The newest wins: a newer arrival at a lock may ask older holders and waiters to stop.
-
-// arrivalKept is how long Redis stores an arrival after the last Arrive with its note.
-const arrivalKept = time.Hour
-
-func (insider) Arrive(ctx context.Context, m *Lock) (arrival int64, first bool, err error) {
-	if err := m.errOr(m.request.Note == "", "an arrival needs a Note, by which it is known again"); err != nil {
-		return 0, false, err
-	}
-	return m.locker.engine.Arrive(ctx, m.request.Ref, m.request.Note, arrivalKept)
-}
-
-func (insider) Forget(ctx context.Context, m *Lock) error {
-	if err := m.errOr(m.request.Note == "", "an arrival needs a Note, by which it is known again"); err != nil {
-		return err
-	}
-	return m.locker.engine.Forget(ctx, m.request.Ref, m.request.Note)
-}
-
-func (insider) AskOlderToStop(ctx context.Context, m *Lock) (inside.Standing, error) {
-	if err := m.errOr(m.request.OnStop == nil, "Stop without OnStop: nobody is older than what has no arrival"); err != nil {
-		return inside.First, err
-	}
-	return m.locker.engine.Stop(ctx, m.request.Ref, m.request.Arrival)
-}
-
-// errOr is what is wrong with the definition, or that the call does not go with it.
-func (m *Lock) errOr(wrong bool, why string) error {
-	if m.err == nil && wrong {
-		return fmt.Errorf("lock: %q: %s", m.request.Name, why)
-	}
-	return m.err
-}
-
-// onStop has f called when a newer arrival asks the holders and waiters of this handle to stop. arrival is the handle's own, as
-// Arrive returned it. f usually cancels the context of the work. It may be called several times, and also just after the lease or the
-// wait has ended. It runs on the goroutine that receives the messages for all locks of the Locker: it must neither block nor call the
-// Locker.
-func onStop(arrival int64, f func()) Option {
-	return func(m *Lock) {
-		if arrival <= 0 || f == nil {
-			m.err = fmt.Errorf("lock: %q: OnStop(%d, f) wants an arrival, as Arrive gives it, and a function", m.request.Name, arrival)
-			return
-		}
-		m.request.Arrival, m.request.OnStop = arrival, f
-	}
 }
 
 // Of pools; see package pool.
@@ -160,7 +95,6 @@ func (insider) Consume(ctx context.Context, le *Lease) error {
 // Parked is how long the lock's note was in line before it got this lease; 0 if it was never
 // parked. It counts from its first place in line, or from when its Caller answered FateLater.
 func (insider) Parked(le *Lease) time.Duration { return le.inner.Parked() }
-func (insider) LeaseErr(le *Lease) error       { return le.inner.Err() }
 func (insider) CloseGate(ctx context.Context, le *Lease, d time.Duration) error {
 	return le.closeGate(ctx, d)
 }
@@ -194,10 +128,6 @@ func (insider) GateText(reason string) string { return gateTexts[reason] }
 // Of controls.
 
 func (insider) InForce(c *Controls) []Control { return c.inForce() }
-func (insider) Paused(ctx context.Context, c *Controls, key string) error {
-	return c.paused(ctx, key)
-}
-
 func (insider) Unreadable(ctx context.Context, c *Controls) (map[string]string, error) {
 	return c.unreadable(ctx)
 }
@@ -213,9 +143,8 @@ func (insider) ClearLimit(ctx context.Context, c *Controls, target string) (insi
 func (insider) ControlsFor(list []Control, key string) (its []Control, limit int, pause *Control) {
 	return controlsFor(list, key)
 }
-func (insider) ControlText(c Control) string         { return c.text() }
-func (insider) Orders(list []Control) []Control      { return ordersOf(list) }
-func (insider) AppliesTo(c Control, key string) bool { return control.AppliesTo(c.Target, key) }
+func (insider) ControlText(c Control) string    { return c.text() }
+func (insider) Orders(list []Control) []Control { return ordersOf(list) }
 
 // Claim is the mark of package unique beside the lock with that key.
 func (insider) Claim(l *Locker, key string) mark.Mark { return mark.Of(l.life, l.engine.Conn(), key) }
@@ -234,15 +163,9 @@ func (insider) ClaimLock(l *Locker, key string, options ...Option) *Lock {
 func (insider) InOrder(p inside.Place) Option {
 	return func(m *Lock) { m.request.Ordered, m.request.Order = true, &engine.Order{Place: p} }
 }
-func (insider) EndOrder(le *Lease, o inside.Outcome)        { le.inner.End(o) }
-func (insider) IsOrderDone(err error) bool                  { return errors.Is(err, engine.ErrOrderDone) }
-func (insider) IsOrderSpent(err error) bool                 { return errors.Is(err, engine.ErrOrderSpent) }
-func (insider) IsNotHead(err error) bool                    { return errors.Is(err, engine.ErrNotHead) }
-func (insider) IsHeadRunning(err error) bool                { return errors.Is(err, engine.ErrHeadRuns) }
-func (insider) OrderItem(s string) (inside.OrderItem, bool) { return engine.ParseItem(s) }
-
-// ByOrder is the lock with that key, for the methods below.
-func (insider) ByOrder(l *Locker, key string) *Lock { return l.byKey(key) }
+func (insider) EndOrder(le *Lease, o inside.Outcome) { le.inner.End(o) }
+func (insider) IsNotHead(err error) bool             { return errors.Is(err, engine.ErrNotHead) }
+func (insider) IsHeadRunning(err error) bool         { return errors.Is(err, engine.ErrHeadRuns) }
 
 // Stamp gives the task with that note and nonce the next place in order; see [engine.Engine.Stamp].
 func (insider) Stamp(ctx context.Context, m *Lock, note, nonce string, deadline time.Duration, most int) (ticket int64, queued int, look []inside.OrderItem, err error) {
@@ -250,14 +173,6 @@ func (insider) Stamp(ctx context.Context, m *Lock, note, nonce string, deadline 
 		return 0, 0, nil, m.err
 	}
 	return m.locker.engine.Stamp(ctx, m.ref(), note, nonce, deadline, most)
-}
-
-// ActOrder changes one task of the key, and looks after the key.
-func (insider) ActOrder(ctx context.Context, m *Lock, act inside.OrderAct, item inside.OrderItem, after time.Duration) error {
-	if m.err != nil {
-		return m.err
-	}
-	return m.locker.engine.Act(ctx, m.ref(), act, item, after)
 }
 
 // SkipHead takes the head with that note and ticket out of the order, and calls the next; see [engine.Engine.Skip].

@@ -125,7 +125,7 @@ func TestHashedKeys_ofALocker(t *testing.T) {
 		"true", strings.Repeat("a", 64), strings.Repeat("猫", 64)[:15], "sixteen bytes or more\n", " sixteen bytes or more", "sixteen\x00bytes or more",
 		"${AUTOMUTEX_HASH_KEYS}", strings.Repeat("ab", 1024),
 	} {
-		if err := insider.LockerErr(lock.New(redistest.Mini(t).Client(t), lock.Options{HashKeys: secret})); err == nil || strings.Contains(err.Error(), "sixteen") {
+		if err := insider.LockErr(lock.New(redistest.Mini(t).Client(t), lock.Options{HashKeys: secret}).Mutex("any")); err == nil || strings.Contains(err.Error(), "sixteen") {
 			t.Errorf("the secret %q: %v", secret, err)
 		}
 	}

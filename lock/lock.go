@@ -51,26 +51,10 @@ func Note(text string) Option { return func(m *Lock) { m.request.Note = text } }
 // Holders that need no fence may leave the option out, whatever others do.
 func Fenced() Option { return func(m *Lock) { m.request.Fenced = true } }
 
-// onePerNote keeps the lock from being held twice at once under one [Note], from now on and whoever asks. While a holder
-// has that note, TryLock and lockOrPark return a *BusyError even if a slot is free. Lock waits in line, and lets those
-// behind it pass.
-func onePerNote() Option { return func(m *Lock) { m.request.Notes = true } }
-
 // Parts adds values to the lock's key. The name is the scope, and each different list of parts
 // is another lock in it. Parts may contain any bytes: different lists never share a key.
 // [Options].HashKeys keeps the values out of Redis.
 func Parts(parts ...string) Option { return func(m *Lock) { m.parts = parts } }
-
-// onWait has Lock call f when it finds the lock busy and begins to wait in line: at most once
-// for each call of Lock, on its goroutine. TryLock never calls f. The wait ends when Lock
-// returns. Lock takes no grant before f has returned, so f should be quick.
-func onWait(f func()) Option { return func(m *Lock) { m.request.OnWait = f } }
-
-// uninterrupted has TryLock, Lock and lockOrPark finish their first exchange with Redis, in
-// about 5 s at most, even if ctx ends meanwhile. A lease that arrives after ctx has ended is
-// given back. A wait in line still ends with ctx. The option saves several microseconds of
-// CPU: an exchange that its caller can leave runs on another goroutine.
-func uninterrupted() Option { return func(m *Lock) { m.request.Whole = true } }
 
 // Mutex returns the lock called name, for one holder at a time. It does no I/O. The name may
 // be any text except the empty one. With a bad name or option every operation returns an
@@ -117,17 +101,6 @@ func (l *Locker) pool(name string, options ...Option) *Lock {
 	m.request.Pool = true
 	m.request.Key += ":pool"
 	return m
-}
-
-// at returns the lock with that key, and what m was made with: a Guard makes a lock for each task.
-func (m *Lock) at(name, key string, limit int, note string, options []Option) *Lock {
-	other := *m
-	r := &other.request
-	r.Name, r.Key, r.Limit, r.Note = name, key, limit, note
-	for _, option := range options {
-		option(&other)
-	}
-	return &other
 }
 
 // Key returns the lock's main Redis key; others begin with it. An idle lock has no key in Redis.

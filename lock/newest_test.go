@@ -1,7 +1,6 @@
 package lock_test
 
 import (
-	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -13,15 +12,15 @@ import (
 // arrives makes a task that has arrived at a lock where the newest win, and counts who asks it to stop.
 func arrives(t testing.TB, l *lock.Locker, name, note string) (m *lock.Lock, asked *atomic.Int32) {
 	t.Helper()
-	at, _, err := insider.Arrive(t.Context(), l.Mutex(name, lock.Note(note)))
+	at, _, err := insiders.Arrive(t.Context(), l.Mutex(name, lock.Note(note)))
 	redistest.Must(t, err)
 	asked = new(atomic.Int32)
-	return l.Mutex(name, lock.Note(note), insider.OnStop(at, func() { asked.Add(1) })), asked
+	return l.Mutex(name, lock.Note(note), insiders.OnStop(at, func() { asked.Add(1) })), asked
 }
 
 func stands(t testing.TB, m *lock.Lock, want inside.Standing) {
 	t.Helper()
-	if got, err := insider.AskOlderToStop(t.Context(), m); err != nil || got != want {
+	if got, err := insiders.AskOlderToStop(t.Context(), m); err != nil || got != want {
 		t.Fatalf("AskOlderToStop: %d, %v; want %d; %s", got, err, want, dump(m))
 	}
 }
@@ -56,18 +55,8 @@ func TestNewest(t *testing.T) {
 			t.Error("the newest was asked")
 		}
 		mustUnlock(t, le)
-		plain := near.Mutex(name)
-		_, _, err := insider.Arrive(t.Context(), plain)
-		for what, err := range map[string]error{
-			"a Note": err, "its Note": insider.Forget(t.Context(), plain), "OnStop": second(insider.AskOlderToStop(t.Context(), plain)),
-			"an arrival": insider.LockErr(near.Mutex(name, insider.OnStop(0, func() {}))),
-		} {
-			if err == nil || !strings.Contains(err.Error(), what[strings.LastIndex(what, " ")+1:]) {
-				t.Errorf("without %s: %v", what, err)
-			}
-		}
-		redistest.Must(t, insider.Forget(t.Context(), old))
-		if _, first, err := insider.Arrive(t.Context(), old); !first || err != nil {
+		redistest.Must(t, insiders.Forget(t.Context(), old))
+		if _, first, err := insiders.Arrive(t.Context(), old); !first || err != nil {
 			t.Errorf("after Forget it is not new: %v", err)
 		}
 		free(t, old)

@@ -169,11 +169,11 @@ func TestMinReplicas_impossible(t *testing.T) {
 	rdb := redistest.Mini(t).Client(t)
 	for n, want := range map[int]string{-1: "MinReplicas is -1", 1: "does not go with a lock_test.otherClient"} {
 		l := lock.New(otherClient{rdb}, lock.Options{MinReplicas: n})
-		if err := insider.LockerErr(l); err == nil || !strings.Contains(err.Error(), want) {
+		if err := insider.LockErr(l.Mutex("any")); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%d: %v, want %q", n, err, want)
 		}
 	}
-	redistest.Must(t, insider.LockerErr(lock.New(otherClient{rdb}, lock.Options{})))
+	redistest.Must(t, insider.LockErr(lock.New(otherClient{rdb}, lock.Options{}).Mutex("any")))
 }
 
 // otherClient is a Client that is neither of go-redis'.

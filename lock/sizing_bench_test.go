@@ -96,7 +96,7 @@ func BenchmarkSizing(b *testing.B) {
 					return err
 				}
 				var busy *lock.BusyError
-				if _, err := insider.LockOrPark(ctx, parked, parkNow); !errors.As(err, &busy) || !busy.Parked {
+				if _, err := insiders.LockOrPark(ctx, parked, parkNow); !errors.As(err, &busy) || !busy.Parked {
 					return fmt.Errorf("not parked: %w", err)
 				}
 				if err := le.Unlock(ctx); err != nil {
@@ -111,12 +111,12 @@ func BenchmarkSizing(b *testing.B) {
 			return func() error {
 				n++
 				nonce := strconv.Itoa(n)
-				ticket, _, _, err := insider.Stamp(ctx, insider.ByOrder(l, key), "default/"+nonce, nonce, time.Minute, 0)
+				ticket, _, _, err := insider.Stamp(ctx, insider.ByKey(l, key), "default/"+nonce, nonce, time.Minute, 0)
 				if err != nil {
 					return err
 				}
 				place := inside.Place{Nonce: nonce, Ticket: ticket, Most: -1}
-				le, err := insider.At(l.Mutex("ordered"), "ordered", key, 1, "default/"+nonce, insider.InOrder(place)).TryLock(ctx)
+				le, err := insiders.At(l.Mutex("ordered"), "ordered", key, 1, "default/"+nonce, insider.InOrder(place)).TryLock(ctx)
 				if err != nil {
 					return err
 				}

@@ -45,33 +45,6 @@ func (m *Lock) Lock(ctx context.Context) (*Lease, error) {
 	return m.take(ctx, r)
 }
 
-// lockOrPark waits for the lock as Lock does. When parkNow is closed it parks: Redis keeps
-// the place in line under the lock's [Note], and the error is a *BusyError with Parked set.
-// With a parkNow that is closed already, a busy lock parks at once. A nil parkNow makes
-// lockOrPark the same as Lock.
-//
-// When the turn of parked work comes, the Caller of some Locker is called. The work then calls
-// lockOrPark, Lock or TryLock with the same Note. lockOrPark and Lock go on from the place that
-// was kept.
-//
-// Waiters with a goroutine are served first come, first served. Parked work is called in
-// that order, but waiters may overtake it, since no slot is reserved. Work parks without
-// waiting for parkNow while the gate is closed for more than a second or the lock is paused.
-// A note has one parked place on a lock. While a holder has the same note, the result is a
-// *BusyError at once, without Parked.
-//
-// After any other error no place is kept. If the outcome is unknown a place may remain; the
-// Caller answers that the work is gone. If the work was parked at the moment when ctx or
-// the Locker ended, the *BusyError has Parked set and unwraps to that end.
-func (m *Lock) lockOrPark(ctx context.Context, parkNow <-chan struct{}) (*Lease, error) {
-	r := m.request
-	if r.Note == "" && m.err == nil {
-		return nil, fmt.Errorf("lock: %q: LockOrPark needs a Note: its place in line is kept under it", r.Name)
-	}
-	r.Wait, r.Park, r.Yield = true, parkNow != nil, parkNow
-	return m.take(ctx, r)
-}
-
 // lockWithin is [Lock.Lock] with a bound on the time in line: after wait it returns a
 // *BusyError. It takes a free lock however short wait is, and however long Redis takes to
 // reply, as long as ctx has not ended. With a wait of 0 it is TryLock; a negative wait is an

@@ -17,7 +17,7 @@ func TestOnWait(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l, name := newLocker(t, s.Client(t)), redistest.Name(t)
 		var told atomic.Int32
-		m := l.Mutex(name, insider.OnWait(func() { told.Add(1) }))
+		m := l.Mutex(name, insiders.OnWait(func() { told.Add(1) }))
 		held := mustTry(t, m)
 		mustBeBusy(t, m)
 		if n := told.Load(); n != 0 {
@@ -29,7 +29,7 @@ func TestOnWait(t *testing.T) {
 		if n := told.Load(); n != 1 {
 			t.Errorf("told of %d waits, want 1", n)
 		}
-		first, second := l.Mutex(name+"1", lock.TTL(time.Hour)), l.Mutex(name, insider.OnWait(func() { panic("boom") }))
+		first, second := l.Mutex(name+"1", lock.TTL(time.Hour)), l.Mutex(name, insiders.OnWait(func() { panic("boom") }))
 		func() {
 			defer func() {
 				if recover() == nil {
@@ -56,13 +56,13 @@ func TestOnePerNote(t *testing.T) {
 		of := func(options ...lock.Option) *lock.Lock {
 			return newLocker(t, s.Client(t)).Semaphore(name, 3, options...)
 		}
-		twin := []lock.Option{lock.Note("queue/task"), insider.OnePerNote()}
+		twin := []lock.Option{lock.Note("queue/task"), insiders.OnePerNote()}
 		one, two, other := of(twin...), of(twin...), of()
 		held := mustTry(t, one)
 		for _, yield := range []<-chan struct{}{nil, parkNow, make(chan struct{})} {
 			err := mustNotTry(t, two)
 			if yield != nil {
-				_, err = insider.LockOrPark(t.Context(), two, yield)
+				_, err = insiders.LockOrPark(t.Context(), two, yield)
 			}
 			if busy := wantBusy(t, err); busy.Note != "queue/task" || busy.Parked {
 				t.Errorf("%+v, want not parked, behind the holder with the note", busy)

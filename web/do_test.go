@@ -340,7 +340,7 @@ func blockedKey(t *testing.T, v *site) (key string) {
 	key = v.locker.Mutex("orders", lock.Parts("7")).Key()
 	for _, id := range []string{"first", "second", "third"} {
 		note := "default/" + id
-		ticket, _, _, err := inner.Stamp(t.Context(), inner.ByOrder(v.locker, key), note, "n"+id, 0, 0)
+		ticket, _, _, err := inner.Stamp(t.Context(), inner.ByKey(v.locker, key), note, "n"+id, 0, 0)
 		redistest.Must(t, err)
 		if id == "first" {
 			m := v.locker.Mutex("orders", lock.Parts("7"), lock.Note(note), inner.InOrder(inside.Place{Nonce: "nfirst", Ticket: ticket, Most: -1}))
@@ -369,7 +369,7 @@ func TestBlocked(t *testing.T) {
 		v.get("/locks/keys").want(200, "orders|7", ">blocked</a>", "<b>3</b> of these in order")
 		v.get("/locks/key?key="+url.QueryEscape(key)).want(200, "Behind <bdi>default/first</bdi>, which <bdi>"+gone, "archived", "in order", "default/third",
 			`<bdi>default/first</bdi> <span class="tag error">the others wait for it</span>`, `<rect class="wait open" x=`)
-		head, err := inner.Head(t.Context(), inner.ByOrder(v.locker, key))
+		head, err := inner.Head(t.Context(), inner.ByKey(v.locker, key))
 		redistest.Must(t, err)
 		ticket := strconv.FormatInt(head.Ticket, 10)
 		v.get("/locks/blocked").want(200, "&amp;ticket="+ticket+"&amp;")
@@ -379,7 +379,7 @@ func TestBlocked(t *testing.T) {
 			t.Errorf("%+v", a)
 		}
 		v.confirm(asked, "").want(200, "Task default/first was skipped") // a second click
-		if head, err := inner.Head(t.Context(), inner.ByOrder(v.locker, key)); err != nil || head.Note != "default/second" {
+		if head, err := inner.Head(t.Context(), inner.ByKey(v.locker, key)); err != nil || head.Note != "default/second" {
 			t.Errorf("%+v, %v", head, err)
 		}
 		v.refuse(v.get("/locks/do?action=skip&key="+url.QueryEscape(key)+"&task=default/first&from=blocked")).want(409, "skip failed", "is not the next one of key")

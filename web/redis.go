@@ -143,7 +143,7 @@ func (p *page) taskOf(note string) task {
 func (p *page) controls(ctx context.Context) ([]lock.Control, error) {
 	return p.orders.get(ctx, func(ctx context.Context) ([]lock.Control, time.Duration, error) {
 		all, err := p.locker.Controls().List(ctx)
-		return inner.Orders(all), freshFor, err // a pause and a limit of one target are one each
+		return inner.Orders(all), freshFor, err // pauses and limits apart
 	})
 }
 

@@ -98,8 +98,11 @@ end`
 	close(now)
 	for i := range 103 {
 		parked := tr.others.Mutex("hot", lock.Note(fmt.Sprint("task ", i+1)))
-		if _, err := inner.LockOrPark(t.Context(), parked, now); !errors.Is(err, lock.ErrBusy) {
-			t.Fatal(err)
+		e, r, err := inner.Request(parked)
+		redistest.Must(t, err)
+		r.Wait, r.Park, r.Yield = true, true, now
+		if _, err := e.Take(t.Context(), *r); err == nil {
+			t.Fatal("it was not parked")
 		}
 	}
 	r = b.run(t, append(where(s), "show", "hot", "--prefix", tr.prefix)...).want(t, exitOK, "103 parked", "(parked)", "task 100 ")

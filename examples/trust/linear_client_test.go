@@ -103,7 +103,10 @@ func (terms linTerms) certain() time.Duration {
 // wait is Lock; nil when there is no lease to go on with.
 func (c *linClient) wait(s *linSite, terms linTerms, patience time.Duration) *linStayed {
 	var joined int64
-	m := c.lock(s, terms, lock.Inside(inside.Pass{}).OnWait(func() { joined = linNow() }))
+	m := c.lock(s, terms, func(m *lock.Lock) {
+		_, r, _ := lock.Inside(inside.Pass{}).Request(m)
+		r.OnWait = func() { joined = linNow() }
+	})
 	ctx, cancel := context.WithTimeout(s.ctx, patience)
 	defer cancel()
 	from := linNow()

@@ -252,7 +252,7 @@ func ParkedOn(key string) string { return "parked on " + key + "," }
 // WakeNext has asynq run the head of key if that is parked. The workers that would wake the head may have ended since
 // it parked; an operator does not wait for the head's own return. Errors are ignored, since the head returns anyway.
 func WakeNext(ctx context.Context, l *lock.Locker, inspector *asynq.Inspector, key string) {
-	head, err := inner.Head(ctx, inner.ByOrder(l, key))
+	head, err := inner.Head(ctx, inner.ByKey(l, key))
 	if err != nil || head.State != "p" && head.State != "c" {
 		return
 	}
@@ -264,7 +264,7 @@ func WakeNext(ctx context.Context, l *lock.Locker, inspector *asynq.Inspector, k
 // Skip gives up the place of the head of key, and wakes the next one; see automutex.Guard.SkipHead. ticket
 // is that of the head that the operator saw. 0: of the head now.
 func Skip(ctx context.Context, l *lock.Locker, inspector *asynq.Inspector, key, task string, ticket int64) error {
-	head, err := inner.SkipHead(ctx, inner.ByOrder(l, key), task, ticket)
+	head, err := inner.SkipHead(ctx, inner.ByKey(l, key), task, ticket)
 	switch {
 	case inner.IsHeadRunning(err):
 		return fmt.Errorf("task %s of key %q runs now: wait until it has ended", task, key)

@@ -216,7 +216,7 @@ func TestExamine_many(t *testing.T) {
 	for i := range most + 2 {
 		parts, note := lock.Parts(fmt.Sprint(i)), fmt.Sprintf("default/%s-%d", prefix, i)
 		key := locker.Mutex("orders", parts).Key()
-		ticket, _, _, err := inner.Stamp(t.Context(), inner.ByOrder(locker, key), note, "n", 0, 0)
+		ticket, _, _, err := inner.Stamp(t.Context(), inner.ByKey(locker, key), note, "n", 0, 0)
 		redistest.Must(t, err)
 		lease, err := locker.Mutex("orders", parts, lock.Note(note), inner.InOrder(inside.Place{Nonce: "n", Ticket: ticket, Most: -1})).TryLock(t.Context())
 		redistest.Must(t, err)

@@ -279,7 +279,7 @@ func (w *world) operateInOrder(op opPlan) bool {
 func (w *world) skip(key, note string) {
 	n := numberOf(strings.TrimPrefix(note, queue+"/"))
 	before := n >= 0 && w.book.givesUp(n)
-	_, err := inner.SkipHead(context.Background(), inner.ByOrder(w.skipper.locker, key), note, 0)
+	_, err := inner.SkipHead(context.Background(), inner.ByKey(w.skipper.locker, key), note, 0)
 	w.book.notef("operator: skip of %s: %v", note, err)
 	if err == nil {
 		blocked.WakeNext(context.Background(), w.skipper.locker, w.skipper.inspector, key)
