@@ -108,7 +108,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 // noteReturned notes that a task goes back to asynq. It warns once if asynq has not called the Guard's functions for so many that some
 // have come back: the program has put others in their place.
 func (s *server) noteReturned() {
-	if s.returned.Add(1) > int64(s.workers.limit) && !(s.failureAsked.Load() && s.delayAsked.Load()) {
+	if s.returned.Add(1) > int64(s.workers.limit) && (!s.failureAsked.Load() || !s.delayAsked.Load()) {
 		s.guard.warnOnce("functions", "IsFailure or RetryDelayFunc was set on the asynq.Config that Guard.ServerConfig returned: tasks that go back spend attempts, or come back at other times; "+
 			"set them in the asynq.Config that is given to ServerConfig")
 	}

@@ -37,7 +37,7 @@ func (c *fakeClient) set(target, entry string) {
 func (c *fakeClient) Process(_ context.Context, cmd redis.Cmder) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	cmd.(*redis.Cmd).SetVal([]any{time.Now().UnixMicro(), int64(len(c.entries) / 2), c.entries}) //nolint:forcetypeassert // it is read's
+	cmd.(*redis.Cmd).SetVal([]any{time.Now().UnixMicro(), int64(len(c.entries) / 2), c.entries})
 	return nil
 }
 

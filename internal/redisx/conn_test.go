@@ -25,7 +25,7 @@ func (s *scripted) Process(_ context.Context, cmd redis.Cmder) error {
 	if more {
 		cmd.SetErr(err)
 	} else {
-		cmd.(*redis.Cmd).SetVal(int64(7)) //nolint:forcetypeassert // scripts are sent so
+		cmd.(*redis.Cmd).SetVal(int64(7))
 	}
 	return err
 }
