@@ -49,6 +49,48 @@ func TestAttempt_sleep(t *testing.T) {
 	}
 }
 
+// A task on its last attempt whose lease was lost pauses before it takes its locks again.
+func TestStay_afterALostLease(t *testing.T) {
+	t.Parallel()
+	d := &delivery{facts: facts{guard: newGuard(t, redistest.Mini(t)), ctx: context.Background()}}
+	began := time.Now()
+	if d.stay(decide.Decision{What: decide.Stay}, obstacle{why: decide.LeaseLost}); time.Since(began) < retakeDelay {
+		t.Errorf("it looks again after %s", time.Since(began))
+	}
+}
+
+// That an operator has paused a key may be known from before an outage: it does not end that.
+func TestBusy_endsAnOutage(t *testing.T) {
+	t.Parallel()
+	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
+	d, at := &delivery{facts: facts{guard: guard, ctx: context.Background()}}, target{rule: guard.rules.match("work")[0], key: "key"}
+	guard.outage.recordFailure(guard.log, "Redis", at.key, errors.New("away"))
+	if d.refused(at, &BusyError{Reason: ReasonPaused}); guard.outage.since.IsZero() {
+		t.Error("a pause has ended the outage")
+	}
+	if d.refused(at, &BusyError{Reason: ReasonHeld}); !guard.outage.since.IsZero() {
+		t.Error("the outage goes on though Redis said who holds the key")
+	}
+}
+
+// A task that waits in its worker parks when half of its time is over: here in a second, of the twenty that are left.
+func TestPark_atHalfOfItsTime(t *testing.T) {
+	t.Parallel()
+	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
+	ctx, cancel := context.WithTimeout(t.Context(), 21*time.Second)
+	defer cancel()
+	d := guard.newDelivery(ctx, asynq.NewTask("work", nil))
+	d.note, d.arrived, d.server = "q/id", time.Now().Add(-19*time.Second), &server{guard: guard, workers: workers{limit: 10}}
+	at := target{rule: guard.rules.match("work")[0], scope: "work", key: guard.cfg.Prefix + ":{work}", limit: 1}
+	held, err := guard.locker.Mutex("work").TryLock(t.Context())
+	redistest.Must(t, err)
+	var busy *BusyError
+	if err := d.wait(at, d.waitOf(at)); !errors.As(err, &busy) || !busy.parked || busy.Waited > 15*time.Second {
+		t.Errorf("%v, after %s", err, time.Since(d.arrived))
+	}
+	redistest.Must(t, held.Unlock(t.Context()))
+}
+
 // What a handler returns is what asynq gets: that very value.
 func TestMiddleware_passesErrorsThrough(t *testing.T) {
 	t.Parallel()
