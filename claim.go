@@ -40,9 +40,6 @@ func (g *Guard) hasClaim(ctx context.Context) bool {
 	return g.claimOf(id).key != ""
 }
 
-// claim is the claim beside the lock with that key.
-func (g *Guard) claim(key string) mark.Mark { return mark.Of(g.engine.Life(), g.engine.Conn(), key) }
-
 func (g *Guard) claimOf(id string) (c taskClaim) {
 	if key, kind, ok := mark.Parse(id, g.cfg.Prefix); ok {
 		c.key, c.kind = key, kind
@@ -59,7 +56,7 @@ func (d *delivery) noteInClaim(phase mark.Phase) error {
 	case d.claim.kind == mark.WindowNew:
 		length = 0 // it ends at its time
 	}
-	may, err := d.guard.claim(d.claim.key).Start(d.roundTripContext(), tasknote.Of(d.queue, d.id), phase, d.claim.kind.EndsAtStart(), length)
+	may, err := inner.Claim(d.guard.locker, d.claim.key).Start(d.roundTripContext(), tasknote.Of(d.queue, d.id), phase, d.claim.kind.EndsAtStart(), length)
 	if err != nil {
 		return err
 	}

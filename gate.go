@@ -115,10 +115,7 @@ func CloseGate(ctx context.Context, d time.Duration) error {
 	if meant := printable.MeantUnit(d); meant != "" {
 		return fmt.Errorf("automutex: CloseGate for %s: too short; give at least a millisecond%s", d, meant)
 	}
-	if d <= 0 || d > inside.MaxTTL {
-		return fmt.Errorf("automutex: CloseGate for %s: more than 0, at most %s", d, inside.MaxTTL)
-	}
-	if err := h.lease.CloseGate(ctx, d); err != nil {
+	if err := inner.CloseGate(ctx, &h.shown, d); err != nil {
 		return fmt.Errorf("automutex: CloseGate: %w", err)
 	}
 	return nil

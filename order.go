@@ -22,7 +22,7 @@ import (
 )
 
 // This file is the worker's side of Rule.InOrder and of the reserved attempt; client.go is the producer's. The order
-// itself is in internal/wire/lua/order.lua.
+// itself is in internal/engine/lua/order.lua.
 
 // OnArchive is what happens to the key of an ordered task that asynq archives; see [Rule].OnArchive.
 type OnArchive uint8
@@ -207,8 +207,8 @@ func (d *delivery) joinAtArrival(t target) {
 		return
 	}
 	item := inside.OrderItem{Nonce: d.place.Nonce, Ticket: d.place.Ticket, Note: d.note}
-	var err error
-	if strings.HasPrefix(d.place.Key, d.guard.cfg.Prefix+":{") { // a header says what its producer likes
+	_, err := engine.ParseKey(d.guard.cfg.Prefix, d.place.Key) // a header says what its producer likes
+	if err == nil {
 		err = d.guard.engine.Act(d.roundTripContext(), orderedKey(d.place.Key), inside.ActWithdraw, item, 0)
 	}
 	d.inOrder.leftOld = err == nil

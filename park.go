@@ -117,11 +117,7 @@ const inspectorHint = "are the locks on another Redis, or in another database, t
 // with the timeouts of the Inspector's client; Close waits for it.
 func (d *delivery) checkInspector() {
 	g := d.guard
-	if g.inspectorAsked.Load() || !g.enter() {
-		return
-	}
-	if !g.inspectorAsked.CompareAndSwap(false, true) {
-		g.leave()
+	if !g.inspectorAsked.CompareAndSwap(false, true) || !g.enter() { // after Close nobody has to know
 		return
 	}
 	go func() {
@@ -240,7 +236,7 @@ func (g *Guard) moveToFront(ctx context.Context, queue, id string) {
 	}
 }
 
-// pausedQueues remembers for a second which queues are paused. Several callers may ask at once.
+// pausedQueues remembers for a second which queues are paused.
 type pausedQueues struct{ known sync.Map } // by queue: pausedQueue
 
 type pausedQueue struct {
@@ -252,12 +248,16 @@ type pausedQueue struct {
 const pausedFor = time.Second
 
 func (p *pausedQueues) isPaused(queue string, inspector *asynq.Inspector) bool {
-	known, _ := p.known.Load(queue)
-	if q, _ := known.(pausedQueue); time.Since(q.asked) < pausedFor {
+	known, found := p.known.Load(queue)
+	q, _ := known.(pausedQueue)
+	if time.Since(q.asked) < pausedFor {
 		return q.paused
 	}
+	if found { // this caller asks, the others meanwhile use the old answer
+		p.known.Store(queue, pausedQueue{q.paused, time.Now()})
+	}
 	info, err := inspector.GetQueueInfo(queue)
-	q := pausedQueue{err == nil && info.Paused, time.Now()} // after an error wakeParked goes on, and looks at the task
+	q = pausedQueue{err == nil && info.Paused, time.Now()} // after an error wakeParked goes on, and looks at the task
 	p.known.Store(queue, q)
 	return q.paused
 }

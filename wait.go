@@ -75,7 +75,7 @@ func (d *delivery) waitOf(t target) waiting {
 // If the task parked, the error is a *BusyError with parked set: Redis keeps the task's place in line.
 func (d *delivery) wait(t target, w waiting) (err error) {
 	r := d.request(t)
-	r.InTime, r.Leaves = w.inTime, !w.stays
+	r.InTime = w.inTime
 	latest, bounded := d.ctx.Deadline()
 	if latest = latest.Add(-margin); bounded {
 		w.most = min(w.most, time.Until(latest))
@@ -96,7 +96,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	leave := cancel
 	if w.parks {
 		parkNow := make(chan struct{})
-		r.Park, r.Yield, r.Leaves = true, parkNow, false
+		r.Park, r.Yield = true, parkNow
 		leave = sync.OnceFunc(func() { close(parkNow) })
 		if bounded {
 			// Stop does not wait for a timer that fires now. Its leave closes parkNow when
@@ -106,7 +106,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	} else {
 		within, cancel := context.WithTimeout(ctx, w.most)
 		defer cancel()
-		r.Within = within
+		r.Within, r.Leaves = within, !w.stays
 		d.warnLongWait(t)
 	}
 	if w.yields && d.server != nil {

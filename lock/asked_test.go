@@ -29,22 +29,6 @@ func (asking) OnStop(arrival int64, f func()) lock.Option {
 	return option(func(r *engine.Request) { r.Arrival, r.OnStop = arrival, f })
 }
 
-// LockOrPark waits in line, and parks when parkNow is closed.
-func (asking) LockOrPark(ctx context.Context, m *lock.Lock, parkNow <-chan struct{}) (*lock.Lease, error) {
-	e, r, err := insider.Request(m)
-	if err != nil {
-		return nil, err
-	}
-	ask := *r
-	ask.Wait, ask.Park, ask.Yield = true, parkNow != nil, parkNow
-	le, err := e.Take(ctx, ask)
-	if err != nil {
-		return nil, insider.Error(m, err)
-	}
-	shown := insider.Lease(m, le)
-	return &shown, nil
-}
-
 func (asking) Arrive(ctx context.Context, m *lock.Lock) (arrival int64, first bool, err error) {
 	e, r, err := insider.Request(m)
 	if err != nil {

@@ -364,7 +364,7 @@ var parkNow = func() <-chan struct{} {
 // mustPark parks m's note at once.
 func mustPark(t testing.TB, m *lock.Lock) *lock.BusyError {
 	t.Helper()
-	le, err := insiders.LockOrPark(t.Context(), m, parkNow)
+	le, err := insider.LockOrPark(t.Context(), m, parkNow)
 	if le != nil || err == nil {
 		t.Fatalf("LockOrPark took the lock; want parked; %s", dump(m))
 	}
@@ -462,6 +462,6 @@ func passes(t testing.TB, rdb redis.UniversalClient, at time.Time) {
 // waitsOrParks calls LockOrPark beside, and gives what makes it park.
 func waitsOrParks(t testing.TB, m *lock.Lock) (w *attempt, park func()) {
 	now := make(chan struct{})
-	w = beside(t, m, func(ctx context.Context) (*lock.Lease, error) { return insiders.LockOrPark(ctx, m, now) })
+	w = beside(t, m, func(ctx context.Context) (*lock.Lease, error) { return insider.LockOrPark(ctx, m, now) })
 	return w, sync.OnceFunc(func() { close(now) })
 }

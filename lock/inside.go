@@ -48,9 +48,6 @@ func (insider) Request(m *Lock) (*engine.Engine, *engine.Request, error) {
 	return m.locker.engine, &m.request, m.err
 }
 
-// Error is err of the engine as callers of m see it.
-func (insider) Error(m *Lock, err error) error { return m.busyOr(err) }
-
 // Lease is the lease of m as its holder sees it.
 func (insider) Lease(m *Lock, le *engine.Lease) Lease { return Lease{le, m} }
 
@@ -92,9 +89,6 @@ func (insider) Consume(ctx context.Context, le *Lease) error {
 
 // Of a lease.
 
-// Parked is how long the lock's note was in line before it got this lease; 0 if it was never
-// parked. It counts from its first place in line, or from when its Caller answered FateLater.
-func (insider) Parked(le *Lease) time.Duration { return le.inner.Parked() }
 func (insider) CloseGate(ctx context.Context, le *Lease, d time.Duration) error {
 	return le.closeGate(ctx, d)
 }

@@ -73,7 +73,7 @@ func TestPark_takesAFreeLock(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := yardOf(t, newLocker(t, s.Client(t)), 1).note("job")
 		for _, yield := range []<-chan struct{}{nil, parkNow, make(chan struct{})} {
-			le, err := insiders.LockOrPark(t.Context(), m, yield)
+			le, err := insider.LockOrPark(t.Context(), m, yield)
 			if err != nil || !le.Held() || insider.Parked(le) != 0 {
 				t.Fatalf("LockOrPark of a free lock: %v, parked for %v", err, insider.Parked(le))
 			}
@@ -138,7 +138,7 @@ func TestPark_comesBack(t *testing.T) {
 		rdb := s.Client(t)
 		l := newLocker(t, rdb)
 		park := func(yield <-chan struct{}) func(m *lock.Lock) (*lock.Lease, error) {
-			return func(m *lock.Lock) (*lock.Lease, error) { return insiders.LockOrPark(t.Context(), m, yield) }
+			return func(m *lock.Lock) (*lock.Lease, error) { return insider.LockOrPark(t.Context(), m, yield) }
 		}
 		for way, take := range map[string]func(m *lock.Lock) (*lock.Lease, error){
 			"TryLock":         func(m *lock.Lock) (*lock.Lease, error) { return m.TryLock(t.Context()) },
@@ -246,7 +246,7 @@ func TestPark_ends(t *testing.T) {
 		}
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := insiders.LockOrPark(ended, y.note("job"), parkNow); wantBusy(t, err).Parked || !errors.Is(err, context.Canceled) {
+		if _, err := insider.LockOrPark(ended, y.note("job"), parkNow); wantBusy(t, err).Parked || !errors.Is(err, context.Canceled) {
 			t.Errorf("with an ended ctx: %v", err)
 		}
 		waiting(t, y.plain(), 0)

@@ -96,7 +96,7 @@ func BenchmarkSizing(b *testing.B) {
 					return err
 				}
 				var busy *lock.BusyError
-				if _, err := insiders.LockOrPark(ctx, parked, parkNow); !errors.As(err, &busy) || !busy.Parked {
+				if _, err := insider.LockOrPark(ctx, parked, parkNow); !errors.As(err, &busy) || !busy.Parked {
 					return fmt.Errorf("not parked: %w", err)
 				}
 				if err := le.Unlock(ctx); err != nil {

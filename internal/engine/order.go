@@ -231,13 +231,13 @@ func (b *Busy) Because() (reason string, ends time.Duration) {
 	if b.Gate > 0 {
 		return b.Reason, b.Gate
 	}
-	if reason, ends = b.behind(); reason == "" && b.ServerUS > 0 {
+	if reason, ends = b.behind(); reason != "" {
+		return reason, ends
+	}
+	if b.ServerUS > 0 {
 		reason = inside.ReasonHeld
 	}
-	if reason == inside.ReasonHeld || reason == "" {
-		ends = max(0, b.Deadline)
-	}
-	return reason, ends
+	return reason, max(0, b.Deadline)
 }
 
 // behind returns the reason of an asker that is behind a head which does not hold the lock, and in how long that head comes or is

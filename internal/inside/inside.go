@@ -2,7 +2,7 @@
 // and with nobody else: Go lets no other module import it.
 //
 // A lock has calls that only the middleware, package unique, the command line and the
-// web page make: parking a task, asking older holders to stop, listing all locks. They
+// web page make: reaching its engine, closing its gate, listing all locks. They
 // are methods of what lock.Inside returns, and lock.Inside takes a [Pass].
 package inside
 

@@ -55,7 +55,7 @@ const (
 type OrderItem struct {
 	// Call is true for a parked task whose turn is near.
 	Call  bool
-	State string // as internal/wire/lua/order.lua has it
+	State string // as internal/engine/lua/order.lua has it
 	Nonce string
 	// Ticket and Seen tell whether the task's member has changed since.
 	Ticket int64
@@ -84,7 +84,7 @@ type Head struct {
 	Key string
 	// Queued is how many tasks of the key are not done.
 	Queued int
-	State  string // as internal/wire/lua/order.lua has it; empty: no task is in order
+	State  string // as internal/engine/lua/order.lua has it; empty: no task is in order
 	Note   string
 	Nonce  string
 	// Ticket tells the head from another task with the same ID, also without a stamp.
