@@ -81,15 +81,15 @@ func (d *delivery) park(t target, busy *BusyError) error {
 // key it is that at once: to run or skip that task wakes the next one. A task of an ordered key stays away for at least
 // orderedDelay/2 for each place beyond that.
 func (e *BusyError) parkDelay(ordered bool) time.Duration {
-	place := time.Duration(min(e.Place, 1e6))
-	if far := place * orderedDelay; ordered && far > maxParkDelay {
+	place := min(e.Place, 1e6)
+	if far := time.Duration(place) * orderedDelay; ordered && far > maxParkDelay {
 		return far - rand.N(far/2) //nolint:gosec // jitter, no secret
 	}
 	longest := maxParkDelay - rand.N(maxParkDelay/2) //nolint:gosec // jitter, no secret
 	if e.Reason == ReasonArchived {
 		return longest
 	}
-	wait := max(e.ExpiresIn, minParkDelay) + place*time.Second
+	wait := max(e.ExpiresIn, minParkDelay) + time.Duration(place)*time.Second
 	return min(wait+rand.N(wait/4), longest) //nolint:gosec // jitter, no secret
 }
 
