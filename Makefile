@@ -17,10 +17,10 @@ race: ## every test of every module, on real Redis, with the race detector (half
 	AUTOMUTEX_TEST_REDIS=require AUTOMUTEX_TEST_ALL=1 go test -race -shuffle=on -timeout 60m work
 
 lint: ## the pinned linter on every module
-	GOWORK=off go -C tools build -o $(LINTER) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	GOWORK=off go -C .ci/tools build -o $(LINTER) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 	@for module in $(MODULES); do \
 		echo "lint $$module"; \
-		(cd $$module && $(LINTER) run --config $(CURDIR)/tools/golangci.yml ./...) || exit 1; \
+		(cd $$module && $(LINTER) run --config $(CURDIR)/.ci/tools/golangci.yml ./...) || exit 1; \
 	done
 
 bench: ## this library beside its peers, a short pass (two minutes); go doc ./examples/bench has more

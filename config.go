@@ -152,7 +152,6 @@ func (rs *ruleSet) notices() (notices []string) {
 		for _, rule := range p.rules {
 			notices = append(notices, rule.noticeSenseless()...)
 		}
-		notices = append(notices, p.noticeReplaceThenEnd()...)
 	}
 	for _, p := range rs.declared {
 		if shorter, ok := rs.byType.FindShorter(p.task); ok && !p.covers(shorter) {
@@ -202,22 +201,4 @@ func (p *pattern) covers(other *pattern) bool {
 		}
 	}
 	return true
-}
-
-// noticeReplaceThenEnd tells of a rule with the policy Replace whose lock is taken
-// before that of a rule which may end the task unrun: then neither runs, the older
-// task, which was asked to stop, nor the newer one.
-func (p *pattern) noticeReplaceThenEnd() (notices []string) {
-	for _, replaces := range p.rules {
-		if replaces.Busy.kind != policyReplace {
-			continue
-		}
-		for _, ends := range p.rules {
-			if ends.Busy.row().mayEnd() && ends.rank >= replaces.rank {
-				notices = append(notices, fmt.Sprintf("automutex: %s has the policy replace, and takes its lock before %s, which has %s: "+
-					"a task may stop the older one and then not run itself; declare the latter first, or give it another policy", replaces.where(), ends.where(), ends.Busy))
-			}
-		}
-	}
-	return notices
 }

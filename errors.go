@@ -84,11 +84,9 @@ type BusyError struct {
 	// Pause is the operator's order if Reason is [ReasonPaused], otherwise nil.
 	Pause *lock.Control
 
-	failed   bool          // ReasonBehind: the other task failed, and asynq retries it
-	parked   bool          // its place in line is kept
-	takenFor time.Duration // parked: how long ago the key was last taken
-	inLine   time.Duration // parked: how long it has kept its place
-	cause    error
+	failed bool // ReasonBehind: the other task failed, and asynq retries it
+	parked bool // its place in line is kept
+	cause  error
 }
 
 // Error names the rule, the key, the holder and how long the task waited.
@@ -159,7 +157,7 @@ func (d *delivery) toBusyError(t target, err error) error {
 	who := busy.Who()
 	e := &BusyError{
 		Rule: t.rule.Name, Key: t.key, Holder: who.Owner, HolderTask: who.Note,
-		Waited: busy.Waited, Place: busy.Place, parked: busy.Parked, takenFor: busy.SinceTaken, inLine: busy.InLine,
+		Waited: busy.Waited, Place: busy.Place, parked: busy.Parked,
 	}
 	e.Reason, e.ExpiresIn = busy.Because()
 	if e.failed = e.Reason == inside.ReasonFailed; e.failed {
@@ -173,7 +171,7 @@ func (d *delivery) toBusyError(t target, err error) error {
 			pause, left = &lock.Control{Target: t.key, Paused: true}, time.Millisecond
 		}
 		if pause != nil {
-			e.Reason, e.Pause, e.ExpiresIn, e.takenFor = ReasonPaused, pause, left, 0
+			e.Reason, e.Pause, e.ExpiresIn = ReasonPaused, pause, left
 		}
 	}
 	for _, ended := range []error{context.DeadlineExceeded, context.Canceled} {

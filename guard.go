@@ -98,7 +98,7 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	if inspector != nil {
 		call = g.wakeParked
 	}
-	g.locker = inner.New(rdb, options, call, g.onControls, rules.isScope)
+	g.locker = inner.New(rdb, options, call, nil, rules.isScope)
 	g.engine = inner.Engine(g.locker)
 	for rule := range rules.all() {
 		rule.prepareLock(g.locker)

@@ -308,7 +308,7 @@ func (d *delivery) take(t target) obstacle {
 	if err := d.acquire(t); err != nil {
 		return d.report(d.refused(t, err))
 	}
-	d.guard.outage.recordSuccess(d.guard.log, t.key)
+	d.guard.outage.recordSuccess(d.guard.log)
 	d.observeAcquired(t)
 	d.line = standing{}
 	return obstacle{why: decide.Nothing}
@@ -340,7 +340,7 @@ func (d *delivery) refused(t target, err error) obstacle {
 	default:
 		met.why = decide.Held
 	}
-	d.guard.outage.recordSuccess(d.guard.log, t.key)
+	d.guard.outage.recordSuccess(d.guard.log)
 	return met
 }
 
@@ -552,9 +552,9 @@ func (d *delivery) delay(when decide.When, met obstacle) time.Duration {
 		return pauseDelay(met.busy.ExpiresIn)
 	case decide.AtOutage:
 		if met.why == decide.KeyLater {
-			return met.target.rule.keyOutage.delay(d.note)
+			return met.target.rule.keyOutage.delay()
 		}
-		return d.guard.outage.delay(met.target.key)
+		return d.guard.outage.delay()
 	case decide.AsAsked:
 		if met.ran {
 			return met.delay

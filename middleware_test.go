@@ -15,7 +15,6 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/stamp"
-	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -103,17 +102,6 @@ func TestMiddleware_passesErrorsThrough(t *testing.T) {
 		if got != want || guard.findReturned(got) != nil {
 			t.Errorf("got %v, want %v, which is no hand-back", got, want)
 		}
-	}
-}
-
-// What is known of the holder reaches the task that parks behind it.
-func TestPark_knowsHowLongTheKeyIsTaken(t *testing.T) {
-	t.Parallel()
-	d := &delivery{facts: facts{guard: newGuard(t, redistest.Mini(t))}}
-	err := d.toBusyError(target{rule: &compiledRule{}}, &engine.Busy{Answer: turn.Answer{Parked: true, Place: 3, SinceTaken: time.Minute, InLine: time.Second}})
-	var busy *BusyError
-	if !errors.As(err, &busy) || !busy.parked || busy.Place != 3 || busy.takenFor != time.Minute || busy.inLine != time.Second {
-		t.Errorf("%+v", busy)
 	}
 }
 

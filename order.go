@@ -72,18 +72,6 @@ func (c *compiledRule) checkOrder(mistakes *fieldErrors) {
 	}
 }
 
-// checkOrderTogether adds the mistakes that two rules of one scope make about order.
-func checkOrderTogether(mistakes *fieldErrors, first, rule *compiledRule, scope string) {
-	switch {
-	case first.InOrder != rule.InOrder:
-		mistakes.addf("InOrder", "is set here or in %s, and not in the other, for the same scope %q; one scope is in order or not", first.where(), scope)
-	case first.OnArchive != rule.OnArchive:
-		mistakes.addf("OnArchive", "is %s, but %s has %s for the same scope %q; one scope has one OnArchive", rule.OnArchive, first.where(), first.OnArchive, scope)
-	case first.MaxQueued != rule.MaxQueued:
-		mistakes.addf("MaxQueued", "is %d, but %s has %d for the same scope %q; one scope has one MaxQueued", rule.MaxQueued, first.where(), first.MaxQueued, scope)
-	}
-}
-
 // orderRank is the rank of an ordered rule: its lock is taken before all others, so that no task holds another lock
 // while it waits for its turn. A task has at most one ordered rule, so no two tasks wait for each other.
 const orderRank = -1

@@ -33,9 +33,6 @@ const (
 	orderedDelay = 10 * time.Second
 )
 
-// assumedHeldTime stands for the time for which each holder before a parked task has the key.
-const assumedHeldTime = time.Second
-
 // parkClients returns what Park needs: the Inspector that wakes tasks, its Redis as far as that is known, and the
 // client that moves tasks to the front of their queue. All are nil where they are not needed.
 func parkClients(rdb lock.Client, cfg Config) (inspector *asynq.Inspector, inspected, front redis.UniversalClient, err error) {
@@ -77,35 +74,23 @@ func (d *delivery) park(t target, busy *BusyError) error {
 	return d.returned(busy, delay)
 }
 
-// parkDelay returns after how long a parked task returns if no process wakes it: about when
-// its turn would come if the holder's process had died.
+// parkDelay returns after how long a parked task returns if no process wakes it: about when its turn would come if the
+// holder's process had died, and each task before it held the key for a second.
 //
-//	max(opens, 5 s, time in line so far) + Place * heldTime, plus up to a quarter as jitter
-//
-// and at most 5 to 10 minutes, at random, so that tasks do not return together.
-//
-//   - opens is ExpiresIn: the time until the first holder's deadline, until the gate opens,
-//     or until the pause ends.
-//   - The time in line doubles the delay of a task that returned and did not get the lock.
-//   - Place counts the tasks ahead in line. The holder counts with ExpiresIn.
-//   - heldTime is 1 s, and no less than the time for which the present holder has had the key.
-//
-// Behind an archived task of an ordered key it is 5 to 10 minutes at once: to run or skip that task wakes the
-// next one. A task of an ordered key stays away for at least orderedDelay/2 for each place beyond that.
+// It is at most 5 to 10 minutes, at random, so that tasks do not return together. Behind an archived task of an ordered
+// key it is that at once: to run or skip that task wakes the next one. A task of an ordered key stays away for at least
+// orderedDelay/2 for each place beyond that.
 func (e *BusyError) parkDelay(ordered bool) time.Duration {
 	place := min(e.Place, 1e6)
 	if far := time.Duration(place) * orderedDelay; ordered && far > maxParkDelay {
 		return far - rand.N(far/2) //nolint:gosec // jitter, no secret
 	}
+	longest := maxParkDelay - rand.N(maxParkDelay/2) //nolint:gosec // jitter, no secret
 	if e.Reason == ReasonArchived {
-		return maxParkDelay - rand.N(maxParkDelay/2) //nolint:gosec // jitter, no secret
+		return longest
 	}
-	heldTime := assumedHeldTime
-	if !e.gateClosed() {
-		heldTime = max(heldTime, e.takenFor)
-	}
-	wait := max(e.ExpiresIn, minParkDelay, e.inLine) + time.Duration(place)*min(heldTime, maxParkDelay)
-	return min(wait+rand.N(wait/4), maxParkDelay-rand.N(maxParkDelay/2)) //nolint:gosec // jitter, no secret
+	wait := max(e.ExpiresIn, minParkDelay) + time.Duration(place)*time.Second
+	return min(wait+rand.N(wait/4), longest) //nolint:gosec // jitter, no secret
 }
 
 // inspectorHint says what to do about an Inspector that sees no task.

@@ -2,12 +2,9 @@ package automutex
 
 import (
 	"math/rand/v2"
-	"strings"
 	"time"
 
-	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/decide"
-	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -74,27 +71,6 @@ func (d *delivery) pausedError(t target) error {
 		return nil
 	}
 	return &BusyError{Rule: t.rule.Name, Key: t.key, Reason: ReasonPaused, ExpiresIn: left, Pause: pause}
-}
-
-// onControls is called by package lock when the controls in force have changed.
-func (g *Guard) onControls(inForce []lock.Control) {
-	for _, c := range inForce {
-		if scope, _, _ := strings.Cut(control.Bare(c.Target), "|"); !g.rules.hasScope(scope) {
-			g.warnOnce("control "+c.Target, "a control names a scope that no rule of this Guard has, so it has no effect on this Guard's tasks; check the target, unless a lock of package lock has that name",
-				"target", c.Target, "control", inner.ControlText(c))
-		}
-	}
-}
-
-// hasScope reports whether a control for that scope, as it stands in keys, is for some rule. The
-// scope of a rule without one is the type of its task.
-func (rs *ruleSet) hasScope(scope string) bool {
-	for rule := range rs.all() {
-		if keys.ControlsRule(rule.Scope, rule.Task, scope) {
-			return true
-		}
-	}
-	return false
 }
 
 // isScope reports whether a rule has a scope of that very name.

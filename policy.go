@@ -68,9 +68,6 @@ func (p Policy) row() policyRow { return policyRows[p.kind] }
 // returns reports whether a busy key only has the task come back.
 func (r policyRow) returns() bool { return r.busy == decide.WishBack && !r.asks }
 
-// mayEnd reports whether the policy may end a task unrun.
-func (r policyRow) mayEnd() bool { return !r.returns() && r.busy != decide.WishRun }
-
 // afterFailure holds the function behind a pointer, since a Policy with a
 // function in it could not be compared.
 type afterFailure struct {
@@ -132,7 +129,7 @@ var (
 	//
 	// If several rules apply to a task, declare rules that may end it unrun (Skip, Archive, Fail,
 	// AfterFailure) before the rule with Replace. Otherwise the task may stop an older one and then
-	// not run itself. New warns of that.
+	// not run itself.
 	//
 	// Only tasks of rules with this policy are asked to stop: other holders of a
 	// shared Scope, and an earlier attempt of the same task, go on.

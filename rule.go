@@ -1,9 +1,11 @@
 package automutex
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -250,26 +252,23 @@ func (c *compiledRule) check() []*FieldError {
 	c.checkHeaders(&mistakes)
 
 	c.checkLimit(&mistakes)
-	if c.TTL < 0 || c.TTL > 0 && c.TTL < minTTL {
-		mistakes.addf("TTL", "%s is too short; use 0 for %s, or at least %s%s", c.TTL, defaultTTL, minTTL, printable.MeantUnit(c.TTL))
-	}
-	if c.TTL > inside.MaxTTL {
-		mistakes.addf("TTL", "%s is too long; at most %s", c.TTL, inside.MaxTTL)
-	}
-	if c.Cooldown > inside.MaxTTL {
-		mistakes.addf("Cooldown", "%s is too long; at most %s", c.Cooldown, inside.MaxTTL)
-	}
-	switch {
-	case c.Wait < 0:
-		mistakes.addf("Wait", "%s is negative; use 0 to not wait in line", c.Wait)
-	case c.Wait > 0 && c.Wait < time.Millisecond:
-		mistakes.addf("Wait", "%s is too short; use 0 to not wait in line, or at least 1ms%s", c.Wait, printable.MeantUnit(c.Wait))
-	}
-	if c.MaxHold < 0 || c.MaxHold > 0 && c.MaxHold < time.Millisecond {
-		mistakes.addf("MaxHold", "%s is too short; use 0 for no bound, or at least 1ms%s", c.MaxHold, printable.MeantUnit(c.MaxHold))
-	}
-	if c.Cooldown < 0 || c.Cooldown > 0 && c.Cooldown < time.Millisecond {
-		mistakes.addf("Cooldown", "%s is too short; use 0 for none, or at least 1ms%s", c.Cooldown, printable.MeantUnit(c.Cooldown))
+	for _, d := range []struct {
+		field       string
+		value       time.Duration
+		zero        string
+		least, most time.Duration
+	}{
+		{"TTL", c.TTL, "for " + defaultTTL.String(), minTTL, inside.MaxTTL},
+		{"Wait", c.Wait, "to not wait in line", time.Millisecond, math.MaxInt64},
+		{"MaxHold", c.MaxHold, "for no bound", time.Millisecond, math.MaxInt64},
+		{"Cooldown", c.Cooldown, "for none", time.Millisecond, inside.MaxTTL},
+	} {
+		switch {
+		case d.value != 0 && d.value < d.least:
+			mistakes.addf(d.field, "%s is too short; use 0 %s, or at least %s%s", d.value, d.zero, d.least, printable.MeantUnit(d.value))
+		case d.value > d.most:
+			mistakes.addf(d.field, "%s is too long; at most %s", d.value, d.most)
+		}
 	}
 	if err := c.Rate.check(); err != nil {
 		mistakes.addf("Rate", "%w", err)
@@ -338,6 +337,26 @@ func (c *compiledRule) checkHeaders(mistakes *fieldErrors) {
 	}
 }
 
+// sharedField is the value of a field that is the same in all rules of a scope.
+type sharedField struct {
+	field string
+	value any // comparable
+}
+
+func (c *compiledRule) shared() []sharedField {
+	limit := sharedField{"", "left out"}
+	switch {
+	case c.LimitOf != nil:
+		limit = sharedField{"LimitOf", "set"}
+	case c.LimitField != nil:
+		limit = sharedField{"LimitField", "set"}
+	}
+	return []sharedField{
+		limit, {"InOrder", c.InOrder}, {"OnArchive", c.OnArchive}, {"MaxQueued", c.MaxQueued},
+		{"Limit", c.Limit}, {"TTL", c.TTL}, {"Fence", c.Fence}, {"Rate", c.Rate},
+	}
+}
+
 // checkTogether returns the mistakes that several rules make together, such as a Name that
 // two of them have. Callers have filled in the defaults.
 func checkTogether(rules []*compiledRule) []*FieldError {
@@ -369,25 +388,12 @@ func checkTogether(rules []*compiledRule) []*FieldError {
 			scopes[scope] = rule
 			continue
 		}
-		checkOrderTogether(&mistakes, first, rule, scope)
-		if first.isLimitOfTask() != rule.isLimitOfTask() {
-			field := "LimitOf"
-			if first.LimitField != nil || rule.LimitField != nil {
-				field = "LimitField"
+		theirs := first.shared()
+		for i, our := range rule.shared() {
+			if their := theirs[i]; our.value != their.value {
+				mistakes.addf(cmp.Or(our.field, their.field), "is %v, but %s has %v for the same scope %q; one scope has one %s",
+					our.value, first.where(), their.value, scope, cmp.Or(our.field, their.field))
 			}
-			mistakes.addf(field, "is set here or in %s, and not in the other, for the same scope %q; one scope has one Limit", first.where(), scope)
-		}
-		if first.Limit != rule.Limit {
-			mistakes.addf("Limit", "is %d, but %s has %d for the same scope %q; one scope has one Limit", rule.Limit, first.where(), first.Limit, scope)
-		}
-		if first.TTL != rule.TTL {
-			mistakes.addf("TTL", "is %s, but %s has %s for the same scope %q; one scope has one TTL", rule.TTL, first.where(), first.TTL, scope)
-		}
-		if first.Fence != rule.Fence {
-			mistakes.addf("Fence", "is %t, but %s has %t for the same scope %q; one scope has one Fence", rule.Fence, first.where(), first.Fence, scope)
-		}
-		if first.Rate != rule.Rate {
-			mistakes.addf("Rate", "is %s, but %s has %s for the same scope %q; one scope has one Rate", rule.Rate, first.where(), first.Rate, scope)
 		}
 	}
 	return mistakes.all

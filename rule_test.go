@@ -127,7 +127,7 @@ func TestCompile_refuses(t *testing.T) {
 		{"limit", one(Rule{Limit: -1}), []string{`Limit: -1 is negative; `}},
 		{"short TTL", one(Rule{TTL: 100*time.Millisecond - 1}), []string{`TTL: 99.999999ms is too short; `}},
 		{"wait of a bare number", one(Rule{Wait: 10}), []string{`Wait: 10ns is too short; use 0 to not wait in line, or at least 1ms; did you mean 10s? `}},
-		{"wait", one(Rule{Wait: -1}), []string{`Wait: -1ns is negative; `}},
+		{"wait", one(Rule{Wait: -1}), []string{`Wait: -1ns is too short; use 0 to not wait in line, `}},
 		{
 			"bare numbers", one(Rule{TTL: 30, MaxHold: 60, Cooldown: 5, Busy: RetryIn(7)}),
 			[]string{"TTL: 30ns is too short; use 0 for 30s, or at least 100ms; did you mean 30s?", "did you mean 60s?", "did you mean 5s?", "RetryIn(7ns) is no delay; give at least 1ms, or use Retry; did you mean 7s?"},

@@ -64,7 +64,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		case g.findReturned(err) != nil:
 			mark.failureAsked.Store(true)
 			return false
-		case g.isRevoked(err), wantsRetryAfter(err) != nil:
+		case wantsRetryAfter(err) != nil:
 			return false
 		case isFailure != nil:
 			return isFailure(err)

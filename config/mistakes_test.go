@@ -53,7 +53,7 @@ func TestLoad_everyMistake(t *testing.T) {
 		29:5 want keys with values, not !!str
 		30:5 want keys with values, not !!seq
 		34:11 rule "two": rate: a rate of -1 starts: at least 1
-		37:11 rule "three": wait: -1s is negative`)
+		37:11 rule "three": wait: -1s is too short`)
 	var first *Error
 	if !errors.As(err, &first) || first.File != "testdata/mistakes.yaml" || first.Line != 1 || first.Column != 1 {
 		t.Errorf("the first is %+v", first)

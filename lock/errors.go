@@ -78,10 +78,6 @@ type BusyError struct {
 	// Parked is true if the caller keeps its place in line after the call has returned. Only
 	// the policy Park of package automutex parks.
 	Parked bool
-	// TakenFor and InLine are 0 unless Parked is true. TakenFor is the time since the lock was
-	// last taken, by Redis' clock; 0 while the lock is paused. InLine is how long the caller
-	// has had its place in line.
-	TakenFor, InLine time.Duration
 
 	cause error
 }
@@ -136,11 +132,8 @@ func (m *Lock) busyOr(err error) error {
 		Name: m.request.Name, Holder: who.Owner, Note: who.Note, Waited: b.Waited, Place: b.Place, Parked: b.Parked, cause: b.Cause,
 	}
 	e.Reason, e.ExpiresIn = b.Because()
-	if b.Parked {
-		e.TakenFor, e.InLine = max(0, b.SinceTaken), max(0, b.InLine)
-	}
 	if paused := m.pausedError(); paused != nil && b.Paused {
-		e.Reason, e.Pause, e.ExpiresIn, e.TakenFor = paused.Reason, paused.Pause, paused.ExpiresIn, 0
+		e.Reason, e.Pause, e.ExpiresIn = paused.Reason, paused.Pause, paused.ExpiresIn
 	}
 	return e
 }

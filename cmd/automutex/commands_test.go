@@ -131,7 +131,7 @@ func testBreak(t *testing.T, b binary) {
 	} {
 		tr.take(name, c.then)
 		proxy := redistest.NewProxy(t, s.Addr())
-		cmd := b.command(t, nil, "break", name, "--prefix", tr.prefix, "--uri", proxy.Addr(), "--timeout", "1s")
+		cmd := b.command(t, nil, "break", name, "--prefix", tr.prefix, "--uri", proxy.Addr(), "--timeout", "5s")
 		answer, err := cmd.StdinPipe()
 		redistest.Must(t, err)
 		stderr, err := cmd.StderrPipe()

@@ -69,7 +69,7 @@ func TestRelease_files(t *testing.T) {
 	if len(made) > 0 {
 		t.Errorf("archives leave out what is made before: %v", made)
 	}
-	steps, install := read("RELEASING.md"), regexp.MustCompile(`go install github\.com/goreleaser/\S+`)
+	steps, install := read(".github/RELEASING.md"), regexp.MustCompile(`go install github\.com/goreleaser/\S+`)
 	for line := range strings.Lines(steps) {
 		// Without it goreleaser takes a module's tag, web/v1.2.3, for the version, and makes a folder of it.
 		if strings.Contains(line, "goreleaser release ") && !strings.Contains(line, " GORELEASER_CURRENT_TAG=v") {

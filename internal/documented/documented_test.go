@@ -38,7 +38,7 @@ func TestDocumented_testsExist(t *testing.T) {
 	t.Parallel()
 	there := map[string]bool{}
 	declaredTests(t, func(_, name string) { there[name] = true })
-	for _, page := range []string{"SECURITY.md", "VERSIONING.md", "docs/guarantees.md"} {
+	for _, page := range []string{".github/SECURITY.md", "VERSIONING.md", "docs/guarantees.md"} {
 		names := regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w*)`").FindAllStringSubmatch(read(t, page), -1)
 		if len(names) < 5 {
 			t.Errorf("%s names %d tests", page, len(names))
@@ -50,7 +50,7 @@ func TestDocumented_testsExist(t *testing.T) {
 		}
 	}
 	// Each row of what untrusted input can do names a test.
-	_, rows, _ := strings.Cut(read(t, "SECURITY.md"), "| input | at most | test |\n")
+	_, rows, _ := strings.Cut(read(t, ".github/SECURITY.md"), "| input | at most | test |\n")
 	rows, _, _ = strings.Cut(rows, "\n\n")
 	lines := strings.Split(rows, "\n")[1:]
 	for _, row := range lines {

@@ -43,7 +43,7 @@ func TestImports_shippedPackagesNeedNothingOfTests(t *testing.T) {
 // file, by the path that it is given. And the modules that come with it are those that SECURITY.md lists.
 func TestImports_asADependency(t *testing.T) {
 	t.Parallel()
-	page := read(t, "SECURITY.md")
+	page := read(t, ".github/SECURITY.md")
 	files := 0
 	for line := range strings.Lines(listShipped(t, "{{if .Module}}{{.Module.Path}} {{.Dir}} {{join .GoFiles \",\"}} {{join .CgoFiles \",\"}}{{end}}")) {
 		fields := strings.Fields(line)

@@ -38,7 +38,7 @@ func TestNew_mistakes(t *testing.T) {
 		`LimitField: "." is the whole payload`:            limited(automutex.LimitField{Path: "."}),
 		"none may be below 0":                             limited(automutex.LimitField{Path: "max", Default: -1, Most: 2}),
 		"which is more than Most, 2":                      limited(automutex.LimitField{Path: "max", Default: 9, Most: 2}),
-		"LimitField: is set here or in":                   {{Task: "a", Scope: "s", LimitField: field}, {Task: "b", Scope: "s", Limit: 3}},
+		"one scope has one LimitField":                    {{Task: "a", Scope: "s", LimitField: field}, {Task: "b", Scope: "s", Limit: 3}},
 		"one scope has one Limit":                         {{Task: "a", Scope: "s", LimitOf: of}, {Task: "b", Scope: "s"}},
 		"Fence: needs a Limit of 1":                       {{Task: "work", LimitOf: of, Fence: true}},
 		"one scope has one Fence":                         {{Task: "a", Scope: "s", Fence: true}, {Task: "b", Scope: "s"}},
@@ -47,7 +47,7 @@ func TestNew_mistakes(t *testing.T) {
 		"InOrder: needs the policy park, not skip":        ordered(func(r *automutex.Rule) { r.Busy = automutex.Skip }),
 		"MaxQueued: -1 is negative":                       ordered(func(r *automutex.Rule) { r.MaxQueued = -1 }),
 		"InOrder: is set in":                              {{Task: "a", Scope: "x", InOrder: true}, {Task: "a", Scope: "y", InOrder: true}},
-		"one scope is in order or not":                    {{Task: "a", Scope: "x", InOrder: true}, {Task: "b", Scope: "x"}},
+		"one scope has one InOrder":                       {{Task: "a", Scope: "x", InOrder: true}, {Task: "b", Scope: "x"}},
 	} {
 		if _, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{Rules: rules}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: want %q", err, want)

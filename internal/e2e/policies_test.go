@@ -377,33 +377,6 @@ func TestNotices_hides(t *testing.T) {
 	}
 }
 
-// A task may stop an older one under Replace and then be ended by a later rule.
-func TestNotices_replaceBeforeSkip(t *testing.T) {
-	t.Parallel()
-	after := automutex.AfterFailure(func(context.Context, *asynq.Task, *automutex.BusyError) error { return nil })
-	for _, c := range []struct {
-		first, second automutex.Policy
-		warns         bool
-	}{
-		{automutex.Replace, automutex.Skip, true},
-		{automutex.Replace, automutex.Archive, true},
-		{automutex.Replace, automutex.Fail, true},
-		{automutex.Replace, after, true},
-		{automutex.Skip, automutex.Replace, false},
-		{automutex.Replace, automutex.Retry, false},
-		{automutex.Replace, automutex.Park, false},
-	} {
-		var log redistest.Log
-		_, err := automutex.NewKeyMaker(automutex.Config{Logger: log.Logger(), Rules: []automutex.Rule{
-			{Task: "work", Name: "doc", Scope: "doc", Busy: c.first}, {Task: "work", Name: "all", Scope: "all", Busy: c.second},
-		}})
-		redistest.Must(t, err)
-		if text := log.Text(slog.LevelWarn); strings.Contains(text, "may stop the older one") != c.warns {
-			t.Errorf("%s before %s: logged %q", c.first, c.second, text)
-		}
-	}
-}
-
 // A task that was enqueued with one attempt cannot park. The Guard says so once for its rule.
 func TestPark_oneAttemptIsWarnedOf(t *testing.T) {
 	t.Parallel()

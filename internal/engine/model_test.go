@@ -697,7 +697,7 @@ func (s *sim) ask() {
 		}
 		return
 	}
-	if len(l) != 9 || num(l[4]) != inline || num(l[5]) != calledAgo || num(l[6]) != int64(len(m.parked)-m.called()) || num(l[7]) != hasParked {
+	if len(l) != 8 || num(l[4]) != inline || num(l[5]) != calledAgo || num(l[6]) != int64(len(m.parked)-m.called()) || num(l[7]) != hasParked {
 		failf("%v, want inline %d, called %d, parked %d, has parked %d", l, inline, calledAgo, len(m.parked)-m.called(), hasParked)
 	}
 }

@@ -23,7 +23,7 @@ func parseAsk(reply any, pool bool) (a turn.Answer, ok bool) {
 		a = turn.Answer{Yours: true, Fence: f.num(0), Value: f.text(1)}
 	case len(f.list) == 4 && f.isNum(3):
 		a = turn.Answer{Yours: true, Fence: f.num(0), Returned: true, InLine: f.ms(1), SinceCall: f.ms(2), OthersParked: int(f.num(3))}
-	case len(f.list) == 4 || len(f.list) == 9:
+	case len(f.list) == 4 || len(f.list) == 8:
 		a = turn.Answer{ServerUS: f.num(0), Deadline: f.ms(1), Place: int(f.num(2)), Holder: f.text(3)}
 		if gate, closed := strings.CutPrefix(a.Holder, "g:"); closed {
 			reason, in, _ := strings.Cut(gate, " ")
@@ -31,9 +31,8 @@ func parseAsk(reply any, pool bool) (a turn.Answer, ok bool) {
 			a.Reason, a.Gate, a.Holder = reason, time.Duration(us)*time.Microsecond, ""
 			f.wrong = f.wrong || err != nil || us <= 0
 		}
-		if len(f.list) == 9 {
+		if len(f.list) == 8 {
 			a.Returned, a.InLine, a.SinceCall, a.OthersParked, a.Parked = true, f.ms(4), f.ms(5), int(f.num(6)), f.num(7) == 1
-			a.SinceTaken = time.Duration(a.ServerUS-f.num(8)) * time.Microsecond
 		}
 	default:
 		return turn.Answer{}, false

@@ -24,7 +24,6 @@ type Answer struct {
 	SinceCall    time.Duration // since the note was called; below 0: it was not
 	OthersParked int           // how many more notes are parked
 	Parked       bool          // busy: the note is parked now
-	SinceTaken   time.Duration // busy: how long ago the lock was last taken
 }
 
 // Message is what a script publishes to the holder or waiter with a token: a grant, or another kind that a negative fence names.

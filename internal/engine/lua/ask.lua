@@ -14,7 +14,7 @@
 -- reply yours:    fence; in a pool {fence, value}
 -- reply returned, yours: {fence, in line for (ms), called ago (ms, -1: not), notes parked}: its note was parked
 -- reply busy:     {now (us), wait (ms), place, named}
--- reply returned, busy: those four, and {in line for (ms), called ago (ms), notes parked, parked (1 or 0), last fence}
+-- reply returned, busy: those four, and {in line for (ms), called ago (ms), notes parked, parked (1 or 0)}
 --
 -- wait: until the first deadline, or until the gate opens; -1: neither; 0: the script has stopped at its bound, ask again now.
 -- place: how many come before. named: a holder's body, that of a holder with the asker's note first; or "g:<reason> <for (us)>",
@@ -144,6 +144,6 @@ else
 end
 --@include write
 if was_parked or park then
-  return {now_us, wait, place, named, inline, called_ago, call('ZCARD', parked) - call('ZCARD', called), has_parked, fence}
+  return {now_us, wait, place, named, inline, called_ago, call('ZCARD', parked) - call('ZCARD', called), has_parked}
 end
 return {now_us, wait, place, named}

@@ -132,6 +132,6 @@ elseif count == 0 and place > 0 then
   named = 'o:' .. record_of(first_tasks(1)[1])
 end
 if park or was == 'p' or was == 'c' then
-  return {now_us, wait, place, named, inline, called_ago, call('ZCARD', order) - 1, parked_now, fence}
+  return {now_us, wait, place, named, inline, called_ago, call('ZCARD', order) - 1, parked_now}
 end
 return {now_us, wait, place, named}
