@@ -28,20 +28,20 @@ func Name(t testing.TB) string {
 	return name[:min(len(name), maxName-len(suffix))] + suffix
 }
 
-// slower is how much less often tests look at things under the race detector.
-var slower = func() time.Duration {
+// moment is a millisecond, and longer under the race detector: tests then look at things less often.
+var moment = func() time.Duration {
 	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
-		return 4
+		return 4 * time.Millisecond
 	}
-	return 1
+	return time.Millisecond
 }()
 
 // CheckEvery is the TaskCheckInterval for the servers of asynq in tests. Under the race detector
 // a miniredis takes milliseconds for each look at an empty queue, so they look less often.
-var CheckEvery = slower * 10 * time.Millisecond
+var CheckEvery = 10 * moment
 
 // pollEvery is the interval at which conditions are looked at.
-var pollEvery = slower * 2 * time.Millisecond
+var pollEvery = 2 * moment
 
 // Patience is how long tests wait for what must happen: only a test that hangs uses it up.
 // What happens later than that is no failure of the code but a hang of the test.
