@@ -19,39 +19,49 @@ import (
 	"github.com/automutex/automutex/unique"
 )
 
-// file is a configuration. Its mappings are below, and "automutex schema" prints about.
+// file is a configuration. Each tag says what the key is about, for who edits a file with the schema.
 type file struct {
-	Prefix   string      `yaml:"prefix"`
-	HashKeys string      `yaml:"hash_keys"`
-	History  int         `yaml:"history"`
-	Defaults yaml.Node   `yaml:"defaults"`
-	Rules    []yaml.Node `yaml:"rules"`
-	Unique   []yaml.Node `yaml:"unique"`
+	Prefix   string      `yaml:"prefix" about:"Begins every key in Redis; automutex where it is left out."`
+	HashKeys string      `yaml:"hash_keys" about:"A secret that keeps payload values out of keys; at least 16 bytes."`
+	History  int         `yaml:"history" about:"How many of the last runs of each key are kept for its page; none where it is left out."`
+	Defaults yaml.Node   `yaml:"defaults" about:"Keys of every rule in rules that does not have them itself."`
+	Rules    []yaml.Node `yaml:"rules" about:"What workers guard."`
+	Unique   []yaml.Node `yaml:"unique" about:"What producers enqueue once."`
+}
+
+// later is what the nodes of a file are read into.
+var later = map[string]reflect.Type{
+	"defaults": reflect.TypeFor[defaults](), "rules": reflect.TypeFor[[]rule](), "unique": reflect.TypeFor[[]uniqueRule](),
 }
 
 // rule is an automutex.Rule, and defaults what rules may have in common.
 type rule struct {
-	Name     string `yaml:"name"`
-	Task     string `yaml:"task"`
+	Name     string `yaml:"name" about:"A label for errors, events and metrics; the task where it is left out."`
+	Task     string `yaml:"task" about:"The task type, or its prefix: an exact match first, then the longest prefix."`
 	defaults `yaml:",inline"`
 }
 
 type defaults struct {
-	On        []string                    `yaml:"on"`
-	OnHeaders []string                    `yaml:"on_headers"`
-	Optional  bool                        `yaml:"optional"`
-	Scope     string                      `yaml:"scope"`
-	Limit     limit                       `yaml:"limit"`
-	TTL       duration                    `yaml:"ttl"`
-	Wait      duration                    `yaml:"wait"`
-	MaxHold   duration                    `yaml:"max_hold"`
-	Cooldown  duration                    `yaml:"cooldown"`
-	Rate      rate                        `yaml:"rate"`
-	InOrder   bool                        `yaml:"in_order"`
-	OnArchive choice[automutex.OnArchive] `yaml:"on_archive"`
-	MaxQueued int                         `yaml:"max_queued"`
-	Fence     bool                        `yaml:"fence"`
-	Busy      choice[automutex.Policy]    `yaml:"busy"`
+	parts     `yaml:",inline"`
+	Limit     limit                       `yaml:"limit" about:"How many may hold a key at once; 1 where it is left out. unlimited: only the rate or the cooldown bounds them. {field: tenant.max, default: 3, most: 50} reads it from the payload."`
+	TTL       duration                    `yaml:"ttl" about:"How long a key stays taken after its process died; 30s where it is left out."`
+	Wait      duration                    `yaml:"wait" about:"The longest time in line, in the worker, before the policy applies."`
+	MaxHold   duration                    `yaml:"max_hold" about:"The longest time a handler may hold the key; no bound where it is left out."`
+	Cooldown  duration                    `yaml:"cooldown" about:"After a success nobody starts until this long after the run began."`
+	Rate      rate                        `yaml:"rate" about:"How often handlers start for a key: {starts: 100, per: 1m, burst: 10}. burst is how many may start at once after a pause; 1 where it is left out. none: no rate, whatever defaults say."`
+	InOrder   bool                        `yaml:"in_order" about:"Whether the tasks of a key run in the order in which they were enqueued, through failures."`
+	OnArchive choice[automutex.OnArchive] `yaml:"on_archive" about:"What happens to the key of an ordered task that is archived: hold (for an operator) or continue (with the next)."`
+	MaxQueued int                         `yaml:"max_queued" about:"How many tasks of a key may be enqueued and not done, in order; no bound where it is left out."`
+	Fence     bool                        `yaml:"fence" about:"Whether handlers get a fence, a number that grows from run to run of a key."`
+	Busy      choice[automutex.Policy]    `yaml:"busy" about:"The policy for a task that finds its key taken; park where it is left out."`
+}
+
+// parts are what a rule, or a unique rule, makes keys of.
+type parts struct {
+	On        []string `yaml:"on" about:"Payload fields that make the key, as dotted paths: user.id, items.0.sku. A dot alone is the whole payload."`
+	OnHeaders []string `yaml:"on_headers" about:"Task headers that make the key."`
+	Optional  bool     `yaml:"optional" about:"Whether a task without one of these fields, or with an empty one, takes no lock of the rule, or is enqueued each time. Where it is left out the task is archived, or refused."`
+	Scope     string   `yaml:"scope" about:"Rules with the same scope share locks, or keys; the task's own type where it is left out."`
 }
 
 func (r rule) rule() automutex.Rule {
@@ -65,16 +75,13 @@ func (r rule) rule() automutex.Rule {
 
 // uniqueRule is a unique.Rule.
 type uniqueRule struct {
-	Task         string                   `yaml:"task"`
-	Queue        string                   `yaml:"queue"`
-	On           []string                 `yaml:"on"`
-	OnHeaders    []string                 `yaml:"on_headers"`
-	Optional     bool                     `yaml:"optional"`
-	Scope        string                   `yaml:"scope"`
-	Until        choice[unique.Until]     `yaml:"until"`
-	Duplicate    choice[unique.Duplicate] `yaml:"duplicate"`
-	MaxPostpone  duration                 `yaml:"max_postpone"`
-	KeepArchived bool                     `yaml:"keep_archived"`
+	Task         string `yaml:"task" about:"The task type, or its prefix: an exact match first, then the longest prefix."`
+	Queue        string `yaml:"queue" about:"The queue of the tasks; \"default\" where it is left out."`
+	parts        `yaml:",inline"`
+	Until        choice[unique.Until]     `yaml:"until" about:"How long a task stands in the way of the next one for its key."`
+	Duplicate    choice[unique.Duplicate] `yaml:"duplicate" about:"What happens to a task that finds another one in its way."`
+	MaxPostpone  duration                 `yaml:"max_postpone" about:"The longest time after the first call that postpone may put a task off."`
+	KeepArchived bool                     `yaml:"keep_archived" about:"Whether archived and completed tasks stay in the way."`
 }
 
 func (u uniqueRule) rule() unique.Rule {
@@ -82,44 +89,6 @@ func (u uniqueRule) rule() unique.Rule {
 		Task: u.Task, Queue: u.Queue, On: u.On, OnHeaders: u.OnHeaders, Optional: u.Optional, Scope: u.Scope,
 		Until: u.Until.value, Duplicate: u.Duplicate.value, MaxPostpone: time.Duration(u.MaxPostpone), KeepArchived: u.KeepArchived,
 	}
-}
-
-// about says what the keys are, for who edits a file with the schema.
-var about = map[string]string{
-	"prefix":        "Begins every key in Redis; automutex where it is left out.",
-	"hash_keys":     "A secret that keeps payload values out of keys; at least 16 bytes.",
-	"history":       "How many of the last runs of each key are kept for its page; none where it is left out.",
-	"defaults":      "Keys of every rule in rules that does not have them itself.",
-	"rules":         "What workers guard.",
-	"unique":        "What producers enqueue once.",
-	"name":          "A label for errors, events and metrics; the task where it is left out.",
-	"task":          "The task type, or its prefix: an exact match first, then the longest prefix.",
-	"on":            "Payload fields that make the key, as dotted paths: user.id, items.0.sku. A dot alone is the whole payload.",
-	"on_headers":    "Task headers that make the key.",
-	"optional":      "Whether a task without one of these fields, or with an empty one, takes no lock of the rule, or is enqueued each time. Where it is left out the task is archived, or refused.",
-	"scope":         "Rules with the same scope share locks, or keys; the task's own type where it is left out.",
-	"limit":         "How many may hold a key at once; 1 where it is left out. unlimited: only the rate or the cooldown bounds them. {field: tenant.max, default: 3, most: 50} reads it from the payload.",
-	"ttl":           "How long a key stays taken after its process died; 30s where it is left out.",
-	"wait":          "The longest time in line, in the worker, before the policy applies.",
-	"max_hold":      "The longest time a handler may hold the key; no bound where it is left out.",
-	"cooldown":      "After a success nobody starts until this long after the run began.",
-	"rate":          "How often handlers start for a key: {starts: 100, per: 1m, burst: 10}. burst is how many may start at once after a pause; 1 where it is left out. none: no rate, whatever defaults say.",
-	"in_order":      "Whether the tasks of a key run in the order in which they were enqueued, through failures.",
-	"on_archive":    "What happens to the key of an ordered task that is archived: hold (for an operator) or continue (with the next).",
-	"max_queued":    "How many tasks of a key may be enqueued and not done, in order; no bound where it is left out.",
-	"fence":         "Whether handlers get a fence, a number that grows from run to run of a key.",
-	"busy":          "The policy for a task that finds its key taken; park where it is left out.",
-	"queue":         "The queue of the tasks; \"default\" where it is left out.",
-	"until":         "How long a task stands in the way of the next one for its key.",
-	"duplicate":     "What happens to a task that finds another one in its way.",
-	"max_postpone":  "The longest time after the first call that postpone may put a task off.",
-	"keep_archived": "Whether archived and completed tasks stay in the way.",
-	"field":         "The payload field with the limit, as a dotted path.",
-	"default":       "The limit where the field is missing; without it such a task is archived.",
-	"most":          "The highest limit that a payload can set; no bound where it is left out.",
-	"starts":        "How many handlers start in each period.",
-	"per":           "The period.",
-	"burst":         "How many may start at once.",
 }
 
 // objects are the mappings of a file, by the names of their Go types.
@@ -196,9 +165,9 @@ type limit struct {
 }
 
 type limitField struct {
-	Path    string `yaml:"field"`
-	Default int    `yaml:"default"`
-	Most    int    `yaml:"most"`
+	Path    string `yaml:"field" about:"The payload field with the limit, as a dotted path."`
+	Default int    `yaml:"default" about:"The limit where the field is missing; without it such a task is archived."`
+	Most    int    `yaml:"most" about:"The highest limit that a payload can set; no bound where it is left out."`
 }
 
 const unlimited, noRate = "unlimited", "none"
@@ -225,9 +194,9 @@ func (l *limit) UnmarshalYAML(n *yaml.Node) error {
 type rate struct{ starts }
 
 type starts struct {
-	Starts int      `yaml:"starts"`
-	Per    duration `yaml:"per"`
-	Burst  int      `yaml:"burst"`
+	Starts int      `yaml:"starts" about:"How many handlers start in each period."`
+	Per    duration `yaml:"per" about:"The period."`
+	Burst  int      `yaml:"burst" about:"How many may start at once."`
 }
 
 // UnmarshalYAML takes the place of a rate of defaults.
@@ -241,65 +210,51 @@ func (r *rate) UnmarshalYAML(n *yaml.Node) error {
 // choice is a value that a word names, or a word with a duration: retry, or {retry_in: 5s}.
 type choice[V any] struct{ value V }
 
-func (choice[V]) words() words { return choices[reflect.TypeFor[V]()] }
+func (choice[V]) words() map[string]any { return choices[reflect.TypeFor[V]()] }
 
-type words struct {
-	values map[string]any
-	timed  string
-	with   func(time.Duration) any
-}
-
-var choices = map[reflect.Type]words{
+// choices are the words of each type: a value of it, or a function that makes one of the duration that goes with the word.
+var choices = map[reflect.Type]map[string]any{
 	reflect.TypeFor[automutex.Policy](): {
-		byName(automutex.Retry, automutex.Skip, automutex.Archive, automutex.Fail, automutex.Park, automutex.Replace, automutex.Allow),
-		"retry_in", func(d time.Duration) any { return automutex.RetryIn(d) },
+		"retry": automutex.Retry, "skip": automutex.Skip, "archive": automutex.Archive, "fail": automutex.Fail, "park": automutex.Park,
+		"replace": automutex.Replace, "allow": automutex.Allow, "retry_in": automutex.RetryIn,
 	},
-	reflect.TypeFor[automutex.OnArchive](): {values: byName(automutex.HoldKey, automutex.Continue)},
-	reflect.TypeFor[unique.Until](): {
-		map[string]any{"done": unique.UntilDone, "start": unique.UntilStart}, "for", func(d time.Duration) any { return unique.For(d) },
-	},
-	reflect.TypeFor[unique.Duplicate](): {
-		byName(unique.Reject, unique.Join, unique.Replace), "postpone", func(d time.Duration) any { return unique.Postpone(d) },
-	},
-}
-
-func byName[V fmt.Stringer](values ...V) map[string]any {
-	all := map[string]any{}
-	for _, v := range values {
-		all[v.String()] = v
-	}
-	return all
+	reflect.TypeFor[automutex.OnArchive](): {"hold": automutex.HoldKey, "continue": automutex.Continue},
+	reflect.TypeFor[unique.Until]():        {"done": unique.UntilDone, "start": unique.UntilStart, "for": unique.For},
+	reflect.TypeFor[unique.Duplicate]():    {"reject": unique.Reject, "join": unique.Join, "replace": unique.Replace, "postpone": unique.Postpone},
 }
 
 // UnmarshalYAML reads a word, or a mapping of the word that goes with a duration.
 func (c *choice[V]) UnmarshalYAML(n *yaml.Node) error {
-	of, word := c.words(), n.Value
-	if of.timed != "" && n.Kind == yaml.MappingNode && len(n.Content) == 2 {
-		var d duration
-		if word = n.Content[0].Value; word == of.timed {
-			if err := n.Content[1].Load(&d); err != nil {
-				return err
-			}
-			c.value = of.with(time.Duration(d)).(V) //nolint:forcetypeassert // as choices has it
+	words, word, value := c.words(), n.Value, n
+	if n.Kind == yaml.MappingNode && len(n.Content) == 2 {
+		word, value = n.Content[0].Value, n.Content[1]
+	}
+	switch its := words[word].(type) {
+	case func(time.Duration) V:
+		if n.Kind == yaml.MappingNode {
+			var d duration
+			err := value.Load(&d)
+			c.value = its(time.Duration(d))
+			return err
+		}
+	case V:
+		if n.Kind == yaml.ScalarNode {
+			c.value = its
 			return nil
 		}
 	}
-	if v, ok := of.values[word]; ok && n.Kind == yaml.ScalarNode {
-		c.value = v.(V) //nolint:forcetypeassert // as choices has it
-		return nil
-	}
-	there, hint := slices.Sorted(maps.Keys(of.values)), ""
-	if of.timed != "" {
-		there = append(there, of.timed)
-	}
-	if name, ok := nearest.Name(word, there); ok {
+	hint, all := "", []string{}
+	if name, ok := nearest.Name(word, slices.Sorted(maps.Keys(words))); ok {
 		hint = "did you mean " + name + "? "
 	}
-	all := strings.Join(there, ", ")
-	if of.timed != "" {
-		all = strings.Replace(all, of.timed, "{"+of.timed+": 5s}", 1)
+	for word, its := range words {
+		if _, alone := its.(V); !alone {
+			word = "{" + word + ": 5s}"
+		}
+		all = append(all, word)
 	}
-	return fmt.Errorf("%.60q is unknown; %sthere are %s", word, hint, all)
+	slices.Sort(all) // a brace comes after the letters
+	return fmt.Errorf("%.60q is unknown; %sthere are %s", word, hint, strings.Join(all, ", "))
 }
 
 // schema is a part of a JSON Schema.
@@ -332,13 +287,18 @@ func schemaOf(t reflect.Type) schema {
 	case reflect.TypeFor[rate]():
 		return either(schemaOf(reflect.TypeFor[starts]()), schema{"const": noRate})
 	}
-	if c, ok := reflect.Zero(t).Interface().(interface{ words() words }); ok {
-		of := c.words()
-		some := []schema{{"enum": slices.Sorted(maps.Keys(of.values))}}
-		if of.timed != "" {
-			some = append(some, object([]string{of.timed}, schema{of.timed: schemaOf(reflect.TypeFor[duration]())}))
+	if c, ok := reflect.Zero(t).Interface().(interface{ words() map[string]any }); ok {
+		var alone []string
+		var some []schema
+		for word, its := range c.words() {
+			if reflect.TypeOf(its).Kind() == reflect.Func {
+				some = append(some, object([]string{word}, schema{word: schemaOf(reflect.TypeFor[duration]())}))
+			} else {
+				alone = append(alone, word)
+			}
 		}
-		return either(some...)
+		slices.Sort(alone)
+		return either(append([]schema{{"enum": alone}}, some...)...)
 	}
 	switch t.Kind() {
 	case reflect.Slice:
@@ -352,17 +312,9 @@ func schemaOf(t reflect.Type) schema {
 	}
 	properties := schema{}
 	for _, f := range fields(t) {
-		key, its := f.Tag.Get("yaml"), f.Type
-		switch f.Name { // of a file, which are read later
-		case "Defaults":
-			its = reflect.TypeFor[defaults]()
-		case "Rules":
-			its = reflect.TypeFor[[]rule]()
-		case "Unique":
-			its = reflect.TypeFor[[]uniqueRule]()
-		}
-		property := schemaOf(its)
-		property["description"] = about[key]
+		key := f.Tag.Get("yaml")
+		property := schemaOf(cmp.Or(later[key], f.Type))
+		property["description"] = f.Tag.Get("about")
 		properties[key] = property
 	}
 	return object(objects[t.Name()].required, properties)

@@ -44,6 +44,7 @@ type Metrics struct {
 	held, waiting      *prometheus.GaugeVec
 
 	controls *controls
+	all      []prometheus.Collector
 }
 
 var _ prometheus.Collector = (*Metrics)(nil)
@@ -70,39 +71,39 @@ func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 		o.Buckets = defaultBuckets
 	}
 
+	m := &Metrics{types: types{most: o.MaxTypes, known: map[string]*ruleTypes{}}, controls: newControls(o.Labels)}
+	m.all = append(m.all, m.controls)
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{
-			Namespace: "automutex", Name: name, Help: help, ConstLabels: o.Labels,
-		}, labels)
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "automutex", Name: name, Help: help, ConstLabels: o.Labels}, labels)
+		m.all = append(m.all, c)
+		return c
 	}
 	gauge := func(name, help string) *prometheus.GaugeVec {
-		return prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Namespace: "automutex", Name: name, Help: help, ConstLabels: o.Labels,
-		}, []string{"rule", "task"})
+		g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "automutex", Name: name, Help: help, ConstLabels: o.Labels}, []string{"rule", "task"})
+		m.all = append(m.all, g)
+		return g
 	}
 	histogram := func(name, help string) *prometheus.HistogramVec {
-		return prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Namespace: "automutex", Name: name, Help: help, ConstLabels: o.Labels, Buckets: slices.Clone(o.Buckets),
 		}, []string{"rule", "task"})
+		m.all = append(m.all, h)
+		return h
 	}
-	m := &Metrics{
-		types:         types{most: o.MaxTypes, known: map[string]*ruleTypes{}},
-		acquisitions:  counter("acquisitions_total", "Locks taken.", "rule", "task"),
-		busy:          counter("busy_total", "Attempts that did not get their lock, by the policy that applied and by the reason.", "rule", "task", "policy", "reason"),
-		outcomes:      counter("outcomes_total", "What the Guard did with tasks that did not get their locks, or lost them.", "rule", "task", "outcome"),
-		controls:      newControls(o.Labels),
-		wait:          histogram("wait_seconds", "Time from asking for a lock to holding it, of those that got it."),
-		parked:        histogram("parked_seconds", "Time from the first place in line to holding the lock, of those that were parked."),
-		hold:          histogram("hold_seconds", "Time from taking a lock to releasing it."),
-		held:          gauge("held", "Locks held now."),
-		waiting:       gauge("waiting", "Tasks that wait in line now."),
-		lost:          counter("lost_total", "Leases that ended while their handlers ran.", "rule", "task"),
-		overdue:       counter("overdue_total", "Handlers that ran past their task's end.", "rule", "task"),
-		keyErrors:     counter("key_errors_total", "Tasks that no key could be made from.", "task"),
-		blocked:       counter("order_blocked_total", "Tasks of ordered keys that asynq archived, and that hold their keys.", "rule", "task"),
-		skipped:       counter("order_skipped_total", "Tasks of ordered keys that an operator skipped through this process.", "rule"),
-		backendErrors: counter("backend_errors_total", "Times that Redis failed, or that a key could not be made for now.", "rule", "task"),
-	}
+	m.acquisitions = counter("acquisitions_total", "Locks taken.", "rule", "task")
+	m.busy = counter("busy_total", "Attempts that did not get their lock, by the policy that applied and by the reason.", "rule", "task", "policy", "reason")
+	m.outcomes = counter("outcomes_total", "What the Guard did with tasks that did not get their locks, or lost them.", "rule", "task", "outcome")
+	m.wait = histogram("wait_seconds", "Time from asking for a lock to holding it, of those that got it.")
+	m.parked = histogram("parked_seconds", "Time from the first place in line to holding the lock, of those that were parked.")
+	m.hold = histogram("hold_seconds", "Time from taking a lock to releasing it.")
+	m.held = gauge("held", "Locks held now.")
+	m.waiting = gauge("waiting", "Tasks that wait in line now.")
+	m.lost = counter("lost_total", "Leases that ended while their handlers ran.", "rule", "task")
+	m.overdue = counter("overdue_total", "Handlers that ran past their task's end.", "rule", "task")
+	m.keyErrors = counter("key_errors_total", "Tasks that no key could be made from.", "task")
+	m.blocked = counter("order_blocked_total", "Tasks of ordered keys that asynq archived, and that hold their keys.", "rule", "task")
+	m.skipped = counter("order_skipped_total", "Tasks of ordered keys that an operator skipped through this process.", "rule")
+	m.backendErrors = counter("backend_errors_total", "Times that Redis failed, or that a key could not be made for now.", "rule", "task")
 	if err := reg.Register(m); err != nil {
 		var already prometheus.AlreadyRegisteredError
 		if errors.As(err, &already) {
@@ -201,20 +202,42 @@ func (m *Metrics) begin(rule, task string) {
 
 // Describe implements [prometheus.Collector].
 func (m *Metrics) Describe(to chan<- *prometheus.Desc) {
-	for _, c := range m.all() {
+	for _, c := range m.all {
 		c.Describe(to)
 	}
 }
 
 // Collect implements [prometheus.Collector].
 func (m *Metrics) Collect(to chan<- prometheus.Metric) {
-	for _, c := range m.all() {
+	for _, c := range m.all {
 		c.Collect(to)
 	}
 }
 
-func (m *Metrics) all() []prometheus.Collector {
-	return []prometheus.Collector{
-		m.acquisitions, m.busy, m.outcomes, m.controls, m.wait, m.parked, m.hold, m.held, m.waiting, m.lost, m.overdue, m.keyErrors, m.backendErrors, m.blocked, m.skipped,
+// outcomeArchived is the outcome of a task that its policy has archived.
+const outcomeArchived = "archived"
+
+// outcomeOf says what became of an attempt that did not get its lock; empty for events
+// that do not tell. What AfterFailure answers has no outcome of its own.
+func outcomeOf(e automutex.Event) string {
+	switch e.Kind {
+	case automutex.EventSkipped:
+		return "skipped"
+	case automutex.EventRetried:
+		return "retried"
+	case automutex.EventParked:
+		return "parked"
+	case automutex.EventReplaced:
+		return "replaced"
+	case automutex.EventBusy:
+		switch e.Policy.String() {
+		case automutex.Archive.String():
+			return outcomeArchived
+		case automutex.Fail.String():
+			return "failed"
+		case automutex.Allow.String():
+			return "allowed"
+		}
 	}
+	return ""
 }

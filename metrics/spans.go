@@ -2,6 +2,7 @@ package metrics
 
 import (
 	"context"
+	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/trace"
@@ -40,17 +41,10 @@ func Trace(ctx context.Context, e automutex.Event) {
 	if e.Busy != nil && e.Busy.Holder != "" {
 		attributes = append(attributes, attribute.String("automutex.holder", valid(e.Busy.Holder)))
 	}
-	if e.Waited > 0 {
-		attributes = append(attributes, attribute.Float64("automutex.waited_seconds", e.Waited.Seconds()))
-	}
-	if e.Parked > 0 {
-		attributes = append(attributes, attribute.Float64("automutex.parked_seconds", e.Parked.Seconds()))
-	}
-	if e.Held > 0 {
-		attributes = append(attributes, attribute.Float64("automutex.held_seconds", e.Held.Seconds()))
-	}
-	if e.Delay > 0 {
-		attributes = append(attributes, attribute.Float64("automutex.delay_seconds", e.Delay.Seconds()))
+	for name, d := range map[string]time.Duration{"waited": e.Waited, "parked": e.Parked, "held": e.Held, "delay": e.Delay} {
+		if d > 0 {
+			attributes = append(attributes, attribute.Float64("automutex."+name+"_seconds", d.Seconds()))
+		}
 	}
 	span.AddEvent("automutex."+string(e.Kind), trace.WithAttributes(attributes...))
 }

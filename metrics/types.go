@@ -18,7 +18,7 @@ const (
 type types struct {
 	most int
 
-	mu    sync.RWMutex // guards known and what is in it; held for a look-up, or to add one
+	mu    sync.Mutex // guards known and what is in it; held for a look-up, or to add one
 	known map[string]*ruleTypes
 }
 
@@ -28,48 +28,26 @@ type ruleTypes struct {
 	others bool              // the value other is in use
 }
 
-// label is the label value of a type. first: the rule may not have had it before.
+// label is the label value of a type. first: the rule has not had it before.
 func (ts *types) label(rule, task string) (label string, first bool) {
-	ts.mu.RLock()
-	label, ok := ts.find(rule, task)
-	ts.mu.RUnlock()
-	if ok {
-		return label, false
-	}
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
-	if label, ok := ts.find(rule, task); ok {
-		return label, false // another goroutine was faster
-	}
 	of := ts.known[rule]
 	if of == nil {
 		of = &ruleTypes{labels: map[string]string{}}
 		ts.known[rule] = of
 	}
-	if ts.unfit(of, task) {
+	if label, ok := of.labels[task]; ok {
+		return label, false
+	}
+	if len(task) > maxType || len(of.labels) >= ts.most {
+		first = !of.others
 		of.others = true
-		return other, true
+		return other, first
 	}
 	label = valid(task)
 	of.labels[task] = label
 	return label, true
-}
-
-// find gives the value of a type that has one already. Callers hold mu.
-func (ts *types) find(rule, task string) (label string, ok bool) {
-	of := ts.known[rule]
-	if of == nil {
-		return "", false
-	}
-	if label, ok = of.labels[task]; ok {
-		return label, true
-	}
-	return other, of.others && ts.unfit(of, task)
-}
-
-// unfit tells whether a new type gets no value of its own. Callers hold mu.
-func (ts *types) unfit(of *ruleTypes, task string) bool {
-	return len(task) > maxType || len(of.labels) >= ts.most
 }
 
 // valid is the text as Prometheus takes it: in UTF-8.

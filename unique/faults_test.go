@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/hibiken/asynq"
@@ -14,8 +15,70 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
+// fault is what becomes of a command: it fails with err, before it is sent or, with sent, after.
+type fault struct {
+	name string
+	err  error
+	sent bool
+}
+
 // dead is the fault of a producer that is killed: no command after that arrives.
-var dead = redistest.CommandFault{Name: "dead", Err: errors.New("the producer is dead")}
+var dead = fault{"dead", errors.New("the producer is dead"), false}
+
+var everyFault = []fault{
+	{"refused", redistest.ReplyError("READONLY You can't write against a read only replica."), false},
+	{"loading", redistest.ReplyError("LOADING Redis is loading the dataset in memory"), false},
+	{"cut off before", errors.New("EOF"), false},
+	{"reply lost", errors.New("EOF"), true},
+	dead,
+}
+
+// setsUp reports whether a command sets up a connection: no work of a caller depends on it.
+func setsUp(cmd redis.Cmder) bool {
+	return slices.Contains([]string{"hello", "client", "select", "cluster", "command", "readonly", "ping"}, cmd.Name())
+}
+
+// failNth makes a hook that fails the n-th command, counted from one; failed is its name, or empty. A script that Redis
+// does not know yet does not count where the reply is to be lost, since nothing was done: the command that sends its source follows.
+func failNth(n int, kind fault) (hook *redistest.FailHook, failed func() string) {
+	hook = &redistest.FailHook{}
+	var mu sync.Mutex // guards n and it
+	var it redis.Cmder
+	hook.Before(func(cmd redis.Cmder) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if setsUp(cmd) {
+			return nil
+		}
+		if n--; n == 0 {
+			it = cmd
+		}
+		if n == 0 && !kind.sent || n < 0 && kind == dead {
+			return kind.err
+		}
+		return nil
+	})
+	hook.After(func(cmd redis.Cmder) error {
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case !kind.sent || cmd != it:
+			return nil
+		case redis.HasErrorPrefix(cmd.Err(), "NOSCRIPT"):
+			n, it = 1, nil
+			return nil
+		}
+		return kind.err
+	})
+	return hook, func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		if it == nil {
+			return ""
+		}
+		return it.Name()
+	}
+}
 
 // Whatever single command of an Enqueue fails, and however: what Enqueue reported as
 // accepted is there, no task for the key is lost, and after the next call for the key,
@@ -24,10 +87,10 @@ func TestEnqueue_survivesTheFailureOfAnyOneCommand(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		s = own(t, s)
-		faults := append(slices.Clone(redistest.CommandFaults), dead)
+		faults := everyFault
 		for _, rule := range kinds() {
 			if s.Kind() != redistest.KindMini { // the same commands, whatever they are sent to
-				faults = []redistest.CommandFault{dead}
+				faults = []fault{dead}
 				if rule.Until != UntilStart {
 					continue
 				}
@@ -41,7 +104,7 @@ func TestEnqueue_survivesTheFailureOfAnyOneCommand(t *testing.T) {
 						continue
 					}
 					for _, kind := range faults {
-						t.Run(fmt.Sprintf("%s, ordered %t, before: %s, %s", rule.Task, ordered, before, kind.Name), func(t *testing.T) {
+						t.Run(fmt.Sprintf("%s, ordered %t, before: %s, %s", rule.Task, ordered, before, kind.name), func(t *testing.T) {
 							t.Parallel()
 							for n := 1; oneFailure(t, s, rule, ordered, before, n, kind); n++ {
 								if n > 40 {
@@ -58,7 +121,7 @@ func TestEnqueue_survivesTheFailureOfAnyOneCommand(t *testing.T) {
 
 // oneFailure has the n-th command fail; false: there is no such command. ordered: the tasks go through a Client of
 // the root package, and have their place.
-func oneFailure(t *testing.T, s *redistest.Server, rule Rule, ordered bool, before string, n int, kind redistest.CommandFault) bool {
+func oneFailure(t *testing.T, s *redistest.Server, rule Rule, ordered bool, before string, n int, kind fault) bool {
 	t.Helper()
 	r := start(t, s)
 	rule.Task = "work"
@@ -76,18 +139,13 @@ func oneFailure(t *testing.T, s *redistest.Server, rule Rule, ordered bool, befo
 			redistest.Must(t, r.inspector.RunTask(r.queue, old.ID))
 		}
 	}
-	hook := redistest.NewNthFault(n, kind, func(cmd redis.Cmder) bool { return !redistest.SetsUp(cmd) })
-	rdb := r.hooked(func(cmd redis.Cmder) error {
-		if kind == dead && hook.Failed() != "" && !redistest.SetsUp(cmd) {
-			return dead.Err
-		}
-		return nil
-	})
+	hook, failedOne := failNth(n, kind)
+	rdb := s.Client(t)
 	rdb.AddHook(hook)
 	ctx, cancel := context.WithTimeout(t.Context(), longest)
 	defer cancel()
 	info, err := produce(rdb).EnqueueContext(ctx, task("work", "7", "new"))
-	failed := hook.Failed()
+	failed := failedOne()
 	say := func(format string, args ...any) {
 		t.Helper()
 		t.Errorf("command %d (%s): Enqueue gave %v, %v: %s", n, failed, info, err, fmt.Sprintf(format, args...))

@@ -187,7 +187,7 @@ func meanwhile(t *testing.T, s *redistest.Server, rule Rule, fails bool, n int) 
 	}
 	left := n
 	rdb := r.hooked(func(cmd redis.Cmder) error {
-		if redistest.SetsUp(cmd) {
+		if setsUp(cmd) {
 			return nil
 		}
 		if left--; left == 0 {

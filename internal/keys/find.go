@@ -87,9 +87,29 @@ func listIndex(segment string) int {
 	return index
 }
 
-// Find returns the value at every path, in the order of the paths: JSON, and for the path of the whole payload
-// whatever the payload is. [Fields.Part] makes the part of each.
-func (f *Fields) Find(payload []byte) ([][]byte, *Error) {
+// Parts returns the part of every path, in the order of the paths.
+func (f *Fields) Parts(payload []byte) ([]string, *Error) {
+	values, failed := f.find(payload)
+	if failed != nil {
+		return nil, failed
+	}
+	parts := make([]string, len(values))
+	for i, path := range f.paths {
+		var err error
+		if parts[i], err = part(values[i], path.isWhole()); err != nil {
+			failed := &Error{Path: path.text, Reason: err.Error(), Absent: err == errNull || err == errEmpty} //nolint:errorlint // never wrapped
+			if path.isWhole() {
+				failed.Reason = "the payload " + failed.Reason
+			}
+			return nil, failed
+		}
+	}
+	return parts, nil
+}
+
+// find returns the value at every path, in the order of the paths: JSON, and for the path of the whole payload
+// whatever the payload is.
+func (f *Fields) find(payload []byte) ([][]byte, *Error) {
 	if len(bytes.Trim(payload, spaces)) == 0 {
 		return nil, &Error{Path: f.paths[0].text, Reason: CheckPayload(payload), Absent: true}
 	}
@@ -115,16 +135,6 @@ func (f *Fields) Find(payload []byte) ([][]byte, *Error) {
 		}
 	}
 	return values, nil
-}
-
-// Parts returns the part of every path, in the order of the paths.
-func (f *Fields) Parts(payload []byte) ([]string, *Error) {
-	values, failed := f.Find(payload)
-	parts := make([]string, len(values))
-	for i := 0; i < len(values) && failed == nil; i++ {
-		parts[i], failed = f.Part(i, values[i])
-	}
-	return parts, failed
 }
 
 // fieldWalk is one pass over a payload. Its recursion is no deeper than the longest path.

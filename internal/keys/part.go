@@ -27,21 +27,8 @@ var (
 	errDigits    = errors.New("is, or has in it, a number of more than 400 digits when written out")
 )
 
-// Part returns the part of a key for a value that Find found for the i-th path; see automutex.Fields. A part that begins
-// with a brace or bracket is an object or list; one that begins with a quote is a string that would otherwise begin so.
-func (f *Fields) Part(i int, value []byte) (string, *Error) {
-	whole := f.paths[i].isWhole()
-	part, err := part(value, whole)
-	if err == nil {
-		return part, nil
-	}
-	failed := &Error{Path: f.paths[i].text, Reason: err.Error(), Absent: err == errNull || err == errEmpty} //nolint:errorlint // never wrapped
-	if whole {
-		failed.Reason = "the payload " + failed.Reason
-	}
-	return "", failed
-}
-
+// part returns the part of a key for a value; see automutex.Fields. A part that begins with a brace or bracket is an object or
+// list; one that begins with a quote is a string that would otherwise begin so.
 func part(value []byte, whole bool) (string, error) {
 	switch {
 	case whole && (!json.Valid(value) || !utf8.Valid(value)):

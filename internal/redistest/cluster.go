@@ -28,10 +28,8 @@ const (
 // startNode starts a node of a cluster. Its pings are all that a master of a cluster replicates while nothing
 // happens (see linked), so they come each second.
 func startNode() (*process, error) {
-	return startProcess([]string{
-		"--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-announce-ip", "127.0.0.1",
-		"--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1",
-	})
+	return startServer(true, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-announce-ip", "127.0.0.1",
+		"--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
 }
 
 // startCluster starts a Redis Cluster of three masters, and returns when it serves.
@@ -139,10 +137,9 @@ func (s *Server) nodeTimeout(t testing.TB, ms string) {
 func (p *process) tell(t testing.TB, command ...string) (answer string) {
 	t.Helper()
 	var err error
-	Eventually(t, ownWithin, func() bool {
-		answer, err = ask(p.addr(), command...)
-		return err == nil
-	}, "an answer: %v", last(func() string { return fmt.Sprint(err) }))
+	if !poll(ownWithin, func() bool { answer, err = ask(p.addr(), command...); return err == nil }) {
+		t.Fatal(err)
+	}
 	return answer
 }
 
@@ -155,7 +152,7 @@ func (s *Server) addReplica(t testing.TB, master *process) {
 	s.nodes, s.addrs = append(s.nodes, node), append(s.addrs, node.addr())
 	id := master.tell(t, "CLUSTER", "MYID")
 	var met time.Time
-	Eventually(t, ownWithin, func() bool {
+	replicates := poll(ownWithin, func() bool {
 		// Nodes that were too busy to shake hands in time have not met.
 		if time.Since(met) > 3*time.Second {
 			for _, other := range s.nodes[:len(s.nodes)-1] {
@@ -165,7 +162,10 @@ func (s *Server) addReplica(t testing.TB, master *process) {
 		}
 		_, err = ask(node.addr(), "CLUSTER", "REPLICATE", id) // refused until it knows that master
 		return err == nil
-	}, "a replica: %v", last(func() string { return fmt.Sprint(err) }))
+	})
+	if !replicates {
+		t.Fatal(err)
+	}
 	node.linked(t, master.addr())
 	Eventually(t, ownWithin, s.agree, "all nodes agree")
 }

@@ -27,11 +27,14 @@ func (e ReplyError) RedisError() {}
 // they also see the commands that set up a connection (hello, client), so a
 // function chooses by name what it fails.
 type FailHook struct {
-	mu            sync.Mutex // guards both functions, not held while they run
+	mu            sync.Mutex // guards before and after, not held while they run
 	before, after func(redis.Cmder) error
+	again         func(redis.Cmder) bool // nil: no command is sent twice
 }
 
-var _ redis.Hook = (*FailHook)(nil)
+// Resend makes a hook that sends each command that it matches, and that did not fail, twice, and gives the second reply, as
+// go-redis does when the first reply is lost. Pipelines it leaves as they are.
+func Resend(match func(redis.Cmder) bool) *FailHook { return &FailHook{again: match} }
 
 // Before sets what is asked before a command is sent; on an error it is not
 // sent, and fails with it. Of a pipeline the other commands are sent; of a
@@ -76,6 +79,9 @@ func (h *FailHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 			return err
 		}
 		err := next(ctx, cmd)
+		if err == nil && h.again != nil && h.again(cmd) {
+			err = next(ctx, cmd)
+		}
 		cmd.SetErr(err) // as go-redis does when its hooks have run
 		return cmp.Or(h.fails(cmd, &h.after), err)
 	}

@@ -3,6 +3,8 @@ package redistest
 import (
 	"context"
 	"crypto/rand"
+	"runtime/debug"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -26,14 +28,20 @@ func Name(t testing.TB) string {
 	return name[:min(len(name), maxName-len(suffix))] + suffix
 }
 
+// moment is a millisecond, and longer under the race detector: tests then look at things less often.
+var moment = func() time.Duration {
+	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+		return 4 * time.Millisecond
+	}
+	return time.Millisecond
+}()
+
 // CheckEvery is the TaskCheckInterval for the servers of asynq in tests. Under the race detector
 // a miniredis takes milliseconds for each look at an empty queue, so they look less often.
-const CheckEvery = slower * 10 * time.Millisecond
+var CheckEvery = 10 * moment
 
 // pollEvery is the interval at which conditions are looked at.
-const pollEvery = slower * 2 * time.Millisecond
-
-const raced = slower > 1
+var pollEvery = 2 * moment
 
 // Patience is how long tests wait for what must happen: only a test that hangs uses it up.
 // What happens later than that is no failure of the code but a hang of the test.

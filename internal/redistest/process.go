@@ -1,7 +1,9 @@
 package redistest
 
 import (
+	"bytes"
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -14,6 +16,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // ServerEnv is the environment variable with the path of the server that tests on real
@@ -33,7 +37,7 @@ func Version() (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// errPortTaken means that somebody took the port since freePort looked at it.
+// errPortTaken means that another process has the port.
 var errPortTaken = errors.New("port taken")
 
 // command is what runs: a command, and a channel that is closed when it has exited; how is for its log to say.
@@ -62,13 +66,24 @@ func launch(cmd *exec.Cmd) (command, error) {
 	return command{cmd, exited}, <-started
 }
 
+// isFrozen tells whether a process that was sent SIGSTOP has stopped. Only Linux says so; elsewhere the signal takes effect
+// soon enough.
+func isFrozen(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return runtime.GOOS != "linux"
+	}
+	// "pid (name) state ...", where the name may hold anything.
+	return strings.HasPrefix(string(stat[bytes.LastIndexByte(stat, ')')+1:]), " T")
+}
+
 // freeze stops the process (SIGSTOP) and returns when nothing of it runs any more.
 func (c command) freeze() error {
 	process := c.cmd.Process
 	if err := process.Signal(signalStop); err != nil {
 		return fmt.Errorf("redistest: %w", err)
 	}
-	if !poll(Patience, func() bool { return frozen(process.Pid) }) {
+	if !poll(Patience, func() bool { return isFrozen(process.Pid) }) {
 		return fmt.Errorf("redistest: process %d does not freeze", process.Pid)
 	}
 	return nil
@@ -99,13 +114,17 @@ type process struct {
 	run *command   // nil when it does not run
 }
 
-// startProcess starts a redis-server without persistence on a free port.
-func startProcess(args []string) (*process, error) {
+// startProcess starts a server on a port from which on there are so many to choose from, with the arguments that are for
+// its process. All ports are below those that systems take for outgoing connections (32768), so that a server that is
+// down for a while finds its own free again.
+func startProcess(port, ports int, args func(*process) []string) (*process, error) {
 	for try := 1; ; try++ {
-		p, err := newProcess(args)
+		dir, err := os.MkdirTemp("", "redistest-")
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("redistest: %w", err)
 		}
+		p := &process{dir: dir, port: port + rand.IntN(ports)}
+		p.args = args(p)
 		if err = p.start(); err == nil {
 			return p, nil
 		}
@@ -116,59 +135,26 @@ func startProcess(args []string) (*process, error) {
 	}
 }
 
-func newProcess(args []string) (*process, error) {
-	port, err := freePort(len(args) > 0 && args[0] == "--cluster-enabled")
-	if err != nil {
-		return nil, err
+// startServer starts a redis-server without persistence, a node of a cluster or not.
+func startServer(isNode bool, args ...string) (*process, error) {
+	port, ports := 20000, busOffset
+	if isNode {
+		port, ports = 30000-busOffset, 2768
 	}
-	dir, err := os.MkdirTemp("", "redistest-")
-	if err != nil {
-		return nil, fmt.Errorf("redistest: %w", err)
-	}
-	p := &process{dir: dir, port: port}
-	p.args = append([]string{
-		"--bind", "127.0.0.1", "--port", strconv.Itoa(port), "--dir", dir,
-		"--save", "", "--appendonly", "no", "--daemonize", "no",
-	}, args...)
-	if rights := os.Getenv(RightsEnv); rights != "" {
-		p.args = append(append(p.args, "--user", limitedUser, "on", ">"+limitedUser), strings.Fields(rights)...)
-	}
-	return p, nil
+	return startProcess(port, ports, func(p *process) []string {
+		its := append([]string{
+			"--bind", "127.0.0.1", "--port", strconv.Itoa(p.port), "--dir", p.dir, "--save", "", "--appendonly", "no", "--daemonize", "no",
+		}, args...)
+		if rights := os.Getenv(RightsEnv); rights != "" {
+			its = append(append(its, "--user", limitedUser, "on", ">"+limitedUser), strings.Fields(rights)...)
+		}
+		return its
+	})
 }
 
 // busOffset lies between a node's port and that of its cluster bus. Redis 6.2 knows
 // no other.
 const busOffset = 10000
-
-// freePort finds a port that nobody listens on, nor, where asked for, on
-// the port of its cluster bus. It stays out of the range from which systems take the
-// ports of outgoing connections (from 32768), so that a server that is down for a while
-// finds its port free again.
-func freePort(bus bool) (int, error) {
-	ports := 12000
-	if bus {
-		ports = 2768
-	}
-	var err error
-	for range 100 {
-		port := 20000 + rand.IntN(ports)
-		if err = isFree(port); bus {
-			err = errors.Join(err, isFree(port+busOffset))
-		}
-		if err == nil {
-			return port, nil
-		}
-	}
-	return 0, fmt.Errorf("redistest: no free port: %w", err)
-}
-
-func isFree(port int) error {
-	ln, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-	if err != nil {
-		return err
-	}
-	return ln.Close()
-}
 
 func (p *process) addr() string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(p.port)) }
 
@@ -258,4 +244,19 @@ func (p *process) resume() error {
 func (p *process) remove() {
 	_ = p.stop(os.Kill)
 	_ = os.RemoveAll(p.dir)
+}
+
+// ask sends one command on a connection of its own. It gives the text of a string, and of a number.
+func ask(addr string, command ...string) (string, error) {
+	rdb := redis.NewClient(&redis.Options{Addr: addr, MaxRetries: -1, DialTimeout: time.Second, ReadTimeout: 2 * time.Second, Protocol: 2, DisableIdentity: true})
+	defer func() { _ = rdb.Close() }()
+	args := make([]any, len(command))
+	for i, word := range command {
+		args[i] = word
+	}
+	text, err := rdb.Do(context.Background(), args...).Text()
+	if err != nil {
+		err = fmt.Errorf("redistest: %s on %s: %w", strings.Join(command, " "), addr, err)
+	}
+	return text, err
 }

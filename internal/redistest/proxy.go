@@ -1,11 +1,15 @@
 package redistest
 
 import (
+	"bufio"
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"maps"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -15,8 +19,8 @@ import (
 )
 
 // Proxy stands between clients and one server and does what networks do. Every
-// fault works on the connections that exist and on new ones. It understands the
-// protocol: faults hit whole commands, replies and messages, never a part.
+// fault works on the connections that exist and on new ones. It understands
+// RESP3, which go-redis speaks: faults hit whole commands, replies and messages, never a part.
 //
 // It does not follow a connection on which MONITOR or CLIENT REPLY OFF was
 // sent, and of a cluster it hides one node only.
@@ -27,42 +31,22 @@ type Proxy struct {
 	cancel context.CancelFunc
 	wg     sync.WaitGroup // the accepting goroutine and all of its links
 
-	mu        sync.Mutex // guards what follows; not held during I/O, nor while a match function runs
-	links     map[*link]struct{}
-	faults    faults
-	losses    []*Held
-	holds     []*Held
-	counts    map[string]int // commands that were sent on
-	swallowed map[string]int // commands that were not, by Swallow
-	dropped   int            // messages that were swallowed
+	mu     sync.Mutex // guards what follows; not held during I/O, nor while a match function runs
+	links  map[*link]struct{}
+	faults faults
+	losses []*Held
+	holds  []*Held
+	counts map[string]int // commands that were sent on
 }
 
 // faults are those that are just on or off.
 type faults struct {
-	refuse       bool
-	swallow      [2][2]bool // by Direction and Connections
-	dropMessages bool
-	delay        time.Duration
+	refuse              bool
+	swallow             bool // everything
+	swallowSubscription bool // what comes from the server on connections on which a SUBSCRIBE was seen
+	dropMessages        bool
+	delay               time.Duration
 }
-
-// Direction is where something goes that passes a [Proxy].
-type Direction int
-
-// The directions.
-const (
-	ToServer Direction = iota
-	ToClient
-)
-
-// Connections are those of a kind that pass a [Proxy].
-type Connections int
-
-// The kinds of connections: one on which a SUBSCRIBE was seen counts among
-// Subscriptions, from that SUBSCRIBE on, all others among Commands.
-const (
-	Commands Connections = iota
-	Subscriptions
-)
 
 // NewProxy starts a proxy to the server at target (host:port). It ends with the
 // test.
@@ -72,7 +56,7 @@ func NewProxy(t testing.TB, target string) *Proxy {
 	if err != nil {
 		t.Fatalf("redistest: proxy: %v", err)
 	}
-	p := &Proxy{target: target, ln: ln, links: map[*link]struct{}{}, counts: map[string]int{}, swallowed: map[string]int{}}
+	p := &Proxy{target: target, ln: ln, links: map[*link]struct{}{}, counts: map[string]int{}}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	Go(&p.wg, p.accept) // ends when the listener is closed
 	t.Cleanup(func() {
@@ -149,18 +133,10 @@ func (p *Proxy) Cut() {
 func (p *Proxy) Refuse(on bool) { p.locked(func() { p.faults.refuse = on }) }
 
 // Blackhole swallows everything in both directions. Connections stay open, and new ones are accepted.
-func (p *Proxy) Blackhole(on bool) {
-	p.locked(func() { p.faults.swallow = [2][2]bool{{on, on}, {on, on}} })
-}
-
-// Swallow has everything in one direction on one kind of connections vanish: commands that never arrive, or replies,
-// messages and pongs to commands that have run. The connections stay open.
-func (p *Proxy) Swallow(d Direction, c Connections, on bool) {
-	p.locked(func() { p.faults.swallow[d][c] = on })
-}
+func (p *Proxy) Blackhole(on bool) { p.locked(func() { p.faults.swallow = on }) }
 
 // BlackholePubSub swallows everything from the server, pongs too, on connections on which a SUBSCRIBE was seen.
-func (p *Proxy) BlackholePubSub(on bool) { p.Swallow(ToClient, Subscriptions, on) }
+func (p *Proxy) BlackholePubSub(on bool) { p.locked(func() { p.faults.swallowSubscription = on }) }
 
 // DropMessages swallows Pub/Sub messages. Confirmations and pongs pass, so the subscription looks healthy.
 func (p *Proxy) DropMessages(on bool) { p.locked(func() { p.faults.dropMessages = on }) }
@@ -257,12 +233,175 @@ func (p *Proxy) Commands() (counts map[string]int) {
 	return counts
 }
 
-// Swallowed tells how many commands of that name came and were not sent on, because of Swallow or Blackhole.
-func (p *Proxy) Swallowed(name string) (n int) {
-	p.locked(func() { n = p.swallowed[strings.ToUpper(name)] })
-	return n
+// pubsubCommands are answered by pushes, one per channel and not one per command.
+var pubsubCommands = []string{"SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE", "UNSUBSCRIBE", "PUNSUBSCRIBE", "SUNSUBSCRIBE"}
+
+// link is one client's connection and the one to the server that belongs to it.
+type link struct {
+	p      *Proxy
+	client net.Conn
+	server net.Conn
+
+	once sync.Once     // runs close
+	gone chan struct{} // closed by close; ends whatever the goroutines wait for
+
+	mu         sync.Mutex // guards what follows
+	pending    [][]string // commands sent on and not answered yet, oldest first
+	subscribed bool       // a SUBSCRIBE was seen
 }
 
-// DroppedMessages tells how many Pub/Sub messages were swallowed, by whatever fault. A test that publishes a message to
-// have it lost waits for this before it ends the fault: the message may come after the reply to PUBLISH.
-func (p *Proxy) DroppedMessages() (n int) { p.locked(func() { n = p.dropped }); return n }
+// close ends the link at once; what was on its way is lost.
+func (l *link) close() {
+	l.once.Do(func() {
+		close(l.gone)
+		_ = l.client.Close()
+		_ = l.server.Close()
+	})
+}
+
+// up carries commands from the client to the server.
+func (l *link) up() {
+	// A client that goes does not take back what it has sent: the server still
+	// reads all of it before it sees the end, and only then closes its side.
+	defer func() { _ = l.server.(*net.TCPConn).CloseWrite() }()
+	r := bufio.NewReader(l.client)
+	for {
+		f, err := readFrame(r)
+		if err != nil || len(f.items) == 0 { // no command
+			return
+		}
+		f.items[0] = strings.ToUpper(f.items[0])
+		var swallowed bool
+		if l.p.locked(func() { swallowed = l.p.faults.swallow }); swallowed {
+			continue
+		}
+		if h := l.p.taken(&l.p.holds, f.items); h != nil {
+			select {
+			case <-h.released:
+			case <-l.gone:
+				return
+			}
+		}
+		l.sent(f.items)
+		if _, err := l.server.Write(f.raw); err != nil {
+			return
+		}
+	}
+}
+
+// IsControlRead tells whether a command, as its words, is a script on the controls or the
+// format of package lock. Each Locker sends one now and then, whatever a test does.
+func IsControlRead(command []string) bool {
+	return len(command) > 3 && strings.HasPrefix(strings.ToUpper(command[0]), "EVAL") && strings.Contains(command[3], ":{control}")
+}
+
+// sent notes a command that goes to the server now.
+func (l *link) sent(command []string) {
+	name := command[0]
+	if IsControlRead(command) {
+		name = "CONTROL"
+	}
+	l.p.locked(func() { l.p.counts[name]++ })
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if slices.Contains(pubsubCommands, command[0]) {
+		l.subscribed = true
+	} else {
+		l.pending = append(l.pending, command)
+	}
+}
+
+// down carries replies and pushes from the server to the client, as far as the faults let them. An error of the client
+// means that it is gone: what it has sent runs all the same, so the server is read to its end.
+func (l *link) down() {
+	defer l.close()
+	r := bufio.NewReader(l.server)
+	for {
+		together := r.Buffered() > 0 // it came with the one before, and is late by as much already
+		f, err := readFrame(r)
+		if err != nil {
+			return
+		}
+		command, subscribed := l.answered(f)
+		isMessage := f.kind == '>' && strings.HasSuffix(f.items[0], "message")
+		var faults faults
+		l.p.locked(func() { faults = l.p.faults })
+		if faults.swallow || faults.swallowSubscription && subscribed || faults.dropMessages && isMessage {
+			continue
+		}
+		if faults.delay > 0 && !together {
+			select {
+			case <-time.After(faults.delay):
+			case <-l.gone:
+				return
+			}
+		}
+		if command != nil && l.p.taken(&l.p.losses, command) != nil {
+			return
+		}
+		_, _ = l.client.Write(f.raw)
+	}
+}
+
+// answered gives the command that f is the reply to, or nil for a push, and whether the connection is one with subscriptions.
+func (l *link) answered(f frame) (command []string, subscribed bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if f.kind != '>' && len(l.pending) > 0 {
+		command, l.pending = l.pending[0], l.pending[1:]
+	}
+	return command, l.subscribed
+}
+
+// frame is one whole value of the Redis protocol as it was read.
+type frame struct {
+	raw  []byte
+	kind byte // its type: '+', '-', ':', '$', '*', '>' ...
+	// items holds the strings in it: of a command its words, of an array or a
+	// push its own elements without those nested deeper, of a scalar its text.
+	items []string
+}
+
+// readFrame reads one value of a type that servers send.
+func readFrame(r *bufio.Reader) (f frame, err error) {
+	if f.raw, err = r.ReadBytes('\n'); err != nil {
+		return f, err
+	}
+	text := strings.TrimRight(string(f.raw), "\r\n")
+	if text == "" {
+		return f, errors.New("redistest: protocol: empty line")
+	}
+	f.kind, text = text[0], text[1:]
+	if strings.IndexByte("+-:_#,(", f.kind) >= 0 {
+		f.items = []string{text}
+		return f, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < -1 || strings.IndexByte("$!=*~>%", f.kind) < 0 {
+		return f, fmt.Errorf("redistest: protocol: %q", f.raw)
+	}
+	if strings.IndexByte("$!=", f.kind) >= 0 {
+		var body []byte // of a null (-1) there is none
+		if n >= 0 {
+			body = make([]byte, n+2)
+		}
+		_, err = io.ReadFull(r, body)
+		f.raw, f.items = append(f.raw, body...), []string{strings.TrimSuffix(string(body), "\r\n")}
+		return f, err
+	}
+	if f.kind == '%' {
+		n *= 2
+	}
+	for range n {
+		element, err := readFrame(r)
+		if f.raw = append(f.raw, element.raw...); err != nil {
+			return f, err
+		}
+		item := ""
+		if strings.IndexByte("*~>%", element.kind) < 0 {
+			item = element.items[0]
+		}
+		f.items = append(f.items, item)
+	}
+	return f, nil
+}

@@ -30,20 +30,18 @@ func (p *process) linked(t testing.TB, master string) {
 	t.Helper()
 	var info, seen string
 	online := fmt.Sprintf("port=%d,state=online,", p.port)
-	Eventually(t, ownWithin, func() bool {
+	inStep := poll(ownWithin, func() bool {
 		// A message is replicated, so that there is something to acknowledge.
 		_, _ = ask(master, "PUBLISH", "redistest", "in step?")
 		info, _ = ask(p.addr(), "INFO", "replication")
 		seen, _ = ask(master, "INFO", "replication")
 		return strings.Contains(seen, online) && !strings.Contains(seen, online+"offset=0,") &&
 			strings.Contains(info, "role:slave\r\n") && strings.Contains(info, "master_link_status:up\r\n")
-	}, "a replica in step: %v", last(func() string { return info + seen }))
+	})
+	if !inStep {
+		t.Fatalf("redistest: a replica is not in step: %s%s", info, seen)
+	}
 }
-
-// last is text that is made when it is printed.
-type last func() string
-
-func (f last) String() string { return f() }
 
 // Forget has a replica lose its master: what that does from now on never gets
 // here. It stays a replica until Promote.
@@ -79,19 +77,19 @@ func StartSentinels(t testing.TB, master *Server, replicas int) *Sentinels {
 	t.Helper()
 	s := &Sentinels{}
 	for range 3 {
-		node, err := newProcess(nil)
-		Must(t, err)
-		t.Cleanup(node.remove)
-		file := filepath.Join(node.dir, "sentinel.conf") // which it writes itself, too
-		Must(t, os.WriteFile(file, fmt.Appendf(nil, `bind 127.0.0.1
+		node, err := startProcess(20000, busOffset, func(p *process) []string {
+			file := filepath.Join(p.dir, "sentinel.conf") // which it writes itself, too
+			Must(t, os.WriteFile(file, fmt.Appendf(nil, `bind 127.0.0.1
 port %d
 dir %s
 sentinel monitor %[3]s 127.0.0.1 %[4]d 2
 sentinel down-after-milliseconds %[3]s 500
 sentinel failover-timeout %[3]s 3000
-`, node.port, node.dir, MasterName, master.own(t).port), 0o600))
-		node.args = []string{file, "--sentinel"}
-		Must(t, node.start())
+`, p.port, p.dir, MasterName, master.own(t).port), 0o600))
+			return []string{file, "--sentinel"}
+		})
+		Must(t, err)
+		t.Cleanup(node.remove)
 		s.nodes = append(s.nodes, node)
 	}
 	s.Whole(t, replicas)
@@ -105,7 +103,7 @@ func (s *Sentinels) Whole(t testing.TB, replicas int) {
 	for _, node := range s.nodes {
 		rdb := redis.NewSentinelClient(&redis.Options{Addr: node.addr()})
 		var seen string
-		Eventually(t, ownWithin, func() bool {
+		whole := poll(ownWithin, func() bool {
 			m, err1 := rdb.Master(t.Context(), MasterName).Result()
 			list, err2 := rdb.Replicas(t.Context(), MasterName).Result()
 			seen = fmt.Sprint(m, err1, list, err2)
@@ -116,7 +114,10 @@ func (s *Sentinels) Whole(t testing.TB, replicas int) {
 				}
 			}
 			return m["flags"] == "master" && m["num-other-sentinels"] == "2" && inStep == replicas
-		}, "a sentinel that knows the others: %v", last(func() string { return seen }))
+		})
+		if !whole {
+			t.Fatalf("redistest: a sentinel does not know the others: %s", seen)
+		}
 		_ = rdb.Close()
 	}
 }

@@ -2,7 +2,6 @@ package redistest
 
 import (
 	"os"
-	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -72,7 +71,7 @@ func startMini() (*Server, error) {
 const tick, mostTicks = time.Millisecond, 20
 
 func startReal(args []string) (*Server, error) {
-	node, err := startProcess(args)
+	node, err := startServer(false, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -135,14 +134,6 @@ func newClient(t testing.TB, o *redis.UniversalOptions, opts []func(*redis.Unive
 	rdb := redis.NewUniversalClient(o)
 	t.Cleanup(func() { _ = rdb.Close() }) // the test may have closed it itself
 	return rdb
-}
-
-// DialOnce makes a client try only once to open a connection. Old versions of
-// go-redis, which have no such option, never try twice.
-func DialOnce(o *redis.UniversalOptions) {
-	if retries := reflect.ValueOf(o).Elem().FieldByName("DialerRetries"); retries.IsValid() {
-		retries.SetInt(1)
-	}
 }
 
 // own gives the process of a server from StartReal; a fault put on any other

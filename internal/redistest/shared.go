@@ -166,8 +166,8 @@ func needBinary(t testing.TB) {
 	}
 }
 
-// atOnce is how many tests of a package run at once, where nothing else is said; fewer under the race detector.
-const atOnce, atOnceRaced = 16, 12
+// atOnce is how many tests of a package run at once, where nothing else is said.
+const atOnce = 16
 
 // waitTogether lets more tests run at once than there are cores: they mostly
 // wait for deadlines. A -parallel that was given stays. It also has garbage collected less often, but in benchmarks.
@@ -175,13 +175,10 @@ func waitTogether() {
 	if !flag.Parsed() {
 		flag.Parse()
 	}
-	given, most := false, atOnce
-	if raced {
-		most = atOnceRaced
-	}
+	given := false
 	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
-	if parallel := flag.Lookup("test.parallel"); !given && parallel != nil && runtime.GOMAXPROCS(0) < most {
-		_ = parallel.Value.Set(strconv.Itoa(most)) // a number is what it takes
+	if parallel := flag.Lookup("test.parallel"); !given && parallel != nil && runtime.GOMAXPROCS(0) < atOnce {
+		_ = parallel.Value.Set(strconv.Itoa(atOnce)) // a number is what it takes
 	}
 	if bench := flag.Lookup("test.bench"); os.Getenv("GOGC") == "" && bench != nil && bench.Value.String() == "" {
 		debug.SetGCPercent(400) // the heaps of tests are small

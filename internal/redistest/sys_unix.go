@@ -1,7 +1,0 @@
-//go:build unix
-
-package redistest
-
-import "syscall"
-
-const signalStop, signalContinue = syscall.SIGSTOP, syscall.SIGCONT
