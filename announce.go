@@ -3,6 +3,7 @@ package automutex
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/fleet"
+	"github.com/automutex/automutex/internal/nearest"
 )
 
 // This file is what a Guard says of itself to the page, the command, doctor and other Guards; see internal/fleet.
@@ -36,7 +38,7 @@ func (g *Guard) warnDiffer(found []fleet.Difference) {
 }
 
 // servedTypes is the task types that the Guard is known to have a handler for: those of tasks that came, and patterns of
-// the mux that Run was given. Safe for concurrent use; the zero value is empty.
+// the mux that Run or Middleware was given. Safe for concurrent use; the zero value is empty.
 type servedTypes struct {
 	types atomic.Pointer[map[string]bool] // replaced and never changed, so that a task costs one look; nil: none
 	mu    sync.Mutex                      // guards the replacement
@@ -45,20 +47,22 @@ type servedTypes struct {
 // mostServed bounds servedTypes: who enqueues chooses the types of tasks.
 const mostServed = 100
 
-func (s *servedTypes) add(taskType string) {
+// add adds a type, and reports whether it is new.
+func (s *servedTypes) add(taskType string) (isNew bool) {
 	if s.has(taskType) {
-		return
+		return false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.has(taskType) {
-		return
+		return false
 	}
 	types := map[string]bool{taskType: true}
 	if before := s.types.Load(); before != nil {
 		maps.Copy(types, *before)
 	}
 	s.types.Store(&types)
+	return true
 }
 
 // has reports whether the type is known, or is one too many.
@@ -74,14 +78,32 @@ func (s *servedTypes) list() []string {
 	return nil
 }
 
-// askMux adds the patterns under which the mux has the types of rules. It cannot list the others.
+// askMux adds the patterns under which the handler, an asynq.ServeMux or what embeds one, has the types of rules. It cannot list the
+// others.
 func (s *servedTypes) askMux(handler asynq.Handler, rules []Rule) {
-	if mux, ok := handler.(*asynq.ServeMux); ok {
+	if mux, ok := handler.(interface {
+		Handler(t *asynq.Task) (asynq.Handler, string)
+	}); ok {
 		for _, rule := range rules {
 			if _, pattern := mux.Handler(asynq.NewTask(rule.Task, nil)); pattern != "" {
 				s.add(pattern)
 			}
 		}
+	}
+}
+
+// noteType notes that a task of the type came. If the type has no rule, it warns once of each rule that nothing is known to serve, and whose
+// Task looks like the type.
+func (g *Guard) noteType(taskType string) {
+	if !g.served.add(taskType) || g.rules.find(taskType) != nil {
+		return
+	}
+	for _, p := range g.rules.declared {
+		if !nearest.IsMeant(p.task, taskType) || slices.ContainsFunc(g.served.list(), func(served string) bool { return g.rules.find(served) == p }) {
+			continue
+		}
+		g.warnOnce("nothing serves "+p.task, fmt.Sprintf("a rule is for %q, which nothing is known to serve, and a task of type %q has no rule, and runs without a lock: "+
+			"did you mean %[2]q?", p.task, taskType), "rule", p.rules[0].Name)
 	}
 }
 

@@ -3,9 +3,11 @@ package automutex
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/hibiken/asynq"
@@ -117,5 +119,64 @@ func TestServedTypes(t *testing.T) {
 	}
 	if n := len(s.list()); n != mostServed {
 		t.Errorf("%d types, want %d", n, mostServed)
+	}
+}
+
+// A task without a rule whose type looks like the Task of a rule that nothing serves: that is said once for each rule. Rules of other
+// workers, and types that have a rule, say nothing.
+func TestMiddleware_looksLikeARule(t *testing.T) {
+	t.Parallel()
+	type embeds struct{ *asynq.ServeMux }
+	wraps := map[string]func(*Guard, *asynq.ServeMux) asynq.Handler{
+		"mux":      func(g *Guard, mux *asynq.ServeMux) asynq.Handler { return g.Middleware(mux) },
+		"embedded": func(g *Guard, mux *asynq.ServeMux) asynq.Handler { return g.Middleware(embeds{mux}) },
+		"Use":      func(g *Guard, mux *asynq.ServeMux) asynq.Handler { mux.Use(g.Middleware); return mux },
+		"wrapped": func(g *Guard, mux *asynq.ServeMux) asynq.Handler {
+			return g.Middleware(asynq.HandlerFunc(mux.ProcessTask))
+		},
+	}
+	for wrapped, wrap := range wraps {
+		for _, c := range []struct {
+			tasks, served, come, want []string // served: patterns of the mux; want: Tasks of rules that are warned of
+		}{
+			{[]string{"cron:nigtly"}, []string{"cron:nightly"}, []string{"cron:nightly", "cron:nightly"}, []string{"cron:nigtly"}},
+			{[]string{"cron:nigtly"}, []string{"cron:"}, []string{"cron:hourly", "cron:nightly"}, []string{"cron:nigtly"}},
+			{[]string{"crn:"}, []string{"cron:"}, []string{"cron:nightly", "cron:hourly"}, []string{"crn:"}},
+			{[]string{"Pay", "rprt"}, []string{"pay", "report"}, []string{"pay", "report"}, []string{"Pay", "rprt"}},
+			{[]string{"sync:eu", "sync:us", "mail:send"}, []string{"sync:eu"}, []string{"sync:eu", "other"}, nil},
+			{[]string{"sync:", "sync:us"}, []string{"sync:eu"}, []string{"sync:eu"}, nil},
+			{[]string{"sync:us"}, []string{"sync:us", "sync:eu"}, []string{"sync:us", "sync:eu"}, nil},
+			{[]string{"a", "report:x"}, []string{"b", "report:yearly"}, []string{"b", "report:yearly"}, nil},
+		} {
+			log, mux := &redistest.Log{}, asynq.NewServeMux()
+			var rules []Rule
+			for _, task := range c.tasks {
+				rules = append(rules, Rule{Task: task})
+			}
+			for _, pattern := range c.served {
+				mux.HandleFunc(pattern, func(context.Context, *asynq.Task) error { return nil })
+			}
+			handler := wrap(newGuardWith(t, redistest.Mini(t), Config{Rules: rules, Prefix: redistest.Name(t), Logger: log.Logger()}), mux)
+			for _, come := range c.come {
+				_ = handler.ProcessTask(t.Context(), asynq.NewTask(come, nil)) // asynq's mux refuses a type that it does not serve
+			}
+			var warned []string
+			for _, task := range c.tasks {
+				if n := strings.Count(log.Text(slog.LevelWarn), fmt.Sprintf("a rule is for %q, which", task)); n > 0 {
+					warned = append(warned, strings.Repeat(task, n))
+				}
+			}
+			if n := strings.Count(log.Text(slog.LevelWarn), "did you mean"); !slices.Equal(warned, c.want) || n != len(c.want) {
+				t.Errorf("%s: rules for %q, served %q, came %q: warned of %q, %d times; want %q", wrapped, c.tasks, c.served, c.come, warned, n, c.want)
+			}
+		}
+	}
+	// What a mux serves exactly is no slip, also if the other type comes first.
+	log, mux := &redistest.Log{}, asynq.NewServeMux()
+	guard := newGuardWith(t, redistest.Mini(t), Config{Rules: []Rule{{Task: "sync:us"}}, Logger: log.Logger()})
+	mux.Handle("sync:us", asynq.NotFoundHandler())
+	_ = guard.Middleware(mux).ProcessTask(t.Context(), asynq.NewTask("sync:eu", nil))
+	if text := log.Text(slog.LevelWarn); text != "" {
+		t.Errorf("logged %q", text)
 	}
 }

@@ -433,25 +433,19 @@ func (d *doctor) slips(rules []automutex.Rule, byTask *tasktype.Map[[]int], type
 			types[served] = true
 		}
 	}
-	matched, loose := map[string]bool{}, map[string]bool{}
-	for taskType := range types {
+	matched, loose := map[string]bool{}, []string{}
+	for _, taskType := range slices.Sorted(maps.Keys(types)) {
 		if its, found := byTask.Find(taskType); found {
 			matched[rules[its[0]].Task] = true
-			continue
+		} else {
+			loose = append(loose, taskType)
 		}
-		for end := range taskType {
-			if taskType[end] == ':' {
-				loose[taskType[:end+1]] = true // a rule with a prefix may be meant for it
-			}
-		}
-		loose[taskType] = true
 	}
 	for _, rule := range rules {
-		for _, taskType := range slices.Sorted(maps.Keys(loose)) {
-			if !matched[rule.Task] && nearest.IsSlip(taskType, rule.Task) {
-				d.foundf(Bad, "tasks", "nothing serves %q, which a rule is for, and no rule is for %q: did you mean that?", rule.Task, taskType)
-				break
-			}
+		i := slices.IndexFunc(loose, func(taskType string) bool { return nearest.IsMeant(rule.Task, taskType) })
+		if i >= 0 && !matched[rule.Task] {
+			matched[rule.Task] = true // of several rules for it, one is named
+			d.foundf(Bad, "tasks", "nothing serves %q, which a rule is for, and no rule is for %q: did you mean that?", rule.Task, loose[i])
 		}
 	}
 }

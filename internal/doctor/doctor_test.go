@@ -185,10 +185,11 @@ func TestFleet(t *testing.T) {
 		redistest.Must(t, err)
 		return all
 	}
-	served := []string{"cron:nightly", "sync:eu", "sync:us"}
-	say("shop", served, automutex.Rule{Task: "cron:nigtly"}, automutex.Rule{Task: "sync:eu"}, automutex.Rule{Task: "of-another-worker"})
+	served := []string{"cron:nightly", "mail:welcome", "sync:eu"}
+	say("shop", served, automutex.Rule{Task: "cron:nigtly"}, automutex.Rule{Task: "mial:"}, automutex.Rule{Task: "sync:eu"}, automutex.Rule{Task: "sync:us"},
+		automutex.Rule{Task: "of-another-worker"})
 	all := examine("shop")
-	if !has(all, Fine, "rules", "1 Guard; what they run fits together") || !has(all, Bad, "tasks", `no rule is for "cron:nightly": did you mean that?`) || CountBad(all) != 1 {
+	if !has(all, Fine, "rules", "1 Guard; what they run fits together") || !has(all, Bad, "tasks", `no rule is for "cron:nightly": did you mean that?`) || !has(all, Bad, "tasks", `no rule is for "mail:welcome"`) || CountBad(all) != 2 {
 		t.Errorf("%+v", all)
 	}
 	if all := examine("shpo"); !has(all, Note, "prefix", "there are Guards with shop: give that") {

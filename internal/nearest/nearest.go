@@ -59,8 +59,26 @@ func distance(a, b string) int {
 	return row[len(to)]
 }
 
-// IsSlip reports whether a is b with at most two slips of the keys.
-func IsSlip(a, b string) bool {
-	n := distance(a, b)
-	return a != b && n <= min(2, max(1, len(b)/3))
+// IsMeant reports whether a rule's Task was probably meant for a task type, which it is not for: it is the type with at most two
+// slips of the keys, or, if it ends in a separator, so the beginning of the type. Of a short one less may change.
+func IsMeant(task, taskType string) bool {
+	if len(task) == 0 || len(task)+len(taskType) > 2*maxWanted {
+		return false
+	}
+	if isSlip(task, taskType) {
+		return true
+	}
+	const separators = ":./-_ "
+	if strings.Contains(separators, task[len(task)-1:]) {
+		for end := range taskType {
+			if strings.Contains(separators, taskType[end:end+1]) && isSlip(task, taskType[:end+1]) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func isSlip(a, b string) bool {
+	return a != b && distance(a, b) <= min(2, (max(len(a), len(b))+1)/3)
 }
