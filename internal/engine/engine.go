@@ -42,8 +42,9 @@ const (
 	// maxSenders is how many pipelines of waiters and renewals are under way at most, and maxSendersCluster so on a Cluster, where
 	// others go on while one master hangs. The rest of the client's connections is for single calls.
 	maxSenders, maxSendersCluster = 4, 64
-	// maxFirstAsks is how many callers send their first ask by themselves at a time. The others' asks go in pipelines.
-	maxFirstAsks = 32
+	// maxFirstAsks is how many callers send their first ask for one key by themselves at a time, and maxFirstKeys for how many keys. The
+	// others' asks go in pipelines. So a free key has no crowd before it that wants another one.
+	maxFirstAsks, maxFirstKeys = 8, 32
 	// maxGrant is the longest lease that a release grants to a waiter. The waiter may have died unnoticed: then the line waits for
 	// that long and no longer.
 	maxGrant = 3 * time.Second
@@ -124,7 +125,7 @@ type Engine struct {
 	holds     agenda             // leases, by when they are renewed or end
 	stoppable int                // leases with Request.OnStop
 	senders   int                // pipelines that are under way
-	firsts    int                // first asks that are under way by themselves
+	firsts    map[string]int     // first asks that are under way by themselves, by key
 	closed    bool
 	listening bool
 }
@@ -133,7 +134,7 @@ type Engine struct {
 func New(o Options) *Engine {
 	var id [12]byte
 	_, _ = rand.Read(id[:]) // it never fails
-	e := &Engine{o: o, life: life.New(), channel: base64.RawURLEncoding.EncodeToString(id[:]), waiters: map[string]*waiter{}, leases: map[string]*Lease{}}
+	e := &Engine{o: o, life: life.New(), channel: base64.RawURLEncoding.EncodeToString(id[:]), waiters: map[string]*waiter{}, leases: map[string]*Lease{}, firsts: map[string]int{}}
 	if e.life.Refuse(o.Unfit); o.Unfit == nil {
 		e.conn = redisx.New(o.Client, redisx.Options{Prefix: o.Prefix, Log: o.Log, Closing: e.life.Closing.Done()})
 	}

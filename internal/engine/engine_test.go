@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -94,11 +97,40 @@ func TestLeave(t *testing.T) {
 func TestCrowdOfFreeLocks(t *testing.T) {
 	e := start(t, redistest.Mini(t))
 	var wg sync.WaitGroup
-	for i := range 4 * maxFirstAsks {
+	for i := range 4 * maxFirstKeys {
 		r := inLine(request(t))
 		r.Key = fmt.Sprintf("automutex:{%s|%d}", redistest.Name(t), i)
 		r.OnWait = func() { t.Error("waits for a lock that is free") }
 		redistest.Go(&wg, func() { release(t, must(t, e, r)) })
 	}
+	wg.Wait()
+}
+
+// TestFreeKeyBesideACrowd: a free key is had while a crowd has asked for another one, and nothing has come of it yet.
+func TestFreeKeyBesideACrowd(t *testing.T) {
+	e := start(t, redistest.Mini(t))
+	hook, stuck := &redistest.FailHook{}, make(chan struct{})
+	e.o.Client.(redis.UniversalClient).AddHook(hook)
+	crowd, free := inLine(request(t)), inLine(request(t))
+	crowd.Key += ":crowd"
+	hook.Before(func(cmd redis.Cmder) error {
+		if strings.Contains(cmd.String(), crowd.Key) {
+			<-stuck
+		}
+		return nil
+	})
+	unstick := sync.OnceFunc(func() { close(stuck) })
+	t.Cleanup(unstick)
+	var wg sync.WaitGroup
+	for range 4 * maxFirstKeys {
+		redistest.Go(&wg, func() { release(t, must(t, e, crowd)) })
+	}
+	redistest.Eventually(t, 30*time.Second, func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return len(e.waiters) == 4*maxFirstKeys
+	}, "all ask")
+	release(t, must(t, e, free))
+	unstick()
 	wg.Wait()
 }

@@ -79,9 +79,9 @@ func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (a tu
 	le, r := w.lease, &w.lease.request
 	e.mu.Lock()
 	e.waiters[le.token] = w
-	alone := e.firsts < maxFirstAsks
+	alone := e.firsts[r.Key] < maxFirstAsks && len(e.firsts) < maxFirstKeys
 	if alone {
-		e.firsts++
+		e.firsts[r.Key]++
 	} else {
 		w.unsent, w.first = true, make(chan struct{})
 		e.asks.set(&w.entry, began)
@@ -101,7 +101,10 @@ func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (a tu
 	}
 	a, sent, err := e.ask(ctx, le, w.turn.Asks())
 	e.mu.Lock()
-	if e.firsts--; err != nil {
+	if e.firsts[r.Key]--; e.firsts[r.Key] == 0 {
+		delete(e.firsts, r.Key)
+	}
+	if err != nil {
 		delete(e.waiters, le.token)
 	}
 	e.mu.Unlock()
