@@ -453,12 +453,6 @@ func clockOf(t testing.TB, rdb redis.UniversalClient) time.Time {
 	return now
 }
 
-// passes waits until the server's clock is later than that.
-func passes(t testing.TB, rdb redis.UniversalClient, at time.Time) {
-	t.Helper()
-	redistest.Eventually(t, soon, func() bool { return clockOf(t, rdb).After(at) }, "it is %s", at)
-}
-
 // waitsOrParks calls LockOrPark beside, and gives what makes it park.
 func waitsOrParks(t testing.TB, m *lock.Lock) (w *attempt, park func()) {
 	now := make(chan struct{})
