@@ -369,7 +369,7 @@ func mustPark(t testing.TB, m *lock.Lock) *lock.BusyError {
 		t.Fatalf("LockOrPark took the lock; want parked; %s", dump(m))
 	}
 	busy := wantBusy(t, err)
-	if !busy.Parked {
+	if !busy.Parked || !strings.Contains(busy.Error(), "parked at place") {
 		t.Fatalf("not parked: %v; %s", err, dump(m))
 	}
 	return busy
