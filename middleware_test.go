@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,8 +19,116 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/stamp"
+	"github.com/automutex/automutex/internal/turn"
 	"github.com/automutex/automutex/lock"
 )
+
+// The tests here look inside of the package. What a user can see is tested in internal/e2e, on asynq's servers.
+
+func TestMain(m *testing.M) { redistest.Main(m) }
+
+const patience = redistest.Patience
+
+// newGuard is a guard without a server.
+func newGuard(t *testing.T, s *redistest.Server, rules ...Rule) *Guard {
+	t.Helper()
+	return newGuardWith(t, s, Config{Rules: rules, Logger: slog.New(slog.DiscardHandler)})
+}
+
+func newGuardWith(t *testing.T, s *redistest.Server, cfg Config) *Guard {
+	t.Helper()
+	cfg.Prefix = redistest.Name(t)
+	guard, err := New(s.Client(t), cfg)
+	redistest.Must(t, err)
+	t.Cleanup(func() {
+		if err := guard.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return guard
+}
+
+// An Enqueue that took longer than the stamp's deadline takes its place again before it returns.
+func TestInOrder_slowEnqueue(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		cfg := Config{Rules: []Rule{{Task: "work", On: []string{"id"}, InOrder: true}}, Prefix: redistest.Name(t)}
+		c, err := NewClient(rdb, asynq.NewClientFromRedisClient(rdb), cfg)
+		redistest.Must(t, err)
+		c.stampDeadline = 0 // so that every Enqueue is slow
+		_, err = c.EnqueueContext(t.Context(), asynq.NewTask("work", []byte(`{"id":1}`)), asynq.Queue(redistest.Name(t)))
+		redistest.Must(t, err)
+		head, err := c.engine.Head(t.Context(), orderedKey(cfg.Prefix+":{work|1}"))
+		if err != nil || head.State == "i" || head.State == "" {
+			t.Fatalf("%+v, %v", head, err)
+		}
+	})
+}
+
+// Close beside Shutdown has as much time as Shutdown takes.
+func TestRun_handlerOutlivesShutdown(t *testing.T) {
+	t.Parallel()
+	for _, ruled := range []string{"work", "another"} { // the handler of a task without a rule counts, too
+		running, let, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+		guard := newGuard(t, redistest.Mini(t), Rule{Task: ruled})
+		handler := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+			close(running)
+			<-let
+			return nil
+		}))
+		go func() { ended <- handler.ProcessTask(context.Background(), asynq.NewTask("work", nil)) }()
+		<-running
+		if err := guard.closeBeside(func() {}); !errors.Is(err, errShutdownTimeout) {
+			t.Errorf("a rule for %s: got %v", ruled, err)
+		}
+		close(let)
+		redistest.Must(t, <-ended)
+	}
+}
+
+// With the Middleware on some handlers, or twice, there is no warning of an unguarded server, and a task takes one worker.
+func TestServerConfig_withMiddleware(t *testing.T) {
+	t.Parallel()
+	for name, wrap := range map[string]func(*Guard, asynq.Handler) asynq.Handler{
+		"some":  func(g *Guard, h asynq.Handler) asynq.Handler { g.Middleware(h); return h },
+		"twice": func(g *Guard, h asynq.Handler) asynq.Handler { return g.Middleware(g.Middleware(h)) },
+	} {
+		log := &redistest.Log{}
+		guard := newGuardWith(t, redistest.Mini(t), Config{Rules: []Rule{{Task: "park", Busy: Park}}, Logger: log.Logger()})
+		ctx := guard.ServerConfig(asynq.Config{Concurrency: 1}).BaseContext()
+		redistest.Must(t, wrap(guard, asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
+			m := ctx.Value(serverKey{guard}).(*taskMark)
+			if busy := m.server.workers.isBusy(); busy > 1 {
+				t.Errorf("%s: one task counts as %d", name, busy)
+			}
+			m.server.checkGuarded()
+			return nil
+		})).ProcessTask(ctx, asynq.NewTask("work", nil)))
+		if text := log.Text(slog.LevelWarn); text != "" {
+			t.Errorf("%s: logged %q", name, text)
+		}
+	}
+}
+
+// A Guard knows the types of tasks that came, up to a bound, and the patterns of its mux that are for its rules.
+func TestServedTypes(t *testing.T) {
+	t.Parallel()
+	var s servedTypes
+	mux := asynq.NewServeMux()
+	mux.Handle("cron:nightly", asynq.NotFoundHandler())
+	mux.Handle("mail:", asynq.NotFoundHandler())
+	s.askMux(mux, []Rule{{Task: "cron:nigtly"}, {Task: "mail:welcome"}})
+	if got := s.list(); !slices.Equal(got, []string{"mail:"}) {
+		t.Errorf("of the mux: %q", got)
+	}
+	for i := range mostServed + 9 {
+		s.add(strconv.Itoa(i))
+	}
+	if n := len(s.list()); n != mostServed {
+		t.Errorf("%d types, want %d", n, mostServed)
+	}
+}
 
 // A sleep on the last attempt ends with what makes another try pointless.
 func TestAttempt_sleep(t *testing.T) {
@@ -147,42 +259,6 @@ func TestInOrder_seen(t *testing.T) {
 	}
 }
 
-// What parks is away for about as long as its turn would take, each for another
-// time, and for no more than ten minutes.
-func TestPark_safetyNet(t *testing.T) {
-	t.Parallel()
-	g := newGuard(t, redistest.Mini(t), Rule{Task: "work", Busy: Park})
-	targets, err := g.rules.targets(t.Context(), asynq.NewTask("work", nil), g.cfg.Prefix)
-	if err != nil || len(targets) != 1 {
-		t.Fatal(targets, err)
-	}
-	d := g.newDelivery(context.Background(), asynq.NewTask("work", nil))
-	for _, c := range []struct {
-		expires  time.Duration
-		place    int
-		min, max time.Duration
-	}{
-		{0, 0, minParkDelay, minParkDelay * 5 / 4},
-		{30 * time.Second, 0, 30 * time.Second, 38 * time.Second},
-		{0, 100, minParkDelay + 100*time.Second, 132 * time.Second},
-		{0, 1_000_000_000, 5 * time.Minute, 10 * time.Minute},
-		{time.Hour, 0, 5 * time.Minute, 10 * time.Minute},
-	} {
-		seen := map[time.Duration]bool{}
-		for range 100 {
-			answer := d.park(targets[0], &BusyError{ExpiresIn: c.expires, Place: c.place, parked: true})
-			h := g.findReturned(answer)
-			if h == nil || h.delay < c.min || h.delay > c.max {
-				t.Fatalf("%s and place %d: %v", c.expires, c.place, h)
-			}
-			seen[h.delay] = true
-		}
-		if len(seen) < 90 {
-			t.Errorf("%s and place %d: %d different delays of 100", c.expires, c.place, len(seen))
-		}
-	}
-}
-
 func TestPark_parkBy(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -263,5 +339,432 @@ func TestPark_noteOfNoTask(t *testing.T) {
 		if fate := g.wakeParked(t.Context(), g.cfg.Prefix+":{"+c.scope+"}", c.note); fate != c.want {
 			t.Errorf("%q of %s: %v, want %v", c.note, c.scope, fate, c.want)
 		}
+	}
+}
+
+// What meets an outage, a closed gate or a pause together comes back in the time that is due, spread.
+func TestDelays_spread(t *testing.T) {
+	t.Parallel()
+	away := func(after time.Duration) func() time.Duration {
+		o := &outage{since: time.Now().Add(-after)}
+		return func() time.Duration { return o.delay() }
+	}
+	gate := func(reason string, opens time.Duration) func() time.Duration {
+		return (&BusyError{Reason: reason, ExpiresIn: opens}).gateDelay
+	}
+	pause := func(left time.Duration) func() time.Duration {
+		return func() time.Duration { return pauseDelay(left) }
+	}
+	parked := func(busy BusyError, ordered bool) func() time.Duration {
+		return func() time.Duration { return busy.parkDelay(ordered) }
+	}
+	const far, sec = 10_000 * orderedDelay, time.Second
+	for name, c := range map[string]struct {
+		delay               func() time.Duration
+		least, most, spread time.Duration
+	}{
+		// The later the longer Redis has been away.
+		"away since now":   {away(0), time.Second, 2 * time.Second, 500 * time.Millisecond},
+		"away for 10 s":    {away(10 * time.Second), 5 * time.Second, 11 * time.Second, 5 * time.Second},
+		"away for an hour": {away(time.Hour), 15 * time.Second, 30 * time.Second, 15 * time.Second},
+		// Over a quarter of the time until the gate opens, 2 to 30 s; asynq's times are whole seconds.
+		"rate, soon":         {gate(ReasonRate, time.Millisecond), time.Millisecond, 3 * time.Second, 2 * time.Second},
+		"rate, in an hour":   {gate(ReasonRate, time.Hour), time.Hour, time.Hour + 31*time.Second, 30 * time.Second},
+		"cooldown of 40 s":   {gate(ReasonCooldown, 40*time.Second), 40 * time.Second, 51 * time.Second, 10 * time.Second},
+		"closed for 40 s":    {gate(ReasonClosed, 40*time.Second), 40 * time.Second, 51 * time.Second, 10 * time.Second},
+		"paused, no end":     {pause(0), 30 * time.Second, 90 * time.Second, 60 * time.Second},
+		"paused, almost not": {pause(time.Millisecond), time.Millisecond, 5*time.Second + time.Millisecond, 5 * time.Second},
+		"paused for 1 min":   {pause(time.Minute), time.Minute, 90 * time.Second, 30 * time.Second},
+		"paused for a day":   {pause(24 * time.Hour), 30 * time.Second, 90 * time.Second, 60 * time.Second},
+		// For about as long as its turn takes, and in order so long that a backlog asks less than once a second.
+		"parked":                                {parked(BusyError{}, false), minParkDelay, minParkDelay * 5 / 4, sec},
+		"parked, held for 30 s":                 {parked(BusyError{ExpiresIn: 30 * sec}, false), 30 * sec, 38 * sec, 7 * sec},
+		"parked, many before":                   {parked(BusyError{Place: 100}, false), minParkDelay + 100*sec, 132 * sec, 25 * sec},
+		"parked at a gate":                      {parked(BusyError{Place: 2, ExpiresIn: 10 * sec, Reason: ReasonClosed}, false), 12 * sec, 15 * sec, 2 * sec},
+		"parked, most before":                   {parked(BusyError{Place: 1e9}, false), maxParkDelay / 2, maxParkDelay, 200 * sec},
+		"parked, held for an hour":              {parked(BusyError{ExpiresIn: time.Hour}, false), maxParkDelay / 2, maxParkDelay, 200 * sec},
+		"in order":                              {parked(BusyError{Place: 3}, true), minParkDelay + 3*sec, 10 * sec, sec},
+		"in order, behind one that is archived": {parked(BusyError{Reason: ReasonArchived}, true), maxParkDelay / 2, maxParkDelay, 200 * sec},
+		"in order, many before":                 {parked(BusyError{Place: 10_000}, true), far / 2, far, far / 3},
+	} {
+		seen, first, last := map[time.Duration]bool{}, time.Duration(1<<62), time.Duration(0)
+		for range 1000 {
+			d := c.delay()
+			if d < c.least || d > c.most {
+				t.Fatalf("%s: back after %s, want %s to %s", name, d, c.least, c.most)
+			}
+			seen[d], first, last = true, min(first, d), max(last, d)
+		}
+		if len(seen) < 900 || last-first < c.spread/2 {
+			t.Errorf("%s: %d different delays of 1000, from %s to %s", name, len(seen), first, last)
+		}
+	}
+}
+
+// What fails for one task alone begins an outage each time that it is tried, which is logged once a minute.
+func TestOutage_ofOneSubject(t *testing.T) {
+	t.Parallel()
+	text := &redistest.Log{}
+	log := text.Logger()
+	o := redisOutage()
+	for want := 1; want <= 2; want++ {
+		for range 50 {
+			o.recordFailure(log, "Redis", "poisoned", errors.New("away"))
+			o.recordSuccess(log)
+		}
+		if text := text.String(); strings.Count(text, "cannot be asked") != want || strings.Count(text, "answers again") != want || !strings.Contains(text, "poisoned") {
+			t.Errorf("log: %s", text)
+		}
+		o.logged = o.logged.Add(-outageLogEvery)
+	}
+}
+
+// A wait that a pause ended is one for a paused key, though the key is held, and the pause over: no policy may end the task.
+func TestBusyError_afterAPause(t *testing.T) {
+	t.Parallel()
+	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
+	d := guard.newDelivery(t.Context(), asynq.NewTask("work", nil))
+	at := target{rule: guard.rules.match("work")[0], key: guard.cfg.Prefix + ":{work}"}
+	for left, want := range map[bool]string{true: ReasonPaused, false: ReasonHeld} {
+		var busy *BusyError
+		err := d.toBusyError(at, &engine.Busy{Answer: turn.Answer{ServerUS: 1, Holder: "token|worker|"}, Left: left})
+		if !errors.As(err, &busy) || busy.Reason != want || busy.Holder != "worker" || left != (busy.Pause != nil) {
+			t.Errorf("left at a pause: %v; the error is %+v", left, busy)
+		}
+	}
+}
+
+// What a user reads says what happened, to what, and what to do.
+func TestTexts(t *testing.T) {
+	t.Parallel()
+	cause := errors.New("cause")
+	for got, want := range map[string]string{
+		(&FullError{Key: "k", Queued: 9, Max: 8}).Error():                                    `automutex: key "k" is full: 9 of its tasks are not done, and MaxQueued is 8; the task is not enqueued: try again later`,
+		(&OptionError{Rule: "r", Task: "t", Option: "Group", why: "because"}).Error():        `automutex: rule "r" is InOrder, and task "t" has the option asynq.Group: because; the task is not enqueued: leave the option out`,
+		(&EnqueueError{Rule: "r", Key: "k", Task: "q/t", Err: cause}).Error():                `automutex: rule "r": task q/t of key "k" is not enqueued: cause`,
+		(&EnqueueError{Rule: "r", Key: "k", Task: "q/t", Err: cause, Unknown: true}).Error(): `automutex: rule "r": task q/t of key "k" may be enqueued or not: cause`,
+		Rate{}.String(): "none",
+		Rate{Starts: 3, Per: time.Minute, Burst: 2}.String():                     "3 per 1m0s, burst 2",
+		HoldKey.String() + " " + Continue.String() + " " + OnArchive(7).String(): "hold continue OnArchive 7",
+	} {
+		if got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+	if !errors.Is(&EnqueueError{Err: cause}, cause) || !errors.Is(&FullError{}, ErrFull) {
+		t.Error("an error does not unwrap to its cause")
+	}
+}
+
+// The recoverer delivers an ordered task soon, and any other as asynq would.
+func TestCapRedelivery(t *testing.T) {
+	t.Parallel()
+	s := stamp.New("default/id", 5)
+	plain := asynq.NewTaskWithHeaders("work", nil, map[string]string{stamp.Header: s.String()})
+	s.Nonce, s.Ticket, s.Key = stamp.NewNonce(), 1, "k"
+	ordered := asynq.NewTaskWithHeaders("work", nil, map[string]string{stamp.Header: s.String()})
+	for what, c := range map[string]struct {
+		spent int
+		err   error
+		task  *asynq.Task
+		want  time.Duration
+	}{
+		"ordered, its worker died":          {0, asynq.ErrLeaseExpired, ordered, redeliveryDelay},
+		"ordered, it failed":                {0, errors.New("failed"), ordered, time.Hour},
+		"not ordered":                       {4, asynq.ErrLeaseExpired, plain, time.Hour},
+		"its last attempt, its worker died": {5, asynq.ErrLeaseExpired, plain, redeliveryDelay},
+		"its last attempt, its time was up": {5, context.DeadlineExceeded, plain, redeliveryDelay},
+		"its last attempt, it failed":       {5, errors.New("failed"), plain, time.Hour},
+		"no task":                           {9, asynq.ErrLeaseExpired, nil, time.Hour},
+	} {
+		if got := capRedelivery(time.Hour, c.spent, c.err, c.task); got != c.want {
+			t.Errorf("%s: %s, want %s", what, got, c.want)
+		}
+	}
+	if got := capRedelivery(time.Second, 0, asynq.ErrLeaseExpired, ordered); got != time.Second {
+		t.Errorf("a short delay becomes %s", got)
+	}
+}
+
+// The history says what became of each run, and of each wait that ended without one.
+func TestOutcome(t *testing.T) {
+	t.Parallel()
+	replaced := &delivery{replacing: newReplaceState()}
+	replaced.replacing.cancel(errors.New("a newer task has come"))
+	for _, c := range []struct {
+		d         *delivery
+		what      decide.What
+		ran, wait string
+	}{
+		{&delivery{}, decide.Done, "done", "skipped"},
+		{&delivery{}, decide.Spend, "failed", "failed"},
+		{&delivery{}, decide.Archive, "archived", "archived"},
+		{&delivery{}, decide.Drop, "dropped", "dropped"},
+		{replaced, decide.Drop, "replaced", "replaced"},
+		{&delivery{}, decide.Leave, "cut short", "cut short"},
+		{&delivery{}, decide.Back, "comes back", "comes back"},
+	} {
+		for ran, want := range map[bool]string{true: c.ran, false: c.wait} {
+			if got := c.d.outcome(decide.Decision{What: c.what}, ran); got != want {
+				t.Errorf("%v, ran %v: %q, want %q", c.what, ran, got, want)
+			}
+		}
+	}
+	// asynq revokes a task also if SkipRetry is in the error.
+	if wish, _ := wishOf(errors.Join(asynq.SkipRetry, asynq.RevokeTask)); wish != decide.WishDrop {
+		t.Errorf("RevokeTask beside SkipRetry: %v", wish)
+	}
+}
+
+// An operator reads in asynq why a task has not run, and what it waits for.
+func TestBusyError_text(t *testing.T) {
+	t.Parallel()
+	for want, busy := range map[string]*BusyError{
+		": behind task q/1, which comes first":                                            {Reason: ReasonBehind, HolderTask: "q/1"},
+		": behind task q/1, which comes first and is to come back in 1.5s":                {Reason: ReasonBehind, HolderTask: "q/1", ExpiresIn: 1500 * time.Millisecond},
+		": behind task q/1, which failed and is retried":                                  {Reason: ReasonBehind, HolderTask: "q/1", failed: true, ExpiresIn: time.Millisecond},
+		": behind task q/1, which failed and is retried in 1m0s":                          {Reason: ReasonBehind, HolderTask: "q/1", failed: true, ExpiresIn: time.Minute},
+		": behind task q/1, which is archived: run it again or skip it to go on":          {Reason: ReasonArchived, HolderTask: "q/1"},
+		": held by task q/1 on vm:1 until its deadline in 3s unless renewed; waited 10ms": {Reason: ReasonHeld, Holder: "vm:1", HolderTask: "q/1", ExpiresIn: 3 * time.Second, Waited: 10 * time.Millisecond},
+		": held by vm:1": {Reason: ReasonHeld, Holder: "vm:1"},
+	} {
+		busy.Rule, busy.Key = "r", "p:{r|7}"
+		if got := busy.Error(); got != `automutex: rule "r": key "p:{r|7}" is busy`+want {
+			t.Errorf("got  %s\nwant ... %s", got, want)
+		}
+	}
+}
+
+func TestRuleSet_limitField(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		payload     string
+		deflt, most int
+		want        int // 0: an error
+	}{
+		{`{"n": 4}`, 0, 0, 4},
+		{`{"n": "4"}`, 3, 50, 4},
+		{`{"n": 51}`, 3, 50, 50},
+		{`{"n": 99999999999999999999}`, 3, 50, 50},
+		{`{}`, 3, 50, 3},
+		{`{"n": null}`, 3, 50, 3},
+		{`{"n": ""}`, 3, 50, 3},
+		{``, 3, 50, 3},
+		{`{}`, 0, 50, 0},
+		{``, 0, 50, 0},
+		{`{"n": 0}`, 3, 50, 0},
+		{`{"n": -1}`, 3, 50, 0},
+		{`{"n": -99999999999999999999}`, 3, 50, 0},
+		{`{"n": 1.5}`, 3, 50, 0},
+		{`{"n": true}`, 3, 50, 0},
+		{`{"n": [1]}`, 3, 50, 0},
+		{`{"n": 1, "n": 2}`, 3, 50, 0},
+		{`no JSON`, 3, 50, 0},
+	} {
+		field := &LimitField{Path: "n", Default: test.deflt, Most: test.most}
+		rs := compileRules(t, Rule{Task: "work", LimitField: field})
+		field.Path = "changed" // after New it has no effect
+		targets, err := rs.targets(t.Context(), asynq.NewTask("work", []byte(test.payload)), "p")
+		var unfit *KeyError
+		switch {
+		case test.want == 0 && (!errors.As(err, &unfit) || unfit.Field != "n"):
+			t.Errorf("%s, default %d, most %d: %v; want a KeyError", test.payload, test.deflt, test.most, err)
+		case test.want > 0 && (err != nil || targets[0].limit != test.want):
+			t.Errorf("%s, default %d, most %d: %v, %v; want %d", test.payload, test.deflt, test.most, targets, err, test.want)
+		}
+	}
+}
+
+// office is a server's workers by themselves: who gives way, and when. It asks no Redis.
+type office struct {
+	workers
+	t *testing.T
+}
+
+// comes is a worker that is taken and then waits for the lock called so.
+func (o *office) comes(key string, turn int64) (me *waiter, left chan struct{}) {
+	left = make(chan struct{}, 1)
+	me = &waiter{key: key, turn: turn, leave: func() { left <- struct{}{} }}
+	o.taskStarted()
+	o.begin(me)
+	return me, left
+}
+
+// isDue reports whether somebody is to leave in yieldAfter. What has no time to pass needs none.
+func (o *office) isDue() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.full != nil
+}
+
+// isBusy is how many workers count as busy.
+func (w *workers) isBusy() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.busy
+}
+
+func (o *office) leaves(left <-chan struct{}) {
+	o.t.Helper()
+	redistest.Eventually(o.t, patience, func() bool { return len(left) > 0 }, "the task leaves")
+	if o.isDue() {
+		o.t.Error("another one is to leave, before this one has")
+	}
+}
+
+func TestWorkers(t *testing.T) {
+	t.Parallel()
+	t.Run("a free worker", func(t *testing.T) {
+		o := &office{workers{limit: 3}, t}
+		o.comes("a", 0)
+		if _, _ = o.comes("a", 0); o.isDue() {
+			t.Error("a task leaves although a worker is free")
+		}
+	})
+	t.Run("the newest leaves, one at a time", func(t *testing.T) {
+		o := &office{workers{limit: 3}, t}
+		o.taskStarted()
+		_, first := o.comes("a", 0)
+		second, left := o.comes("b", 0)
+		o.leaves(left)
+		if o.end(second, false); o.isDue() {
+			t.Error("another one is to leave, before the worker of the first is free")
+		}
+		o.taskEnded()
+		if o.isDue() {
+			t.Error("a worker is free, and another task leaves")
+		}
+		o.taskStarted() // one that has work
+		o.leaves(first)
+	})
+	t.Run("got its lock instead", func(t *testing.T) {
+		o := &office{workers{limit: 2}, t}
+		_, first := o.comes("a", 0)
+		second, left := o.comes("a", 0)
+		o.leaves(left)
+		o.end(second, true) // and works on
+		o.leaves(first)
+	})
+	t.Run("the wait is over before", func(t *testing.T) {
+		o := &office{workers{limit: 2}, t}
+		o.taskStarted()
+		me, _ := o.comes("a", 0)
+		if !o.isDue() {
+			t.Error("nobody leaves")
+		}
+		if o.end(me, false); o.isDue() {
+			t.Error("nobody waits, and somebody is to leave")
+		}
+		o.begin(me)
+		if o.taskEnded(); o.isDue() {
+			t.Error("a worker is free, and somebody is to leave")
+		}
+	})
+	t.Run("a timer that was replaced", func(t *testing.T) {
+		o := &office{workers{limit: 1}, t}
+		me, left := o.comes("a", 0)
+		o.mu.Lock()
+		stale := o.full
+		o.mu.Unlock()
+		o.end(me, false)
+		o.yieldOne(&stale)
+		o.taskEnded()
+		if len(left) > 0 || o.isDue() {
+			t.Error("a task that does not wait is told to leave")
+		}
+	})
+	t.Run("after one has left, and before one gets its lock, at once", func(t *testing.T) {
+		o := &office{workers{limit: 2}, t}
+		o.taskStarted()
+		stands := func() bool {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			return o.stands
+		}
+		first, left := o.comes("a", 0)
+		o.leaves(left)
+		o.end(first, false)
+		if o.taskEnded(); !stands() {
+			t.Error("the next one is given time")
+		}
+		next, left := o.comes("a", 0)
+		o.leaves(left)
+		if o.end(next, true); stands() {
+			t.Error("one has got its lock, and the next one is given no time")
+		}
+	})
+	t.Run("in order the last one leaves", func(t *testing.T) {
+		o := &office{workers{limit: 4}, t}
+		o.taskStarted()
+		_, last := o.comes("a", 9)
+		o.comes("a", 7)
+		o.comes("a", 8)
+		o.leaves(last)
+	})
+	t.Run("another key's turn does not count", func(t *testing.T) {
+		o := &office{workers{limit: 3}, t}
+		o.taskStarted()
+		o.comes("b", 9)
+		_, newest := o.comes("a", 7)
+		o.leaves(newest)
+	})
+}
+
+// A task without a rule whose type looks like the Task of a rule that nothing serves: that is said once for each rule. Rules of other
+// workers, and types that have a rule, say nothing.
+func TestMiddleware_looksLikeARule(t *testing.T) {
+	t.Parallel()
+	type embeds struct{ *asynq.ServeMux }
+	wraps := map[string]func(*Guard, *asynq.ServeMux) asynq.Handler{
+		"mux":      func(g *Guard, mux *asynq.ServeMux) asynq.Handler { return g.Middleware(mux) },
+		"embedded": func(g *Guard, mux *asynq.ServeMux) asynq.Handler { return g.Middleware(embeds{mux}) },
+		"Use":      func(g *Guard, mux *asynq.ServeMux) asynq.Handler { mux.Use(g.Middleware); return mux },
+		"wrapped": func(g *Guard, mux *asynq.ServeMux) asynq.Handler {
+			return g.Middleware(asynq.HandlerFunc(mux.ProcessTask))
+		},
+	}
+	for wrapped, wrap := range wraps {
+		for _, c := range []struct {
+			tasks, served, come, want []string // served: patterns of the mux; want: Tasks of rules that are warned of
+		}{
+			{[]string{"cron:nigtly"}, []string{"cron:nightly"}, []string{"cron:nightly", "cron:nightly"}, []string{"cron:nigtly"}},
+			{[]string{"cron:nigtly"}, []string{"cron:"}, []string{"cron:hourly", "cron:nightly"}, []string{"cron:nigtly"}},
+			{[]string{"crn:"}, []string{"cron:"}, []string{"cron:nightly", "cron:hourly"}, []string{"crn:"}},
+			{[]string{"Pay", "rprt"}, []string{"pay", "report"}, []string{"pay", "report"}, []string{"Pay", "rprt"}},
+			{[]string{"sync:eu", "sync:us", "mail:send"}, []string{"sync:eu"}, []string{"sync:eu", "other"}, nil},
+			{[]string{"sync:", "sync:us"}, []string{"sync:eu"}, []string{"sync:eu"}, nil},
+			{[]string{"sync:us"}, []string{"sync:us", "sync:eu"}, []string{"sync:us", "sync:eu"}, nil},
+			{[]string{"a", "report:x"}, []string{"b", "report:yearly"}, []string{"b", "report:yearly"}, nil},
+		} {
+			log, mux := &redistest.Log{}, asynq.NewServeMux()
+			var rules []Rule
+			for _, task := range c.tasks {
+				rules = append(rules, Rule{Task: task})
+			}
+			for _, pattern := range c.served {
+				mux.HandleFunc(pattern, func(context.Context, *asynq.Task) error { return nil })
+			}
+			handler := wrap(newGuardWith(t, redistest.Mini(t), Config{Rules: rules, Prefix: redistest.Name(t), Logger: log.Logger()}), mux)
+			for _, come := range c.come {
+				_ = handler.ProcessTask(t.Context(), asynq.NewTask(come, nil)) // asynq's mux refuses a type that it does not serve
+			}
+			var warned []string
+			for _, task := range c.tasks {
+				if n := strings.Count(log.Text(slog.LevelWarn), fmt.Sprintf("a rule is for %q, which", task)); n > 0 {
+					warned = append(warned, strings.Repeat(task, n))
+				}
+			}
+			if n := strings.Count(log.Text(slog.LevelWarn), "did you mean"); !slices.Equal(warned, c.want) || n != len(c.want) {
+				t.Errorf("%s: rules for %q, served %q, came %q: warned of %q, %d times; want %q", wrapped, c.tasks, c.served, c.come, warned, n, c.want)
+			}
+		}
+	}
+	// What a mux serves exactly is no slip, also if the other type comes first.
+	log, mux := &redistest.Log{}, asynq.NewServeMux()
+	guard := newGuardWith(t, redistest.Mini(t), Config{Rules: []Rule{{Task: "sync:us"}}, Logger: log.Logger()})
+	mux.Handle("sync:us", asynq.NotFoundHandler())
+	_ = guard.Middleware(mux).ProcessTask(t.Context(), asynq.NewTask("sync:eu", nil))
+	if text := log.Text(slog.LevelWarn); text != "" {
+		t.Errorf("logged %q", text)
 	}
 }

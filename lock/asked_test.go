@@ -25,10 +25,6 @@ func option(set func(r *engine.Request)) lock.Option {
 func (asking) OnWait(f func()) lock.Option { return option(func(r *engine.Request) { r.OnWait = f }) }
 func (asking) OnePerNote() lock.Option     { return option(func(r *engine.Request) { r.Notes = true }) }
 
-func (asking) OnStop(arrival int64, f func()) lock.Option {
-	return option(func(r *engine.Request) { r.Arrival, r.OnStop = arrival, f })
-}
-
 func (asking) Arrive(ctx context.Context, m *lock.Lock) (arrival int64, first bool, err error) {
 	e, r, err := insider.Request(m)
 	if err != nil {
@@ -43,14 +39,6 @@ func (asking) Forget(ctx context.Context, m *lock.Lock) error {
 		return err
 	}
 	return e.Forget(ctx, r.Ref, r.Note)
-}
-
-func (asking) AskOlderToStop(ctx context.Context, m *lock.Lock) (inside.Standing, error) {
-	e, r, err := insider.Request(m)
-	if err != nil {
-		return inside.First, err
-	}
-	return e.Stop(ctx, r.Ref, r.Arrival)
 }
 
 func (asking) ActOrder(ctx context.Context, m *lock.Lock, act inside.OrderAct, item inside.OrderItem, after time.Duration) error {

@@ -45,30 +45,6 @@ func allCalls(l *lock.Locker, name string) map[string]func(context.Context) erro
 	}
 }
 
-// Whatever is asked for through a connection that Redis refuses ends with an error that Is ErrBackend, and not ErrBusy.
-func TestAway_everyCallFails(t *testing.T) {
-	t.Parallel()
-	s := redistest.StartReal(t)
-	admin := s.Client(t)
-	l := newLocker(t, withUser(t, s, admin, "gone"))
-	held := mustTry(t, l.Mutex("held"))
-	waits := inLine(t, l.Mutex("held"), 1)
-	tell(t, admin, "ACL", "DELUSER", "gone")
-	for name, call := range allCalls(l, "x") {
-		if err := call(t.Context()); !errors.Is(err, lock.ErrBackend) || errors.Is(err, lock.ErrBusy) {
-			t.Errorf("%s: %v; want ErrBackend", name, err)
-		}
-	}
-	if err := held.Extend(t.Context(), time.Minute); !errors.Is(err, lock.ErrBackend) {
-		t.Errorf("Extend: %v; want ErrBackend", err)
-	}
-	if err := held.Unlock(t.Context()); !errors.Is(err, lock.ErrBackend) {
-		t.Errorf("Unlock: %v; want ErrBackend", err)
-	}
-	waits.cancel()
-	waits.failed(t)
-}
-
 // What stands under the key is no lock, or Redis refuses: an error, and nothing is changed or told.
 func TestForeignKey(t *testing.T) {
 	t.Parallel()
@@ -201,8 +177,8 @@ func TestCosts(t *testing.T) {
 
 // asUser are tests of what the locks promise that look at Redis with no more rights than the locks have.
 var asUser = []string{
-	"Rule02_LateReleaseLeavesTheSuccessorAlone", "OnePerNote", "Park_oneCallAtATimeForANote", "Rate_changes", "Gate", "Newest", "Order_outcomes",
-	"Order_eachCommandTwice", "Rights_pool", "Rights_walk", "Rights_slotThatMoves",
+	"Rule02_LateReleaseLeavesTheSuccessorAlone", "Park_oneCallAtATimeForANote", "Rate_changes", "Gate", "Rights_pool", "Rights_walk",
+	"Rights_slotThatMoves",
 }
 
 // The documented rights are enough: a user with these and no others runs tests again, in a process of its own.

@@ -21,7 +21,7 @@ func TestRestart(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	rdb := s.Client(t)
-	m := newLocker(t, rdb).Mutex(redistest.Name(t), lock.TTL(3*time.Second))
+	m := newLocker(t, rdb).Mutex(redistest.Name(t), lock.TTL(6*time.Second))
 	held, w := mustTry(t, m), inLine(t, m, 1)
 	flush := func() { redistest.Must(t, rdb.ScriptFlush(t.Context()).Err()) }
 	flush()
@@ -105,7 +105,7 @@ func unreachable(t *testing.T, addr string) {
 	var wg sync.WaitGroup
 	closed := redis.NewClient(&redis.Options{Addr: addr})
 	_ = closed.Close()
-	for name, rdb := range map[string]redis.UniversalClient{
+	for what, rdb := range map[string]redis.UniversalClient{
 		"default":                redis.NewClient(&redis.Options{Addr: addr}),
 		"closed":                 closed,
 		"reads without timeout":  redis.NewClient(&redis.Options{Addr: addr, ReadTimeout: -1}),
@@ -114,26 +114,21 @@ func unreachable(t *testing.T, addr string) {
 	} {
 		t.Cleanup(func() { _ = rdb.Close() })
 		l := newLocker(t, rdb)
-		m := l.Mutex(redistest.Name(t))
+		name := redistest.Name(t)
 		redistest.Go(&wg, func() {
 			var calls sync.WaitGroup
-			for call, f := range map[string]func() error{
-				"TryLock":   func() error { return second(m.TryLock(t.Context())) },
-				"Lock":      func() error { return second(m.Lock(t.Context())) },
-				"Available": func() error { return second(m.Available(t.Context())) },
-				"Break":     func() error { return second(m.Break(t.Context(), "x")) },
-			} {
+			for call, f := range allCalls(l, name) {
 				redistest.Go(&calls, func() {
 					began := time.Now()
-					err := f()
-					if !errors.Is(err, lock.ErrBackend) || errors.Is(err, lock.ErrBusy) || !strings.Contains(err.Error(), m.Key()) || time.Since(began) > soon {
-						t.Errorf("%s, %s: after %s: %v, want ErrBackend with the key", name, call, time.Since(began), err)
+					err := f(t.Context())
+					if !errors.Is(err, lock.ErrBackend) || errors.Is(err, lock.ErrBusy) || !strings.Contains(err.Error(), name) || time.Since(began) > soon {
+						t.Errorf("%s, %s: after %s: %v, want ErrBackend with the key", what, call, time.Since(began), err)
 					}
 				})
 			}
 			calls.Wait()
 			if err := l.Close(); err != nil {
-				t.Errorf("%s: Close: %v", name, err)
+				t.Errorf("%s: Close: %v", what, err)
 			}
 		})
 	}
@@ -156,8 +151,8 @@ func TestDeniedCommands(t *testing.T) {
 			}
 			mustUnlock(t, mustTry(t, l.Mutex(redistest.Name(t))))
 			tell(t, admin, append([]any{"ACL", "SETUSER", "user"}, denied...)...)
-			for range 3 {
-				m := l.Semaphore(redistest.Name(t), 2, lock.Rate(1000, time.Second, 1000), lock.TTL(3*time.Second)) // needs a script
+			for range 2 {
+				m := l.Semaphore(redistest.Name(t), 2, lock.Rate(1000, time.Second, 1000), lock.TTL(6*time.Second)) // needs a script
 				if !works {
 					for what, err := range map[string]error{"TryLock": second(m.TryLock(t.Context())), "Lock": second(m.Lock(t.Context()))} {
 						var said redis.Error
@@ -169,7 +164,7 @@ func TestDeniedCommands(t *testing.T) {
 					continue
 				}
 				mustUnlock(t, mustTry(t, m))
-				one := l.Mutex(redistest.Name(t), lock.TTL(3*time.Second))
+				one := l.Mutex(redistest.Name(t), lock.TTL(6*time.Second))
 				le, waiter := mustTry(t, one), inLine(t, one, 1)
 				first := le.Deadline()
 				redistest.Eventually(t, soon, func() bool { return le.Deadline().After(first) }, "a renewal")
@@ -179,23 +174,4 @@ func TestDeniedCommands(t *testing.T) {
 			}
 		})
 	}
-}
-
-// The master dies and its replica takes over: the lease is held there, and can be released.
-func TestClusterMasterDies(t *testing.T) {
-	redistest.Long(t)
-	t.Parallel()
-	s := redistest.StartCluster(t, 1)
-	rdb := s.Client(t)
-	l, careless := newLocker(t, rdb, minReplicas(1)), newLocker(t, rdb) // so that the replica has it
-	m := l.Mutex(redistest.Name(t), lock.TTL(30*time.Second))
-	le := mustTry(t, m)
-	before := s.MasterOf(t, m.Key())
-	s.KillMaster(t, m.Key())
-	redistest.Eventually(t, soon, func() bool { return s.MasterOf(t, m.Key()) != before }, "a successor")
-	redistest.Eventually(t, soon, func() bool { return errors.Is(second(handle(careless, m).TryLock(t.Context())), lock.ErrBusy) }, "an answer from the successor")
-	if !le.Held() {
-		t.Error("the lease was lost")
-	}
-	redistest.Must(t, le.Unlock(t.Context()))
 }

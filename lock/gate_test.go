@@ -58,35 +58,6 @@ func TestCooldownKeepsTheSlotForThatLong(t *testing.T) {
 	})
 }
 
-// Calls of a lease whose Redis has gone end with an error. A release that failed is tried again, and the cooldown comes with it; it ends
-// when it was to end.
-func TestCooldownOutlivesFaults(t *testing.T) {
-	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
-		near, far, p := through(t, s)
-		m := far.Mutex(redistest.Name(t), lock.TTL(time.Minute))
-		look, le := handle(near, m), mustTry(t, m)
-		p.Refuse(true)
-		p.Cut()
-		extended, until := le.Extend(t.Context(), time.Minute), time.Now().Add(time.Minute)
-		for what, err := range map[string]error{"Extend": extended, "Cooldown": le.Cooldown(t.Context(), time.Minute)} {
-			if !errors.Is(err, lock.ErrBackend) || errors.Is(err, lock.ErrNotHeld) {
-				t.Errorf("%s: %v, want ErrBackend", what, err)
-			}
-		}
-		p.Heal()
-		var busy *lock.BusyError
-		redistest.Eventually(t, soon, func() bool {
-			busy = mustBeBusy(t, look)
-			return busy.Reason == lock.ReasonCooldown
-		}, "a cooldown; %s", stringer(func() string { return dump(look) }))
-		if late := busy.ExpiresIn - time.Until(until); late > time.Second {
-			t.Errorf("the cooldown ends %s after it was to end", late)
-		}
-		wantHeld(t, look, 0)
-	})
-}
-
 // CloseGate closes the gate for everybody but who holds, whatever the number of slots; it is moved forward only, and outlives its
 // holder. OpenGate ends that and a cooldown, lets the first in line in, and takes the lock from nobody. A rate's gate stays closed.
 func TestGate(t *testing.T) {

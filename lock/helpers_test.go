@@ -369,7 +369,7 @@ func mustPark(t testing.TB, m *lock.Lock) *lock.BusyError {
 		t.Fatalf("LockOrPark took the lock; want parked; %s", dump(m))
 	}
 	busy := wantBusy(t, err)
-	if !busy.Parked {
+	if !busy.Parked || !strings.Contains(busy.Error(), "parked at place") {
 		t.Fatalf("not parked: %v; %s", err, dump(m))
 	}
 	return busy
@@ -451,12 +451,6 @@ func clockOf(t testing.TB, rdb redis.UniversalClient) time.Time {
 	now, err := rdb.Time(t.Context()).Result()
 	redistest.Must(t, err)
 	return now
-}
-
-// passes waits until the server's clock is later than that.
-func passes(t testing.TB, rdb redis.UniversalClient, at time.Time) {
-	t.Helper()
-	redistest.Eventually(t, soon, func() bool { return clockOf(t, rdb).After(at) }, "it is %s", at)
 }
 
 // waitsOrParks calls LockOrPark beside, and gives what makes it park.

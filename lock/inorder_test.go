@@ -3,11 +3,8 @@ package lock_test
 import (
 	"errors"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
@@ -96,11 +93,6 @@ func (q queue) act(t testing.TB, act inside.OrderAct, item inside.OrderItem) {
 	redistest.Must(t, insiders.ActOrder(t.Context(), q.lock(), act, item, 0))
 }
 
-// item is the task as its producer names it.
-func (o task) item() inside.OrderItem {
-	return inside.OrderItem{Nonce: o.place.Nonce, Ticket: o.place.Ticket, Note: o.note}
-}
-
 // one is a handle of the task's lock, for one arrival.
 func (o task) one(options ...lock.Option) *lock.Lock {
 	return insiders.At(o.l.Mutex("ordered", options...), "ordered", o.key, 1, o.note, insider.InOrder(o.place))
@@ -129,188 +121,11 @@ func (o task) run(t testing.TB, outcome inside.Outcome) {
 	o.ends(t, o.runs(t), outcome)
 }
 
-// retried is the task in a later attempt.
-func (o task) retried(n int) task {
-	o.place.Retried = n
-	return o
-}
-
 func (o task) refused(t testing.TB, is func(error) bool) {
 	t.Helper()
 	if le, err := o.one().TryLock(t.Context()); le != nil || !is(err) {
 		t.Fatalf("%s: %v, %v", o.note, le, err)
 	}
-}
-
-// Whoever arrives first, the lowest stamp runs first; what is done does not run again.
-func TestOrder_lowestStampFirst(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		q := queueOf(t, s)
-		tasks := q.stamps(t, "a", "b", "c")
-		if busy := mustPark(t, tasks[2].one()); busy.Note != "default/a" || busy.Holder != "" || busy.Place != 2 || busy.Reason != inside.ReasonBehind {
-			t.Fatalf("%+v, want behind a at place 2", busy)
-		}
-		mustPark(t, tasks[1].one())
-		for i, o := range tasks {
-			q.isNext(t, o.note, 3-i)
-			le := o.runs(t)
-			if h := q.head(t); h.Note != o.note || !h.Runs {
-				t.Fatalf("the head is %+v, want %s at work", h, o.note)
-			}
-			o.ends(t, le, inside.OutcomeDone)
-		}
-		q.isNext(t, "", 0)
-		for _, o := range tasks {
-			o.refused(t, insiders.IsOrderDone) // a redelivery
-		}
-	})
-}
-
-// What becomes of a task and of the next one, by how the attempt of the first one ended.
-func TestOrder_outcomes(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		for outcome, want := range map[inside.Outcome]struct {
-			next   string
-			queued int
-			held   bool
-			again  func(error) bool // nil: it runs when it comes again
-		}{
-			inside.OutcomeStays: {next: "default/a", queued: 2},
-			inside.OutcomeHeld:  {next: "default/a", queued: 2, held: true},
-			inside.OutcomeDone:  {next: "default/b", queued: 1, again: insiders.IsOrderDone},
-			inside.OutcomeLeft:  {next: "default/b", queued: 1},
-		} {
-			q := queueOf(t, s)
-			tasks := q.stamps(t, "a", "b")
-			tasks[0].run(t, outcome)
-			q.isNext(t, want.next, want.queued)
-			if h := q.head(t); h.Held() != want.held {
-				t.Errorf("outcome %d: %+v, want held %v", outcome, h, want.held)
-			}
-			if want.next == "default/a" {
-				mustPark(t, tasks[1].one())
-			} else {
-				tasks[1].run(t, inside.OutcomeDone)
-			}
-			if want.again != nil {
-				tasks[0].refused(t, want.again)
-				continue
-			}
-			tasks[0].run(t, inside.OutcomeDone)
-		}
-	})
-}
-
-// Nobody waits in a worker for a head that has failed, nor goes on waiting when it fails. Behind one that was not seen
-// yet a task waits.
-func TestOrder_parksBehindAHeadThatIsAway(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		tasks := queueOf(t, s).stamps(t, "a", "b", "c")
-		began := make(chan struct{})
-		w, _ := waitsOrParks(t, tasks[1].one(insiders.OnWait(func() { close(began) })))
-		come(t, began, "a wait behind a task that was not seen")
-		tasks[0].run(t, inside.OutcomeStays)
-		c, _ := waitsOrParks(t, tasks[2].one(insiders.OnWait(func() { t.Error("waits for a head that has failed") })))
-		if busy := wantBusy(t, c.failed(t)); !busy.Parked || busy.Reason != inside.ReasonFailed || busy.Note != "default/a" {
-			t.Fatalf("%+v, want parked behind a, which failed", busy)
-		}
-		if busy := wantBusy(t, w.failed(t)); !busy.Parked || busy.Note != "default/a" {
-			t.Fatalf("who waited already: %+v, want parked behind a", busy)
-		}
-	})
-}
-
-// An attempt of which the handler did not begin does not count, though it was the last one.
-func TestOrder_unbegun(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		a := queueOf(t, s).stamp(t, "default/a")
-		a.place.Most = 0
-		le := a.runs(t)
-		insider.EndOrder(le, inside.OutcomeStays)
-		a.ends(t, le, inside.OutcomeUnbegun)
-		a.retried(1).run(t, inside.OutcomeDone)
-	})
-}
-
-// A task that waits in its worker for an earlier run of its own ends its wait with the first ask after that run's end has settled it.
-func TestOrder_settledWhileItWaits(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		for outcome, is := range map[inside.Outcome]func(error) bool{
-			inside.OutcomeStays: insiders.IsOrderSpent, inside.OutcomeDone: insiders.IsOrderDone,
-		} {
-			rdb, hook := s.Client(t), &redistest.FailHook{}
-			l := newLocker(t, rdb)
-			a := queue{l, s, l.Mutex(redistest.Name(t)).Key()}.stamp(t, "default/a")
-			a.place.Most = 0
-			le := a.runs(t)
-			began := make(chan struct{})
-			w := lockBeside(t, a.retried(1).one(insiders.OnWait(func() { close(began) })))
-			come(t, began, "a wait")
-			var refusals atomic.Int64
-			hook.After(func(cmd redis.Cmder) error {
-				if c, ok := cmd.(*redis.Cmd); ok {
-					if reply, _ := c.Slice(); len(reply) == 1 {
-						refusals.Add(1)
-					}
-				}
-				return nil
-			})
-			rdb.AddHook(hook)
-			a.ends(t, le, outcome)
-			if err := w.failed(t); !is(err) || refusals.Load() != 1 {
-				t.Errorf("outcome %d: %v, after %d asks", outcome, err, refusals.Load())
-			}
-		}
-	})
-}
-
-// Each script may be executed twice, as go-redis does when a reply is lost.
-func TestOrder_eachCommandTwice(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		rdb := s.Client(t)
-		rdb.AddHook(redistest.Resend(func(cmd redis.Cmder) bool { return strings.HasPrefix(cmd.Name(), "eval") }))
-		l := newLocker(t, rdb)
-		q := queue{l, s, l.Mutex(redistest.Name(t)).Key()}
-		run := func(o task, outcome inside.Outcome) {
-			t.Helper()
-			le := o.runs(t)
-			insider.EndOrder(le, outcome)
-			if err := le.Unlock(t.Context()); err != nil && !errors.Is(err, lock.ErrNotHeld) {
-				t.Fatalf("%s: %v", o.note, err)
-			}
-		}
-		tasks := q.stamps(t, "a", "b", "c")
-		a, b, c := tasks[0], tasks[1], tasks[2]
-		q.isNext(t, a.note, 3)
-		mustPark(t, c.one())
-		mustPark(t, b.one())
-		run(a, inside.OutcomeStays)
-		mustPark(t, b.one())
-		run(a.retried(1), inside.OutcomeDone)
-		a.refused(t, insiders.IsOrderDone)
-		b.place.Most = 0
-		run(b, inside.OutcomeStays) // killed in its only run
-		b = b.retried(1)
-		b.refused(t, insiders.IsOrderSpent)
-		if h := q.head(t); h.Note != b.note || !h.Held() {
-			t.Fatalf("%+v, want b held", h)
-		}
-		run(b, inside.OutcomeLeft) // an operator's run
-		q.act(t, inside.ActConfirm, b.item())
-		q.isNext(t, c.note, 1) // a late confirm brings nothing back
-		if _, err := insider.SkipHead(t.Context(), q.lock(), b.note, 0); !insider.IsNotHead(err) {
-			t.Errorf("a skip of one that has left: %v", err)
-		}
-		redistest.Must(t, second(insider.SkipHead(t.Context(), q.lock(), c.note, 0)))
-		q.act(t, inside.ActConfirm, c.item())
-		q.isNext(t, "", 0)
-	})
 }
 
 // What cannot be avoided, by its number in docs/guarantees.md. Each is as bad as it says there, and no worse.

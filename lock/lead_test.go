@@ -3,6 +3,7 @@ package lock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -102,40 +103,43 @@ func TestLead_campaignEnds(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, away := range []bool{false, true} {
 			for _, ends := range []error{context.Canceled, lock.ErrClosed, nil} {
-				rdb, hook, log := s.Client(t), &redistest.FailHook{}, &redistest.Log{}
-				rdb.AddHook(hook)
-				l, name := newLocker(t, rdb, logTo(log)), redistest.Name(t)
-				held := mustTry(t, newLocker(t, s.Client(t)).Mutex(name))
-				if away {
-					hook.Before(func(cmd redis.Cmder) error {
-						if strings.HasPrefix(cmd.Name(), "eval") || cmd.Name() == "set" {
-							return redistest.ReplyError("LOADING Redis is loading the dataset in memory")
-						}
-						return nil
-					})
-				}
-				c := runFor(t, l, name)
-				if away {
-					const said = "a candidate for leadership cannot ask Redis; it tries again"
-					redistest.Eventually(t, soon, func() bool { return strings.Count(log.String(), said) > 1 }, "two log lines of the outage")
-				} else {
-					waiting(t, l.Mutex(name), 1)
-				}
-				switch {
-				case errors.Is(ends, context.Canceled):
-					c.cancel()
-				case errors.Is(ends, lock.ErrClosed):
-					redistest.Must(t, l.Close())
-				default:
-					mustUnlock(t, held)
+				t.Run(fmt.Sprintf("away %t, %v", away, ends), func(t *testing.T) {
+					t.Parallel()
+					rdb, hook, log := s.Client(t), &redistest.FailHook{}, &redistest.Log{}
+					rdb.AddHook(hook)
+					l, name := newLocker(t, rdb, logTo(log)), redistest.Name(t)
+					held := mustTry(t, newLocker(t, s.Client(t)).Mutex(name))
+					if away {
+						hook.Before(func(cmd redis.Cmder) error {
+							if strings.HasPrefix(cmd.Name(), "eval") || cmd.Name() == "set" {
+								return redistest.ReplyError("LOADING Redis is loading the dataset in memory")
+							}
+							return nil
+						})
+					}
+					c := runFor(t, l, name)
+					if away {
+						const said = "a candidate for leadership cannot ask Redis; it tries again"
+						redistest.Eventually(t, soon, func() bool { return strings.Count(log.String(), said) > 1 }, "two log lines of the outage")
+					} else {
+						waiting(t, l.Mutex(name), 1)
+					}
+					switch {
+					case errors.Is(ends, context.Canceled):
+						c.cancel()
+					case errors.Is(ends, lock.ErrClosed):
+						redistest.Must(t, l.Close())
+					default:
+						mustUnlock(t, held)
+						hook.Before(nil)
+						come(t, c.terms, "the term after the outage")
+						c.finish <- nil
+					}
+					if err := come(t, c.done, "the end of Lead"); !errors.Is(err, ends) || errors.Is(err, lock.ErrBackend) {
+						t.Errorf("Lead returned %v, want %v", err, ends)
+					}
 					hook.Before(nil)
-					come(t, c.terms, "the term after the outage")
-					c.finish <- nil
-				}
-				if err := come(t, c.done, "the end of Lead"); !errors.Is(err, ends) || errors.Is(err, lock.ErrBackend) {
-					t.Errorf("away %v: Lead returned %v, want %v", away, err, ends)
-				}
-				hook.Before(nil)
+				})
 			}
 		}
 	})
@@ -153,24 +157,6 @@ func TestLead_refuses(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-}
-
-// A panic of f reaches the caller, and the next candidate leads at once.
-func TestLead_panicReleases(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
-		name := redistest.Name(t)
-		func() {
-			defer func() {
-				if recover() != "from f" {
-					t.Error("the panic was changed")
-				}
-			}()
-			_ = l.Lead(t.Context(), name, func(context.Context) error { panic("from f") })
-		}()
-		free(t, l.Mutex(name))
-	})
 }
 
 // Lead ignores a control's limit, also when an operator breaks the leader's lock by its key: one candidate follows, and not as many as the

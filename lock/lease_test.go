@@ -198,34 +198,6 @@ func TestBreakOneOfSeveral(t *testing.T) {
 	})
 }
 
-// A holder in the Locker that breaks its lock is told before the call returns, though nobody waits and its Locker is not
-// subscribed. Do says that its function may not have been alone.
-func TestBreakTellsTheOwnLockerAtOnce(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
-		m := l.Semaphore(redistest.Name(t), 2)
-		mustTry(t, m)
-		for what, end := range map[string]func(ctx context.Context, le *lock.Lease) error{
-			"Break":    func(ctx context.Context, le *lock.Lease) error { return second(m.Break(ctx, le.Token())) },
-			"BreakAll": func(ctx context.Context, _ *lock.Lease) error { return second(m.BreakAll(ctx)) },
-			"Delete":   func(ctx context.Context, _ *lock.Lease) error { return m.Delete(ctx) },
-		} {
-			err := m.Do(t.Context(), func(ctx context.Context) error {
-				le, _ := lock.FromContext(ctx)
-				redistest.Must(t, end(t.Context(), le))
-				if !errors.Is(context.Cause(ctx), lock.ErrLost) || le.Held() {
-					t.Errorf("after %s the holder's context has the cause %v", what, context.Cause(ctx))
-				}
-				return context.Cause(ctx)
-			})
-			if !errors.Is(err, lock.ErrLost) {
-				t.Errorf("Do with a %s: %v, want ErrLost", what, err)
-			}
-		}
-	})
-}
-
 // Close ends waits and operations with ErrClosed, and not leases: these can be extended and released, and end at their
 // deadline, since nothing is renewed.
 func TestClose(t *testing.T) {

@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
@@ -65,139 +63,6 @@ func (y yard) line(t testing.TB) (notes []string) {
 		notes = append(notes, w.Note)
 	}
 	return notes
-}
-
-// A free lock is taken at once, whatever says when to park.
-func TestPark_takesAFreeLock(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := yardOf(t, newLocker(t, s.Client(t)), 1).note("job")
-		for _, yield := range []<-chan struct{}{nil, parkNow, make(chan struct{})} {
-			le, err := insider.LockOrPark(t.Context(), m, yield)
-			if err != nil || !le.Held() || insider.Parked(le) != 0 {
-				t.Fatalf("LockOrPark of a free lock: %v, parked for %v", err, insider.Parked(le))
-			}
-			mustUnlock(t, le)
-			free(t, m)
-		}
-	})
-}
-
-// Who parks learns its place and whom it is behind, keeps one place however often it parks, and waits in no line.
-func TestPark_atOnce(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		rdb := s.Client(t)
-		y := yardOf(t, newLocker(t, rdb, owner("me")), 1, lock.TTL(10*time.Second))
-		held := mustTry(t, y.note("first"))
-		for i, note := range []string{"a", "b", "c"} {
-			busy := mustPark(t, y.note(note))
-			if busy.Place != i || busy.Holder != "me" || busy.Note != "first" || busy.Reason != lock.ReasonHeld || busy.Name != y.name || busy.ExpiresIn <= 0 || busy.ExpiresIn > 11*time.Second {
-				t.Errorf("%s: %+v, want place %d behind first", note, busy, i)
-			}
-			if !strings.Contains(busy.Error(), "parked at place") {
-				t.Errorf("%v", busy)
-			}
-			if life := rdb.PTTL(t.Context(), y.plain().Key()).Val(); life < 15*time.Minute {
-				t.Errorf("with %s parked the key lives for %v", note, life)
-			}
-		}
-		other := y.at(newLocker(t, s.Client(t)))
-		for _, again := range []*lock.Lock{y.note("a"), other.note("a"), y.note("a")} {
-			if busy := mustPark(t, again); busy.Place != 0 {
-				t.Errorf("place %d after parking anew", busy.Place)
-			}
-		}
-		y.has(t, 1, 0, 3)
-		// Coming back as a goroutine it stands where it stood.
-		w := inLine(t, y.note("a"), 1)
-		if info := looksAt(t, y.note("b")); info.Parked != 2 || info.Waiting != 1 || info.Place != 1 {
-			t.Errorf("%+v", info)
-		}
-		w.cancel()
-		wantBusy(t, w.failed(t))
-		redistest.Eventually(t, soon, func() bool { info := looksAt(t, y.plain()); return info.Waiting == 0 && info.Parked == 2 }, "b and c alone are left")
-		mustUnlock(t, held)
-		y.parksAndComes(t, "b", "c")
-		free(t, y.plain())
-	})
-}
-
-// parksAndComes has what is parked under these notes take its turn.
-func (y yard) parksAndComes(t testing.TB, notes ...string) {
-	t.Helper()
-	for _, note := range notes {
-		takesAndUnlocks(t, y.note(note))
-	}
-}
-
-// However it comes back, a lock that is taken leaves nothing of the note, and its lease says how long it was in line.
-func TestPark_comesBack(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		rdb := s.Client(t)
-		l := newLocker(t, rdb)
-		park := func(yield <-chan struct{}) func(m *lock.Lock) (*lock.Lease, error) {
-			return func(m *lock.Lock) (*lock.Lease, error) { return insider.LockOrPark(t.Context(), m, yield) }
-		}
-		for way, take := range map[string]func(m *lock.Lock) (*lock.Lease, error){
-			"TryLock":         func(m *lock.Lock) (*lock.Lease, error) { return m.TryLock(t.Context()) },
-			"Lock":            func(m *lock.Lock) (*lock.Lease, error) { return m.Lock(t.Context()) },
-			"LockOrPark":      park(make(chan struct{})),
-			"LockOrPark, now": park(parkNow),
-		} {
-			y := yardOf(t, l, 1)
-			held := mustTry(t, y.note("holder"))
-			began, before := time.Now(), clockOf(t, rdb)
-			y.parks(t, "job", "other")
-			passes(t, rdb, before.Add(2*time.Millisecond))
-			if busy := mustBeBusy(t, y.note("job")); busy.Parked {
-				t.Errorf("%s: TryLock that found it busy: %+v", way, busy)
-			}
-			y.has(t, 1, 0, 2)
-			mustUnlock(t, held)
-			le, err := take(y.note("job"))
-			if err != nil {
-				t.Fatalf("%s: %v", way, err)
-			}
-			if d := insider.Parked(le); d <= 0 || d > time.Since(began)+time.Millisecond {
-				t.Errorf("%s: parked for %v, of %v", way, d, time.Since(began))
-			}
-			if line := y.line(t); !slices.Equal(line, []string{"other"}) {
-				t.Errorf("%s: %q are parked", way, line)
-			}
-			mustUnlock(t, le)
-			y.parksAndComes(t, "other")
-			free(t, y.plain())
-		}
-	})
-}
-
-// A waiter that is told to parks, and keeps its place before those that came later.
-func TestPark_aWaiterKeepsItsPlace(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		y := yardOf(t, newLocker(t, s.Client(t), owner("far")), 1)
-		held := mustTry(t, y.plain())
-		w, park := waitsOrParks(t, y.at(newLocker(t, s.Client(t))).note("job"))
-		waiting(t, y.plain(), 1)
-		younger := inLine(t, y.note("younger"), 2)
-		park()
-		busy := wantBusy(t, w.failed(t))
-		if !busy.Parked || busy.Holder != "far" || busy.Waited <= 0 {
-			t.Errorf("%+v", busy)
-		}
-		if line := y.line(t); !slices.Equal(line, []string{"job", "younger"}) {
-			t.Errorf("in line are %q", line)
-		}
-		if info := looksAt(t, y.note("job")); info.Waiting != 1 || info.Parked != 1 || info.Place > 1 {
-			t.Errorf("%+v", info)
-		}
-		mustUnlock(t, held)
-		mustUnlock(t, younger.got(t)) // no slot is kept for what is parked
-		y.parksAndComes(t, "job")
-		free(t, y.plain())
-	})
 }
 
 // parksOnTheWay has a waiter wish to park, and stops its ask on the way.

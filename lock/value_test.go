@@ -44,30 +44,6 @@ func TestAcquireTellsWhatIsNotBusy(t *testing.T) {
 	})
 }
 
-// The value of the function is returned also when the lease was lost meanwhile, and is the zero value if the function did not run.
-func TestWith(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
-		n, err := lock.With(t.Context(), m, func(ctx context.Context) (int, error) {
-			if err := m.Delete(ctx); err != nil {
-				return 0, err
-			}
-			<-ctx.Done()
-			return 7, nil
-		})
-		if n != 7 || !errors.Is(err, lock.ErrLost) {
-			t.Errorf("With a lease that was lost: %d, %v; want 7 and lock.ErrLost", n, err)
-		}
-		ended, cancel := context.WithCancel(t.Context())
-		cancel()
-		n, err = lock.With(ended, m, func(context.Context) (int, error) { t.Error("it ran"); return 1, nil })
-		if n != 0 || !errors.Is(err, context.Canceled) {
-			t.Errorf("With an ended context: %d, %v", n, err)
-		}
-	})
-}
-
 // Values with IDs of every kind.
 type (
 	room    struct{ ID int }

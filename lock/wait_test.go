@@ -1,87 +1,11 @@
 package lock_test
 
 import (
-	"context"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
-
-// A function of OnWait is called once, when the wait begins, and not where nobody waits. If it panics, that leaves neither a lock
-// taken nor a waiter in line.
-func TestOnWait(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l, name := newLocker(t, s.Client(t)), redistest.Name(t)
-		var told atomic.Int32
-		m := l.Mutex(name, insiders.OnWait(func() { told.Add(1) }))
-		held := mustTry(t, m)
-		mustBeBusy(t, m)
-		if n := told.Load(); n != 0 {
-			t.Errorf("told of %d waits, though nobody waited", n)
-		}
-		w := inLine(t, m, 1)
-		w.cancel()
-		wantBusy(t, w.failed(t))
-		if n := told.Load(); n != 1 {
-			t.Errorf("told of %d waits, want 1", n)
-		}
-		first, second := l.Mutex(name+"1", lock.TTL(time.Hour)), l.Mutex(name, insiders.OnWait(func() { panic("boom") }))
-		func() {
-			defer func() {
-				if recover() == nil {
-					t.Error("the panic did not come through")
-				}
-			}()
-			_ = first.Do(t.Context(), func(ctx context.Context) error {
-				_, err := second.Lock(ctx)
-				return err
-			})
-		}()
-		mustUnlock(t, held)
-		free(t, first)
-		free(t, m)
-	})
-}
-
-// While a holder of a semaphore has a note, whoever asks with it gets no second slot, and is told of that holder. Of two that wait
-// with one note one has a slot and the other waits for it, though there are slots for both. Others get theirs.
-func TestOnePerNote(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		name := redistest.Name(t)
-		of := func(options ...lock.Option) *lock.Lock {
-			return newLocker(t, s.Client(t)).Semaphore(name, 3, options...)
-		}
-		twin := []lock.Option{lock.Note("queue/task"), insiders.OnePerNote()}
-		one, two, other := of(twin...), of(twin...), of()
-		held := mustTry(t, one)
-		for _, yield := range []<-chan struct{}{nil, parkNow, make(chan struct{})} {
-			err := mustNotTry(t, two)
-			if yield != nil {
-				_, err = insider.LockOrPark(t.Context(), two, yield)
-			}
-			if busy := wantBusy(t, err); busy.Note != "queue/task" || busy.Parked {
-				t.Errorf("%+v, want not parked, behind the holder with the note", busy)
-			}
-		}
-		beside := mustTry(t, other)
-		first, second := inLine(t, one, 1), inLine(t, two, 2)
-		mustUnlock(t, held)
-		held = first.got(t)
-		mustUnlock(t, beside)
-		takesAndUnlocks(t, other) // passes who waits for its twin
-		if wantHeld(t, one, 1); !second.pending() {
-			t.Fatal("two hold with one note")
-		}
-		mustUnlock(t, held)
-		mustUnlock(t, second.got(t))
-		free(t, one)
-	})
-}
 
 // All waiters of a Locker share one subscription, and nobody publishes but scripts.
 func TestRule07_OneSubscriptionPerProcess(t *testing.T) {

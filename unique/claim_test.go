@@ -283,7 +283,7 @@ func underWay(t *testing.T, s *redistest.Server, rule Rule, fails error) {
 func TestFor_window(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const window = 4 * time.Second
+		const window = 2 * time.Second
 		r := start(t, s, Rule{Task: "digest", On: []string{"id"}, Until: For(window)}, Rule{Task: "joined", On: []string{"id"}, Until: For(time.Hour), Duplicate: Join})
 		r.grace = time.Millisecond // of no use to a claim that was confirmed
 		r.serve(func(context.Context, *asynq.Task) error { return nil }, nil)

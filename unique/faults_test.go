@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 
@@ -177,26 +176,4 @@ func oneFailure(t *testing.T, s *redistest.Server, rule Rule, ordered bool, befo
 		say("after the next call there are %q, before it %q", healed, after)
 	}
 	return failed != ""
-}
-
-// What go-redis sends twice, since a reply was lost, is done once. Where the task's ID is made from the key, the call may be told of
-// its own task as a duplicate.
-func TestEnqueue_sentTwice(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, kinds()...)
-		rdb := s.Client(t)
-		rdb.AddHook(redistest.Resend(func(cmd redis.Cmder) bool { return strings.HasPrefix(cmd.Name(), "eval") }))
-		twice := r.producer(rdb, kinds()...)
-		for _, rule := range kinds() {
-			for _, text := range []string{"first", "second"} {
-				info, err := twice.Enqueue(task(rule.Task, "7", text))
-				found, dup := r.tasks(r.queue, rule.Task), new(DuplicateError)
-				refused := errors.As(err, &dup) && rule.Duplicate == Reject && (text == "second" || rule.Until == UntilDone) && dup.ID == found[0].ID
-				if len(found) != 1 || !refused && (err != nil || info.ID != found[0].ID) {
-					t.Errorf("%s, %s: %v, %v; there are %q", rule.Task, text, info, err, texts(found))
-				}
-			}
-		}
-	})
 }

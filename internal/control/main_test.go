@@ -37,6 +37,7 @@ func beStopped(addr string) {
 // A process that was stopped for longer than Delay obeys an order that was given meanwhile, also if it was stopped while it read, and the
 // reply did not come.
 func TestReader_stopped(t *testing.T) {
+	redistest.RealTime(t)
 	s := redistest.StartReal(t)
 	rdb, ctx, p := s.Client(t), t.Context(), redistest.NewProxy(t, s.Addr())
 	operator := newReader(t, rdb, &redistest.Log{})
@@ -54,7 +55,8 @@ func TestReader_stopped(t *testing.T) {
 		redistest.Must(t, operator.Pause(ctx, "report", time.Time{}, ""))
 		free = count("free")
 		paused := count("paused")
-		time.Sleep(Delay + 100*time.Millisecond) // it is stopped for that long: the read times out
+		stopped := time.Now()
+		redistest.Eventually(t, redistest.Patience, func() bool { return time.Since(stopped) > Delay+100*time.Millisecond }, "a read that times out")
 		child.Resume(t)
 		redistest.Eventually(t, redistest.Patience, func() bool { return count("paused") > paused }, "a child that obeys")
 		if n := count("free") - free; n > 1 { // one look was before the stop

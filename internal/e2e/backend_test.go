@@ -100,39 +100,6 @@ func TestBackend_away(t *testing.T) {
 	})
 }
 
-// Redis gone at the release: what the handler returned stands, and the key
-// frees itself.
-func TestBackend_awayAtRelease(t *testing.T) {
-	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
-		p, locks := behindProxy(t, s)
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, TTL: 9 * time.Second, Busy: automutex.Retry}}, locks: locks, served: comingBack})
-		done := r.enqueue("work", map[string]int{"id": 1})
-		first := r.stage.next(t)
-		failed := r.enqueue("work", map[string]int{"id": 2})
-		second := r.stage.next(t)
-		away(p)
-		first.returns(nil)
-		second.returns(errors.New("own"))
-		r.await(done, asynq.TaskStateCompleted)
-		if info := r.awaitRetried(failed, 1); info.LastErr != "own" {
-			t.Errorf("the last error is %q", info.LastErr)
-		}
-		for _, id := range []string{done, failed} {
-			if event := r.awaitEvent(automutex.EventBackendError, id); !errors.Is(event.Err, lock.ErrBackend) {
-				t.Errorf("got %+v", event)
-			}
-			r.awaitEvent(automutex.EventReleased, id)
-		}
-		if !strings.Contains(r.log.Text(0), "could not be released") {
-			t.Error("nothing is logged")
-		}
-		for _, key := range []string{"1", "2"} {
-			redistest.Eventually(t, patience, func() bool { return !r.locked("work", key) }, "the key frees itself")
-		}
-	})
-}
-
 // Redis gone for longer than the lease: the handler is told.
 func TestBackend_awayForLong(t *testing.T) {
 	t.Parallel()

@@ -224,76 +224,28 @@ func TestWaiting_events(t *testing.T) {
 	})
 }
 
-// An Observe that panics costs its task an attempt, at most, and leaves no lock behind. The simulation has more of these.
+// An Observe that panics costs its task an attempt, at most, and leaves no lock behind, also on a goroutine of the Guard's own. The
+// simulation has more of these.
 func TestObserve_panics(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		taken := func(until automutex.EventKind) func(r *rig) { // by another
-			return func(r *rig) {
-				held := r.take("work", "1")
-				r.awaitEvent(until, r.enqueue("work", one))
-				r.free(held)
+		for _, kind := range []automutex.EventKind{automutex.EventAcquired, automutex.EventOverdue} {
+			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, guarded: func(c *automutex.Config) {
+				c.Observe = automutex.JoinObservers(c.Observe, func(_ context.Context, e automutex.Event) {
+					if e.Kind == kind {
+						panic("the observer's own fault")
+					}
+				})
+			}})
+			id := r.enqueue("work", nil)
+			if kind == automutex.EventOverdue {
+				r.stage.next(t).cut()
 			}
-		}
-		enqueue := func(r *rig) { r.enqueue("work", one) }
-		cut := func(r *rig) {
-			enqueue(r)
-			r.stage.next(r.t).cut()
-		}
-		for kind, c := range map[automutex.EventKind]struct {
-			policy automutex.Policy
-			do     func(r *rig)
-		}{
-			automutex.EventAcquired: {automutex.Retry, enqueue},
-			automutex.EventWaiting:  {automutex.Replace, taken(automutex.EventWaiting)},
-			automutex.EventWaited:   {automutex.Park, taken(automutex.EventWaiting)},
-			automutex.EventBusy:     {automutex.Allow, taken(automutex.EventBusy)},
-			automutex.EventSkipped:  {automutex.Skip, taken(automutex.EventSkipped)},
-			automutex.EventRetried:  {automutex.Retry, taken(automutex.EventRetried)},
-			automutex.EventReleased: {automutex.Retry, func(r *rig) { enqueue(r); r.stage.next(r.t).returns(nil) }},
-			automutex.EventOverdue:  {automutex.Retry, cut},
-			automutex.EventKeyError: {automutex.Retry, func(r *rig) { r.enqueue("work", "{}") }},
-			automutex.EventLost: {automutex.Retry, func(r *rig) {
-				enqueue(r)
-				run := r.stage.next(r.t)
-				r.drop("work", "1")
-				run.returns(nil)
-			}},
-		} {
-			t.Run(string(kind), func(t *testing.T) {
-				t.Parallel()
-				rule := automutex.Rule{Task: "work", On: []string{"id"}, TTL: time.Hour, Busy: c.policy}
-				second := automutex.Rule{Task: "work", Name: "second", Scope: "second", TTL: time.Hour, Busy: automutex.Retry}
-				rule.Name, rule.Scope = "first", "work"
-				r := start(t, s, setup{rules: []automutex.Rule{rule, second}, guarded: panicOn(kind)})
-				c.do(r)
-				redistest.Eventually(t, patience, func() bool { return len(r.seen.list(kind)) > 0 }, "event %s", kind)
-				r.stage.end()
-				redistest.Eventually(t, patience, func() bool { return !r.locked("work", "1") && !r.locked("second") }, "no lease is left")
-			})
+			r.awaitEvent(kind, id)
+			r.stage.end()
+			redistest.Eventually(t, patience, func() bool { return !r.locked("work") }, "no lease is left")
 		}
 	})
-}
-
-// drop takes a key out of Redis, as an eviction would.
-func (r *rig) drop(scope string, parts ...string) {
-	r.t.Helper()
-	if err := r.rdb.Del(context.Background(), r.lockOf(scope, parts...).Key()).Err(); err != nil {
-		r.t.Fatal(err)
-	}
-}
-
-// panicOn has Observe panic on each event of a kind, after it has noted it.
-func panicOn(kind automutex.EventKind) func(*automutex.Config) {
-	return func(c *automutex.Config) {
-		observe := c.Observe
-		c.Observe = func(ctx context.Context, e automutex.Event) {
-			observe(ctx, e)
-			if e.Kind == kind {
-				panic("the observer's own fault")
-			}
-		}
-	}
 }
 
 // A function of AfterFailure that panics costs its task an attempt as a handler does, and what it holds already is given back.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -230,50 +229,53 @@ func TestHold_andRetryAfter(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, policy := range []automutex.Policy{automutex.Retry, automutex.Park} {
-			const d = 4 * time.Second // a busy machine may take seconds until the other task meets the hold
-			var failures []error
-			var mu sync.Mutex
-			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: policy}}, served: func(c *asynq.Config) {
-				comingBack(c)
-				c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) {
-					mu.Lock()
-					defer mu.Unlock()
-					failures = append(failures, err)
-				})
-			}})
-			id := r.enqueue("work", one)
-			run := r.stage.next(t)
-			began := time.Now()
-			redistest.Must(t, automutex.CloseGate(run.ctx, d))
-			other := r.enqueue("work", one)
-			r.awaitEvent(automutex.EventBusy, other)
-			left := time.Until(began.Add(d)) // a task that asks for much longer than its gate is closed does not park
-			run.returns(automutex.RetryAfter(left, errors.New("429")))
-			for range 2 {
-				run = r.stage.next(t)
-				if took := time.Since(began); took < d {
-					t.Errorf("%s: one ran %s after a hold of %s", policy, took, d)
+			t.Run(policy.String(), func(t *testing.T) {
+				t.Parallel()
+				const d = 4 * time.Second // a busy machine may take seconds until the other task meets the hold
+				var failures []error
+				var mu sync.Mutex
+				r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: policy}}, served: func(c *asynq.Config) {
+					comingBack(c)
+					c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) {
+						mu.Lock()
+						defer mu.Unlock()
+						failures = append(failures, err)
+					})
+				}})
+				id := r.enqueue("work", one)
+				run := r.stage.next(t)
+				began := time.Now()
+				redistest.Must(t, automutex.CloseGate(run.ctx, d))
+				other := r.enqueue("work", one)
+				r.awaitEvent(automutex.EventBusy, other)
+				left := time.Until(began.Add(d)) // a task that asks for much longer than its gate is closed does not park
+				run.returns(automutex.RetryAfter(left, errors.New("429")))
+				for range 2 {
+					run = r.stage.next(t)
+					if took := time.Since(began); took < d {
+						t.Errorf("%s: one ran %s after a hold of %s", policy, took, d)
+					}
+					run.returns(nil)
 				}
-				run.returns(nil)
-			}
-			for _, id := range []string{id, other} {
-				if info := r.await(id, asynq.TaskStateCompleted); info.Retried != 0 {
-					t.Errorf("%s: an attempt is spent: %+v", policy, info)
+				for _, id := range []string{id, other} {
+					if info := r.await(id, asynq.TaskStateCompleted); info.Retried != 0 {
+						t.Errorf("%s: an attempt is spent: %+v", policy, info)
+					}
 				}
-			}
-			back := automutex.EventRetried
-			if e := r.awaitEvent(back, id); e.Delay < left || e.Delay > left+time.Second {
-				t.Errorf("%s: got %+v", policy, e)
-			}
-			// A task that came while the other one ran has returned once more, with EventBusy before.
-			returned, busy := len(r.seen.list(automutex.EventRetried, automutex.EventParked)), len(r.seen.list(automutex.EventBusy))
-			if returned != busy+1 {
-				t.Errorf("%s: tasks returned once of themselves and %d times since it was busy, and there are %d events of it", policy, busy, returned)
-			}
-			r.stop()
-			if len(failures) > 0 {
-				t.Errorf("%s: the ErrorHandler heard of %v", policy, failures)
-			}
+				back := automutex.EventRetried
+				if e := r.awaitEvent(back, id); e.Delay < left || e.Delay > left+time.Second {
+					t.Errorf("%s: got %+v", policy, e)
+				}
+				// A task that came while the other one ran has returned once more, with EventBusy before.
+				returned, busy := len(r.seen.list(automutex.EventRetried, automutex.EventParked)), len(r.seen.list(automutex.EventBusy))
+				if returned != busy+1 {
+					t.Errorf("%s: tasks returned once of themselves and %d times since it was busy, and there are %d events of it", policy, busy, returned)
+				}
+				r.stop()
+				if len(failures) > 0 {
+					t.Errorf("%s: the ErrorHandler heard of %v", policy, failures)
+				}
+			})
 		}
 	})
 }
@@ -430,7 +432,7 @@ func TestLifetime_maxHold(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{
 			{Task: "long", MaxHold: soon, Busy: automutex.Retry},
-			{Task: "short", MaxHold: soon, TTL: 3 * soon, Wait: time.Minute, Busy: automutex.Retry},
+			{Task: "short", MaxHold: soon, TTL: soon, Wait: time.Minute, Busy: automutex.Retry},
 		}})
 		id := r.enqueue("long", nil)
 		run := r.stage.next(t)
@@ -463,44 +465,6 @@ func TestLifetime_maxHold(t *testing.T) {
 		}
 		second.returns(nil)
 		r.await(next, asynq.TaskStateCompleted)
-	})
-}
-
-// Wait stands in line in the worker, first come, first served.
-func TestLifetime_waitInOrder(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, automutex.Rule{Wait: time.Minute, Fence: true, Busy: automutex.Retry}, setup{})
-		var ids, ran []string
-		var fences []int64
-		for i := range 5 {
-			ids = append(ids, r.enqueue("work", one))
-			r.awaitLine(i+1, "work", "1")
-		}
-		r.stage.none(t)
-		free()
-		for range ids {
-			run := r.stage.next(t)
-			r.stage.none(t)
-			ran = append(ran, run.id)
-			fence, err := automutex.Fence(run.ctx)
-			redistest.Must(t, err)
-			fences = append(fences, fence)
-			run.returns(nil)
-		}
-		if !slices.Equal(ran, ids) {
-			t.Errorf("they ran as %v, and came as %v", ran, ids)
-		}
-		r.await(ids[4], asynq.TaskStateCompleted)
-		if event := r.awaitEvent(automutex.EventAcquired, ids[4]); event.Waited <= 0 {
-			t.Errorf("got %+v", event)
-		}
-		if events := r.seen.list(automutex.EventBusy); len(events) > 0 {
-			t.Errorf("events %v", events)
-		}
-		if !slices.IsSorted(fences) || len(slices.Compact(fences)) < len(ids) {
-			t.Errorf("fences %v", fences)
-		}
 	})
 }
 

@@ -84,7 +84,7 @@ func (o *orderOracle) missing() (ids []string) {
 // order holds, and every task ends.
 func TestInOrder_stress(t *testing.T) {
 	t.Parallel()
-	const keys, each, producers = 4, 25, 2
+	const keys, each, producers = 4, 10, 2
 	s := redistest.StartReal(t)
 	oracle := newOrderOracle()
 	rules := []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue}}

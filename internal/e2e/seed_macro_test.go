@@ -220,63 +220,12 @@ func TestSeedMacro_Block(t *testing.T) {
 	})
 }
 
-func TestSeedMacro_AfterFailure(t *testing.T) {
-	t.Parallel()
-	macro(t, "it gets the arguments and who is in the way, and what it returns is the result", func(t *testing.T, s *redistest.Server) {
-		type given struct {
-			payload string
-			busy    *automutex.BusyError
-		}
-		seen := make(chan given, 1)
-		result := errors.New("the result")
-		r := start(t, s, setup{rules: []automutex.Rule{{
-			Task: "run", On: []string{"id"},
-			Busy: automutex.AfterFailure(func(_ context.Context, t *asynq.Task, busy *automutex.BusyError) error {
-				seen <- given{string(t.Payload()), busy}
-				if string(t.Payload()) == `{"id":1}` {
-					return nil
-				}
-				return result
-			}),
-		}}})
-		r.take("run", "1")
-		done := r.enqueue("run", `{"id":1}`)
-		r.await(done, asynq.TaskStateCompleted)
-		if g := <-seen; g.payload != `{"id":1}` || g.busy.Holder != "somebody-else" || g.busy.Rule != "run" || !errors.Is(g.busy, automutex.ErrBusy) {
-			t.Errorf("it was given %s, %+v", g.payload, g.busy)
-		}
-		failed := r.enqueue("run", `{"id":1,"fail":true}`)
-		if info := r.awaitRetried(failed, 1); info.LastErr != result.Error() {
-			t.Errorf("the last error is %q", info.LastErr)
-		}
-		<-seen
-		r.stage.none(t)
-	})
-}
+// It gets the arguments and who is in the way, and what it returns is the result.
+func TestSeedMacro_AfterFailure(t *testing.T) { TestPolicy_afterFailure(t) }
 
 func TestSeedMacro_WithoutAfterFailure(t *testing.T) {
-	t.Parallel()
-	macro(t, "Skip is what the macro does then: nothing runs, and it is no failure", func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "run", Busy: automutex.Skip}}})
-		lease := r.take("run")
-		id := r.enqueue("run", nil)
-		r.await(id, asynq.TaskStateCompleted)
-		r.stage.none(t)
-		if event := r.awaitEvent(automutex.EventSkipped, id); event.Rule != "run" {
-			t.Errorf("got %+v", event)
-		}
-		r.free(lease)
-	})
-	macro(t, "the default does not lose the task: it comes back, no attempt spent", func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "run", Busy: automutex.Retry}}})
-		lease := r.take("run")
-		id := r.enqueue("run", nil)
-		r.awaitRetried(id, 0)
-		r.free(lease)
-		r.rerun(id)
-		r.stage.next(t).returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-	})
+	t.Run("Skip is what the macro does then: nothing runs, and it is no failure", TestPolicy_skip)
+	t.Run("the default does not lose the task: it comes back, no attempt spent", TestPolicy_retry)
 }
 
 func TestSeedMacro_ResultOfTheHandler(t *testing.T) {

@@ -119,7 +119,7 @@ func TestServer_composes(t *testing.T) {
 		u.told(t, "fail", 1, 1, 1, automutex.ErrBusy)
 		r.await(r.enqueue("keyed", nil), asynq.TaskStateArchived)
 		u.told(t, "keyed", 0, 0, 1, asynq.SkipRetry)
-		r.await(r.enqueue("retry", nil, asynq.MaxRetry(0), asynq.Timeout(time.Second)), asynq.TaskStateArchived)
+		r.await(r.enqueue("fail", nil, asynq.MaxRetry(0)), asynq.TaskStateArchived)
 		u.told(t, "last attempt", 0, 0, 1, automutex.ErrBusy)
 	})
 }
@@ -379,7 +379,7 @@ func TestRights(t *testing.T) {
 	redistest.AsUser(t, redistest.AllRights(t, "../../docs/redis.md"), []string{
 		"Middleware_mux", "Middleware_limit", "Middleware_keyError", "Policy_retry", "Policy_archive",
 		"Attempt_maxRetryZero", "Attempt_ignoredTimeout", "Park_explainsItself", "Park_yieldsTheLastWorker", "Park_concurrencyOne", "Park_wakeAtFront",
-		"Replace_holderReturnsAnError", "Replace_waiting", "Lifetime_waitInOrder", "Shutdown_waiters",
+		"Replace_holderReturnsAnError", "Replace_waiting", "Shutdown_waiters",
 		"InOrder_throughFailures", "InOrder_holdKey", "InOrder_full", "InOrder_operators", "InOrder_isSeen", "InOrder_redelivery", "Reserved_lastAttemptParks",
 	})
 }

@@ -12,6 +12,7 @@ var commandCalls = regexp.MustCompile(`cmdstat_[a-z]+:calls=(\d+)`)
 
 // TestBounds: no script makes more than some hundred calls, however much there is; what is left comes with the next calls.
 func TestBounds(t *testing.T) {
+	t.Parallel()
 	w := realWorld(t)
 	rdb := w.rdb
 	e := newSender(t, rdb, nil)

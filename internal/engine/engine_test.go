@@ -54,6 +54,7 @@ func release(t *testing.T, le *Lease) {
 
 // TestLeave: who gives up leaves nothing behind, also when the lock is granted at that moment.
 func TestLeave(t *testing.T) {
+	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		e, other := start(t, s), start(t, s)
 		r := request(t)
@@ -95,6 +96,7 @@ func TestLeave(t *testing.T) {
 
 // TestCrowdOfFreeLocks: who gets a lock at once has not waited for it, however many ask at a time.
 func TestCrowdOfFreeLocks(t *testing.T) {
+	t.Parallel()
 	e := start(t, redistest.Mini(t))
 	var wg sync.WaitGroup
 	for i := range 4 * maxFirstKeys {

@@ -19,6 +19,8 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 // TestModel makes random steps of many clients on one lock, beside a model that knows no keys and no scripts, and compares each
@@ -128,14 +130,8 @@ func realWorld(t testing.TB) world {
 	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
 	rdb := redis.NewClient(&redis.Options{Network: "unix", Addr: sock, DisableIdentity: true, Protocol: 2})
 	t.Cleanup(func() { rdb.Close() })
-	for range 200 {
-		if rdb.Ping(context.Background()).Err() == nil {
-			return world{rdb, set}
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-	t.Fatal("no server")
-	return world{}
+	redistest.Eventually(t, redistest.Patience, func() bool { return rdb.Ping(context.Background()).Err() == nil }, "a server")
+	return world{rdb, set}
 }
 
 const startUS = int64(1_800_000_000_000_000)
@@ -203,16 +199,6 @@ func (s *sim) run(name string, args ...any) any {
 		failf("error %v", err)
 	}
 	return v
-}
-
-// message is the next one, or false if none comes in time.
-func (s *sim) message(d time.Duration) (string, bool) {
-	select {
-	case msg := <-s.msgs:
-		return strings.TrimPrefix(msg.Channel, "automutex:") + ": " + msg.Payload, true
-	case <-time.After(d):
-		return "", false
-	}
 }
 
 func num(v any) int64 {
@@ -483,17 +469,29 @@ func (s *sim) same(got, want []string) {
 
 // published compares what was published with the model's.
 func (s *sim) published() {
-	var got []string
-	for range s.m.out {
-		msg, ok := s.message(3 * time.Second)
-		if !ok {
-			failf("messages %v, want %v", got, s.m.out)
-		}
-		got = append(got, msg)
+	if len(s.m.out) > 0 {
+		want := s.m.out
+		s.m.out = nil
+		s.same(messages(s.w.rdb, s.msgs), want)
 	}
-	want := s.m.out
-	s.m.out = nil
-	s.same(got, want)
+}
+
+// messages are all that were published, and not read yet: those before a message of the test's own.
+func messages(rdb *redis.Client, from <-chan *redis.Message) (all []string) {
+	if err := rdb.Publish(context.Background(), "automutex:end", "").Err(); err != nil {
+		failf("publish: %v", err)
+	}
+	for {
+		select {
+		case msg := <-from:
+			if msg.Channel == "automutex:end" {
+				return all
+			}
+			all = append(all, strings.TrimPrefix(msg.Channel, "automutex:")+": "+msg.Payload)
+		case <-time.After(redistest.Patience):
+			failf("messages %v, and no end", all)
+		}
+	}
 }
 
 func (s *sim) newBody() string {
@@ -1135,8 +1133,8 @@ func runModel(w world, e *sender, seed uint64, steps int, ordered bool) (log []s
 		}
 		s.keysAreSound(emptied)
 	}
-	if msg, ok := s.message(50 * time.Millisecond); ok { // the model did not foresee it
-		failf("message %q came, and none was expected", msg)
+	if left := messages(w.rdb, s.msgs); len(left) > 0 { // the model did not foresee it
+		failf("messages %q came, and none was expected", left)
 	}
 	return s.log, nil
 }
@@ -1613,7 +1611,11 @@ func (s *sim) orderStep() bool {
 }
 
 func TestModel(t *testing.T) {
-	runs := 8
+	t.Parallel()
+	runs := 3
+	if redistest.All() {
+		runs = 8
+	}
 	if v, err := strconv.Atoi(os.Getenv("RUNS")); err == nil {
 		runs = v
 	}
@@ -1692,6 +1694,7 @@ var mistakes = []struct {
 }
 
 func TestMistakes(t *testing.T) {
+	t.Parallel()
 	w := realWorld(t)
 	found := 0
 	for _, m := range mistakes {
@@ -1735,11 +1738,16 @@ func TestMistakes(t *testing.T) {
 
 // TestPool: no value is lost or given twice, whatever random callers do.
 func TestPool(t *testing.T) {
+	t.Parallel()
 	for name, w := range map[string]world{"miniredis": miniWorld(t), "redis": realWorld(t)} {
 		t.Run(name, func(t *testing.T) {
 			e, ctx := newSender(t, w.rdb, nil), context.Background()
 			keys := append(keysOf("automutex:{p|1}"), "automutex:{p|1}:values")
-			for seed := range uint64(10) {
+			seeds := uint64(3)
+			if redistest.All() {
+				seeds = 10
+			}
+			for seed := range seeds {
 				r := rand.New(rand.NewPCG(seed, 1))
 				w.rdb.FlushAll(ctx)
 				now, put, all := startUS+int64(seed)*1e12, 0, map[string]bool{}

@@ -104,6 +104,7 @@ func callsOf(e *Engine) map[string]func(context.Context, Ref) error {
 
 // TestOperateFails: what each call makes of a key of another type, of an engine that is closed, and of a context that has ended.
 func TestOperateFails(t *testing.T) {
+	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		e := startAt(t, rdb)
@@ -193,6 +194,7 @@ func (a fixed) answers(cmd redis.Cmder) bool {
 
 // TestUnknownReplies: a reply that Redis never gives is an error of every call, never a yes, and no renewal.
 func TestUnknownReplies(t *testing.T) {
+	t.Parallel()
 	for name, reply := range map[string]any{
 		"nil": nil, "empty": "", "text": "yes", "list of nil": []any{nil}, "nils for numbers": []any{nil, nil, nil, nil, nil}, "map": map[any]any{"yes": true},
 	} {
@@ -221,6 +223,7 @@ func TestUnknownReplies(t *testing.T) {
 
 // TestInspect: who holds, waits and is parked, and since when.
 func TestInspect(t *testing.T) {
+	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		e := startAt(t, s.Client(t))
 		r := e.ref("a")
@@ -299,6 +302,7 @@ func TestParseKey(t *testing.T) {
 
 // TestManyHolders: all are listed and broken, though a script does a hundred at a time, and who gets a slot meanwhile keeps it.
 func TestManyHolders(t *testing.T) {
+	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		e := startAt(t, s.Client(t))
 		r := e.ref("many")
@@ -331,6 +335,7 @@ func TestManyHolders(t *testing.T) {
 
 // TestBreak: what each kind takes and leaves.
 func TestBreak(t *testing.T) {
+	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		e := startAt(t, rdb)
@@ -390,6 +395,7 @@ func TestBreak(t *testing.T) {
 
 // TestBreakSentTwice: what the first one did is told, though the second one finds nothing.
 func TestBreakSentTwice(t *testing.T) {
+	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		rdb.AddHook(redistest.Resend(func(cmd redis.Cmder) bool {
@@ -417,6 +423,7 @@ func TestBreakSentTwice(t *testing.T) {
 
 // TestList: every lock once, and nothing else; and Sweep removes what is dead in them.
 func TestList(t *testing.T) {
+	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		e := startAt(t, rdb)
@@ -521,23 +528,9 @@ func TestList(t *testing.T) {
 	})
 }
 
-// TestListOnCluster: on each master.
-func TestListOnCluster(t *testing.T) {
-	e, n := startAt(t, redistest.Cluster(t).Client(t)), 12
-	for i := range n {
-		must(t, e, asked(e.ref(fmt.Sprint(i)), ""))
-	}
-	for _, err := range e.List(t.Context()) {
-		redistest.Must(t, err)
-		n--
-	}
-	if n != 0 {
-		t.Errorf("%d too few are listed", n)
-	}
-}
-
 // TestPut: values once, in their order, and to whom waits.
 func TestPut(t *testing.T) {
+	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		var long redistest.FailHook
@@ -606,6 +599,7 @@ func TestPut(t *testing.T) {
 
 // TestOrder: stamps, what becomes of them, and the head.
 func TestOrder(t *testing.T) {
+	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		e := startAt(t, s.Client(t))
 		e.parking.caller = func(context.Context, string, string) inside.Fate { return inside.FateUnsure }

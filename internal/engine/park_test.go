@@ -231,6 +231,7 @@ func leftOf(t *testing.T, s *redistest.Server, r Request) (keys []string) {
 // TestChecksCallParked: a holder that dies is noticed, and what it kept waiting is called; again, if the call fails in any way. The claim of
 // a call that another process makes keeps this one from making it too.
 func TestChecksCallParked(t *testing.T) {
+	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		e, c := startCalling(t, s, func(ctx context.Context, note string, nth int) inside.Fate {
 			if by, ok := ctx.Deadline(); !ok || time.Until(by) > callTime/2 {
@@ -251,7 +252,7 @@ func TestChecksCallParked(t *testing.T) {
 		r := request(t)
 		dead := start(t, s)
 		short := r
-		short.TTL = 200 * time.Millisecond
+		short.TTL = 3 * time.Second
 		must(t, dead, short)
 		park(t, e, r, "a", "b", "c")
 		claim, rdb := r.Key+":call:a", s.Client(t)

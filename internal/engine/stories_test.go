@@ -23,16 +23,20 @@ var update = flag.Bool("update", false, "write the stories anew")
 // TestStories plays testdata/locks.txt: commands, what they reply and publish, and what is stored after. K is the lock's key, a time is
 // written as +<ms since the beginning of the story>, and _ is an empty argument.
 func TestStories(t *testing.T) {
+	t.Parallel()
 	w := miniWorld(t)
+	end := func() {}
+	defer func() { end() }()
 	story.Play(t, "testdata/locks.txt", *update, func() func(*story.Event) (string, error) {
 		ctx := context.Background()
 		w.rdb.FlushAll(ctx)
 		sub := w.rdb.PSubscribe(ctx, "automutex:*")
-		t.Cleanup(func() { sub.Close() })
+		end() // that of the story before, whose channel would fill
+		end = func() { sub.Close() }
 		if _, err := sub.Receive(ctx); err != nil {
 			t.Fatal(err)
 		}
-		messages, at := sub.Channel(), time.Duration(0)
+		from, at := sub.Channel(), time.Duration(0)
 		serial := int64(0)
 		return func(e *story.Event) (string, error) {
 			serial++ // no two commands run in one microsecond
@@ -43,23 +47,13 @@ func TestStories(t *testing.T) {
 				return "", err
 			}
 			text := showReply(reply)
-			for len(messages) > 0 || waitsFor(messages) {
-				text += fmt.Sprintf("; published %q", (<-messages).Payload)
+			for _, message := range messages(w.rdb, from) {
+				_, payload, _ := strings.Cut(message, ": ")
+				text += fmt.Sprintf("; published %q", payload)
 			}
 			return relative(text + "; " + showStored(ctx, w.rdb)), nil
 		}
 	})
-}
-
-// waitsFor reports whether a message comes: miniredis delivers what a script has published soon after its reply.
-func waitsFor(messages <-chan *redis.Message) bool {
-	for range 10 {
-		if len(messages) > 0 {
-			return true
-		}
-		time.Sleep(time.Millisecond)
-	}
-	return false
 }
 
 const storyKey = "automutex:{k}"

@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -90,31 +89,6 @@ func (r rig) expires(about time.Duration) {
 	if ttl := r.rdb.PTTL(r.t.Context(), r.Key()).Val(); ttl <= about/2 || ttl > about+2*time.Second {
 		r.t.Errorf("it expires in %s, want %s", ttl, about)
 	}
-}
-
-// One of many who take the mark at once gets it; the others are told who.
-func TestTake_one(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s)
-		var wg sync.WaitGroup
-		got := make([]Standing, 8)
-		for i := range got {
-			redistest.Go(&wg, func() { got[i], _ = r.Take(t.Context(), string(rune('a'+i)), "", time.Minute) })
-		}
-		wg.Wait()
-		own := 0
-		for i, standing := range got {
-			if standing.Holder == "" || standing.Holder != got[0].Holder || standing.Phase != Enqueuing {
-				t.Errorf("taker %d is told %+v, the first one %+v", i, standing, got[0])
-			}
-			if standing.Holder == string(rune('a'+i)) {
-				own++
-			}
-		}
-		if own != 1 {
-			t.Errorf("%d have the mark", own)
-		}
-	})
 }
 
 func TestMark_life(t *testing.T) {
