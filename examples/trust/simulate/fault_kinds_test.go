@@ -117,9 +117,16 @@ const sentAgainAfter = 6 * time.Second
 
 // comesAgain notes that a task comes, which may have ended: it tells whether a wake that was held up explains that. As
 // docs/guarantees.md says, a parked task may run once more: the Guard that wakes one has looked at it, and the command that has
-// asynq run it arrives when the task has come back by itself and has ended. Callers hold mu.
+// asynq run it arrives when the task has come back by itself and has ended. What refuses commands holds up none. Callers hold mu.
 func (b *ledger) comesAgain(t *taskBook) bool {
-	if !t.parked || t.left.IsZero() || !b.w.faultWithin(time.Since(t.left)+sentAgainAfter) {
+	since := t.left.Add(-sentAgainAfter)
+	holdsUp := func(a activeFault) bool {
+		refuses := []faultKind{refused, noScript, noPerm, misconf, wrapped, outOfMemory, noReplicas}
+		return a.until.After(since) && !slices.Contains(refuses, a.kind)
+	}
+	if !t.parked || t.left.IsZero() || !slices.ContainsFunc(b.w.redis.standstills(), holdsUp) && !slices.ContainsFunc(b.w.redis.endpoints(), func(e *endpoint) bool {
+		return (e.kind == "lock" || e.kind == skips) && slices.ContainsFunc(e.faults(), holdsUp) // who wakes tasks
+	}) {
 		return false
 	}
 	t.again = t.again || t.success > 0

@@ -20,17 +20,10 @@ var kinds = []faultPlan{
 // come later look for tasks, again and again.
 const firstOfAsynq = 60
 
-// job is a scenario with faults put upon it.
-type job struct {
-	plan   *plan
-	faults []faultPlan
-}
-
-// jobsOf runs a scenario once to count its commands, and gives a job for each of them
-// and each kind of fault.
-func jobsOf(t *testing.T, p *plan) (jobs []job) {
+// faultsOf plays a scenario once to count its commands, and gives each kind of fault at each of them.
+func faultsOf(t *testing.T, p *plan) (faults []faultPlan) {
 	t.Helper()
-	v := playWatched(t, p)
+	v := play(t, p)
 	for _, text := range v.violations {
 		t.Errorf("%s, without a fault: %s%s", p.Name, text, v.told())
 	}
@@ -42,11 +35,11 @@ func jobsOf(t *testing.T, p *plan) (jobs []job) {
 		for nth := range count {
 			for _, f := range kinds {
 				f.Proc, f.Client, f.Nth = client.Proc, client.Client, nth+1
-				jobs = append(jobs, job{p, []faultPlan{f}})
+				faults = append(faults, f)
 			}
 		}
 	}
-	return jobs
+	return faults
 }
 
 // faultable are the clients at whose commands faults are put.
@@ -68,34 +61,40 @@ func (p *plan) faultable() []faultPlan {
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	var sum totals
-	jobsDone, all := 0, scenarios()
+	all := scenarios()
 	for i, p := range all {
 		t.Run(p.Name, func(t *testing.T) {
-			jobs := jobsOf(t, p)
-			jobs = sample(jobs, i)
-			jobsDone += len(jobs)
-			playJobs(t, jobs, &sum)
+			var some [][]faultPlan
+			for k, f := range faultsOf(t, &p) {
+				if k%*oneIn == i*13%*oneIn {
+					some = append(some, []faultPlan{f})
+				}
+			}
+			playWith(t, &p, some, &sum)
 		})
 	}
-	sum.log(t, fmt.Sprintf("%d scenarios, %d kinds of fault, %d commands with one", len(all), len(kinds), jobsDone))
+	sum.log(t, fmt.Sprintf("a fault at a command of %d scenarios, %d kinds", len(all), len(kinds)))
 }
 
-func sample(jobs []job, offset int) (part []job) {
-	for i := offset * 13 % *oneIn; i < len(jobs); i += *oneIn {
-		part = append(part, jobs[i])
+// Scenarios that are about a fault already keep all promises.
+func TestScenarios(t *testing.T) {
+	t.Parallel()
+	var sum totals
+	for _, p := range slices.Concat(mistakeScenarios(), faultScenarios()) {
+		t.Run(p.Name, func(t *testing.T) { playWith(t, &p, [][]faultPlan{nil}, &sum) })
 	}
-	return part
+	sum.log(t, "scenarios about a fault")
 }
 
-// playJobs plays each of them.
-func playJobs(t *testing.T, jobs []job, sum *totals) {
+// playWith plays a scenario with each of further faults.
+func playWith(t *testing.T, scenario *plan, faults [][]faultPlan, sum *totals) {
 	t.Helper()
 	var mu sync.Mutex
 	failures := map[string]int{} // by kind of violation
-	everyCore(t, len(jobs), func(i int) {
-		p := jobs[i].plan.clone()
-		p.Faults = slices.Concat(p.Faults, jobs[i].faults)
-		v := playWatched(t, p)
+	everyCore(t, len(faults), func(i int) {
+		p := scenario.clone()
+		p.Faults = append(p.Faults, faults[i]...)
+		v := play(t, p)
 		sum.add(v)
 		if len(v.violations) == 0 {
 			return
@@ -104,39 +103,12 @@ func playJobs(t *testing.T, jobs []job, sum *totals) {
 		defer mu.Unlock()
 		kind := strings.Join(v.kinds(), ", ")
 		const most = 3
-		if failures[kind]++; failures[kind] > most {
-			return
+		if failures[kind]++; failures[kind] <= most {
+			t.Errorf("%s, with %+v: %s%s", p.Name, faults[i], strings.Join(v.violations, "\n"), v.told())
 		}
-		t.Errorf("%s, with %s: %s%s", p.Name, describe(jobs[i].faults), strings.Join(v.violations, "\n"), v.told())
 	})
 	for kind, n := range failures {
-		t.Errorf("%d of %d fail: %s", n, len(jobs), kind)
-		sum.mu.Lock()
-		sum.failed = append(sum.failed, jobs[0].plan.Name)
-		sum.mu.Unlock()
+		t.Errorf("%d of %d fail: %s", n, len(faults), kind)
+		sum.fails(scenario.Name)
 	}
-}
-
-func describe(faults []faultPlan) string {
-	var texts []string
-	for _, f := range faults {
-		text := fmt.Sprintf("%q at command %d of %s of process %d", f.Kind, f.Nth, f.Client, f.Proc)
-		if f.For > 0 {
-			text += fmt.Sprintf(", for %s", f.For)
-		}
-		texts = append(texts, text)
-	}
-	return strings.Join(texts, " and ")
-}
-
-// Scenarios that are about a fault already keep all promises.
-func TestScenarios(t *testing.T) {
-	t.Parallel()
-	var sum totals
-	for _, p := range extraScenarios() {
-		t.Run(p.Name, func(t *testing.T) {
-			playJobs(t, []job{{plan: p}}, &sum)
-		})
-	}
-	sum.log(t, "scenarios about a fault")
 }

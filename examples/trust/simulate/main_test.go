@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"flag"
+	"runtime/debug"
 	"testing"
 
 	"github.com/redis/go-redis/v9/logging"
@@ -11,7 +12,7 @@ import (
 
 var (
 	worlds    = flag.Int("worlds", 25, "how many worlds are drawn")
-	first     = flag.Uint64("first", defaultSeed, "the seed of the first world; the others follow it")
+	first     = flag.Uint64("first", 1, "the seed of the first world; the others follow it") // so a change that breaks one is known by it
 	within    = flag.Duration("within", 0, "how long worlds and faults are begun; 0: without end")
 	seedFlag  = flag.Uint64("seed", 0, "play the world of this seed, and no other")
 	repeat    = flag.Int("repeat", 1, "how often a world of -seed is played")
@@ -21,6 +22,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	logging.Disable() // what go-redis has to say, its callers are told too
+	debug.SetGCPercent(1000) // each script takes a new Lua state: collected at the usual pace, that takes two fifths of the time
+	logging.Disable()        // what go-redis has to say, its callers are told too
 	redistest.Main(m)
 }

@@ -261,8 +261,11 @@ func (w *world) operateInOrder(op opPlan) bool {
 	}
 	key := w.lockOf(*rule, t).Key()
 	if op.Kind == "skip" {
-		if id := w.book.touch(op.Task); id != "" {
-			w.skip(key, queue+"/"+id)
+		w.book.mu.Lock()
+		id := w.book.books[op.Task].id
+		w.book.mu.Unlock()
+		if id != "" {
+			w.skip(key, queue+"/"+id) // which explains no more attempts, and no further run
 		}
 		return true
 	}

@@ -3,17 +3,12 @@ package simulate
 import (
 	"fmt"
 	"runtime"
-	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 )
-
-// defaultSeed is that of the first world, where nothing else is said: the same worlds
-// each time, so that a change that breaks one is known by it.
-const defaultSeed = 1
 
 // started is when the program was.
 var started = time.Now()
@@ -46,18 +41,18 @@ func (s *totals) add(v verdict) {
 	s.faults += v.faults
 }
 
+// fails notes a failure, and gives how many there are.
+func (s *totals) fails(what string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.failed = append(s.failed, what)
+	return len(s.failed)
+}
+
 func (s *totals) log(t *testing.T, what string) {
 	t.Helper()
 	t.Logf("%s: %d worlds, %.2f days of virtual time, %d commands, %d faults, %d tasks, %d runs of handlers; these fail: %s",
 		what, s.worlds, s.virtual.Hours()/24, s.commands, s.faults, s.tasks, s.runs, s.failed)
-}
-
-// playWatched is play, and ends the program when a world takes far too long in real time: something computes for
-// ever without that virtual time goes on, and no test's timeout says where.
-func playWatched(t *testing.T, p *plan) verdict {
-	debug.SetTraceback("all")
-	defer time.AfterFunc(10*time.Minute, func() { panic(fmt.Sprintf("the world of seed %d stands still: %s", p.Seed, p)) }).Stop()
-	return play(t, p)
 }
 
 // everyCore runs f for 0 to n-1 on all cores, or for as many as can be begun within the
@@ -98,7 +93,7 @@ func TestWorlds(t *testing.T) {
 			return
 		}
 		start := time.Now()
-		v := playWatched(t, p)
+		v := play(t, p)
 		sum.add(v)
 		if *verbose {
 			fmt.Printf("seed %d: %s of virtual time, %d commands, %d runs, %s: %q\n", seed, v.virtual.Round(time.Second), v.commands, v.runs, time.Since(start).Round(time.Millisecond), v.violations)
@@ -106,11 +101,7 @@ func TestWorlds(t *testing.T) {
 		if len(v.violations) == 0 {
 			return
 		}
-		sum.mu.Lock()
-		sum.failed = append(sum.failed, fmt.Sprint(seed))
-		many := len(sum.failed)
-		sum.mu.Unlock()
-		if many > 5 {
+		if sum.fails(fmt.Sprint(seed)) > 5 {
 			t.Errorf("seed %d: %s", seed, v.violations[0])
 			return
 		}
