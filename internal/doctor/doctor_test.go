@@ -42,9 +42,7 @@ func TestInfo(t *testing.T) {
 		{"redis_version", "6.0.16", Bad, "Redis", "6.2 or later"},
 		{"redis_version", "x", Bad, "Redis", "too old"},
 		{"role", "slave", Bad, "Redis", "connect to that"},
-		{"maxmemory_policy", "noeviction", Fine, "eviction", "is noeviction"},
 		{"maxmemory_policy", "", Bad, "eviction", "set noeviction"},
-		{"maxmemory_policy", "allkeys-lru", Bad, "eviction", "a second holder gets in"},
 	} {
 		d := &doctor{}
 		info := map[string]string{c.field: c.value}
@@ -139,35 +137,7 @@ func TestServer_clock(t *testing.T) {
 	}
 }
 
-// Of keys that another program has written where locks stand some are named. Locks, pools and what stands beside them are none.
-func TestKeys(t *testing.T) {
-	t.Parallel()
-	s := redistest.Real(t)
-	rdb, prefix := s.Client(t), redistest.Name(t)
-	locker := lock.New(rdb, lock.Options{Prefix: prefix})
-	t.Cleanup(func() { _ = locker.Close() })
-	for _, m := range []*lock.Lock{locker.Mutex("held"), locker.Semaphore("many", 3)} {
-		_, err := m.TryLock(t.Context())
-		redistest.Must(t, err)
-	}
-	redistest.Must(t, locker.Controls().SetLimit(t.Context(), "held", 2, ""))
-	redistest.Must(t, rdb.HSet(t.Context(), prefix+":{held}:beside", "a", 1).Err())
-	examine := func() []Finding {
-		all, err := Examine(t.Context(), rdb, Options{Prefix: prefix})
-		redistest.Must(t, err)
-		return all
-	}
-	if all := examine(); has(all, Bad, "keys", "") || !has(all, Note, "paused", "held is limited to 2") {
-		t.Errorf("%+v", all)
-	}
-	redistest.Must(t, rdb.HSet(t.Context(), prefix+":{a}", "a", 1).Err())
-	redistest.Must(t, rdb.Set(t.Context(), prefix+":{b}", "1", 0).Err())
-	if all := examine(); !has(all, Bad, "keys", "2 keys of another type than a lock's: "+prefix+":{a}, "+prefix+":{b}; each call") {
-		t.Errorf("%+v", all)
-	}
-}
-
-// Guards under another prefix, rules that differ, and a rule that nothing serves are found in what Guards say.
+// Rules that do not fit together, and a rule that nothing serves, are found in what Guards say.
 func TestFleet(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
@@ -189,13 +159,6 @@ func TestFleet(t *testing.T) {
 	say("shop", served, automutex.Rule{Task: "cron:nigtly"}, automutex.Rule{Task: "sync:eu"}, automutex.Rule{Task: "of-another-worker"})
 	all := examine("shop")
 	if !has(all, Fine, "rules", "1 Guard; what they run fits together") || !has(all, Bad, "tasks", `no rule is for "cron:nightly": did you mean that?`) || CountBad(all) != 1 {
-		t.Errorf("%+v", all)
-	}
-	if all := examine("shpo"); !has(all, Note, "prefix", "there are Guards with shop: give that") {
-		t.Errorf("another prefix: %+v", all)
-	}
-	say("shop", served, automutex.Rule{Task: "sync:eu", Limit: 3})
-	if all := examine("shop"); !has(all, Bad, "rules", "rules for scope sync:eu differ") {
 		t.Errorf("%+v", all)
 	}
 	for _, scope := range []string{"", "shared"} {
