@@ -99,32 +99,6 @@ var redisFaults = []redisFault{
 		end:   func(t *testing.T, s *redistest.Server, _ *redis.Client) { s.Promote(t) },
 	},
 	{
-		// 200 keys that take ten milliseconds each.
-		name: "LOADING", says: "LOADING", args: []string{"--appendonly", "yes", "--appendfsync", "always",
-			"--rdbcompression", "no", "--loading-process-events-interval-bytes", "1024", "--key-load-delay", "10000"},
-		begin: func(t *testing.T, s *redistest.Server, ops *redis.Client) {
-			if err := ops.Eval(context.Background(),
-				`for i = 1, 200 do redis.call('SET', KEYS[1] .. i, string.rep('x', 250)) end`, []string{"load"}).Err(); err != nil && !errors.Is(err, redis.Nil) {
-				t.Fatal(err)
-			}
-			// Of an AOF a Redis serves nobody for the first thousand commands, so they
-			// are to be in the RDB that it begins with.
-			operate(t, ops, "BGREWRITEAOF")
-			redistest.Eventually(t, crowdSoon, func() bool {
-				info, err := ops.Info(context.Background(), "persistence").Result()
-				return err == nil && strings.Contains(info, "\r\naof_rewrite_in_progress:0\r\n") && strings.Contains(info, "\r\naof_rewrite_scheduled:0\r\n")
-			}, "the end of the rewrite")
-			s.Kill(t)
-			s.Start(t)
-		},
-		end: func(t *testing.T, _ *redistest.Server, ops *redis.Client) {
-			redistest.Eventually(t, crowdSoon, func() bool {
-				info, err := ops.Info(context.Background(), "persistence").Result()
-				return err == nil && strings.Contains(info, "\r\nloading:0\r\n")
-			}, "the end of loading")
-		},
-	},
-	{
 		name: "BUSY, a script of somebody else's", says: "BUSY", args: []string{"--busy-reply-threshold", "50"},
 		begin: func(t *testing.T, s *redistest.Server, _ *redis.Client) {
 			other := s.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout = -1 })
