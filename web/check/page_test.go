@@ -98,9 +98,8 @@ func (w *world) handle(ctx context.Context, _ *asynq.Task) error {
 func (w *world) enqueue(id, tenant string) {
 	w.t.Helper()
 	task := asynq.NewTask("report", []byte(`{"tenant": `+quoted(tenant)+`, "secret": "payload-text"}`))
-	if _, err := w.client.Enqueue(task, asynq.Queue(w.queue), asynq.TaskID(id), asynq.Timeout(time.Hour)); err != nil {
-		w.t.Fatal(err)
-	}
+	_, err := w.client.Enqueue(task, asynq.Queue(w.queue), asynq.TaskID(id), asynq.Timeout(time.Hour))
+	redistest.Must(w.t, err)
 }
 
 func (w *world) url(path string) string { return w.server.URL + "/locks/" + path }
@@ -180,9 +179,7 @@ func TestPage_hostileKeys(t *testing.T) {
 func (w *world) leaseOf(part string) {
 	w.t.Helper()
 	lease, err := w.locker.Mutex("hostile", lock.Parts(part)).TryLock(context.Background())
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	redistest.Must(w.t, err)
 	w.t.Cleanup(func() {
 		if err := lease.Unlock(context.Background()); err != nil {
 			w.t.Error(err)

@@ -21,7 +21,6 @@ var errAway = errors.New("simulate: no route to Redis")
 // endpoint is one client of one process, as the network knows it.
 type endpoint struct {
 	redis *redisServer
-	name  string
 	proc  int    // -1: the producer
 	kind  string // as a faultPlan's Client
 

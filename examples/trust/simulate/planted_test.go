@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 var plantedFlag = flag.Bool("planted", false, "build the library with each planted defect, and find it")
@@ -36,9 +38,7 @@ type planted struct {
 func readPlanted(t *testing.T, file string) *planted {
 	t.Helper()
 	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	p := &planted{name: strings.TrimSuffix(filepath.Base(file), ".txt")}
 	head := regexp.MustCompile(`^about: (.+)\nrun: (.+)\nfinds: (.+)\n-- file `).FindStringSubmatch(string(b))
 	edits := regexp.MustCompile(`(?s)-- file (\S+) --\n-- before --\n(.*?)\n-- after --\n(.*?)\n-- end --\n`).FindAllStringSubmatch(string(b), -1)
@@ -59,15 +59,11 @@ func (p *planted) overlay(t *testing.T, dir string) string {
 	for _, e := range p.edits {
 		file, before, after := e[0], e[1], e[2]
 		source, err := filepath.Abs(filepath.Join("..", "..", "..", filepath.FromSlash(file)))
-		if err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, err)
 		text, seen := changed[source]
 		if !seen {
 			src, err := os.ReadFile(source)
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			text = string(src)
 		}
 		if n := strings.Count(text, before); n != 1 {
@@ -79,19 +75,13 @@ func (p *planted) overlay(t *testing.T, dir string) string {
 	replace := map[string]string{}
 	for source, text := range changed {
 		edited := filepath.Join(dir, strings.Repeat("x", len(replace)+1)+filepath.Base(source))
-		if err := os.WriteFile(edited, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, os.WriteFile(edited, []byte(text), 0o600))
 		replace[source] = edited
 	}
 	b, err := json.Marshal(map[string]any{"Replace": replace})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	file := filepath.Join(dir, "overlay.json")
-	if err := os.WriteFile(file, b, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, os.WriteFile(file, b, 0o600))
 	return file
 }
 

@@ -73,7 +73,7 @@ func (s *redisServer) newMaster() *miniredis.Miniredis {
 // endpoint makes a client's place in the network.
 func (s *redisServer) endpoint(proc int, kind string, seed uint64, faults []faultPlan) *endpoint {
 	e := &endpoint{
-		redis: s, name: fmt.Sprintf("%s of %d", kind, proc), proc: proc, kind: kind, began: time.Now(),
+		redis: s, proc: proc, kind: kind, began: time.Now(),
 		dice: rand.New(rand.NewPCG(seed, uint64(proc+2))), conns: map[*conn]struct{}{},
 	}
 	for _, f := range faults {

@@ -14,8 +14,9 @@ import (
 // conn is a connection to Redis without any network beneath: a command is executed
 // within Write unless it is delayed, and its reply is there for Read.
 type conn struct {
-	end  *endpoint
-	peer *peer
+	net.Conn // nil: nobody asks for what conn lacks
+	end      *endpoint
+	peer     *peer
 
 	mu       sync.Mutex
 	in       []byte // what was written, up to the last whole command
@@ -30,8 +31,6 @@ type conn struct {
 	// the client: later ones come later.
 	arrives, returns time.Time
 }
-
-var _ net.Conn = (*conn)(nil)
 
 func (c *conn) look() {
 	select {
@@ -258,17 +257,6 @@ func (c *conn) SetReadDeadline(t time.Time) error {
 
 // SetWriteDeadline is part of net.Conn: nothing ever waits to be written.
 func (c *conn) SetWriteDeadline(time.Time) error { return nil }
-
-// LocalAddr is part of net.Conn.
-func (c *conn) LocalAddr() net.Addr { return address(c.end.name) }
-
-// RemoteAddr is part of net.Conn.
-func (c *conn) RemoteAddr() net.Addr { return address("redis") }
-
-type address string
-
-func (a address) Network() string { return "simulated" }
-func (a address) String() string  { return string(a) }
 
 // parseCommand takes the first whole command off b, and says how long it is; nil:
 // there is none yet.
