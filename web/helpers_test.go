@@ -162,3 +162,5 @@ func (v *site) find(path, text string) answer {
 	}, "%q is in %s", text, path)
 	return a
 }
+
+func TestMain(m *testing.M) { redistest.Main(m) }

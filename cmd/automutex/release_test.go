@@ -226,7 +226,6 @@ func TestRelease_scripts(t *testing.T) {
 	}
 }
 
-// fromTop reads a file of the repository.
 func fromTop(t *testing.T, path ...string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(append([]string{"..", ".."}, path...)...))

@@ -246,7 +246,6 @@ func (c *crowd) twice(name string, behind *lock.Lease) (second int) {
 	return second
 }
 
-// fenceOf is the fence of a lease that is held.
 func fenceOf(t *testing.T, le *lock.Lease) int64 {
 	t.Helper()
 	fence, err := le.Fence()

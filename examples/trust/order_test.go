@@ -90,7 +90,7 @@ func TestOrder_killed(t *testing.T) {
 		start(i)
 	}
 	sent := map[int]int{}      // by key
-	mayRun := map[string]int{} // by ID: how many workers were killed that had had it
+	mayRun := map[string]int{} // by ID: of each killed worker that had it before, one
 	for began, next := time.Now(), time.Second; time.Since(began) < length; {
 		task := orderTask{Key: dice.IntN(12)}
 		if i := dice.IntN(20); i < len(orderDo) {

@@ -53,7 +53,6 @@ func operated(args ...any) act {
 func killed(t *testing.T, s *redistest.Server, _ *redis.Client)  { s.Kill(t) }
 func started(t *testing.T, s *redistest.Server, _ *redis.Client) { s.Start(t) }
 
-// lasting waits out a fault: for so long it is there.
 func lasting(t *testing.T, d time.Duration) {
 	t.Helper()
 	began := time.Now()
@@ -385,7 +384,6 @@ func (c *crowd) of(key string) *crowdKey {
 	return c.book[key]
 }
 
-// written is the highest fence that was written for a key.
 func (c *crowd) written(key string) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -431,7 +429,6 @@ func (c *crowd) leave(key string, le *lock.Lease) {
 	delete(c.book[key].inside, le)
 }
 
-// more waits for n more turns.
 func (c *crowd) more(n int64) {
 	c.t.Helper()
 	before := c.turns.Load()
@@ -454,7 +451,6 @@ func (c *crowd) noticed() {
 	c.amid, c.settled = false, time.Now().Add(crowdNotice)
 }
 
-// String is what was counted.
 func (c *crowd) String() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -519,7 +515,6 @@ func (c *crowd) keep(n int, ttl time.Duration) *keepers {
 	return k
 }
 
-// stored are the keys as Redis has them.
 func (k *keepers) stored() (keys []string) {
 	for _, key := range k.keys {
 		keys = append(keys, lockkeys.Key(inside.DefaultPrefix, key))

@@ -22,7 +22,6 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-// has reports whether there is such a finding.
 func has(all []Finding, level, what, text string) bool {
 	for _, f := range all {
 		if f.Level == level && f.What == what && strings.Contains(f.Text, text) {

@@ -44,7 +44,6 @@ func under(policy string, r rulePlan) rulePlan {
 	return r
 }
 
-// rules is a list of one rule, on the field a.
 func rules(policy string, r rulePlan) []rulePlan {
 	r.On = onA
 	return []rulePlan{under(policy, r)}
@@ -52,7 +51,6 @@ func rules(policy string, r rulePlan) []rulePlan {
 
 var onA, onB = []string{"a"}, []string{"b"}
 
-// inOrder is a list of one rule in order.
 func inOrder(onArchive string) []rulePlan {
 	return rules("park", rulePlan{InOrder: true, OnArchive: onArchive})
 }
@@ -66,7 +64,6 @@ func work(at, length time.Duration, ends ...string) taskPlan {
 	return t
 }
 
-// archives is a task that is archived after its only run.
 func archives(at time.Duration) taskPlan { return work(at, 200*ms, "fail").tries(0) }
 
 // comesBack is a task that asks to come back a minute after its first run.
@@ -82,7 +79,6 @@ func (t taskPlan) does(steps ...stepPlan) taskPlan   { t.Steps = steps; return t
 func (t taskPlan) kept() taskPlan                    { t.Keep = true; return t }
 func (t taskPlan) named(as int) taskPlan             { t.As = as + 1; return t }
 
-// each makes so many tasks.
 func each(n int, task func(i int) taskPlan) (tasks []taskPlan) {
 	for i := range n {
 		tasks = append(tasks, task(i))
