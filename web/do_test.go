@@ -38,7 +38,6 @@ func (a *audit) last(t *testing.T) Action {
 	return a.all[len(a.all)-1]
 }
 
-// operator serves a page whose viewers may operate.
 func operator(t *testing.T, s *redistest.Server) (*site, *audit) {
 	t.Helper()
 	seen := &audit{}

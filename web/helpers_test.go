@@ -72,9 +72,7 @@ func (v *site) do(method, path string, body io.Reader, change ...func(*http.Requ
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, method, v.server.URL+path, body)
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	redistest.Must(v.t, err)
 	for _, f := range change {
 		f(req)
 	}
@@ -122,9 +120,7 @@ func (a answer) without(texts ...string) answer {
 func (v *site) hold(m *lock.Lock) *lock.Lease {
 	v.t.Helper()
 	lease, err := m.TryLock(context.Background())
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	redistest.Must(v.t, err)
 	v.t.Cleanup(func() {
 		if err := lease.Unlock(context.Background()); err != nil && !isNotHeld(err) {
 			v.t.Errorf("Unlock: %v", err)
@@ -139,9 +135,7 @@ func isNotHeld(err error) bool { return strings.Contains(err.Error(), lock.ErrNo
 func (v *site) wait(m *lock.Lock) {
 	v.t.Helper()
 	before, err := m.Waiting(context.Background())
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	redistest.Must(v.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() { // ends with ctx, or with a lease that it gives back
@@ -168,3 +162,5 @@ func (v *site) find(path, text string) answer {
 	}, "%q is in %s", text, path)
 	return a
 }
+
+func TestMain(m *testing.M) { redistest.Main(m) }

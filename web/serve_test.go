@@ -209,13 +209,9 @@ func TestAssets_asPublished(t *testing.T) {
 func (v *site) stream(ctx context.Context, path string) <-chan string {
 	v.t.Helper()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, v.server.URL+path, nil)
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	redistest.Must(v.t, err)
 	resp, err := v.server.Client().Do(req)
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	redistest.Must(v.t, err)
 	if resp.StatusCode != http.StatusOK || !strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream") {
 		v.t.Fatalf("%s: %s, %s", path, resp.Status, resp.Header.Get("Content-Type"))
 	}

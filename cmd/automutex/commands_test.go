@@ -2,7 +2,6 @@ package main
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -17,7 +16,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/spf13/cobra"
 
 	"github.com/automutex/automutex/internal/doctor"
 	"github.com/automutex/automutex/internal/inspect"
@@ -31,7 +29,7 @@ func TestCommands(t *testing.T) {
 	b := build(t)
 	for name, test := range map[string]func(*testing.T, binary){
 		"list again": testListAgain, "list many": testListMany, "break": testBreak, "arguments": testArguments, "help": testHelp, "readme": testReadme,
-		"hanging Redis": testHangingRedis, "refused commands": testRefusedCommands, "full disk": testFullDisk,
+		"hanging Redis": testHangingRedis, "full disk": testFullDisk,
 		"web": testWeb, "web login": testWebLogin, "web operator": testWebOperator, "web refuses": testWebRefuses,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -268,36 +266,6 @@ func testHangingRedis(t *testing.T, b binary) {
 	}
 }
 
-// A right that the user in Redis lacks ends a command with Redis' reason.
-func testRefusedCommands(t *testing.T, b binary) {
-	s := redistest.StartReal(t)
-	tr := start(t, s)
-	tr.take("held", nil)
-	tr.take("closed", []string{"closes", "leaves"})
-	rules := file(t, "prefix: "+tr.prefix+"\nrules: [{task: work, on: [id]}]")
-	for _, c := range []struct {
-		rights string
-		args   []string
-		says   string
-	}{
-		{"-time", []string{"blocked"}, ""},
-		{"-time", []string{"controls"}, ""},
-		{"-time", []string{"list"}, ""},
-		{"-scan", []string{"blocked"}, ""},
-		{"-scan", []string{"list"}, ""},
-		{"-scan", []string{"pause", "nobody", "--rules", rules}, ""},
-		{"-@scripting", []string{"skip", "work|7", "default/first"}, ""},
-		{"-hdel", []string{"break", "closed", "--yes"}, "0 of 0 broken, and the closed gate not ended: "},
-	} {
-		redistest.Must(t, s.Client(t).Do(t.Context(), "ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*", "&*", "+@all", c.rights).Err())
-		r := b.run(t, append(append(where(s), "--prefix", tr.prefix, "--username", "limited", "--password", "secret"), c.args...)...)
-		r.want(t, exitRedis, c.says)
-		if !strings.Contains(r.stderr, "NOPERM") && !strings.Contains(r.stderr, "the user has no right to it") {
-			t.Errorf("%q without %s: %s", c.args, c.rights, r.stderr)
-		}
-	}
-}
-
 // What cannot be written is one line, and neither a success nor wrong use.
 func testFullDisk(t *testing.T, b binary) {
 	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
@@ -363,28 +331,6 @@ func TestFilter_longer(t *testing.T) {
 	} {
 		if got := (filter{longer: time.Minute}).passes(one.lock, now); got != one.want {
 			t.Errorf("%s: %v", what, got)
-		}
-	}
-}
-
-// An error becomes one line and the exit code of its kind.
-func TestExplain(t *testing.T) {
-	t.Parallel()
-	for _, c := range []struct {
-		err  error
-		exit int
-		text string
-	}{
-		{nil, exitOK, ""},
-		{fmt.Errorf("list: %w", context.Canceled), exitNo, "automutex: interrupted\n"},
-		{unreachable("x", context.Canceled), exitNo, "automutex: interrupted\n"},
-		{fmt.Errorf("automutex: %w", lock.ErrBackend), exitRedis, "automutex: lock: backend error\n"},
-		{errors.New("unknown flag"), exitUsage, "automutex: unknown flag; see automutex --help\n"},
-		{no("%s", "a\nb"), exitNo, "automutex: a b\n"},
-	} {
-		var out strings.Builder
-		if exit := explain(&out, &cobra.Command{Use: "automutex"}, c.err); exit != c.exit || out.String() != c.text {
-			t.Errorf("%v: %d, %q; want %d, %q", c.err, exit, out.String(), c.exit, c.text)
 		}
 	}
 }

@@ -138,7 +138,6 @@ func (s *session) play(text string) string {
 	return out.String()
 }
 
-// words splits a line as a shell does that knows ' alone.
 func words(line string) (all []string) {
 	for _, word := range argument.FindAllString(line, -1) {
 		all = append(all, strings.Trim(word, "'"))
@@ -342,7 +341,6 @@ func (b binary) command(t *testing.T, env []string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// run runs the program to its end.
 func (b binary) run(t *testing.T, args ...string) result {
 	t.Helper()
 	return finish(t, b.command(t, nil, args...), "")
@@ -383,7 +381,6 @@ func (r result) want(t *testing.T, exit int, texts ...string) result {
 	return r
 }
 
-// file writes a file of rules.
 func file(t *testing.T, content string) string {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), "rules.yaml")
@@ -467,7 +464,6 @@ func (tr *traffic) context(id string) context.Context {
 	return tr.running[id]
 }
 
-// enqueue enqueues a task; its ID is the caller's.
 func (tr *traffic) enqueue(id, taskType, payload string) {
 	tr.t.Helper()
 	_, err := tr.client.Enqueue(asynq.NewTask(taskType, []byte(payload)), asynq.Queue(tr.queue), asynq.TaskID(id), asynq.Timeout(time.Hour), asynq.MaxRetry(0))

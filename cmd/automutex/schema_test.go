@@ -13,107 +13,64 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/automutex/automutex/config"
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 // fileSchema compiles what "automutex schema" prints.
 func fileSchema(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	doc, err := jsonschema.UnmarshalJSON(bytes.NewReader(config.Schema()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	compiler := jsonschema.NewCompiler()
-	if err := compiler.AddResource("automutex.json", doc); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, compiler.AddResource("automutex.json", doc))
 	compiled, err := compiler.Compile("automutex.json")
-	if err != nil {
-		t.Fatalf("the schema does not compile: %v", err)
-	}
+	redistest.Must(t, err)
 	return compiled
 }
 
 // fits tells what the schema says of a file, as an editor would.
 func fits(t *testing.T, s *jsonschema.Schema, file []byte) error {
 	t.Helper()
-	text := file
 	if !json.Valid(file) {
 		var doc any
-		err := yaml.Unmarshal(file, &doc)
-		if err == nil {
-			text, err = json.Marshal(doc)
-		}
-		if err != nil {
-			t.Fatalf("neither JSON nor YAML: %v\n%s", err, file)
-		}
+		redistest.Must(t, yaml.Unmarshal(file, &doc))
+		text, err := json.Marshal(doc)
+		redistest.Must(t, err)
+		file = text
 	}
-	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(file))
+	redistest.Must(t, err)
 	return s.Validate(value)
 }
 
-// A file that Load accepts fits the schema: the schema never marks what is right.
+// A file that Load accepts fits the schema: the schema never marks what is right. The files are those of package config, and
+// what its fuzzer begins with.
 func TestSchema_acceptsWhatLoadAccepts(t *testing.T) {
 	t.Parallel()
-	s := fileSchema(t)
-	files := map[string][]byte{}
-	paths, err := filepath.Glob("../../config/testdata/*.*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, path := range append(paths, "../../examples/worker/rules.yaml") {
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		files[path] = data
-	}
-	for _, path := range corpus(t) {
-		files[path.name] = path.data
-	}
-	accepted := 0
-	for name, data := range files {
-		if _, _, err := config.Parse(data); err != nil {
-			continue
-		}
-		accepted++
-		if err := fits(t, s, data); err != nil {
-			t.Errorf("%s: Load accepts it, the schema does not: %v", name, err)
+	s, accepted := fileSchema(t), 0
+	for _, pattern := range []string{"config/testdata/*.*", "config/testdata/fuzz/FuzzParse/*", "examples/worker/rules.yaml"} {
+		paths, err := filepath.Glob("../../" + pattern)
+		redistest.Must(t, err)
+		for _, path := range paths {
+			data, err := os.ReadFile(path)
+			redistest.Must(t, err)
+			if _, quoted, isSeed := strings.Cut(string(data), "go test fuzz v1\n[]byte("); isSeed {
+				text, err := strconv.Unquote(strings.TrimSuffix(strings.TrimSpace(quoted), ")"))
+				redistest.Must(t, err)
+				data = []byte(text)
+			}
+			if _, _, err := config.Parse(data); err != nil {
+				continue
+			}
+			accepted++
+			if err := fits(t, s, data); err != nil {
+				t.Errorf("%s: Load accepts it, the schema does not: %v", path, err)
+			}
 		}
 	}
 	if accepted < 4 {
 		t.Errorf("%d files are accepted by Load, want 4 or more", accepted)
 	}
-}
-
-type seed struct {
-	name string
-	data []byte
-}
-
-// corpus is what the fuzzer of package config begins with.
-func corpus(t *testing.T) []seed {
-	t.Helper()
-	paths, err := filepath.Glob("../../config/testdata/fuzz/FuzzParse/*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var seeds []seed
-	for _, path := range paths {
-		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, quoted, found := strings.Cut(string(data), "[]byte(")
-		text, err := strconv.Unquote(strings.TrimSuffix(strings.TrimSpace(quoted), ")"))
-		if !found || err != nil {
-			t.Fatalf("%s is no seed of a fuzzer: %v", path, err)
-		}
-		seeds = append(seeds, seed{path, []byte(text)})
-	}
-	return seeds
 }
 
 func TestSchema_refusesMistakes(t *testing.T) {

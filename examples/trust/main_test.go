@@ -32,7 +32,6 @@ func TestMain(m *testing.M) {
 	redistest.Main(m)
 }
 
-// size chooses between a test's short form and its long one.
 func size[T any](short, longer T) T {
 	if *long {
 		return longer

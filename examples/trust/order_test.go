@@ -32,7 +32,7 @@ type orderWorker struct {
 	Name, Prefix string
 	Locks        string // host:port of Redis, through a proxy
 	Asynq        string
-	Book         string // another Redis, which no fault hits: the list book, and a set of the tasks that each worker has
+	Book         string // another Redis, which no fault hits: the list book, and a set of the tasks that each worker has had
 }
 
 const orderEnv = "AUTOMUTEX_TRUST_ORDER"
@@ -44,6 +44,8 @@ type orderTask struct {
 	Do    string
 	Ended bool // in the book: it has ended, else it begins
 }
+
+func (t orderTask) id() string { return fmt.Sprintf("%d-%d", t.Key, t.N) }
 
 var (
 	errOrder = errors.New("order: the handler fails")
@@ -87,7 +89,8 @@ func TestOrder_killed(t *testing.T) {
 		proxies[i] = redistest.NewProxy(t, s.Addr())
 		start(i)
 	}
-	sent := map[int]int{} // by key
+	sent := map[int]int{}      // by key
+	mayRun := map[string]int{} // by ID: of each killed worker that had it before, one
 	for began, next := time.Now(), time.Second; time.Since(began) < length; {
 		task := orderTask{Key: dice.IntN(12)}
 		if i := dice.IntN(20); i < len(orderDo) {
@@ -97,7 +100,7 @@ func TestOrder_killed(t *testing.T) {
 		task.N = sent[task.Key]
 		payload, err := json.Marshal(task)
 		redistest.Must(t, err)
-		_, err = client.Enqueue(asynq.NewTask("work", payload), asynq.Queue(orderQueue), asynq.MaxRetry(100_000), asynq.Timeout(time.Minute))
+		_, err = client.Enqueue(asynq.NewTask("work", payload), asynq.Queue(orderQueue), asynq.TaskID(task.id()), asynq.MaxRetry(100_000), asynq.Timeout(time.Minute))
 		redistest.Must(t, err)
 		if time.Since(began) > next {
 			next += time.Second
@@ -107,6 +110,7 @@ func TestOrder_killed(t *testing.T) {
 			// over, so that the next server finds them as it starts.
 			for _, id := range book.SMembers(ctx, "at "+names[i]).Val() {
 				redistest.Must(t, rdb.ZAddXX(ctx, "asynq:{"+orderQueue+"}:lease", redis.Z{Score: 1, Member: id}).Err())
+				mayRun[id]++
 			}
 			start(i)
 			if proxy := proxies[dice.IntN(len(proxies))]; dice.IntN(2) == 0 {
@@ -131,6 +135,9 @@ func TestOrder_killed(t *testing.T) {
 				done[step.Key]++
 			case step.N <= done[step.Key] && !step.Ended:
 				again++ // its worker was killed when it had written down the end
+				if mayRun[step.id()]--; mayRun[step.id()] < 0 {
+					t.Errorf("key %d: task %d begins after its end, and no worker was killed that had it", step.Key, step.N)
+				}
 			}
 		}
 		return fmt.Sprint(done) == fmt.Sprint(sent)
@@ -177,9 +184,7 @@ func (w *orderWorker) serve() error {
 	if err := server.Start(asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
 		id, _ := asynq.GetTaskID(ctx)
 		must(book.SAdd(context.Background(), "at "+w.Name, id).Err()) // so that the test finds what a killed process has left
-		err := guarded.ProcessTask(ctx, t)
-		must(book.SRem(context.Background(), "at "+w.Name, id).Err())
-		return err
+		return guarded.ProcessTask(ctx, t)
 	})); err != nil {
 		return err
 	}
@@ -213,7 +218,7 @@ func handleInOrder(ctx context.Context, book *redis.Client, t *asynq.Task) error
 		must(errors.Join(err, book.RPush(context.Background(), "book", text).Err()))
 	}
 	note()
-	run, err := book.Incr(context.Background(), fmt.Sprintf("runs of %d-%d", task.Key, task.N)).Result()
+	run, err := book.Incr(context.Background(), "runs of "+task.id()).Result()
 	must(err)
 	select {
 	case <-time.After(rand.N(30 * time.Millisecond)): // the work

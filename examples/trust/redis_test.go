@@ -53,7 +53,6 @@ func operated(args ...any) act {
 func killed(t *testing.T, s *redistest.Server, _ *redis.Client)  { s.Kill(t) }
 func started(t *testing.T, s *redistest.Server, _ *redis.Client) { s.Start(t) }
 
-// lasting waits out a fault: for so long it is there.
 func lasting(t *testing.T, d time.Duration) {
 	t.Helper()
 	began := time.Now()
@@ -97,32 +96,6 @@ var redisFaults = []redisFault{
 		name: "READONLY", says: "READONLY",
 		begin: func(t *testing.T, s *redistest.Server, _ *redis.Client) { s.Forget(t) },
 		end:   func(t *testing.T, s *redistest.Server, _ *redis.Client) { s.Promote(t) },
-	},
-	{
-		// 200 keys that take ten milliseconds each.
-		name: "LOADING", says: "LOADING", args: []string{"--appendonly", "yes", "--appendfsync", "always",
-			"--rdbcompression", "no", "--loading-process-events-interval-bytes", "1024", "--key-load-delay", "10000"},
-		begin: func(t *testing.T, s *redistest.Server, ops *redis.Client) {
-			if err := ops.Eval(context.Background(),
-				`for i = 1, 200 do redis.call('SET', KEYS[1] .. i, string.rep('x', 250)) end`, []string{"load"}).Err(); err != nil && !errors.Is(err, redis.Nil) {
-				t.Fatal(err)
-			}
-			// Of an AOF a Redis serves nobody for the first thousand commands, so they
-			// are to be in the RDB that it begins with.
-			operate(t, ops, "BGREWRITEAOF")
-			redistest.Eventually(t, crowdSoon, func() bool {
-				info, err := ops.Info(context.Background(), "persistence").Result()
-				return err == nil && strings.Contains(info, "\r\naof_rewrite_in_progress:0\r\n") && strings.Contains(info, "\r\naof_rewrite_scheduled:0\r\n")
-			}, "the end of the rewrite")
-			s.Kill(t)
-			s.Start(t)
-		},
-		end: func(t *testing.T, _ *redistest.Server, ops *redis.Client) {
-			redistest.Eventually(t, crowdSoon, func() bool {
-				info, err := ops.Info(context.Background(), "persistence").Result()
-				return err == nil && strings.Contains(info, "\r\nloading:0\r\n")
-			}, "the end of loading")
-		},
 	},
 	{
 		name: "BUSY, a script of somebody else's", says: "BUSY", args: []string{"--busy-reply-threshold", "50"},
@@ -411,7 +384,6 @@ func (c *crowd) of(key string) *crowdKey {
 	return c.book[key]
 }
 
-// written is the highest fence that was written for a key.
 func (c *crowd) written(key string) int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -457,7 +429,6 @@ func (c *crowd) leave(key string, le *lock.Lease) {
 	delete(c.book[key].inside, le)
 }
 
-// more waits for n more turns.
 func (c *crowd) more(n int64) {
 	c.t.Helper()
 	before := c.turns.Load()
@@ -480,7 +451,6 @@ func (c *crowd) noticed() {
 	c.amid, c.settled = false, time.Now().Add(crowdNotice)
 }
 
-// String is what was counted.
 func (c *crowd) String() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -545,7 +515,6 @@ func (c *crowd) keep(n int, ttl time.Duration) *keepers {
 	return k
 }
 
-// stored are the keys as Redis has them.
 func (k *keepers) stored() (keys []string) {
 	for _, key := range k.keys {
 		keys = append(keys, lockkeys.Key(inside.DefaultPrefix, key))

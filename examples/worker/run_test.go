@@ -5,15 +5,9 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net/http"
-	"regexp"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
-	"github.com/alicebob/miniredis/v2"
-	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9/logging"
 
 	"github.com/automutex/automutex/internal/redistest"
@@ -22,26 +16,6 @@ import (
 func TestMain(m *testing.M) {
 	logging.Disable() // as in main
 	redistest.Main(m)
-}
-
-const patience = redistest.Patience
-
-// output is what a run has told so far.
-type output struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(b)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
 }
 
 // outcome is what a run told.
@@ -115,56 +89,6 @@ func TestRun_overlaps(t *testing.T) { // by itself: beside others tasks may not 
 	}
 }
 
-// whenQueue waits until the demo's queue is as ready wants it, and then acts.
-func whenQueue(t *testing.T, addr string, ready func(*asynq.QueueInfo) bool, act func(*asynq.Inspector, string)) (ended <-chan struct{}) {
-	inspector := asynq.NewInspector(asynq.RedisClientOpt{Addr: addr})
-	done := make(chan struct{})
-	go func() { // ends with the first answer, or with the patience
-		defer close(done)
-		defer inspector.Close()
-		for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-			if queues, err := inspector.Queues(); err == nil && len(queues) == 1 {
-				if info, err := inspector.GetQueueInfo(queues[0]); err == nil && ready(info) {
-					act(inspector, queues[0])
-					return
-				}
-			}
-		}
-		t.Error("the demo's queue never became as wanted")
-	}()
-	return done
-}
-
-// What is queued or parked when the program is stopped is still to be run.
-func TestRun_interrupted(t *testing.T) {
-	t.Parallel()
-	for _, busy := range []string{"retry", "park"} {
-		mini := miniredis.RunT(t)
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := whenQueue(t, mini.Addr(), func(q *asynq.QueueInfo) bool { return q.Processed >= 5 && q.Active > 0 }, func(*asynq.Inspector, string) { cancel() })
-		o := try(t, ctx, "-tasks 400 -work 40ms -busy "+busy+" -redis "+mini.Addr())
-		<-ended
-		if want := fmt.Sprintf("\nqueued=%d in asynq queue ", o.tasks-o.done); o.exit != 0 || o.done < 5 || o.done == o.tasks || !strings.Contains(o.stdout, want) {
-			t.Errorf("exit %d, and no line%s:\n%s", o.exit, want, o.stdout)
-		}
-	}
-}
-
-// A task that vanishes from Redis is noticed.
-func TestRun_lost(t *testing.T) {
-	t.Parallel()
-	mini := miniredis.RunT(t)
-	ended := whenQueue(t, mini.Addr(), func(q *asynq.QueueInfo) bool { return q.Pending >= 10 }, func(inspector *asynq.Inspector, queue string) {
-		tasks, err := inspector.ListPendingTasks(queue)
-		redistest.Must(t, err)
-		redistest.Must(t, inspector.DeleteTask(queue, tasks[len(tasks)-1].ID))
-	})
-	o := try(t, t.Context(), "-tasks 20 -workers 1 -work 100ms -unguarded -redis "+mini.Addr())
-	if <-ended; o.exit != 1 || o.done != 19 || o.lost != 1 {
-		t.Errorf("exit %d, %d done, %d lost", o.exit, o.done, o.lost)
-	}
-}
-
 func TestRun_refuses(t *testing.T) {
 	t.Parallel()
 	for _, flags := range []string{
@@ -178,47 +102,5 @@ func TestRun_refuses(t *testing.T) {
 	var stderr bytes.Buffer
 	if exit := run(t.Context(), []string{"-h"}, io.Discard, &stderr); exit != 0 || !strings.Contains(stderr.String(), "-unguarded") {
 		t.Errorf("exit %d, stderr %q", exit, stderr.String())
-	}
-}
-
-// With -web the page shows the locks of the tasks while they run, to this machine alone, and ends with the demo.
-func TestRun_web(t *testing.T) {
-	t.Parallel()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	var out output
-	ended := make(chan int, 1)
-	go func() {
-		ended <- run(ctx, strings.Fields("-web 127.0.0.1:0"), &out, io.Discard)
-	}()
-	var url string
-	redistest.Eventually(t, patience, func() bool {
-		url = regexp.MustCompile(`http://127\.0\.0\.1:\d+/`).FindString(out.String())
-		return url != ""
-	}, "the demo says where the page is: %s", &out)
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	get := func(host string) (int, string) {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-		redistest.Must(t, err)
-		req.Host = host
-		resp, err := client.Do(req)
-		if err != nil {
-			return 0, err.Error()
-		}
-		defer resp.Body.Close()
-		body, err := io.ReadAll(resp.Body)
-		redistest.Must(t, err)
-		return resp.StatusCode, string(body)
-	}
-	redistest.Eventually(t, patience, func() bool {
-		status, body := get("")
-		return status == http.StatusOK && strings.Contains(body, "octo/hello")
-	}, "the page shows the lock of the busiest repository")
-	if status, _ := get("evil.example.com"); status == http.StatusOK {
-		t.Errorf("under another host's name: status %d", status)
-	}
-	cancel()
-	if exit := <-ended; exit != 0 {
-		t.Errorf("exit %d\n%s", exit, &out)
 	}
 }

@@ -22,7 +22,6 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-// has reports whether there is such a finding.
 func has(all []Finding, level, what, text string) bool {
 	for _, f := range all {
 		if f.Level == level && f.What == what && strings.Contains(f.Text, text) {
@@ -42,9 +41,7 @@ func TestInfo(t *testing.T) {
 		{"redis_version", "6.0.16", Bad, "Redis", "6.2 or later"},
 		{"redis_version", "x", Bad, "Redis", "too old"},
 		{"role", "slave", Bad, "Redis", "connect to that"},
-		{"maxmemory_policy", "noeviction", Fine, "eviction", "is noeviction"},
 		{"maxmemory_policy", "", Bad, "eviction", "set noeviction"},
-		{"maxmemory_policy", "allkeys-lru", Bad, "eviction", "a second holder gets in"},
 	} {
 		d := &doctor{}
 		info := map[string]string{c.field: c.value}
@@ -65,50 +62,30 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// A command that a check needs and whose answer does not come ends the examination, with the findings until then. One
-// that the user has no right to is a finding.
+// A command that a check needs and whose answer does not come ends the examination, with the findings until then.
 func TestExamine_commandFails(t *testing.T) {
 	t.Parallel()
-	const refused = redistest.ReplyError("NOPERM this user has no permissions to run the command")
+	s := redistest.StartReal(t)
 	for _, c := range []struct {
-		command           string
-		after             int // so many times it goes well
-		error             error
-		level, what, text string
-	}{
-		{"info", 0, refused, Note, "Redis", "could not be looked at: NOPERM"},
-		{"type", 0, refused, Note, "keys", "could not be looked at: NOPERM"},
-		{"zadd", 0, io.EOF, Fine, "clock", "from this machine's"},
-		{"hgetall", 1, io.EOF, Fine, "rights", "each of"},
-		{"hgetall", 1, refused, Note, "rules", "could not be looked at: NOPERM"},
-		{"scan", 2, io.EOF, Fine, "rights", "each of"},
-		{"scan", 2, refused, Note, "order", "NOPERM"},
-		{"smembers", 0, io.EOF, Fine, "rights", "each of"},
-		{"smembers", 0, refused, Note, "tasks", "could not be looked at: NOPERM"},
-	} {
-		t.Run(c.command, func(t *testing.T) {
-			t.Parallel()
-			s := redistest.StartReal(t)
-			rdb, hook, calls, prefix := s.Client(t), &redistest.FailHook{}, 0, redistest.Name(t)
-			locker := lock.New(s.Client(t), lock.Options{Prefix: prefix})
-			t.Cleanup(func() { _ = locker.Close() })
-			_, err := locker.Mutex("held").TryLock(t.Context())
-			redistest.Must(t, err)
-			rdb.AddHook(hook)
-			hook.Before(func(cmd redis.Cmder) error {
-				if cmd.Name() != c.command {
-					return nil
-				}
-				if calls++; calls <= c.after {
-					return nil
-				}
-				return c.error
-			})
-			all, err := Examine(t.Context(), rdb, Options{Prefix: prefix, Config: &automutex.Config{Prefix: prefix, Rules: []automutex.Rule{{Task: "pay"}}}})
-			if !has(all, c.level, c.what, c.text) || (c.error == io.EOF) != errors.Is(err, lock.ErrBackend) {
-				t.Errorf("%v; want %s %s %q in %+v", err, c.level, c.what, c.text, all)
+		command    string
+		after      int // so many times it goes well
+		what, text string
+	}{{"zadd", 0, "clock", "from this machine's"}, {"hgetall", 1, "rights", "each of"}, {"scan", 2, "rights", "each of"}, {"smembers", 0, "rights", "each of"}} {
+		rdb, hook, calls, prefix := s.Client(t), &redistest.FailHook{}, 0, redistest.Name(t)
+		rdb.AddHook(hook)
+		hook.Before(func(cmd redis.Cmder) error {
+			if cmd.Name() != c.command {
+				return nil
 			}
+			if calls++; calls <= c.after {
+				return nil
+			}
+			return io.EOF
 		})
+		all, err := Examine(t.Context(), rdb, Options{Prefix: prefix, Config: &automutex.Config{Prefix: prefix, Rules: []automutex.Rule{{Task: "pay"}}}})
+		if !has(all, Fine, c.what, c.text) || !errors.Is(err, lock.ErrBackend) {
+			t.Errorf("%s: %v; want %s %q in %+v", c.command, err, c.what, c.text, all)
+		}
 	}
 }
 
@@ -139,35 +116,7 @@ func TestServer_clock(t *testing.T) {
 	}
 }
 
-// Of keys that another program has written where locks stand some are named. Locks, pools and what stands beside them are none.
-func TestKeys(t *testing.T) {
-	t.Parallel()
-	s := redistest.Real(t)
-	rdb, prefix := s.Client(t), redistest.Name(t)
-	locker := lock.New(rdb, lock.Options{Prefix: prefix})
-	t.Cleanup(func() { _ = locker.Close() })
-	for _, m := range []*lock.Lock{locker.Mutex("held"), locker.Semaphore("many", 3)} {
-		_, err := m.TryLock(t.Context())
-		redistest.Must(t, err)
-	}
-	redistest.Must(t, locker.Controls().SetLimit(t.Context(), "held", 2, ""))
-	redistest.Must(t, rdb.HSet(t.Context(), prefix+":{held}:beside", "a", 1).Err())
-	examine := func() []Finding {
-		all, err := Examine(t.Context(), rdb, Options{Prefix: prefix})
-		redistest.Must(t, err)
-		return all
-	}
-	if all := examine(); has(all, Bad, "keys", "") || !has(all, Note, "paused", "held is limited to 2") {
-		t.Errorf("%+v", all)
-	}
-	redistest.Must(t, rdb.HSet(t.Context(), prefix+":{a}", "a", 1).Err())
-	redistest.Must(t, rdb.Set(t.Context(), prefix+":{b}", "1", 0).Err())
-	if all := examine(); !has(all, Bad, "keys", "2 keys of another type than a lock's: "+prefix+":{a}, "+prefix+":{b}; each call") {
-		t.Errorf("%+v", all)
-	}
-}
-
-// Guards under another prefix, rules that differ, and a rule that nothing serves are found in what Guards say.
+// Rules that do not fit together, and a rule that nothing serves, are found in what Guards say.
 func TestFleet(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
@@ -190,13 +139,6 @@ func TestFleet(t *testing.T) {
 		automutex.Rule{Task: "of-another-worker"})
 	all := examine("shop")
 	if !has(all, Fine, "rules", "1 Guard; what they run fits together") || !has(all, Bad, "tasks", `no rule is for "cron:nightly": did you mean that?`) || !has(all, Bad, "tasks", `no rule is for "mail:welcome"`) || CountBad(all) != 2 {
-		t.Errorf("%+v", all)
-	}
-	if all := examine("shpo"); !has(all, Note, "prefix", "there are Guards with shop: give that") {
-		t.Errorf("another prefix: %+v", all)
-	}
-	say("shop", served, automutex.Rule{Task: "sync:eu", Limit: 3})
-	if all := examine("shop"); !has(all, Bad, "rules", "rules for scope sync:eu differ") {
 		t.Errorf("%+v", all)
 	}
 	for _, scope := range []string{"", "shared"} {

@@ -1,17 +1,33 @@
 package documented
 
 import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/scanner"
+	"go/token"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// read returns the text of a file.
+// The tests of this package hold the repository's documents against its code, so they run at its top.
+func TestMain(m *testing.M) {
+	if err := os.Chdir("../.."); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	redistest.Main(m)
+}
+
 func read(t *testing.T, path string) string {
 	t.Helper()
 	text, err := os.ReadFile(path)
@@ -123,4 +139,219 @@ func TestDocumented_links(t *testing.T) {
 	if links < 80 {
 		t.Errorf("found only %d links", links)
 	}
+}
+
+// Each file and folder that docs/architecture.md names is there, and each folder of internal has a row under "Rooms".
+func TestArchitecture_namesWhatThereIs(t *testing.T) {
+	t.Parallel()
+	page := read(t, "docs/architecture.md")
+	text, _, _ := strings.Cut(page, "## Pairs of features")
+	named := 0
+	for _, found := range regexp.MustCompile("`([a-z_/]+(?:\\.go|\\.lua)|(?:internal|lock|cmd)/[a-z]+|[a-z]+)`").FindAllStringSubmatch(text, -1) {
+		name := found[1]
+		if _, err := os.Stat(name); err == nil {
+			named++
+		} else if strings.ContainsAny(name, "./") { // else a word of the code
+			t.Errorf("the page names %s, and there is none", name)
+		}
+	}
+	if named < 60 {
+		t.Errorf("found only %d", named)
+	}
+	_, rooms, _ := strings.Cut(page, "## Rooms")
+	rooms, _, _ = strings.Cut(rooms, "\n## ")
+	folders, err := filepath.Glob(filepath.Join("internal", "*"))
+	if err != nil || len(folders) < 10 {
+		t.Fatalf("%v, %v", folders, err)
+	}
+	for _, folder := range folders {
+		if !strings.Contains(rooms, "`"+filepath.ToSlash(folder)+"`") {
+			t.Errorf("docs/architecture.md has no room for %s", folder)
+		}
+	}
+}
+
+// The parts of package lock stand in layers. Each imports of this module what is listed here, so none of
+// them gets a Locker; and how a caller waits is decided without I/O or a mutex.
+func TestArchitecture_layersOfLock(t *testing.T) {
+	t.Parallel()
+	const module = "github.com/automutex/automutex/"
+	for part, allowed := range map[string][]string{
+		"internal/life":    {},
+		"internal/redisx":  {},
+		"internal/control": {"internal/inside", "internal/keys", "internal/life", "internal/printable", "internal/redisx"},
+		"internal/mark":    {"internal/inside", "internal/life", "internal/redisx"},
+		"internal/engine":  {"internal/inside", "internal/keys", "internal/life", "internal/printable", "internal/redisx", "internal/turn"},
+		"internal/turn":    {"internal/life"},
+	} {
+		files, err := filepath.Glob(filepath.Join(part, "*.go"))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("%s has no files: %v", part, err)
+		}
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+			redistest.Must(t, err)
+			for _, spec := range parsed.Imports {
+				path, err := strconv.Unquote(spec.Path.Value)
+				redistest.Must(t, err)
+				if own, ours := strings.CutPrefix(path, module); ours && !slices.Contains(allowed, own) {
+					t.Errorf("%s imports %s, which stands above it: pass it a value or a function", file, own)
+				}
+				if part == "internal/turn" && (path == "sync" || path == "context" || path == "net" || strings.Contains(path, "go-redis")) {
+					t.Errorf("%s imports %s: it only says what follows from what came", file, path)
+				}
+			}
+		}
+	}
+}
+
+// nameOfCode finds names of code with a capital inside, such as handleReply. After a backslash it is an escape.
+var nameOfCode = regexp.MustCompile(`(^|[^\\\w])([a-z]+[A-Z]\w+)`)
+
+// A comment of the code, and of the scripts, names nothing that was renamed or deleted.
+func TestComments_nameWhatExists(t *testing.T) {
+	t.Parallel()
+	exists, named := map[string]bool{}, map[string]string{} // named: where
+	word := regexp.MustCompile(`\w+`)
+	note := func(where, comment string) {
+		for _, match := range nameOfCode.FindAllStringSubmatch(comment, -1) {
+			named[match[2]] = where
+		}
+	}
+	words := func(code string) {
+		for _, w := range word.FindAllString(code, -1) {
+			exists[w] = true
+		}
+	}
+	redistest.Must(t, filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			if name := entry.Name(); name != "." && strings.HasPrefix(name, ".") || name == "testdata" {
+				return fs.SkipDir
+			}
+			return err
+		}
+		switch filepath.Ext(path) {
+		case ".go":
+			text := []byte(read(t, path))
+			fset := token.NewFileSet()
+			var s scanner.Scanner
+			s.Init(fset.AddFile(path, fset.Base(), len(text)), text, nil, scanner.ScanComments)
+			for _, tok, literal := s.Scan(); tok != token.EOF; _, tok, literal = s.Scan() {
+				if tok != token.COMMENT {
+					words(literal)
+				} else if !strings.HasSuffix(path, "_test.go") && !strings.HasPrefix(literal, "//\t") { // a tab: an example
+					note(path, literal)
+				}
+			}
+		case ".lua":
+			for line := range strings.Lines(read(t, path)) {
+				code, comment, _ := strings.Cut(line, "--")
+				words(code)
+				note(path, comment)
+			}
+		}
+		return nil
+	}))
+	if len(exists) < 5000 || len(named) < 300 {
+		t.Errorf("%d names, %d of them in comments: too few to be all", len(exists), len(named))
+	}
+	for name, where := range named {
+		if !exists[name] {
+			t.Errorf("%s: a comment names %s, which is nowhere in the code", where, name)
+		}
+	}
+}
+
+// listShipped gives what go list says in a format of each package that a user builds into a program.
+func listShipped(t *testing.T, format string) string {
+	t.Helper()
+	out, err := exec.Command("go", "list", "-deps", "-f", format, ".", "./lock", "./unique", "./config").CombinedOutput()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, out)
+	}
+	return string(out)
+}
+
+// What a user builds into a program has nothing in it that only tests need, neither
+// directly nor through another package.
+func TestImports_shippedPackagesNeedNothingOfTests(t *testing.T) {
+	t.Parallel()
+	packages := strings.Fields(listShipped(t, "{{.ImportPath}}"))
+	if !slices.Contains(packages, "github.com/automutex/automutex/lock") {
+		t.Fatalf("package lock is not in the list: %s", packages)
+	}
+	for _, p := range packages {
+		if slices.Contains([]string{"testing", "github.com/alicebob/miniredis/v2", "go.uber.org/goleak"}, p) {
+			t.Errorf("a shipped package imports %s, or one that it imports does", p)
+		}
+	}
+}
+
+// What SECURITY.md answers to those who review the module as a new dependency: the code that users build in has no
+// init, no unsafe, no cgo, starts no program, dials nothing by itself and reads no environment; only config opens a
+// file, by the path that it is given. And the modules that come with it are those that SECURITY.md lists.
+func TestImports_asADependency(t *testing.T) {
+	t.Parallel()
+	page := read(t, ".github/SECURITY.md")
+	files := 0
+	for line := range strings.Lines(listShipped(t, "{{if .Module}}{{.Module.Path}} {{.Dir}} {{join .GoFiles \",\"}} {{join .CgoFiles \",\"}}{{end}}")) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 {
+			continue // of the standard library
+		}
+		if fields[0] != "github.com/automutex/automutex" {
+			if !strings.Contains(page, "`"+fields[0]+"`") {
+				t.Errorf("SECURITY.md does not list %s, which comes with the library", fields[0])
+			}
+			continue
+		}
+		if len(fields) != 3 {
+			t.Errorf("cgo: %s", line)
+		}
+		for _, name := range strings.Split(fields[2], ",") {
+			files++
+			askFile(t, filepath.Join(fields[1], name))
+		}
+	}
+	if files < 50 {
+		t.Errorf("found only %d files", files)
+	}
+}
+
+// askFile looks for what a file of the library must not do.
+func askFile(t *testing.T, path string) {
+	t.Helper()
+	file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+	redistest.Must(t, err)
+	for _, imported := range file.Imports {
+		if slices.Contains([]string{`"unsafe"`, `"C"`, `"os/exec"`, `"plugin"`, `"net/http"`, `"crypto/tls"`}, imported.Path.Value) {
+			t.Errorf("%s imports %s", path, imported.Path.Value)
+		}
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.FuncDecl:
+			if n.Recv == nil && n.Name.Name == "init" {
+				t.Errorf("%s has an init", path)
+			}
+		case *ast.SelectorExpr:
+			of, ok := n.X.(*ast.Ident)
+			if ok && of.Name == "net" && n.Sel.Name != "Error" {
+				t.Errorf("%s uses net.%s", path, n.Sel.Name)
+			}
+			if !ok || of.Name != "os" {
+				break
+			}
+			switch name := n.Sel.Name; {
+			case slices.Contains([]string{"Hostname", "Getpid", "Signal"}, name): // for Owner, and Guard.Run
+			case slices.Contains([]string{"Open", "File"}, name) && filepath.Base(filepath.Dir(path)) == "config":
+			default:
+				t.Errorf("%s uses os.%s", path, name)
+			}
+		}
+		return true
+	})
 }

@@ -2,7 +2,9 @@ package documented
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -10,6 +12,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/unique"
 )
 
 // What the snippets of the README and the guides use.
@@ -127,3 +130,80 @@ var upstream pusher
 type pusher struct{}
 
 func (pusher) Push(context.Context, []byte) (wait time.Duration, err error) { return 0, nil }
+
+func inOrder(ctx context.Context, task *asynq.Task) error {
+	cfg := automutex.Config{Rules: []automutex.Rule{
+		{Task: "order:", Scope: "order", On: []string{"order_id"}, InOrder: true},
+	}}
+	guard, err := automutex.New(rdb, cfg) // in workers, as ever
+	if err != nil {
+		return err
+	}
+	producer, err := automutex.NewClient(rdb, client, cfg) // in producers
+	if err != nil {
+		return err
+	}
+	info, err := producer.EnqueueContext(ctx, task)
+	_, _ = guard, info
+	return err
+}
+
+var _ = inOrder
+
+// What the section on unique speaks of.
+var (
+	client    *asynq.Client
+	inspector *asynq.Inspector
+	payload   []byte
+)
+
+func enqueueOnce() error {
+	tasks, err := unique.New(client, inspector, rdb, unique.Config{Rules: uniqueRules()})
+	if err != nil {
+		return err
+	}
+	info, err := tasks.Enqueue(asynq.NewTask("itunes:verify", payload), asynq.MaxRetry(3))
+	if errors.Is(err, asynq.ErrDuplicateTask) {
+		return nil // one is under way; a *unique.DuplicateError says which
+	}
+	_ = info
+	return err
+}
+
+func uniqueRules() []unique.Rule {
+	once := []unique.Rule{
+		{Task: "itunes:verify", On: []string{"transaction_id"}},
+
+		// Debounce: five seconds after the last call, a minute after the first at the latest.
+		{Task: "autosave", On: []string{"draft_id"}, Until: unique.UntilStart,
+			Duplicate: unique.Postpone(5 * time.Second), MaxPostpone: time.Minute},
+	}
+	return once
+}
+
+// The code after the change, in docs/migrating.md under "From hand-written locks".
+
+var post = func(context.Context, string) error { return nil }
+
+func deliver(ctx context.Context, t *asynq.Task) error {
+	var p struct {
+		EndpointID string `json:"endpoint_id"`
+	}
+	if err := json.Unmarshal(t.Payload(), &p); err != nil {
+		return fmt.Errorf("payload: %w: %w", err, asynq.SkipRetry)
+	}
+	return post(ctx, p.EndpointID) // ctx ends if the lock is lost
+}
+
+func deliveries(rdb redis.UniversalClient) (*automutex.Guard, error) {
+	return automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{
+		{Task: "webhook:deliver", On: []string{"endpoint_id"}, Busy: automutex.Retry, Wait: 5 * time.Second},
+	}})
+}
+
+func documents(rdb redis.UniversalClient) (*automutex.Guard, error) {
+	return automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{
+		{Task: "document:index", Scope: "document", On: []string{"document_id"}},
+		{Task: "document:index", Scope: "tenant", On: []string{"tenant_id"}, Limit: 3},
+	}})
+}

@@ -76,7 +76,6 @@ func (b *browser) command(f func(ctx context.Context, tab *chromedp.Target) erro
 	}
 }
 
-// do runs steps within patience.
 func (b *browser) do(steps ...chromedp.Action[chromedp.Void]) {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.ctx, patience)
@@ -112,7 +111,6 @@ func (b *browser) await(expression string) time.Duration {
 	return time.Since(began)
 }
 
-// text waits until a text is in the page.
 func (b *browser) text(text string) time.Duration {
 	b.t.Helper()
 	return b.await("document.body.innerText.includes(" + quoted(text) + ")")
@@ -157,3 +155,5 @@ func (b *browser) shoot(name string) {
 }
 
 const screenshotsEnv = "AUTOMUTEX_SCREENSHOTS"
+
+func TestMain(m *testing.M) { redistest.Main(m) }

@@ -2,22 +2,28 @@ package check
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/cdp"
+	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
@@ -98,9 +104,8 @@ func (w *world) handle(ctx context.Context, _ *asynq.Task) error {
 func (w *world) enqueue(id, tenant string) {
 	w.t.Helper()
 	task := asynq.NewTask("report", []byte(`{"tenant": `+quoted(tenant)+`, "secret": "payload-text"}`))
-	if _, err := w.client.Enqueue(task, asynq.Queue(w.queue), asynq.TaskID(id), asynq.Timeout(time.Hour)); err != nil {
-		w.t.Fatal(err)
-	}
+	_, err := w.client.Enqueue(task, asynq.Queue(w.queue), asynq.TaskID(id), asynq.Timeout(time.Hour))
+	redistest.Must(w.t, err)
 }
 
 func (w *world) url(path string) string { return w.server.URL + "/locks/" + path }
@@ -180,12 +185,325 @@ func TestPage_hostileKeys(t *testing.T) {
 func (w *world) leaseOf(part string) {
 	w.t.Helper()
 	lease, err := w.locker.Mutex("hostile", lock.Parts(part)).TryLock(context.Background())
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	redistest.Must(w.t, err)
 	w.t.Cleanup(func() {
 		if err := lease.Unlock(context.Background()); err != nil {
 			w.t.Error(err)
 		}
 	})
+}
+
+// Whichever script comes late over a slow network, the view is live in the end, and says so:
+// also one in which nothing changes, so that only the first message has something.
+func TestPage_slowScripts(t *testing.T) {
+	for late, view := range map[string]string{"htmx.min.js": "keys?q=nothing", "hx-sse.min.js": "keys?q=nothing", "uPlot.iife.min.js": "", "app.js": "keys?q=nothing"} {
+		t.Run(late, func(t *testing.T) {
+			w, b := start(t), open(t)
+			page, streams := w.server.Config.Handler, make(chan struct{}, 1)
+			w.server.Config.Handler = http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+				switch {
+				case strings.HasSuffix(r.URL.Path, "/live"):
+					select {
+					case streams <- struct{}{}:
+					default:
+					}
+				case strings.HasSuffix(r.URL.Path, late):
+					select { // a page that does not wait for this script asks for its stream now
+					case <-streams:
+						time.Sleep(100 * time.Millisecond) // for the first message, which such a page misses
+					case <-time.After(time.Second):
+					case <-r.Context().Done():
+					}
+				}
+				page.ServeHTTP(out, r)
+			})
+			b.do(chromedp.Navigate(w.url(view)))
+			b.await(live)
+			b.nothingWrong()
+		})
+	}
+}
+
+// tabTo presses Tab until an element of the page has the focus, and holds that each one on the
+// way shows that it has it.
+func (b *browser) tabTo(selector string) {
+	b.t.Helper()
+	for range 60 {
+		b.do(chromedp.KeyEvent(kb.Tab))
+		if !value[bool](b, `document.activeElement === document.body || getComputedStyle(document.activeElement).outlineStyle !== "none"`) {
+			b.t.Errorf("the focus is not to be seen on %s", value[string](b, "document.activeElement.outerHTML"))
+		}
+		if value[bool](b, "document.activeElement.matches("+quoted(selector)+")") {
+			return
+		}
+	}
+	b.t.Fatalf("60 times Tab do not lead to %s", selector)
+}
+
+// The keyboard alone does: past the navigation, to a lock, whose link keeps the focus while
+// the list renews itself, and from there to an action that is typed and done.
+func TestPage_keyboard(t *testing.T) {
+	w, b := start(t), open(t)
+	w.leaseOf("a")
+	b.do(chromedp.Navigate(w.url("keys")))
+	b.text("hostile|a")
+	b.await(live)
+	b.tabTo(".skip")
+	if left := value[float64](b, "document.activeElement.getBoundingClientRect().left"); left < 0 {
+		t.Error("the link past the navigation is not on the screen while it has the focus")
+	}
+	b.do(chromedp.KeyEvent(kb.Enter))
+	b.await(`document.activeElement.id === "main"`)
+	b.tabTo(`a[href*="key?key="]`)
+	w.leaseOf("b")
+	b.text("hostile|b")
+	if focused := value[string](b, "document.activeElement.innerText"); focused != "hostile|a" {
+		t.Errorf("after an update the focus is on %q, and was on hostile|a", focused)
+	}
+	b.do(chromedp.KeyEvent(kb.Enter))
+	b.await(`document.querySelector("h1.key")`)
+	b.tabTo(`a[href*="action=pause"]`)
+	b.do(chromedp.KeyEvent(kb.Enter))
+	b.await(`document.querySelector("form [name=for]")`)
+	b.tabTo("[name=for]")
+	b.do(chromedp.KeyEvent("2 hours"))
+	b.tabTo("[name=why]")
+	b.do(chromedp.KeyEvent("its data is repaired"), chromedp.KeyEvent(kb.Enter))
+	b.await(`document.getElementById("for-wrong")`)
+	b.tabTo("[name=for]") // selects what is in it
+	b.do(chromedp.KeyEvent("2h"), chromedp.KeyEvent(kb.Enter))
+	b.text("hostile|a is paused for 2h.")
+	b.nothingWrong()
+	if at := value[string](b, "document.querySelector('h1.key').innerText"); at != "hostile|a" {
+		t.Errorf("after the action this is the page of %q", at)
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.actions) != 1 || w.actions[0].Target != "hostile|a" || w.actions[0].Why != "its data is repaired" {
+		t.Errorf("Audit got %+v", w.actions)
+	}
+}
+
+// tooWideScript gives what makes the page wider than the screen or cannot be reached on it:
+// what ends outside of it and is in no box that scrolls by itself, and a button that is too
+// small for a finger.
+const tooWideScript = `(() => {
+  const wide = document.documentElement.clientWidth, found = [];
+  const name = e => e.tagName + " " + (e.id || e.className || e.name || "") + " " + (e.innerText || "").slice(0, 60);
+  if (document.documentElement.scrollWidth > wide) found.push("the page is " + document.documentElement.scrollWidth + " wide");
+  for (const e of document.querySelectorAll("body *")) {
+    const box = e.getBoundingClientRect();
+    if (!box.width || !box.height || e.closest(".skip, svg, .u-wrap")) continue;
+    const inBox = e.parentElement.closest(".scroll");
+    if (!inBox && (box.left < 0 || box.right > wide + .5)) found.push(Math.round(box.right) + " of " + wide + ": " + name(e));
+    if (e.matches("button, .button") && box.height < 36) found.push(box.height + " high: " + name(e));
+  }
+  return found;
+})()`
+
+// On a narrow phone no view is wider than the screen: tables scroll in a box of their own, and
+// every button is on the screen or in such a box, and large enough for a finger.
+func TestPage_narrowPhone(t *testing.T) {
+	w, b := start(t), open(t)
+	long := strings.Repeat("a-long-tenant-", 12)
+	for _, id := range []string{"first", "second", "third", "fourth", "fifth"} {
+		w.enqueue(id, long)
+	}
+	w.leaseOf(strings.Repeat("other", 20))
+	b.do(chromedp.Navigate(w.url("keys")))
+	b.text("report|" + long)
+	b.text("parked")
+	if err := w.locker.Controls().Pause(context.Background(), "report", time.Time{}, strings.Repeat("because", 20)); err != nil {
+		t.Fatal(err)
+	}
+	key := keys.Key(w.prefix, "report", long)
+	ask := func(rest string) string { return w.url("do?" + rest) }
+	views := map[string]string{
+		"keys": w.url("keys"), "narrowed keys": w.url("keys?longer=soon&q=" + strings.Repeat("x", 80)), "key": w.keyURL(key), "rules": w.url("rules"),
+		"break": ask("action=break&key=" + url.QueryEscape(key)), "pause": ask("action=pause&target=" + url.QueryEscape("report|"+long)),
+		"limit": ask("action=limit&target=report"), "sweep": ask("action=sweep"), "fail": w.url("key?key=" + strings.Repeat("x}", 150)),
+	}
+	for _, width := range []int64{320, 360} {
+		b.do(chromedp.EmulateViewport(width, 640, chromedp.EmulateMobile, chromedp.EmulateTouch))
+		for view, path := range views {
+			b.do(chromedp.Navigate(path))
+			b.await(`document.readyState === "complete"`)
+			if strings.HasSuffix(view, "key") || strings.HasSuffix(view, "keys") || view == "rules" {
+				b.await(live)
+			}
+			for _, what := range value[[]string](b, tooWideScript) {
+				t.Errorf("%s at %d: %s", view, width, what)
+			}
+			if view == "rules" {
+				b.await(`document.querySelector(".levels.card") !== null`) // the page learns of the pause within seconds
+				if inset := value[float64](b, `parseFloat(getComputedStyle(document.querySelector(".levels.card")).paddingLeft)`); inset < 8 {
+					t.Errorf("the text of a list begins %v pixels from the edge of its card", inset)
+				}
+			}
+			if high := value[int](b, `document.querySelector("main .filter")?.offsetHeight ?? 0`); view == "keys" && width == 360 && high > 190 {
+				t.Errorf("the filter is %d high: five rows, and the list below the screen", high)
+			}
+			b.nothingWrong()
+		}
+	}
+}
+
+// drawnScript keeps the texts that are drawn on a canvas: the chart's.
+const drawnScript = `window.drawn = [];
+const fillText = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) { drawn.push(text); return fillText.call(this, text, ...rest); };`
+
+// The chart has the times that the tables have, UTC, in whatever zone the browser is, and the
+// page says so.
+func TestPage_timesAreUTC(t *testing.T) {
+	w, b := start(t), open(t)
+	b.before(drawnScript)
+	b.command(func(ctx context.Context, tab *chromedp.Target) error {
+		_, err := cdp.Call(ctx, tab, emulation.SetTimezoneOverride, emulation.SetTimezoneOverrideParams{TimezoneID: "Asia/Kathmandu"}) // UTC+5:45
+		return err
+	})
+	w.leaseOf("a")
+	b.do(chromedp.Navigate(w.url("")))
+	// The chart begins with its second point.
+	b.await(`document.querySelector("#plot .u-legend") && drawn.some(text => /^\d\d:\d\d$/.test(text))`)
+	b.text("Times are UTC.")
+	if offset := value[int](b, "new Date().getTimezoneOffset()"); offset != -345 {
+		t.Fatalf("the browser's zone is %d minutes from UTC", offset)
+	}
+	now := time.Now().UTC()
+	for _, text := range value[[]string](b, `drawn.filter(text => /\d:\d\d/.test(text))`) {
+		at, err := time.Parse("15:04", text)
+		if err != nil {
+			t.Errorf("%q is on the chart: %v", text, err)
+			continue
+		}
+		// The chart has the last hour, and a tick a minute from now at most.
+		const day = 24 * 60
+		if late := (now.Hour()*60 + now.Minute() - at.Hour()*60 - at.Minute() + 1 + day) % day; late > 121 {
+			t.Errorf("%s is on the chart at %s UTC", text, now.Format("15:04"))
+		}
+	}
+	b.nothingWrong()
+}
+
+// outsideScript gives the bars that are not in the picture or not to be seen, and the times on its axis that run into
+// each other or out of the screen.
+const outsideScript = `(() => {
+  const found = [], box = document.querySelector(".bars svg").getBoundingClientRect();
+  for (const e of document.querySelectorAll(".bars rect")) {
+    const r = e.getBoundingClientRect();
+    if (r.left < box.left - 1 || r.right > box.right + 1 || r.bottom > box.bottom || r.width < .5 || r.height < 2) found.push("a bar from " + r.left + " to " + r.right + ", " + r.height + " high");
+  }
+  let end = 0;
+  for (const e of [...document.querySelectorAll(".bars text")].filter(e => e.getBoundingClientRect().width)) {
+    const r = e.getBoundingClientRect();
+    if (r.left < end + 4 || r.right > innerWidth) found.push(e.textContent + " from " + r.left + " to " + r.right + " after " + end);
+    end = r.right;
+  }
+  return found;
+})()`
+
+// With nothing known of a key its page says so in a sentence. Runs come to it by themselves, as bars on an axis that fits
+// any screen and any span, in light and dark.
+func TestPage_runs(t *testing.T) {
+	w, b := start(t), open(t)
+	key := keys.Key(w.prefix, "report", `<b>"acme`)
+	b.do(chromedp.Navigate(w.keyURL(key)))
+	b.text("Nothing is known of who ran on this key")
+	b.text("Config.History")
+	b.await(live)
+	if value[bool](b, `document.body.innerText.includes("--") || !!document.querySelector("svg rect, canvas")`) {
+		t.Error("there is an empty chart")
+	}
+	end := time.Now()
+	bars := 0
+	for i, span := range []time.Duration{time.Second, time.Minute, 20 * time.Hour} {
+		runs := history.New(w.rdb, w.prefix, "worker-1:4242", 100, slog.New(slog.DiscardHandler))
+		for n, outcome := range []string{"done", "failed", "comes back"} {
+			at := end.Add(-span + time.Duration(n)*span/3)
+			runs.Add(key, history.Run{Task: fmt.Sprintf("default/<i>%d-%d", i, n), Outcome: outcome, Came: end.Add(-span), Start: at, End: at.Add(span / 4)})
+		}
+		runs.Close(context.Background())
+		bars += 3 + 2 // the first one did not wait
+		b.await(fmt.Sprintf(`document.querySelectorAll(".bars rect").length === %d && document.querySelectorAll("td[data-name=Outcome]").length === %d`, bars, 3*(i+1)))
+		for _, dark := range []bool{false, true} {
+			b.dark(dark)
+			for _, width := range []int64{1280, 360, 320} {
+				wrong := outsideScript
+				if width < 400 {
+					b.do(chromedp.EmulateViewport(width, 800, chromedp.EmulateMobile, chromedp.EmulateTouch))
+					wrong = "[..." + outsideScript + ", ..." + tooWideScript + "]"
+				} else {
+					b.do(chromedp.EmulateViewport(width, 800))
+				}
+				b.await(fmt.Sprintf("innerWidth === %d", width))
+				for _, what := range value[[]string](b, wrong) {
+					t.Errorf("%s, %d wide: %s", span, width, what)
+				}
+			}
+			if back := value[string](b, `getComputedStyle(document.body).backgroundColor`); (back == "rgb(245, 246, 248)") == dark {
+				t.Errorf("dark %t: the background is %s", dark, back)
+			}
+		}
+	}
+	b.nothingWrong()
+}
+
+// axeEnv names the file axe.min.js of the npm package axe-core, which is not in this
+// repository: npm pack axe-core, and unpack it.
+const axeEnv = "AUTOMUTEX_AXE"
+
+// finding is what axe-core says of a page.
+type finding struct {
+	ID, Impact, Help, Where string
+}
+
+// axeScript runs axe-core and leaves its findings in window.findings.
+const axeScript = `;window.findings = null; axe.run(document, {resultTypes: ["violations"]}).then(r => {
+	window.findings = r.violations.map(v => ({ID: v.id, Impact: v.impact || "", Help: v.help, Where: v.nodes.map(n => n.target.join(" ") + " " + n.failureSummary).slice(0, 3).join("; ")}));
+}, e => { window.findings = [{ID: "axe", Impact: "critical", Help: String(e), Where: ""}]; }); true`
+
+// No view has a serious finding of axe-core, in light and in dark.
+func TestPage_accessible(t *testing.T) {
+	file := os.Getenv(axeEnv)
+	if file == "" {
+		t.Skipf("set %s to axe.min.js of the npm package axe-core", axeEnv)
+	}
+	axe, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, b := start(t), open(t)
+	for _, id := range []string{"first", "second", "third", "fourth", "fifth"} {
+		w.enqueue(id, "acme")
+	}
+	key := keys.Key(w.prefix, "report", "acme")
+	runs, now := history.New(w.rdb, w.prefix, "worker-1:4242", 10, slog.New(slog.DiscardHandler)), time.Now()
+	runs.Add(key, history.Run{Task: "default/before", Outcome: "failed", Came: now.Add(-time.Minute), Start: now.Add(-40 * time.Second), End: now})
+	runs.Close(context.Background())
+	b.do(chromedp.Navigate(w.url("keys")))
+	b.text("parked")
+	for _, dark := range []bool{false, true} {
+		b.dark(dark)
+		for view, path := range map[string]string{
+			"overview": w.url(""), "blocked": w.url("blocked"), "keys": w.url("keys"), "key": w.keyURL(key), "rules": w.url("rules"),
+			"ask": strings.Replace(w.keyURL(key), "key?", "do?action=break&", 1), "pause": w.url("do?action=pause&target=report"), "fail": w.url("nothing"),
+			"a wrong filter": w.url("keys?longer=soon"),
+		} {
+			b.do(chromedp.Navigate(path))
+			b.await(`document.readyState === "complete"`)
+			if view == "key" {
+				b.await(`document.querySelectorAll(".bars rect").length >= 2`)
+			}
+			value[bool](b, string(axe)+axeScript)
+			b.await("window.findings !== null")
+			for _, f := range value[[]finding](b, "window.findings") {
+				if f.Impact == "serious" || f.Impact == "critical" {
+					t.Errorf("%s, dark %t: %s (%s): %s: %s", view, dark, f.ID, f.Impact, f.Help, f.Where)
+				} else {
+					t.Logf("%s, dark %t: %s (%s): %s", view, dark, f.ID, f.Impact, f.Help)
+				}
+			}
+		}
+	}
 }

@@ -4,31 +4,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/alicebob/miniredis/v2"
-
 	"github.com/automutex/automutex/internal/redistest"
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }
-
-// A Redis is opened by each form of address, and named without its password.
-func TestOpen(t *testing.T) {
-	t.Parallel()
-	mini := miniredis.RunT(t)
-	mini.RequireUserAuth("me", "s ecret")
-	open := miniredis.RunT(t)
-	for _, address := range []string{"", open.Addr(), "redis://" + open.Addr() + "/3", "redis://me:s%20ecret@" + mini.Addr()} {
-		store, err := Open(t.Context(), address)
-		if err != nil {
-			t.Errorf("%s: %v", address, err)
-			continue
-		}
-		if store.Name == "" || strings.Contains(store.Name, "ecret") {
-			t.Errorf("%s is named %q", address, store.Name)
-		}
-		store.Close()
-	}
-}
 
 // An error is one line that tells no password.
 func TestOpen_refuses(t *testing.T) {

@@ -14,24 +14,6 @@ func at(from, to int) span {
 	return span{time.Duration(from) * time.Millisecond, time.Duration(to) * time.Millisecond}
 }
 
-// A run in a piece of time makes a block as dark as it is long, several at once make a digit.
-func TestPicture(t *testing.T) {
-	t.Parallel()
-	for want, runs := range map[string][]span{
-		"····": nil,
-		"█···": {at(0, 100)},
-		"░▒▓█": {at(0, 20), at(120, 160), at(220, 290), at(300, 350), at(350, 400)},
-		"█2·█": {at(0, 200), at(150, 160), at(300, 400)},
-		"++++": {at(0, 400), at(0, 400), at(0, 400), at(0, 400), at(0, 400), at(0, 400), at(0, 400), at(0, 400), at(0, 400), at(0, 400)},
-	} {
-		// A column is 100 ms.
-		all := []rune(picture(runs, 100*time.Millisecond*columns))
-		if got := string(all[:4]); got != want {
-			t.Errorf("%v is %q, want %q", runs, got, want)
-		}
-	}
-}
-
 // Overlaps and disorder are told from what the handlers did.
 func TestDraw(t *testing.T) {
 	t.Parallel()

@@ -4,12 +4,7 @@ import (
 	"hash/fnv"
 	"math/rand/v2"
 	"slices"
-	"testing"
 	"time"
-
-	"github.com/redis/go-redis/v9"
-
-	"github.com/automutex/automutex"
 )
 
 // drawer draws a plan from a seed.
@@ -63,8 +58,7 @@ func draw(seed uint64) *plan {
 }
 
 // aside is a drawer with dice of its own: what it draws changes nothing of what others
-// draw. A new concept draws aside, in a file of its own, so that seeds go on to mean the
-// same worlds but for that concept.
+// draw. A new concept draws aside, so that seeds go on to mean the same worlds but for that concept.
 func (d *drawer) aside(concept string) *drawer {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(concept)) // never fails
@@ -93,20 +87,6 @@ func (d *drawer) weighted(weights ...int) int {
 		}
 	}
 	return 0
-}
-
-// The first worlds that CI plays have rules that New takes.
-func TestDraw(t *testing.T) {
-	t.Parallel()
-	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) // New does no I/O
-	t.Cleanup(func() { _ = rdb.Close() })
-	for i := range uint64(1000) {
-		p := draw(defaultSeed + i)
-		rules := (&process{w: &world{plan: p}}).rules()
-		if _, err := automutex.New(rdb, automutex.Config{Rules: rules, HashKeys: p.secret(), MinReplicas: p.MinReplicas}); err != nil {
-			t.Errorf("seed %d: %v", p.Seed, err)
-		}
-	}
 }
 
 // tasks draws what is enqueued.

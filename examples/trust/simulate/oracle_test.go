@@ -1,10 +1,13 @@
 package simulate
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -13,10 +16,947 @@ import (
 	"github.com/automutex/automutex/unique"
 )
 
+// How a task may end without that its handler said so.
+const (
+	endSkipped  = "skipped"
+	endReplaced = "replaced"
+	endDropped  = "dropped by AfterFailure"
+	endArchived = "archived by AfterFailure or the policy"
+	endDeleted  = "deleted by the operator"
+	endByHand   = "archived by the operator"
+	endLate     = "its own time was up on the last attempt"
+	endNewer    = "a newer one took its place"
+	endUnsure   = "its enqueue was not answered"
+
+	endAggregated = "aggregated"
+)
+
+// ledger is what an observer outside of the library knows: which handler ran when, what
+// it saw, and the public events. Its mutex guards everything in it, and what is in runs,
+// attempts and tasks; nothing is called with it held but what takes no lock of the
+// library's own making wait.
+type ledger struct {
+	w  *world
+	mu sync.Mutex
+
+	began      time.Time
+	quietSince time.Time // since when nothing is wrong any more
+	seq        int       // grows with everything that happens
+	runs       []*run
+	attempts   []*attempt
+	terms      []*term     // of leaders
+	books      []*taskBook // by number
+	keys       map[string]*keyBook
+	names      map[string]string // of keys, by what Redis calls them; never changes
+	balance    map[balanced]int
+	targets    map[string]*orders // of operators, by scope or key
+	touches    map[string]int     // by task ID: seq when an operator last did something to it
+	violations []string
+	trace      []string
+
+	deaths     []time.Time
+	unanswered map[string]time.Time // by process, task and rule: when a Guard last told that Redis failed
+	clean      bool                 // no fault of asynq's client, no death: attempts must balance exactly
+	calm       bool                 // nor any other fault
+}
+
+// balanced are events of one process, task and rule.
+type balanced struct {
+	id   string
+	kind automutex.EventKind
+}
+
+// taskBook is what is known of one task.
+type taskBook struct {
+	n        int
+	plan     taskPlan
+	id       string
+	came     map[string]time.Time // by key: when it first came to the lock
+	spent    [2]int               // attempts, at least and at most
+	ends     map[string]bool
+	most     int // the least MaxRetry with which it came; -1: it never came
+	starts   int
+	success  int
+	late     bool      // a handler succeeded in the moment in which its server gave it up
+	accepted bool      // it was enqueued
+	refused  int       // seq of a DuplicateError; 0: none
+	ghost    time.Time // when its stamp failed; zero: it did not
+	joined   int       // seq at which it was joined to another; 0: not
+	asked    int       // seq before its enqueue
+	acceptAt int       // seq of its acceptance
+	op       bool      // an operator touched it
+	parked   bool      // it has parked
+	left     time.Time // when an attempt of it last ended
+	blocked  time.Time // when a Guard told that it holds its key, archived; zero: it did not, or the task came again
+	again    bool      // it came when it had succeeded, as a parked task may; see comesAgain
+	reason   string    // why it last did not get a lock
+
+	members    []int     // of which it was made
+	into       []int     // what was made of it
+	aggregated time.Time // when it last was
+	readBeside bool      // see isReadBeside
+	state      string    // in asynq, at the end
+
+	deletedInHold bool // an operator deleted it while it held its key, archived
+}
+
+// keyBook is what is known of one lock.
+type keyBook struct {
+	fence     int64
+	held      map[string][]*holding // by process, task and rule; none is empty
+	taken     time.Time             // when somebody last told of having it
+	freeSince time.Time
+	successes []*run // with the rule's Cooldown
+	broken    time.Time
+	gate      gateBook
+	store     store
+}
+
+func newLedger(w *world) *ledger {
+	b := &ledger{
+		w: w, began: time.Now(), keys: map[string]*keyBook{}, clean: true, calm: true,
+		touches: map[string]int{}, targets: map[string]*orders{},
+		unanswered: map[string]time.Time{}, balance: map[balanced]int{},
+	}
+	for n, t := range w.plan.Tasks {
+		b.books = append(b.books, &taskBook{n: n, plan: t, ends: map[string]bool{}, most: -1})
+	}
+	for _, f := range w.plan.harms() {
+		b.calm = b.calm && f.Kind == stops
+		b.clean = b.clean && f.Client == "lock" && f.Proc >= 0 && f.Kind != frozen && f.Kind != stops
+	}
+	return b
+}
+
+func (b *ledger) at() time.Duration { return time.Since(b.began) }
+
+// notef adds a line to the trace. For those that do not hold mu.
+func (b *ledger) notef(format string, args ...any) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.addf(format, args...)
+}
+
+func (b *ledger) addf(format string, args ...any) {
+	b.seq++
+	const most = 4000
+	if len(b.trace) < most {
+		b.trace = append(b.trace, fmt.Sprintf("%12s  ", b.at())+fmt.Sprintf(format, args...))
+	}
+}
+
+// violationf reports what must not happen. The text up to the first colon is its kind.
+func (b *ledger) violationf(format string, args ...any) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.violatef(format, args...)
+}
+
+func (b *ledger) violatef(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	b.addf("VIOLATION %s", text)
+	const most = 20
+	if len(b.violations) < most {
+		b.violations = append(b.violations, fmt.Sprintf("%s (at %s)", text, b.at()))
+	}
+}
+
+func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Time.Compare) }
+
+// alike are the other tasks of a task's key of package unique.
+func (b *ledger) alike(t *taskBook) (others []*taskBook) {
+	for _, o := range b.books {
+		if o != t && o.plan.Task == t.plan.Task && o.plan.A == t.plan.A {
+			others = append(others, o)
+		}
+	}
+	return others
+}
+
+// attemptOf is the one that is under way; nil: there is none.
+func (b *ledger) attemptOf(p *process, n int) *attempt {
+	for _, a := range slices.Backward(b.attempts) {
+		if a.n == n && a.p == p && !a.over {
+			return a
+		}
+	}
+	return nil
+}
+
+// isSure tells whether nothing was wrong, so that what happens is known to the second.
+func (b *ledger) isSure() bool { return b.calm && b.clean && !b.w.forgot() }
+
+func (b *ledger) key(key string) *keyBook {
+	k := b.keys[key]
+	if k == nil {
+		k = &keyBook{held: map[string][]*holding{}, freeSince: b.began}
+		b.keys[key] = k
+	}
+	return k
+}
+
+func (b *ledger) explain(n int, how string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.books[n].ends[how] = true
+}
+
+// spend counts attempts of a task that asynq has certainly, and possibly, counted.
+func (b *ledger) spend(n, least, most int, why string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.spendLocked(n, least, most, why)
+}
+
+func (b *ledger) spendLocked(n, least, most int, why string) {
+	b.books[n].spent[0] += least
+	b.books[n].spent[1] += most
+	b.addf("task %d: %d to %d attempts spent: %s", n, b.books[n].spent[0], b.books[n].spent[1], why)
+}
+
+// died notes that nothing of a process counts any more.
+func (b *ledger) died(p *process) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.addf("process %d is gone", p.n)
+	if p.isStopping().IsZero() {
+		b.deaths = append(b.deaths, time.Now())
+		b.clean = false
+	}
+	for key, k := range b.keys {
+		for id, all := range k.held {
+			if all[0].proc == p { // the process is part of id
+				delete(k.held, id)
+				k.freeSince = time.Now().Add(b.w.plan.ruleOfKey(key).TTL) // nobody releases it
+			}
+		}
+	}
+}
+
+// attempt is one call of the middleware.
+type attempt struct {
+	p        *process
+	ctx      context.Context // to see how it ended
+	n        int
+	came     time.Time
+	retried  int
+	most     int
+	run      *run
+	taken    int // how many of its locks it has taken
+	over     bool
+	late     bool // the deadline passed before the handler began
+	deadline time.Time
+}
+
+// arrive notes that the middleware is called.
+func (b *ledger) arrive(p *process, ctx context.Context, n int) *attempt {
+	a := &attempt{p: p, ctx: ctx, n: n, came: time.Now()}
+	a.retried, _ = asynq.GetRetryCount(ctx)
+	a.most, _ = asynq.GetMaxRetry(ctx)
+	a.deadline, _ = ctx.Deadline()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if p.isEnded() {
+		return a
+	}
+	b.attempts = append(b.attempts, a)
+	b.addf("task %d comes to process %d, attempt %d of %d", n, p.n, a.retried, a.most)
+	t := b.books[n]
+	t.blocked = time.Time{}
+	if t.most < 0 || a.most < t.most {
+		t.most = a.most
+	}
+	unique := b.w.plan.uniqueOf(b.books[n].plan) != nil
+	again := b.comesAgain(t)
+	switch slack := b.slack(); {
+	case unique && len(t.ends) > 0, t.op:
+	case a.retried > t.spent[1]+slack:
+		b.violatef("attempts: of task %d asynq counts %d as spent, at most %d were", n, a.retried, t.spent[1])
+		t.spent = [2]int{a.retried, a.retried}
+	case again && a.retried == a.most: // it was archived
+	case b.clean && a.retried < t.spent[0]:
+		b.violatef("attempts: of task %d asynq counts %d as spent, at least %d were", n, a.retried, t.spent[0])
+		t.spent = [2]int{a.retried, a.retried}
+	}
+	b.comesTo(a, 0)
+	if !a.deadline.IsZero() {
+		context.AfterFunc(ctx, func() { b.deadlinePassed(a) })
+	}
+	return a
+}
+
+// comesTo notes that an attempt comes to the next of its locks, of which it has taken so
+// many. Callers hold mu.
+func (b *ledger) comesTo(a *attempt, taken int) {
+	rules := b.w.plan.rulesOf(b.books[a.n].plan)
+	if a.taken = taken; taken >= len(rules) {
+		return
+	}
+	t, key := b.books[a.n], rules[taken].key(b.books[a.n].plan)
+	if t.came == nil {
+		t.came = map[string]time.Time{}
+	}
+	if t.came[key].IsZero() {
+		t.came[key] = time.Now()
+	}
+	b.expectReplaced(a, rules[taken], key)
+}
+
+// expectReplaced looks, some seconds after a task came to a lock under Replace, whether
+// older ones still wait there, or for their further locks. Callers hold mu.
+func (b *ledger) expectReplaced(a *attempt, rule rulePlan, key string) {
+	if !b.calm || b.w.plan.Losing > 0 || rule.Policy != "replace" || rule.limit() > 1 {
+		return
+	}
+	task := b.books[a.n].plan
+	for _, older := range b.attempts {
+		other := b.books[older.n].plan
+		if older.over || older.run != nil || older.p.isEnded() || other.Task != task.Task {
+			continue
+		}
+		at := slices.IndexFunc(b.w.plan.rulesOf(other), func(r rulePlan) bool { return r.key(other) == key })
+		if older.taken > at && rule.MaxHold > 0 {
+			continue // it may have lost the lock to MaxHold while it waits for its next one, and is not told then
+		}
+		// Which of two is older is decided in Redis, where their messages may come in another order.
+		if came := b.books[older.n].came[key]; at >= 0 && older.taken >= at && came.Add(2*b.w.plan.Latency).Before(b.books[a.n].came[key]) {
+			time.AfterFunc(4*time.Second, func() { b.judgeReplaced(older, a, key) })
+		}
+	}
+}
+
+func (b *ledger) judgeReplaced(older, newer *attempt, key string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case b.limitOf(key) > 1:
+		return // an operator has let several hold it
+	case newer.over && newer.run == nil:
+		return // from a closed gate, say: it may have asked between two waits of the older one, and asks again
+	}
+	task := b.books[newer.n].plan
+	for _, rule := range b.w.plan.rulesOf(task) {
+		if !b.pausedUntil(rule.key(task)).IsZero() {
+			return // a paused task asks nobody to stop
+		}
+	}
+	if !older.over && older.run == nil && !older.p.isEnded() && older.p.isStopping().IsZero() {
+		b.violatef("replaced: task %d still waits, 4s after the newer task %d came to %q", older.n, newer.n, key)
+	}
+}
+
+// slack is how many attempts of any task asynq's recoverer, or a failed answer, may
+// have counted.
+func (b *ledger) slack() int {
+	if b.clean {
+		return 0
+	}
+	n := 2 * len(b.deaths)
+	for _, f := range b.w.plan.harms() {
+		if f.Client != "lock" || f.Kind == stops || f.Kind == frozen {
+			n += 2
+		}
+	}
+	return n
+}
+
+// deadlinePassed is called when the context of an attempt ends, in time or after it.
+func (b *ledger) deadlinePassed(a *attempt) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if a.over || a.p.isEnded() || a.ctx.Err() != context.DeadlineExceeded {
+		return
+	}
+	b.books[a.n].left = time.Now()
+	switch {
+	case a.run != nil && !a.run.counted:
+		b.unheard(a, 1, "the task's deadline passed while its handler ran")
+	case a.run == nil:
+		a.late = true
+		if b.calm && a.retried < a.most {
+			b.violatef("deadline: task %d waited until its own deadline, which costs an attempt", a.n)
+		}
+		b.spendLocked(a.n, 1, 1, "the task's deadline passed before its handler began")
+	}
+	if a.retried >= a.most {
+		b.books[a.n].ends[endLate] = true
+	}
+}
+
+// unheard notes that asynq counts a failure although the handler may have succeeded: its locks are being released yet. Callers
+// hold mu.
+func (b *ledger) unheard(a *attempt, least int, why string) {
+	a.run.counted = true
+	if a.run.succeeded {
+		b.books[a.n].success--
+		b.books[a.n].late = true
+	}
+	b.spendLocked(a.n, least, 1, why)
+}
+
+// depart notes that the middleware has returned, or panicked: that goes on.
+func (b *ledger) depart(a *attempt, panicked any) {
+	b.mu.Lock()
+	a.over = true
+	if !a.p.isEnded() {
+		b.books[a.n].left = time.Now()
+		if panicked != nil && (a.run == nil || a.run.end != "panic") {
+			b.spendLocked(a.n, 1, 1, "panic")
+		}
+		left := time.Until(a.deadline)
+		if a.run == nil && left <= 0 && !a.deadline.IsZero() && !a.late {
+			a.late = true
+			b.spendLocked(a.n, 0, 1, "it returned in the moment of its deadline, of which asynq may have heard first")
+		}
+		if a.run != nil && left <= 0 && !a.deadline.IsZero() && !a.run.counted {
+			b.unheard(a, 0, "its handler ended in the moment of its deadline, of which asynq may have heard first")
+			if a.retried >= a.most {
+				b.books[a.n].ends[endLate] = true
+			}
+		}
+		waited := a.run == nil || a.run.end == "later" // for its locks, for the first time or again
+		if waited && a.retried >= a.most && !a.deadline.IsZero() && left < 1500*time.Millisecond {
+			b.books[a.n].ends[endLate] = true
+		}
+		b.addf("task %d leaves process %d", a.n, a.p.n)
+	}
+	b.mu.Unlock()
+	if panicked != nil {
+		panic(panicked)
+	}
+}
+
+// run is one run of a handler.
+type run struct {
+	p         *process
+	ctx       context.Context // the handler's
+	alive     context.Context // ends with the lease, and nothing else
+	n, nth    int
+	id        string
+	seq       int
+	keys      []string
+	began     time.Time
+	ended     time.Time
+	end       string
+	counted   bool // asynq has counted its failure already
+	succeeded bool // and that counts as the task's success
+	// fences are by key: two rules may share one.
+	fences map[string]int64
+
+	// lapsed are the keys whose lease was lost after the handler had ended, and before the
+	// Guard told of the release: whether a cooldown of the success began is not known.
+	lapsed map[string]bool
+
+	innermost string               // the key that was taken last
+	taken     map[string]time.Time // by key
+	released  map[string]time.Time // by key, when the Guard told of it
+}
+
+// begin notes that a handler begins, and judges whether it may. nil: its process is
+// dead.
+func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
+	id, _ := asynq.GetTaskID(ctx)
+	r := &run{p: p, ctx: ctx, n: n, id: id, began: time.Now(), taken: map[string]time.Time{}, released: map[string]time.Time{}}
+	innermost, _ := automutex.Lease(ctx)
+	rules := map[string]string{} // by key
+	task := b.books[n].plan
+	r.alive = context.Background()
+	var without []string
+	for _, rule := range b.w.plan.rulesOf(task) {
+		lease, ok := automutex.LeaseOf(ctx, rule.name())
+		if !ok {
+			if rule.Policy != "allow" {
+				without = append(without, rule.key(task))
+			}
+			continue
+		}
+		r.keys = append(r.keys, rule.key(task))
+		rules[rule.key(task)] = rule.name()
+		if lease == innermost {
+			r.innermost = rule.key(task)
+		}
+		r.alive = lease.Bind(r.alive)
+	}
+
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if p.isEnded() {
+		return nil
+	}
+	t := b.books[n]
+	r.nth = t.starts
+	t.starts++
+	b.seq++
+	r.seq = b.seq
+	b.addf("task %d (%s) begins on process %d, keys %s", n, id, p.n, strings.Join(r.keys, " "))
+	if len(without) > 0 {
+		b.violatef("unguarded: task %d runs without its lock %q", n, without)
+	}
+	if t.refused > 0 && !b.deliversLate(task, frozen) {
+		b.violatef("refused: task %d runs although its producer was told that nothing was enqueued", n)
+	}
+	if a := b.attemptOf(p, n); a != nil {
+		a.run = r
+	}
+	b.judgeBeside(r)
+	for key, rule := range rules {
+		if all := b.key(key).held[fmt.Sprintf("%d %s %s", p.n, id, rule)]; len(all) > 0 {
+			h := all[len(all)-1]
+			r.taken[key] = h.since
+			h.started = true
+			b.judgeRate(r, key, h.since)
+			b.judgeCooldownBeside(r, key, h.since)
+		}
+	}
+	b.judgeCooldown(r)
+	b.judgeTimeLeft(r)
+	b.judgeOrder(r)
+	b.runs = append(b.runs, r)
+	return r
+}
+
+// judgeFences looks at the fences of a run, of the rules that have one.
+func (b *ledger) judgeFences(r *run) {
+	task := b.books[r.n].plan
+	for _, rule := range b.w.plan.rulesOf(task) {
+		lease, ok := automutex.LeaseOf(r.ctx, rule.name())
+		if !ok || rule.limit() != 1 {
+			continue
+		}
+		key := rule.key(task)
+		fence, err := lease.Fence()
+		b.mu.Lock()
+		if k := b.key(key); err == nil && r.fences[key] == 0 && !r.p.isEnded() {
+			if fence <= k.fence && !b.w.forgot() && b.limitOf(key) == 1 {
+				b.violatef("fence: task %d has %d on %q, after %d", r.n, fence, key, k.fence)
+			}
+			k.fence = max(k.fence, fence)
+			if r.fences == nil {
+				r.fences = map[string]int64{}
+			}
+			r.fences[key] = fence
+			b.judgeFenceOf(r, key)
+		}
+		b.mu.Unlock()
+	}
+}
+
+// lives tells whether a run is under way, and may believe in its leases.
+func (r *run) lives() bool {
+	return r.ended.IsZero() && !r.p.isEnded() && r.alive.Err() == nil
+}
+
+// mayNotKnow tells whether a holder of the key may have lost it and not know yet: it learns of a
+// step of Redis' clock, of another master, or of an operator's Break, at its next renewal.
+func (b *ledger) mayNotKnow(key string) bool {
+	ttl := b.w.plan.ruleOfKey(key).TTL
+	return b.w.mayHaveTwo(ttl) || time.Since(b.key(key).broken) < ttl
+}
+
+// judgeBeside looks at who is at work beside a run that begins.
+func (b *ledger) judgeBeside(r *run) {
+	for _, key := range r.keys {
+		var there []int
+		limit := b.limitOf(key)
+		for _, o := range b.runs {
+			if o.lives() && slices.Contains(o.keys, key) {
+				there = append(there, o.n)
+			}
+		}
+		if len(there) >= limit && !b.mayNotKnow(key) {
+			b.violatef("overlap: task %d begins on %q, whose limit is %d, beside %v", r.n, key, limit, there)
+		}
+	}
+	for _, o := range b.runs {
+		// Rules that allow may have let each of the two run with another key, or with none.
+		shared := slices.ContainsFunc(o.keys, func(key string) bool { return slices.Contains(r.keys, key) && !b.mayNotKnow(key) })
+		if o.id == r.id && o.lives() && shared {
+			b.violatef("beside itself: task %d (%s) begins while an earlier attempt of it runs", r.n, r.id)
+		}
+	}
+}
+
+// judgeCooldown looks whether a key's last success is long enough ago.
+func (b *ledger) judgeCooldown(r *run) {
+	for _, key := range r.keys {
+		rule := b.w.plan.ruleOfKey(key)
+		if rule.Cooldown == 0 || rule.limit() > 1 {
+			continue
+		}
+		raised := b.limitOf(key) > 1 // by an operator: one may take the lock beside the run that ends with a cooldown
+		for _, o := range b.key(key).successes {
+			if o.lapsed[key] || raised && !b.tookAfter(r, o, key) {
+				continue
+			}
+			apart := r.began.Sub(o.began)
+			if apart < rule.Cooldown-10*time.Millisecond && !b.w.forgot() && !o.p.isEnded() && !b.w.longFault(o.p, o.ended, rule.TTL/2) &&
+				b.key(key).broken.Before(o.began) {
+				b.violatef("cooldown: task %d begins on %q %s after the success of task %d began; the cooldown is %s", r.n, key, apart, o.n, rule.Cooldown)
+			}
+		}
+	}
+}
+
+// judgeTimeLeft looks whether waiting in a worker has eaten a task's own time.
+func (b *ledger) judgeTimeLeft(r *run) {
+	task := b.books[r.n].plan
+	deadline, ok := r.ctx.Deadline()
+	if !ok || task.Timeout == 0 || !b.calm {
+		return
+	}
+	if b.w.plan.uniqueOf(task).supersedes() {
+		return // it may have the options of an earlier task, of which it only replaced the payload
+	}
+	retried, _ := asynq.GetRetryCount(r.ctx)
+	for _, rule := range b.w.plan.rulesOf(task) {
+		if rule.Policy != "park" || retried >= task.MaxRetry {
+			return // a wait in the worker is what was asked for
+		}
+	}
+	rules := len(b.w.plan.rulesOf(task))
+	if left := time.Until(deadline); rules == 1 && left < task.Timeout/2-time.Second {
+		b.violatef("time left: task %d begins with %s of its %s left, after it waited in a worker under Park", r.n, left, task.Timeout)
+	}
+}
+
+// end notes how a handler ended.
+func (b *ledger) end(r *run, step stepPlan) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	how := step.End
+	if r.p.isEnded() {
+		return
+	}
+	b.seq++
+	r.ended, r.end = time.Now(), how
+	if how != "cut short" {
+		b.writes(r)
+	}
+	cause := context.Cause(r.ctx)
+	b.addf("task %d ends on process %d: %s, context: %v", r.n, r.p.n, how, cause)
+	t := b.books[r.n]
+	requeued := !r.p.isStopping().IsZero() && time.Since(r.p.isStopping()) >= r.p.plan.Shutdown
+	switch how {
+	case "ok":
+		if requeued {
+			t.late = true // asynq has taken it, or has queued it again
+		}
+		if r.counted || requeued {
+			break
+		}
+		t.success, r.succeeded = t.success+1, true
+		for _, key := range r.keys {
+			if b.w.plan.ruleOfKey(key).Cooldown > 0 && r.alive.Err() == nil { // a lost lease keeps nothing taken
+				b.key(key).successes = append(b.key(key).successes, r)
+				b.key(key).closes(r.began.Add(b.w.plan.ruleOfKey(key).Cooldown))
+			}
+		}
+	case "skip":
+		t.ends[endArchived] = true
+	case "later":
+		b.later(r, step.Later)
+	case "revoke":
+		if !r.counted {
+			t.success, r.succeeded = t.success+1, true
+		}
+	case "soft":
+		if retried, _ := asynq.GetRetryCount(r.ctx); retried >= b.books[r.n].plan.MaxRetry {
+			t.ends[endArchived] = true // asynq archives the last attempt for any error
+		}
+	default:
+		if retried, _ := asynq.GetRetryCount(r.ctx); how == "fail" && retried >= b.books[r.n].plan.MaxRetry {
+			t.ends[endArchived] = true // asynq may have counted more attempts than were seen to fail
+		}
+		replaced := cause == automutex.ErrReplaced && how != "panic" // which asynq counts whatever the Guard makes of it
+		switch {
+		case r.counted || replaced:
+		case requeued:
+			b.spendLocked(r.n, 0, 1, how+", beside the end of the process")
+		default:
+			b.spendLocked(r.n, 1, 1, how)
+			r.counted = true
+		}
+	}
+}
+
+// nameOf is the plan's name for a key in Redis.
+func (b *ledger) nameOf(key string) string {
+	if name, ok := b.names[inBraces(key)]; ok {
+		return name
+	}
+	return inBraces(key)
+}
+
+// taskOf is the number of an event's task: plain tasks carry it in their ID, others
+// are found by who is in the middleware.
+func (b *ledger) taskOf(p *process, e automutex.Event) int {
+	if n := numberOf(e.TaskID); n >= 0 && !slices.ContainsFunc(b.w.plan.Tasks, func(t taskPlan) bool { return t.As > 0 }) {
+		return n
+	}
+	for i := len(b.attempts) - 1; i >= 0; i-- {
+		if a := b.attempts[i]; a.p == p && !a.over && b.books[a.n].id == e.TaskID {
+			return a.n
+		}
+	}
+	return -1
+}
+
+// event takes a public event into the books.
+func (b *ledger) event(p *process, e automutex.Event) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	id, n, key := fmt.Sprintf("%d %s %s", p.n, e.TaskID, e.Rule), b.taskOf(p, e), b.nameOf(e.Key)
+	b.balance[balanced{id, e.Kind}]++
+	b.addf("event %s, task %d (%s), rule %s, key %q, waited %s, delay %s, err %v", e.Kind, n, e.TaskID, e.Rule, key, e.Waited, e.Delay, e.Err)
+	switch e.Kind {
+	case automutex.EventAcquired:
+		b.judgeWait(p, e, key, id)
+		b.key(key).taken = time.Now()
+		b.judgePause(e, n, key)
+		b.judgeGate(n, key, id)
+		b.key(key).held[id] = append(b.key(key).held[id], &holding{proc: p, since: time.Now(), wait: e.Waited})
+		b.goesOn(p, n, e.Rule)
+	case automutex.EventReleased:
+		k := b.key(key)
+		h := k.holdingOf(id, e)
+		if k.held[id] = slices.DeleteFunc(k.held[id], func(o *holding) bool { return o == h }); len(k.held[id]) == 0 {
+			delete(k.held, id)
+		}
+		k.freeSince = time.Now()
+		for _, r := range b.runs {
+			if r.p == p && r.n == n && r.taken[key].Equal(h.since) && r.released[key].IsZero() {
+				r.released[key] = time.Now()
+			}
+		}
+	case automutex.EventWaited:
+		b.judgeWait(p, e, key, id)
+	case automutex.EventLost:
+		h := b.key(key).holdingOf(id, e)
+		b.judgeLoss(p, e, key, h)
+		b.lapses(p, n, key, h)
+	case automutex.EventBackendError:
+		b.unanswered[id] = time.Now()
+	case automutex.EventBusy:
+		b.judgeCharge(n, key, e.Busy)
+		b.busy(n, e, key)
+	case automutex.EventSkipped:
+		if n >= 0 {
+			b.books[n].ends[endSkipped] = true
+			b.judgeDrop(n, e, key, "skipped")
+		}
+	case automutex.EventBlocked:
+		if n >= 0 && b.books[n].blocked.IsZero() {
+			b.books[n].blocked = time.Now()
+		}
+	case automutex.EventParked:
+		if n >= 0 {
+			b.books[n].parked = true
+		}
+	case automutex.EventReplaced:
+		if n >= 0 {
+			b.books[n].ends[endReplaced] = true
+		}
+	case automutex.EventKeyError:
+		b.violatef("key error: task %d is archived although its key can be made: %v", n, e.Err)
+	}
+}
+
+// goesOn notes that a task has taken the lock of a rule, and comes to its next one. Callers
+// hold mu.
+func (b *ledger) goesOn(p *process, n int, rule string) {
+	if a := b.attemptOf(p, n); a != nil {
+		rules := b.w.plan.rulesOf(b.books[n].plan)
+		b.comesTo(a, 1+slices.IndexFunc(rules, func(r rulePlan) bool { return r.name() == rule }))
+	}
+}
+
+// busy notes what a policy does with a task that finds its key taken.
+func (b *ledger) busy(n int, e automutex.Event, key string) {
+	if n < 0 || e.Busy == nil {
+		return
+	}
+	b.books[n].reason = e.Busy.Reason
+	if e.Busy.SameTask || e.Busy.Reason == automutex.ReasonClosed {
+		if e.Policy == automutex.Skip || e.Policy == automutex.Archive || e.Policy == automutex.Fail {
+			b.violatef("event: task %d met its own earlier attempt or a hold of %q, and the event names the policy %s", n, key, e.Policy)
+		}
+		return
+	}
+	switch e.Policy {
+	case automutex.Archive:
+		b.books[n].ends[endArchived] = true
+		b.judgeDrop(n, e, key, "archived")
+	case automutex.Fail:
+		b.spendLocked(n, 1, 1, "policy Fail")
+	}
+}
+
+// judgeDrop looks whether a policy may end a task. Callers hold mu.
+func (b *ledger) judgeDrop(n int, e automutex.Event, key, how string) {
+	if reason := b.books[n].reason; reason == automutex.ReasonHeld || reason == automutex.ReasonCooldown {
+		b.judgeBusy(n, e, key)
+	} else {
+		b.judgeHeld(n, key, reason, how)
+	}
+}
+
+// judgeBusy looks whether anybody can have held the key for which a task is dropped.
+func (b *ledger) judgeBusy(n int, e automutex.Event, key string) {
+	k := b.key(key)
+	rule := b.w.plan.ruleOfKey(key)
+	if len(k.held) > 0 || b.w.forgot() {
+		return
+	}
+	grace := 3 * time.Second // a release that is on its way, a replica of an ask that is undone
+	if b.w.plan.Latency > 0 || !b.calm {
+		grace += 5 * time.Second
+	}
+	if time.Since(k.freeSince) < grace || time.Since(b.pausedUntil(key)) < grace+obeyed {
+		return
+	}
+	for _, o := range k.successes {
+		if time.Since(o.began) < rule.Cooldown+time.Second {
+			return
+		}
+	}
+	// A lease of a dead process, or of an attempt that a fault hid, lasts for its TTL.
+	for _, at := range b.deaths {
+		if time.Since(at) < rule.TTL+grace {
+			return
+		}
+	}
+	if b.w.faultWithin(rule.TTL + grace) {
+		return
+	}
+	// Redis may have granted the key to somebody who has not told of it yet.
+	dropped := time.Now()
+	time.AfterFunc(3*b.w.plan.Latency+100*time.Millisecond, func() { b.judgeDropped(n, key, dropped) })
+}
+
+// judgeDropped goes on with judgeBusy when whoever had the key at that time has told of it.
+func (b *ledger) judgeDropped(n int, key string, dropped time.Time) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if k := b.key(key); k.taken.Before(dropped) {
+		b.violatef("dropped: task %d is dropped as busy, and nobody has had %q for %s", n, key, dropped.Sub(k.freeSince))
+	}
+}
+
+// patience is how long the head of a line may wait behind a free key: what a waiter
+// that died unnoticed costs, and a message that got lost.
+const patience = 5 * time.Second
+
+// afterAStep is how much longer it may wait when Redis' clock was stepped: what the dead
+// have left lasts up to 31 s by the new clock.
+const afterAStep = 40 * time.Second
+
+// longestRetry is how long a task on its last attempt, which Redis did not answer, may take
+// until it asks again.
+const longestRetry = 30 * time.Second
+
+// judgeWait looks whether a task has waited behind a free key.
+func (b *ledger) judgeWait(p *process, e automutex.Event, key, id string) {
+	k := b.key(key)
+	rule := b.w.plan.ruleOfKey(key)
+	if rule.limit() > 1 || rule.InOrder || len(k.held) > 0 || e.Waited == 0 || b.w.plan.losesReplicas() {
+		return
+	}
+	patience := patience
+	if b.w.forgot() {
+		patience += afterAStep
+	}
+	since := time.Now().Add(-e.Waited)
+	since = latest(since, k.freeSince)
+	for _, o := range k.successes {
+		since = latest(since, o.began.Add(rule.Cooldown))
+	}
+	since = latest(since, b.pausedUntil(key).Add(obeyed))
+	since = latest(since, b.opensBy(key))
+	if at := b.unanswered[id]; !at.Before(time.Now().Add(-e.Waited)) {
+		since = latest(since, at.Add(longestRetry)) // it was not in line: it was to ask again
+	}
+	if rule.Starts > 0 && (!b.calm || !b.clean) {
+		return // starts may have been counted that nobody has told of
+	}
+	for _, at := range b.deaths {
+		since = latest(since, at.Add(rule.TTL))
+	}
+	if idle := time.Since(since); idle > patience && !b.w.faultWithin(idle+rule.TTL) {
+		b.violatef("stalled: task %s on process %d waited for %q, which was free for %s", e.TaskID, p.n, key, idle)
+	}
+}
+
+// judgeLoss looks whether anything explains that a lease is lost.
+func (b *ledger) judgeLoss(p *process, e automutex.Event, key string, h *holding) {
+	rule := *find(b.w.plan.Rules, func(r rulePlan) bool { return r.name() == e.Rule })
+	k := b.key(key)
+	switch {
+	case rule.MaxHold > 0 && e.Held >= rule.MaxHold-b.w.plan.grantSlack(), b.w.forgot():
+		return
+	case !p.isStopping().IsZero() && time.Since(p.isStopping()) > p.plan.Shutdown+time.Second:
+		return // its Guard's Close has given up: leases last until their deadlines
+	case !k.broken.IsZero() && k.broken.After(h.since.Add(-time.Second)): // it may have been granted a while before
+		return
+	case rule.limit() > 1 && !k.broken.IsZero():
+		return
+	}
+	within := rule.TTL
+	if h.wait > 0 && time.Since(h.since) < rule.TTL {
+		// Granted by a release: short at first, and made longer at once.
+		within = min(rule.TTL, 3*time.Second)
+	}
+	lately := rule.TTL + time.Second
+	if !h.started {
+		lately = max(lately, time.Since(h.since)) // it is told when the task has its last lock, which may be long after
+	}
+	// The last renewal was up to a third ago, and a tenth is the margin.
+	if away := b.w.away(p, lately); away < within*2/3-within/10-500*time.Millisecond {
+		b.violatef("lost: task %s on process %d lost %q (TTL %s, held for %s), and Redis was away for %s of it", e.TaskID, p.n, key, rule.TTL, e.Held, away)
+		return
+	}
+	if h.wait > 0 && time.Since(h.since) > 200*time.Millisecond && rule.TTL >= 10*time.Second {
+		if away := b.w.away(p, rule.TTL+time.Second); away < rule.TTL/2 && b.w.calmAt(p, h.since, 150*time.Millisecond) {
+			b.violatef("lost: task %s on process %d lost %q (TTL %s), granted by a release, and Redis was away for %s", e.TaskID, p.n, key, rule.TTL, away)
+		}
+	}
+}
+
+// holding is a lease between Acquired and Released. A key has them by process, task and rule, the oldest first. A task has two
+// for a moment when its earlier attempt, which ran past its timeout, hands the key over to its retry in the same process: the
+// retry may tell that it has the key before the earlier attempt tells that it has released it.
+type holding struct {
+	proc    *process
+	since   time.Time
+	wait    time.Duration
+	started bool // a handler has begun under it
+}
+
+// holdingOf is the lease that an event is about: that which began the nearest to when the event says.
+func (k *keyBook) holdingOf(id string, e automutex.Event) *holding {
+	if len(k.held[id]) == 0 {
+		return &holding{}
+	}
+	began := time.Now().Add(-e.Held)
+	return slices.MinFunc(k.held[id], func(x, y *holding) int { return cmp.Compare(x.since.Sub(began).Abs(), y.since.Sub(began).Abs()) })
+}
+
+// lapses notes that a lease was lost. If the handler had ended by then, its success, which is
+// noted already, begins no cooldown: a lease that is lost keeps nothing taken. The cooldown may
+// have begun all the same, if Redis lost the reply to the release. Callers hold mu.
+func (b *ledger) lapses(p *process, n int, key string, h *holding) {
+	for _, r := range b.runs {
+		if r.p == p && r.n == n && r.taken[key].Equal(h.since) && !r.ended.IsZero() && r.released[key].IsZero() {
+			if r.lapsed == nil {
+				r.lapsed = map[string]bool{}
+			}
+			r.lapsed[key] = true
+		}
+	}
+}
+
 // What follows is the rest of the oracle: what is known of enqueues, and what is judged
 // at the end.
 
-// asks notes that a task is about to be enqueued.
 func (b *ledger) asks(n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -24,7 +964,6 @@ func (b *ledger) asks(n int) {
 	b.books[n].asked = b.seq
 }
 
-// isNew tells whether nobody has enqueued a task yet.
 func (b *ledger) isNew(n int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -229,7 +1168,6 @@ func (b *ledger) exhausted(t *taskBook) bool {
 	return t.spent[1]+b.slack() > most
 }
 
-// mayEnd tells whether one of these may have ended the task.
 func (t *taskBook) mayEnd(hows ...string) bool {
 	return slices.ContainsFunc(hows, func(how string) bool { return t.ends[how] })
 }

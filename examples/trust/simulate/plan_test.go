@@ -153,7 +153,6 @@ type taskPlan struct {
 	Steps []stepPlan // what its runs do; the last one goes for all further ones
 }
 
-// id is that of the task with that number.
 func (p *plan) id(n int) string {
 	if as := p.Tasks[n].As; as > 0 {
 		n = as - 1
@@ -169,7 +168,6 @@ func numberOf(id string) (n int) {
 	return n
 }
 
-// step is what the n-th run does.
 func (t taskPlan) step(n int) stepPlan {
 	if len(t.Steps) == 0 || n > 40 { // what never counts as a failure would go on for ever
 		return stepPlan{End: "ok"}

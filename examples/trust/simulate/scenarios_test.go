@@ -1,7 +1,6 @@
 package simulate
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -45,7 +44,6 @@ func under(policy string, r rulePlan) rulePlan {
 	return r
 }
 
-// rules is a list of one rule, on the field a.
 func rules(policy string, r rulePlan) []rulePlan {
 	r.On = onA
 	return []rulePlan{under(policy, r)}
@@ -53,7 +51,6 @@ func rules(policy string, r rulePlan) []rulePlan {
 
 var onA, onB = []string{"a"}, []string{"b"}
 
-// inOrder is a list of one rule in order.
 func inOrder(onArchive string) []rulePlan {
 	return rules("park", rulePlan{InOrder: true, OnArchive: onArchive})
 }
@@ -67,7 +64,6 @@ func work(at, length time.Duration, ends ...string) taskPlan {
 	return t
 }
 
-// archives is a task that is archived after its only run.
 func archives(at time.Duration) taskPlan { return work(at, 200*ms, "fail").tries(0) }
 
 // comesBack is a task that asks to come back a minute after its first run.
@@ -83,21 +79,12 @@ func (t taskPlan) does(steps ...stepPlan) taskPlan   { t.Steps = steps; return t
 func (t taskPlan) kept() taskPlan                    { t.Keep = true; return t }
 func (t taskPlan) named(as int) taskPlan             { t.As = as + 1; return t }
 
-// deaf does not look at its context.
-func (t taskPlan) deaf() taskPlan {
-	return t.does(stepPlan{Work: t.Steps[0].Work, End: "ok", Deaf: true})
-}
-
-// each makes so many tasks.
 func each(n int, task func(i int) taskPlan) (tasks []taskPlan) {
 	for i := range n {
 		tasks = append(tasks, task(i))
 	}
 	return tasks
 }
-
-// manyKeys are tasks like t, each with a key of its own.
-func manyKeys(t taskPlan) []taskPlan { return each(16, t.key) }
 
 // every makes tasks like t, one after the other.
 func (t taskPlan) every(gap time.Duration, n int) []taskPlan {
@@ -113,21 +100,8 @@ func tasks(all ...taskPlan) []taskPlan { return all }
 func goesOn(all ...taskPlan) []taskPlan { return append(all, work(90*sec, 0).key(99)) }
 
 // scenarios are what the faults are put upon, one at each command. Those in order come first, since -within may leave out the last.
-func scenarios() (all []*plan) {
-	for _, p := range slices.Concat(orderedScenarios(), policyScenarios(), leaseScenarios(), gateScenarios(), uniqueScenarios()) {
-		p.Seed = 1
-		all = append(all, &p)
-	}
-	return all
-}
-
-// extraScenarios are played as they are: what they are about is a fault already, or a mistake of the oracle.
-func extraScenarios() (all []*plan) {
-	for _, p := range slices.Concat(mistakeScenarios(), faultScenarios(), judgeScenarios()) {
-		p.Seed = 1
-		all = append(all, &p)
-	}
-	return all
+func scenarios() []plan {
+	return slices.Concat(orderedScenarios(), policyScenarios(), leaseScenarios(), gateScenarios(), uniqueScenarios())
 }
 
 // orderedScenarios are those about tasks in order.
@@ -198,6 +172,10 @@ func mistakeScenarios() []plan {
 			Ops:    []opPlan{{At: sec, Kind: "pause"}, {At: 20 * sec, Kind: "unpause"}}},
 		{Name: "done, and its release is lost", Procs: servers(4), Tasks: tasks(work(0, 600*ms).kept(), work(11*sec, 200*ms), work(12*sec, 200*ms)),
 			Faults: []faultPlan{{Kind: hung, Client: "lock", At: 400 * ms, For: 9 * sec}, {Kind: dies, At: 9 * sec}, {Kind: starts, At: 10 * sec}}},
+
+		// asynq brings the task again after a minute.
+		{Name: "its last attempt is killed, and it is skipped", Procs: servers(4), Tasks: tasks(work(0, 3*sec).tries(0), work(50*ms, 200*ms)),
+			Faults: []faultPlan{{Kind: dies, At: 1500 * ms}, {Kind: starts, At: 9 * sec}}, Ops: []opPlan{{At: 10 * sec, Kind: "skip"}}},
 
 		// Two tasks with one ID.
 		{Name: "its ID is used again", Procs: servers(4), Tasks: tasks(work(0, 200*ms), work(3*sec, 200*ms).named(0), work(3500*ms, 200*ms))},
@@ -405,139 +383,4 @@ func faultScenarios() (all []plan) {
 		plan{Name: "replaced while it waits for its second lock", Procs: servers(4),
 			Rules: []rulePlan{under("replace", rulePlan{Scope: "first", On: onA}), park, other},
 			Tasks: tasks(work(0, 20*sec).typed("other"), work(500*ms, 100*ms), work(1500*ms, 100*ms))})
-}
-
-// judgeScenarios are worlds that keep all promises, and in which the oracle once saw a promise broken.
-func judgeScenarios() (all []plan) {
-	held := func(at, hold time.Duration) taskPlan { return work(at, 0).does(stepPlan{Hold: hold, End: "ok"}) }
-	second := func(policy string, r rulePlan) rulePlan {
-		r.Scope = "second"
-		return under(policy, r)
-	}
-	first := func(policy string, r rulePlan) rulePlan {
-		r.Scope = "first"
-		return under(policy, r)
-	}
-	brief := func(shutdown time.Duration) []procPlan {
-		procs := servers(4)
-		procs[0].Shutdown = shutdown
-		return procs
-	}
-	otherB := func(t taskPlan) taskPlan { t.B = 1; return t }
-	skip, park := first("skip", rulePlan{On: onA}), second("park", rulePlan{On: onA, Starts: 1, Per: 60 * sec})
-	onlySkip, onlyPark := skip, park
-	onlySkip.Task, onlyPark.Task = "only first", "only second"
-	untold := each(32, func(i int) taskPlan { return work(time.Duration(i/2)*sec, 0).key(i / 2) }) // two at once
-	all = []plan{
-		// The retry comes after the timeout, is in line when the first run ends, and tells of its key before that one does.
-		{Name: "a task past its timeout hands its key to its own retry", Procs: servers(20), Latency: 30 * ms,
-			Rules: rules("wait", rulePlan{Wait: 40 * sec}),
-			Tasks: each(8, func(i int) taskPlan {
-				if i >= 4 {
-					return work(10*sec, 100*ms).key(i - 4)
-				}
-				return work(0, 0).key(i).by(5*sec).does(stepPlan{Work: 8500 * ms, End: "ok", Deaf: true}, stepPlan{Work: 20 * sec, End: "ok", Deaf: true},
-					stepPlan{End: "ok"})
-			})},
-		// The second task takes its slot of the first lock before the first one succeeds.
-		{Name: "an operator raises the limit of a key with a cooldown", Procs: servers(4),
-			Rules: []rulePlan{first("retry", rulePlan{On: onA, Cooldown: 5 * sec}), second("wait", rulePlan{})},
-			Tasks: tasks(work(4*sec, 3*sec), work(5*sec, 100*ms)),
-			Ops:   []opPlan{{At: 100 * ms, Kind: "limit", Limit: 2}, {At: 20 * sec, Kind: "no limit"}}},
-		// From the first task on the Guard knows that Redis is away.
-		{Name: "the last attempt asks again long after Redis refused", Procs: servers(20), Rules: rules("retry", rulePlan{TTL: sec}),
-			Tasks:  slices.Concat(tasks(work(1500*ms, 0).key(99)), manyKeys(work(12*sec, 0).tries(0)), manyKeys(work(14500*ms, 0))),
-			Faults: []faultPlan{{Kind: misconf, Client: "lock", At: sec, For: 12 * sec}}},
-
-		// Something takes longer than the oracle thought. Here the order takes longer than the first exchange after the pause,
-		// and orders end when no more tasks are to come.
-		{Name: "a pause ends by itself after an order that took long", Procs: servers(20), Latency: 100 * ms, Rules: rules("park", rulePlan{}),
-			Tasks: append(manyKeys(work(5*sec, 0).tries(0)), work(20*sec, 0)), Ops: []opPlan{{At: sec, Kind: "halt", For: 10 * sec, Whole: true}}},
-		// Nobody releases the lease of the process.
-		{Name: "a process exits while a handler runs, and another task waits", Procs: brief(sec), Rules: rules("wait", rulePlan{TTL: 30 * sec, Wait: 40 * sec}),
-			Tasks: tasks(work(0, 20*sec).deaf(), work(9*sec, 100*ms)), Faults: []faultPlan{{Kind: stops, At: 2 * sec}, {Kind: starts, At: 8 * sec}}},
-		{Name: "the deadline passes between a success and the release", Procs: servers(20), Latency: 100 * ms, Rules: rules("wait", rulePlan{}),
-			Tasks: manyKeys(work(0, 4800*ms).by(5 * sec))},
-		{Name: "a handler succeeds in the moment of its deadline, on the last attempt", Procs: servers(20), Rules: rules("after", rulePlan{}),
-			Tasks: manyKeys(work(0, 5*sec).by(5 * sec).tries(0))},
-		// Nobody renews the lease any more.
-		{Name: "Close gives up while a handler runs, and asynq stops later", Procs: brief(2 * sec), Rules: rules("park", rulePlan{TTL: 3 * sec}),
-			Tasks:  tasks(work(0, 20*sec).deaf()),
-			Faults: []faultPlan{{Kind: stops, At: 2 * sec}, {Kind: hung, Client: "asynq", At: 3 * sec, For: 15 * sec}}},
-
-		// Tasks run, wait or are parked beside others like them.
-		{Name: "a newer task waits for its first lock, an older one does too", Procs: servers(4),
-			Rules: []rulePlan{
-				first("replace", rulePlan{Limit: 3, TTL: 10 * sec, Wait: 40 * sec, Starts: 1, Per: 9 * sec}), second("replace", rulePlan{TTL: 10 * sec}),
-			},
-			Tasks: work(0, 0).every(sec, 3)},
-		// The first one has the second key until the retry comes.
-		{Name: "a retry is allowed to run with another key than its earlier attempt", Procs: servers(4),
-			Rules: []rulePlan{first("allow", rulePlan{On: onA, Limit: 2}), second("allow", rulePlan{On: onB})},
-			Tasks: tasks(work(0, 3*sec).key(1), work(sec, 20*sec).deaf().by(4*sec))},
-		// The older one waits in its worker, for the second time.
-		{Name: "a newer task asks an older one that is between two waits, and leaves", Procs: servers(50), Latency: 100 * ms,
-			Rules: rules("replace", rulePlan{Starts: 1, Per: 20 * sec, Burst: 1, Wait: 8 * sec}),
-			Tasks: slices.Concat(manyKeys(work(0, 0)), manyKeys(work(5*sec, 0).tries(0)), manyKeys(work(5400*ms, 0)))},
-		// Both wait in their workers for the second key, which is held.
-		{Name: "a newer task comes when an older one has lost its first lock to MaxHold", Procs: servers(4),
-			Rules: []rulePlan{first("replace", rulePlan{On: onA, TTL: 3 * sec, Wait: 10 * sec, MaxHold: 2 * sec}), second("park", rulePlan{TTL: 10 * sec})},
-			Tasks: tasks(held(0, 12*sec).key(1), work(sec, 0).tries(0).by(20*sec), work(4*sec, 0).tries(0))},
-		// The gate is closed for half a minute after all tasks have ended.
-		{Name: "a parked task is skipped by another rule, and its place is behind a closed gate", Procs: servers(4),
-			Rules: []rulePlan{skip, park, onlySkip, onlyPark},
-			Tasks: tasks(work(sec, 0).by(4*sec), work(0, 25*sec).typed("only second"), work(4*sec, 22*sec).typed("only first"))},
-
-		// Which starts a rate counts.
-		{Name: "a task is refused by a rate before the one that started tells of it", Procs: servers(4), Latency: 30 * ms,
-			Rules: rules("skip", rulePlan{Limit: 2, Starts: 1, Per: 20 * sec, Burst: 1}), Tasks: untold},
-		// The second key is held at first; nobody has that of the last three.
-		{Name: "tasks lose a lock with a rate to MaxHold while they wait for their next one", Procs: servers(20),
-			Rules: []rulePlan{
-				first("retry", rulePlan{On: onA, TTL: sec, Wait: 10 * sec, MaxHold: 1500 * ms, Starts: 1, Per: 20 * sec, Burst: 5}),
-				second("retry", rulePlan{On: onB, Wait: 10 * sec}),
-			},
-			Tasks: slices.Concat(tasks(held(0, 9*sec).key(1)), work(sec, 0).every(100*ms, 3), otherB(work(12*sec, 0)).every(500*ms, 3))},
-
-		// What an operator does. By the time of the last two orders the operator has no connection left, and gets none. The first
-		// task waits in its worker until the pause ends.
-		{Name: "an operator resumes a lock while Redis stands still, which fails", Procs: servers(4), Rules: rules("wait", rulePlan{}),
-			Tasks:  tasks(work(25*sec, 0).tries(0), work(70*sec, 0).key(1)),
-			Faults: []faultPlan{{Kind: frozen, Client: "lock", At: 10 * sec, For: 12 * sec}},
-			Ops: []opPlan{
-				{At: sec, Kind: "halt", Whole: true}, {At: 14500 * ms, Kind: "halt", For: 5 * sec, Whole: true}, {At: 15 * sec, Kind: "resume"},
-			}},
-		// No next one begins while the queue is paused.
-		{Name: "an operator deletes a task of package unique whose ID the next one has just got", Procs: servers(20), Latency: 100 * ms,
-			Rules: rules("retry", rulePlan{}), Unique: []uniquePlan{{Task: "t", On: onA, Until: "done", Duplicate: "reject"}},
-			Tasks: append(manyKeys(work(0, 0)), manyKeys(work(5*sec, 0))...), Ops: pausedDeletions()},
-		// A task has another number of attempts than its plan says: both are due at the same whole second, so the last one keeps that.
-		{Name: "a task of package unique gives its payload to one with fewer attempts", Procs: servers(4), Rules: rules("fail", rulePlan{}),
-			Unique: []uniquePlan{{Task: "t", On: onA, Until: "start", Duplicate: "postpone", Delay: 1500 * ms}},
-			Tasks:  tasks(work(0, 30*sec), work(6050*ms, 0).tries(1), work(6150*ms, 0))},
-	}
-	for limit := 1; limit <= 2; limit++ { // which successes begin a cooldown: with a limit it counts from the release
-		all = append(all, plan{
-			Name:  fmt.Sprintf("a success loses its lock with a cooldown to MaxHold before its release, limit %d", limit),
-			Procs: servers(20), Latency: 100 * ms, // the second lock is released first
-			Rules: []rulePlan{first("retry", rulePlan{On: onA, Limit: limit, MaxHold: 1500 * ms, Cooldown: 8 * sec}), second("retry", rulePlan{On: onA})},
-			Tasks: append(manyKeys(work(0, 1150*ms)), manyKeys(work(3*sec, 0))...),
-		})
-	}
-	for nth := 24; nth <= 35; nth++ { // the commands about the wake are among these
-		all = append(all, plan{
-			Name:  fmt.Sprintf("command %d, of those that wake a parked task, arrives late, when the task is archived", nth),
-			Procs: servers(2), Rules: rules("park", rulePlan{}), Faults: []faultPlan{{Kind: late, Client: "lock", Nth: nth, For: 30 * sec}},
-			Tasks: tasks(work(0, 2*sec), work(500*ms, 0).tries(1).does(stepPlan{End: "fail"}), taskPlan{At: 60 * sec, Task: "plain"}),
-		})
-	}
-	return all
-}
-
-func pausedDeletions() []opPlan {
-	ops := []opPlan{{At: 4 * sec, Kind: "pause"}, {At: 9 * sec, Kind: "unpause"}}
-	for a := range 16 {
-		ops = append(ops, opPlan{At: 5*sec + time.Duration(a)*5*ms, Kind: "delete", Task: a})
-	}
-	return ops
 }

@@ -1,9 +1,0 @@
-package metrics
-
-import (
-	"testing"
-
-	"github.com/automutex/automutex/internal/redistest"
-)
-
-func TestMain(m *testing.M) { redistest.Main(m) }
