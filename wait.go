@@ -80,11 +80,12 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	if latest = latest.Add(-margin); bounded {
 		w.most = min(w.most, time.Until(latest))
 	}
-	switch {
-	case w.parks && d.server == nil:
-		r.Wait, r.Park, r.Yield = true, true, parkNow
+	if !w.parks && w.most <= 0 {
 		return d.ask(d.ctx, t, r)
-	case !w.parks && w.most <= 0:
+	}
+	r.Wait, r.OnWait = true, func() { d.observeWaiting(t) }
+	if w.parks && d.server == nil {
+		r.Park, r.Yield = true, parkNow
 		return d.ask(d.ctx, t, r)
 	}
 	// ctx ends everything. most only bounds the time in line: if the answer to an earlier
@@ -92,7 +93,6 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	ctx, cancel := context.WithCancel(d.ctx)
 	defer cancel()
 	defer context.AfterFunc(d.guard.closing, cancel)()
-	r.Wait = true
 	leave := cancel
 	if w.parks {
 		parkNow := make(chan struct{})
@@ -156,7 +156,6 @@ func (d *delivery) request(t target) engine.Request {
 	r := t.rule.request
 	r.Name, r.Key, r.Limit, r.Note = t.scope, t.key, t.limit, d.note
 	r.Whole = d.deadlineIsFar()
-	r.OnWait = func() { d.observeWaiting(t) }
 	if d.isOrdered(t) {
 		r.Ordered, r.Order = true, &engine.Order{Place: d.placeIn(t)}
 	}

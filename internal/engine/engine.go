@@ -248,8 +248,8 @@ func (e *Engine) newLease(r Request) *Lease {
 	size := len(text)
 	text = append(append(append(append(text, '|'), e.o.Owner...), '|'), r.Note...)
 	body := string(text)
-	le := &Lease{engine: e, request: r, token: body[:size], body: body, bodyArg: body, takenAt: now}
-	le.lease = le
+	le := &Lease{engine: e, request: r, token: body[:size], bodyArg: body, takenAt: now}
+	le.body.Text, le.lease = body, le
 	return le
 }
 
@@ -445,7 +445,7 @@ func (e *Engine) releaseUntil(le *Lease, until time.Time) {
 // sendRelease gives le back: what is thin by its one key, else by a script.
 func (e *Engine) sendRelease(ctx context.Context, le *Lease) (released, error) {
 	r := &le.request
-	body, resent := &redisx.Counted{Text: le.body}, false
+	body, resent := &le.body, false
 	cooldown := int64(0)
 	if !le.cooldownEnd.IsZero() {
 		cooldown = max(0, time.Until(le.cooldownEnd)+time.Millisecond-1).Milliseconds()

@@ -18,8 +18,8 @@ type Lease struct {
 	engine  *Engine
 	request Request
 	token   string
-	body    string // token|owner|note, as Redis has it
-	bodyArg any    // body, boxed once
+	bodyArg any            // token|owner|note, as Redis has it
+	body    redisx.Counted // the same for the release, of which one is under way at most
 
 	// These are set before the lease is handed out.
 	fence   int64 // 0: the lock was taken by SET
@@ -37,12 +37,13 @@ type Lease struct {
 	// Engine.mu guards the rest.
 	entry
 	state     state
-	deadline  time.Time // until when the lease is certainly held, on the local monotonic clock
-	renewAt   time.Time // when the next renewal is due; zero: never
-	renewedAt time.Time // when the latest renewal that succeeded was sent
-	renewals  int       // how many are under way, at most maxRenewals
-	bindings  []binding // contexts that end with the lease
-	pruneAt   int       // the len(bindings) at which Bind drops those that have ended
+	deadline  time.Time  // until when the lease is certainly held, on the local monotonic clock
+	renewAt   time.Time  // when the next renewal is due; zero: never
+	renewedAt time.Time  // when the latest renewal that succeeded was sent
+	renewals  int        // how many are under way, at most maxRenewals
+	bindings  []binding  // contexts that end with the lease
+	room      [1]binding // for the first of them
+	pruneAt   int        // the len(bindings) at which Bind drops those that have ended
 }
 
 type state uint8
@@ -433,6 +434,9 @@ func (le *Lease) Bind(parent context.Context) context.Context {
 		if len(le.bindings) >= max(le.pruneAt, 4) {
 			le.bindings = slices.DeleteFunc(le.bindings, func(b binding) bool { return b.ctx.Err() != nil })
 			le.pruneAt = 2 * len(le.bindings)
+		}
+		if le.bindings == nil {
+			le.bindings = le.room[:0]
 		}
 		le.bindings = append(le.bindings, binding{ctx, cancel})
 	}

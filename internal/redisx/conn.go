@@ -76,22 +76,27 @@ const AnswerGrace = 250 * time.Millisecond
 //
 // While a Cluster moves the slot of the keys, Run sends s again as long as Timeout allows. A slot with many keys takes seconds.
 func (c *Conn) Run(ctx context.Context, s *Script, keys []string, args ...any) (any, error) {
-	return c.Within(ctx, func(bound context.Context) (any, error) {
-		for pause := 10 * time.Millisecond; ; pause = min(2*pause, maxMovePause) {
-			v, err := c.runOnce(bound, s, keys, args)
-			if !isSlotMoving(err) {
-				return v, err
-			}
-			if end, _ := bound.Deadline(); ctx.Err() != nil || time.Until(end) < 2*pause { // too late for another answer
-				return v, err
-			}
-			select {
-			case <-time.After(pause):
-			case <-ctx.Done():
-				return nil, leftAtEndOf(ctx)
-			}
+	if c.runsHere(ctx) {
+		return c.runThroughMove(ctx, c.deadlines.context(ctx), s, keys, args)
+	}
+	return c.Within(ctx, func(bound context.Context) (any, error) { return c.runThroughMove(ctx, bound, s, keys, args) })
+}
+
+func (c *Conn) runThroughMove(ctx, bound context.Context, s *Script, keys []string, args []any) (any, error) {
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, maxMovePause) {
+		v, err := c.runOnce(bound, s, keys, args)
+		if !isSlotMoving(err) {
+			return v, err
 		}
-	})
+		if end, _ := bound.Deadline(); ctx.Err() != nil || time.Until(end) < 2*pause { // too late for another answer
+			return v, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, leftAtEndOf(ctx)
+		}
+	}
 }
 
 // maxMovePause bounds the pauses after which Run sends a script again: they are 10 ms, and double each time.
@@ -110,7 +115,7 @@ func (c *Conn) runOnce(ctx context.Context, s *Script, keys []string, args []any
 	return v, c.denied.describe(s, err)
 }
 
-func (c *Conn) send(ctx context.Context, command string, script any, keys []string, args []any) (v any, err error) {
+func (c *Conn) send(ctx context.Context, command, script any, keys []string, args []any) (v any, err error) {
 	for _, arg := range args {
 		if arg, ok := arg.(*Counted); ok {
 			arg.sends.Store(0) // what was sent before has not run, see Run
@@ -148,13 +153,18 @@ func (c *Conn) MaySet() bool { return !c.denied.noSet.Load() }
 
 // SetNX sets key to body for ttl (ms) if the key does not exist. ok is false without an error if it does.
 func (c *Conn) SetNX(ctx context.Context, key string, body, ttl any) (ok bool, err error) {
-	v, err := c.Within(ctx, func(bound context.Context) (any, error) {
-		cmd := redis.NewStatusCmd(bound, "set", key, body, "nx", "px", ttl)
-		ok, err := setReplyOf(cmd, c.rdb.Process(bound, cmd))
-		c.noteUnreached(err)
-		return ok, err
-	})
+	if c.runsHere(ctx) {
+		return c.setNX(c.deadlines.context(ctx), key, body, ttl)
+	}
+	v, err := c.Within(ctx, func(bound context.Context) (any, error) { return c.setNX(bound, key, body, ttl) })
 	ok, _ = v.(bool)
+	return ok, err
+}
+
+func (c *Conn) setNX(bound context.Context, key string, body, ttl any) (bool, error) {
+	cmd := redis.NewStatusCmd(bound, "set", key, body, "nx", "px", ttl)
+	ok, err := setReplyOf(cmd, c.rdb.Process(bound, cmd))
+	c.noteUnreached(err)
 	return ok, c.denied.describe(nil, err)
 }
 
@@ -163,7 +173,7 @@ func (c *Conn) SetNX(ctx context.Context, key string, body, ttl any) (ok bool, e
 // client gives the command up, at its own timeout or when the client closes.
 func (c *Conn) Within(ctx context.Context, f func(bound context.Context) (any, error)) (any, error) {
 	bound := c.deadlines.context(ctx)
-	if c.bounded && ctx.Done() == nil {
+	if c.runsHere(ctx) {
 		return f(bound)
 	}
 	done := make(chan result, 1) // buffered: the goroutine never waits for us
@@ -188,6 +198,9 @@ func (c *Conn) Within(ctx context.Context, f func(bound context.Context) (any, e
 		return nil, goesOn{leftAtEndOf(ctx), done}
 	}
 }
+
+// runsHere reports whether an exchange runs on its caller's goroutine. Run and SetNX make no closure for it.
+func (c *Conn) runsHere(ctx context.Context) bool { return c.bounded && ctx.Done() == nil }
 
 type result struct {
 	v   any
