@@ -409,15 +409,17 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item inside.OrderIt
 			return inside.FateUnsure, answer
 		case act == lookWake:
 			return inside.FateComing, runIt
-		case item.Call && info != nil && info.State == asynq.TaskStatePending:
+		case item.Call && act == inside.ActPresent && info.State == asynq.TaskStatePending:
 			return inside.FateComing, answer
-		case item.Call && info != nil && info.State == asynq.TaskStateActive:
+		case item.Call && act == inside.ActPresent && info.State == asynq.TaskStateActive:
 			return inside.FateUnsure, lookAgain
 		}
 		if err := g.engine.Act(ctx, orderedKey(key), act, item, after); err != nil {
 			g.log.Debug("automutex: what was seen of an ordered task could not be stored; it is looked for again", "key", key, "task", item.Note, "error", err)
 		} else if act == inside.ActArchived {
 			g.reportBlocked(func(e Event) { g.observeSafely(ctx, e) }, Event{Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id}, item.Note)
+		} else if act == inside.ActGone || act == inside.ActLeft {
+			return inside.FateGone, answer
 		}
 		return inside.FateUnsure, answer
 	})
@@ -440,7 +442,7 @@ func seenInOrder(info *asynq.TaskInfo, missing bool, err error, item inside.Orde
 		return inside.ActGone, 0 // another task with the same ID
 	}
 	state := info.State
-	if !info.Deadline.IsZero() && time.Now().After(info.Deadline) && state != asynq.TaskStateActive && state != asynq.TaskStateCompleted {
+	if isOverdue(info) && state != asynq.TaskStateActive && state != asynq.TaskStateCompleted {
 		state = asynq.TaskStateArchived // as good as: asynq fails it unrun, however many attempts it has left
 	}
 	switch state {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -102,7 +103,7 @@ func tripsInVain(parked int, job, ttl time.Duration) (trips int) {
 	for place := range parked {
 		for at := time.Duration(0); ; trips++ {
 			busy := &BusyError{ExpiresIn: ttl, Place: place, takenFor: at, inLine: at, parked: true}
-			if at += busy.parkDelay(false); at >= job {
+			if at += busy.parkDelay(); at >= job {
 				break
 			}
 		}
@@ -139,22 +140,18 @@ func TestBusyError_afterAPause(t *testing.T) {
 	}
 }
 
-// Far behind in an ordered key a task stays away for longer: if nobody wakes it, the whole backlog asks less than once a second.
-func TestParkDelay_ordered(t *testing.T) {
+// A parked task that nobody wakes any more, since its key has changed, comes back within ten minutes, however far back it stands.
+func TestParkDelay_bounds(t *testing.T) {
 	t.Parallel()
-	perSecond := 0.0
-	for place := 1; place <= 10_000; place++ {
-		busy := &BusyError{Place: place, Reason: ReasonArchived}
-		delay := busy.parkDelay(true)
-		if delay < minParkDelay || place > 60 && delay < time.Duration(place)*orderedDelay/2 {
-			t.Fatalf("place %d: %s", place, delay)
+	for _, reason := range []string{ReasonHeld, ReasonBehind, ReasonArchived, ReasonRate, ReasonPaused} {
+		for _, place := range []int{0, 1, 59, 180, 10_000, math.MaxInt} {
+			for _, long := range []time.Duration{0, time.Minute, 1000 * time.Hour} {
+				busy := &BusyError{Place: place, Reason: reason, ExpiresIn: long, inLine: long, takenFor: long}
+				if delay := busy.parkDelay(); delay < minParkDelay || delay > maxParkDelay {
+					t.Errorf("%+v comes back after %s", busy, delay)
+				}
+			}
 		}
-		if place > 60 {
-			perSecond += 1 / delay.Seconds()
-		}
-	}
-	if perSecond > 1 {
-		t.Errorf("%.2f tasks a second come back", perSecond)
 	}
 }
 
