@@ -131,6 +131,21 @@ func TestInOrder_seen(t *testing.T) {
 	overdue := info(asynq.TaskStateRetry, blocked.ParkedOn(mine.Key))
 	overdue.Deadline = time.Now().Add(-time.Second)
 	item := inside.OrderItem{Nonce: mine.Nonce, Note: note}
+	joined := item
+	joined.Nonce = stamp.Unstamped(note) // at its arrival
+	for name, one := range map[string]struct {
+		info *asynq.TaskInfo
+		key  string
+		want inside.OrderAct
+	}{
+		"the ID used again":       {info(asynq.TaskStateRetry, ""), mine.Key, inside.ActGone},
+		"stamped for another key": {info(asynq.TaskStateRetry, ""), "automutex:{work|2}", inside.ActPresent},
+		"without a stamp":         {other, mine.Key, inside.ActPresent},
+	} {
+		if act, _ := seenInOrder(one.info, false, nil, joined, &compiledRule{}, one.key); act != one.want {
+			t.Errorf("joined at its arrival, %s: %q, want %q", name, act, one.want)
+		}
+	}
 	for name, one := range map[string]struct {
 		info *asynq.TaskInfo
 		err  error

@@ -438,7 +438,7 @@ func seenInOrder(info *asynq.TaskInfo, missing bool, err error, item inside.Orde
 		return inside.ActGone, 0
 	case err != nil:
 		return lookFailed, 0
-	case nonceOf(info, item.Note) != item.Nonce && !strings.HasPrefix(item.Nonce, "~"):
+	case blocked.IsOther(info, key, item.Note, item.Nonce):
 		return inside.ActGone, 0 // another task with the same ID
 	}
 	state := info.State
@@ -471,11 +471,6 @@ func (g *Guard) sighted() *asynq.Inspector {
 		return nil
 	}
 	return g.inspector
-}
-
-func nonceOf(info *asynq.TaskInfo, note string) string {
-	s, _ := stamp.Of(info.Headers, note)
-	return s.Nonce
 }
 
 // lookInOrder is one look at a task, for a producer. It wakes nobody.

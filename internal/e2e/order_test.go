@@ -274,7 +274,7 @@ func TestInOrder_usedAgain(t *testing.T) {
 		r.enqueueInOrder(c, 1, asynq.TaskID("same"))
 		redistest.Eventually(t, patience, func() bool {
 			info, err := r.inspector.GetTaskInfo(r.queue, "same")
-			return err == nil && strings.Contains(info.LastErr, "behind task "+r.queue+"/same, which is archived")
+			return err == nil && strings.Contains(info.LastErr, "behind an earlier task with the same ID ("+r.queue+"/same), which is gone: skip it to go on")
 		}, "it is behind the earlier one")
 		blocked, err := r.guard.Blocked(t.Context())
 		if err != nil || len(blocked) != 1 || !strings.Contains(blocked[0].Why, "gone from asynq") {
