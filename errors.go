@@ -84,6 +84,7 @@ type BusyError struct {
 	// Pause is the operator's order if Reason is [ReasonPaused], otherwise nil.
 	Pause *lock.Control
 
+	reused bool // HolderTask is an earlier task with the ID of this one
 	failed bool // ReasonBehind: the other task failed, and asynq retries it
 	parked bool // its place in line is kept
 	cause  error
@@ -101,6 +102,11 @@ func (e *BusyError) Error() string {
 	switch {
 	case e.SameTask:
 		fmt.Fprintf(&b, ": an earlier attempt of this task (%s) still runs on %s", printable.Short(e.HolderTask), printable.Short(e.Holder))
+	case e.reused:
+		fmt.Fprintf(&b, ": behind an earlier task with the same ID (%s), which is gone", printable.Short(e.HolderTask))
+		if e.Reason == ReasonArchived {
+			b.WriteString(": skip it to go on")
+		}
 	case e.Reason == ReasonArchived:
 		fmt.Fprintf(&b, ": behind task %s, which is archived: run it again or skip it to go on", printable.Short(e.HolderTask))
 	case e.failed:
@@ -164,7 +170,9 @@ func (d *delivery) toBusyError(t target, err error) error {
 		e.Reason = ReasonBehind
 	}
 	// In order, a task may be behind an earlier one that had its ID.
-	e.SameTask = d.note != "" && who.Note == d.note && e.Reason != ReasonBehind && e.Reason != ReasonArchived
+	same := d.note != "" && who.Note == d.note
+	e.reused = same && (e.Reason == ReasonBehind || e.Reason == ReasonArchived)
+	e.SameTask = same && !e.reused
 	if busy.Paused || busy.Left {
 		pause, left := inner.PauseOf(d.guard.locker, t.key)
 		if busy.Left && pause == nil { // it is over by now; the policy must not apply to the task all the same

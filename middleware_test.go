@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -231,6 +232,21 @@ func TestInOrder_seen(t *testing.T) {
 	overdue := info(asynq.TaskStateRetry, blocked.ParkedOn(mine.Key))
 	overdue.Deadline = time.Now().Add(-time.Second)
 	item := inside.OrderItem{Nonce: mine.Nonce, Note: note}
+	joined := item
+	joined.Nonce = stamp.Unstamped(note) // at its arrival
+	for name, one := range map[string]struct {
+		info *asynq.TaskInfo
+		key  string
+		want inside.OrderAct
+	}{
+		"the ID used again":       {info(asynq.TaskStateRetry, ""), mine.Key, inside.ActGone},
+		"stamped for another key": {info(asynq.TaskStateRetry, ""), "automutex:{work|2}", inside.ActPresent},
+		"without a stamp":         {other, mine.Key, inside.ActPresent},
+	} {
+		if act, _ := seenInOrder(one.info, false, nil, joined, &compiledRule{}, one.key); act != one.want {
+			t.Errorf("joined at its arrival, %s: %q, want %q", name, act, one.want)
+		}
+	}
 	for name, one := range map[string]struct {
 		info *asynq.TaskInfo
 		err  error
@@ -355,10 +371,10 @@ func TestDelays_spread(t *testing.T) {
 	pause := func(left time.Duration) func() time.Duration {
 		return func() time.Duration { return pauseDelay(left) }
 	}
-	parked := func(busy BusyError, ordered bool) func() time.Duration {
-		return func() time.Duration { return busy.parkDelay(ordered) }
+	parked := func(busy BusyError) func() time.Duration {
+		return func() time.Duration { return busy.parkDelay() }
 	}
-	const far, sec = 10_000 * orderedDelay, time.Second
+	const sec = time.Second
 	for name, c := range map[string]struct {
 		delay               func() time.Duration
 		least, most, spread time.Duration
@@ -377,15 +393,15 @@ func TestDelays_spread(t *testing.T) {
 		"paused for 1 min":   {pause(time.Minute), time.Minute, 90 * time.Second, 30 * time.Second},
 		"paused for a day":   {pause(24 * time.Hour), 30 * time.Second, 90 * time.Second, 60 * time.Second},
 		// For about as long as its turn takes, and in order so long that a backlog asks less than once a second.
-		"parked":                                {parked(BusyError{}, false), minParkDelay, minParkDelay * 5 / 4, sec},
-		"parked, held for 30 s":                 {parked(BusyError{ExpiresIn: 30 * sec}, false), 30 * sec, 38 * sec, 7 * sec},
-		"parked, many before":                   {parked(BusyError{Place: 100}, false), minParkDelay + 100*sec, 132 * sec, 25 * sec},
-		"parked at a gate":                      {parked(BusyError{Place: 2, ExpiresIn: 10 * sec, Reason: ReasonClosed}, false), 12 * sec, 15 * sec, 2 * sec},
-		"parked, most before":                   {parked(BusyError{Place: 1e9}, false), maxParkDelay / 2, maxParkDelay, 200 * sec},
-		"parked, held for an hour":              {parked(BusyError{ExpiresIn: time.Hour}, false), maxParkDelay / 2, maxParkDelay, 200 * sec},
-		"in order":                              {parked(BusyError{Place: 3}, true), minParkDelay + 3*sec, 10 * sec, sec},
-		"in order, behind one that is archived": {parked(BusyError{Reason: ReasonArchived}, true), maxParkDelay / 2, maxParkDelay, 200 * sec},
-		"in order, many before":                 {parked(BusyError{Place: 10_000}, true), far / 2, far, far / 3},
+		"parked":                                {parked(BusyError{}), minParkDelay, minParkDelay * 5 / 4, sec},
+		"parked, held for 30 s":                 {parked(BusyError{ExpiresIn: 30 * sec}), 30 * sec, 38 * sec, 7 * sec},
+		"parked, many before":                   {parked(BusyError{Place: 100}), minParkDelay + 100*sec, 132 * sec, 25 * sec},
+		"parked at a gate":                      {parked(BusyError{Place: 2, ExpiresIn: 10 * sec, Reason: ReasonClosed}), 12 * sec, 15 * sec, 2 * sec},
+		"parked, most before":                   {parked(BusyError{Place: 1e9}), maxParkDelay / 2, maxParkDelay, 200 * sec},
+		"parked, held for an hour":              {parked(BusyError{ExpiresIn: time.Hour}), maxParkDelay / 2, maxParkDelay, 200 * sec},
+		"parked, very many before":              {parked(BusyError{Place: math.MaxInt, ExpiresIn: 1000 * time.Hour, Reason: ReasonPaused}), maxParkDelay / 2, maxParkDelay, 200 * sec},
+		"in order":                              {parked(BusyError{Place: 3}), minParkDelay + 3*sec, 10 * sec, sec},
+		"in order, behind one that is archived": {parked(BusyError{Reason: ReasonArchived}), maxParkDelay / 2, maxParkDelay, 200 * sec},
 	} {
 		seen, first, last := map[time.Duration]bool{}, time.Duration(1<<62), time.Duration(0)
 		for range 1000 {
@@ -520,12 +536,14 @@ func TestOutcome(t *testing.T) {
 func TestBusyError_text(t *testing.T) {
 	t.Parallel()
 	for want, busy := range map[string]*BusyError{
-		": behind task q/1, which comes first":                                            {Reason: ReasonBehind, HolderTask: "q/1"},
-		": behind task q/1, which comes first and is to come back in 1.5s":                {Reason: ReasonBehind, HolderTask: "q/1", ExpiresIn: 1500 * time.Millisecond},
-		": behind task q/1, which failed and is retried":                                  {Reason: ReasonBehind, HolderTask: "q/1", failed: true, ExpiresIn: time.Millisecond},
-		": behind task q/1, which failed and is retried in 1m0s":                          {Reason: ReasonBehind, HolderTask: "q/1", failed: true, ExpiresIn: time.Minute},
-		": behind task q/1, which is archived: run it again or skip it to go on":          {Reason: ReasonArchived, HolderTask: "q/1"},
-		": held by task q/1 on vm:1 until its deadline in 3s unless renewed; waited 10ms": {Reason: ReasonHeld, Holder: "vm:1", HolderTask: "q/1", ExpiresIn: 3 * time.Second, Waited: 10 * time.Millisecond},
+		": behind task q/1, which comes first":                                             {Reason: ReasonBehind, HolderTask: "q/1"},
+		": behind task q/1, which comes first and is to come back in 1.5s":                 {Reason: ReasonBehind, HolderTask: "q/1", ExpiresIn: 1500 * time.Millisecond},
+		": behind task q/1, which failed and is retried":                                   {Reason: ReasonBehind, HolderTask: "q/1", failed: true, ExpiresIn: time.Millisecond},
+		": behind task q/1, which failed and is retried in 1m0s":                           {Reason: ReasonBehind, HolderTask: "q/1", failed: true, ExpiresIn: time.Minute},
+		": behind task q/1, which is archived: run it again or skip it to go on":           {Reason: ReasonArchived, HolderTask: "q/1"},
+		": behind an earlier task with the same ID (q/1), which is gone: skip it to go on": {Reason: ReasonArchived, HolderTask: "q/1", reused: true},
+		": behind an earlier task with the same ID (q/1), which is gone":                   {Reason: ReasonBehind, HolderTask: "q/1", reused: true},
+		": held by task q/1 on vm:1 until its deadline in 3s unless renewed; waited 10ms":  {Reason: ReasonHeld, Holder: "vm:1", HolderTask: "q/1", ExpiresIn: 3 * time.Second, Waited: 10 * time.Millisecond},
 		": held by vm:1": {Reason: ReasonHeld, Holder: "vm:1"},
 	} {
 		busy.Rule, busy.Key = "r", "p:{r|7}"

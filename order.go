@@ -397,15 +397,17 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item inside.OrderIt
 			return inside.FateUnsure, answer
 		case act == lookWake:
 			return inside.FateComing, runIt
-		case item.Call && info != nil && info.State == asynq.TaskStatePending:
+		case item.Call && act == inside.ActPresent && info.State == asynq.TaskStatePending:
 			return inside.FateComing, answer
-		case item.Call && info != nil && info.State == asynq.TaskStateActive:
+		case item.Call && act == inside.ActPresent && info.State == asynq.TaskStateActive:
 			return inside.FateUnsure, lookAgain
 		}
 		if err := g.engine.Act(ctx, orderedKey(key), act, item, after); err != nil {
 			g.log.Debug("automutex: what was seen of an ordered task could not be stored; it is looked for again", "key", key, "task", item.Note, "error", err)
 		} else if act == inside.ActArchived {
 			g.reportBlocked(func(e Event) { g.observeSafely(ctx, e) }, Event{Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id}, item.Note)
+		} else if act == inside.ActGone || act == inside.ActLeft {
+			return inside.FateGone, answer
 		}
 		return inside.FateUnsure, answer
 	})
@@ -424,11 +426,11 @@ func seenInOrder(info *asynq.TaskInfo, missing bool, err error, item inside.Orde
 		return inside.ActGone, 0
 	case err != nil:
 		return lookFailed, 0
-	case nonceOf(info, item.Note) != item.Nonce && !strings.HasPrefix(item.Nonce, "~"):
+	case blocked.IsOther(info, key, item.Note, item.Nonce):
 		return inside.ActGone, 0 // another task with the same ID
 	}
 	state := info.State
-	if !info.Deadline.IsZero() && time.Now().After(info.Deadline) && state != asynq.TaskStateActive && state != asynq.TaskStateCompleted {
+	if isOverdue(info) && state != asynq.TaskStateActive && state != asynq.TaskStateCompleted {
 		state = asynq.TaskStateArchived // as good as: asynq fails it unrun, however many attempts it has left
 	}
 	switch state {
@@ -457,11 +459,6 @@ func (g *Guard) sighted() *asynq.Inspector {
 		return nil
 	}
 	return g.inspector
-}
-
-func nonceOf(info *asynq.TaskInfo, note string) string {
-	s, _ := stamp.Of(info.Headers, note)
-	return s.Nonce
 }
 
 // lookInOrder is one look at a task, for a producer. It wakes nobody.

@@ -16,6 +16,7 @@ import (
 	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
 )
@@ -27,10 +28,6 @@ import (
 const (
 	minParkDelay = 5 * time.Second
 	maxParkDelay = 10 * time.Minute
-
-	// orderedDelay is for each place of a task in an ordered key. A backlog of 10,000 tasks behind one that does not
-	// come asks Redis less than once a second.
-	orderedDelay = 10 * time.Second
 )
 
 // parkClients returns what Park needs: the Inspector that wakes tasks, its Redis as far as that is known, and the
@@ -68,7 +65,7 @@ func inspectorFor(rdb lock.Client, cfg Config, what string) (*asynq.Inspector, r
 // park returns the task to asynq. Redis keeps the task's place in line. asynq runs the task
 // after parkDelay, unless a process wakes it before.
 func (d *delivery) park(t target, busy *BusyError) error {
-	delay := busy.parkDelay(d.isOrdered(t))
+	delay := busy.parkDelay()
 	d.checkInspector()
 	d.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay, Busy: busy})
 	return d.returned(busy, delay)
@@ -78,13 +75,9 @@ func (d *delivery) park(t target, busy *BusyError) error {
 // holder's process had died, and each task before it held the key for a second.
 //
 // It is at most 5 to 10 minutes, at random, so that tasks do not return together. Behind an archived task of an ordered
-// key it is that at once: to run or skip that task wakes the next one. A task of an ordered key stays away for at least
-// orderedDelay/2 for each place beyond that.
-func (e *BusyError) parkDelay(ordered bool) time.Duration {
+// key it is that at once: to run or skip that task wakes the next one.
+func (e *BusyError) parkDelay() time.Duration {
 	place := min(e.Place, 1e6)
-	if far := time.Duration(place) * orderedDelay; ordered && far > maxParkDelay {
-		return far - rand.N(far/2) //nolint:gosec // jitter, no secret
-	}
 	longest := maxParkDelay - rand.N(maxParkDelay/2) //nolint:gosec // jitter, no secret
 	if e.Reason == ReasonArchived {
 		return longest
@@ -143,17 +136,51 @@ func (g *Guard) wakeParked(ctx context.Context, key, note string) inside.Fate {
 			return inside.FateGone, answer
 		case err != nil:
 			return inside.FateUnsure, answer
+		}
+		fate := inside.FateComing
+		if isOverdue(info) {
+			fate = inside.FateGone // asynq ends it before it comes to the Middleware
+		}
+		switch {
 		case info.State == asynq.TaskStatePending:
-			return inside.FateComing, answer
+			return fate, answer
 		case (info.State == asynq.TaskStateRetry || info.State == asynq.TaskStateAggregating) && strings.Contains(info.LastErr, blocked.ParkedOn(key)):
 			// Aggregating: a task of a group that was run by hand. asynq puts it back into its group when its
 			// retry is due, and nobody may look into that group again.
-			return inside.FateComing, runIt
+			return fate, runIt
 		case info.State != asynq.TaskStateActive:
 			return inside.FateGone, answer // an operator ran, archived or deleted the task
 		}
 		return inside.FateUnsure, lookAgain
 	})
+}
+
+// isOverdue reports whether the Deadline of a task has passed, so that asynq does not run it.
+func isOverdue(info *asynq.TaskInfo) bool {
+	return !info.Deadline.IsZero() && time.Now().After(info.Deadline)
+}
+
+// noteUnseen has a parked task looked at that has ended before it came to the Middleware: its Deadline has passed, or an outer
+// middleware has refused it. asynq is about to store that end. Close waits for the goroutine, which sends two commands for each key.
+func (g *Guard) noteUnseen(ctx context.Context, t *asynq.Task) {
+	m, _ := ctx.Value(serverKey{g}).(*taskMark)
+	if m == nil || m.came.Load() || g.rules.match(t.Type()) == nil || !g.enter() {
+		return
+	}
+	go func() {
+		defer g.leave()
+		queue, _ := asynq.GetQueueName(ctx)
+		id, _ := asynq.GetTaskID(ctx)
+		life.CallUser(g.log, "a rule's Key, LimitOf or Config.Decode", func() {
+			for _, target := range g.rules.targetsNeeded(context.WithoutCancel(ctx), t, g.cfg.Prefix, func(*compiledRule, error) {}) {
+				if target.rule.Busy.row().parks {
+					r := target.rule.request.Ref
+					r.Key, r.Limit, r.Ordered = target.key, target.limit, target.rule.InOrder
+					g.engine.LookAgain(r, tasknote.Of(queue, id))
+				}
+			}
+		})
+	}()
 }
 
 // next is what follows from a look at a task.

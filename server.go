@@ -87,9 +87,10 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		return capRedelivery(retryDelay(n, err, t), n, err, t)
 	}
 
-	if errorHandler := cfg.ErrorHandler; errorHandler != nil {
+	if errorHandler := cfg.ErrorHandler; errorHandler != nil || g.rules.parks {
 		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, t *asynq.Task, err error) {
-			if g.findReturned(err) == nil && !g.isRevoked(err) && wantsRetryAfter(err) == nil {
+			g.noteUnseen(ctx, t)
+			if errorHandler != nil && g.findReturned(err) == nil && !g.isRevoked(err) && wantsRetryAfter(err) == nil {
 				errorHandler.HandleError(ctx, t, err)
 			}
 		})
@@ -127,6 +128,7 @@ func (g *Guard) serverOf(ctx context.Context) *server {
 type taskMark struct {
 	server *server
 	inside atomic.Bool // the task is in the Middleware
+	came   atomic.Bool // it was
 }
 
 // newTask makes the mark of the next task. The first one starts a timer that checks
@@ -164,6 +166,7 @@ func (g *Guard) enterTask(ctx context.Context) (leave func()) {
 	if m == nil || !m.inside.CompareAndSwap(false, true) {
 		return func() {}
 	}
+	m.came.Store(true)
 	m.server.guarded.Store(true)
 	m.server.workers.taskStarted()
 	return func() {

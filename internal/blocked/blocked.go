@@ -107,7 +107,7 @@ func (a *Asynq) Look(head inside.Head) Seen {
 	s.Info, s.Gone, s.Err = Find(a.inspector, nil, queue, id)
 	switch {
 	case s.Err != nil:
-	case isOther(s.Info, head):
+	case IsOther(s.Info, head.Key, head.Note, head.Nonce):
 		s.Gone = true
 	case s.Info.State == asynq.TaskStatePending, isParked(s.Info, head.Key):
 		s.Queue = a.queue(queue)
@@ -232,10 +232,11 @@ func isParked(info *asynq.TaskInfo, key string) bool {
 	return info.State == asynq.TaskStateRetry && strings.Contains(info.LastErr, ParkedOn(key))
 }
 
-// isOther reports whether asynq has another task with the head's ID.
-func isOther(info *asynq.TaskInfo, head inside.Head) bool {
-	s, _ := stamp.Of(info.Headers, head.Note)
-	return s.Nonce != head.Nonce && !strings.HasPrefix(head.Nonce, "~")
+// IsOther reports whether asynq has another task with the ID of the one in order of key: of two stamps one is another task's, and a task
+// that joined at its arrival had none for that key.
+func IsOther(info *asynq.TaskInfo, key, note, nonce string) bool {
+	s, _ := stamp.Of(info.Headers, note)
+	return s.Nonce != nonce && (!strings.HasPrefix(nonce, "~") || s.Key == key)
 }
 
 func withLastErr(why, lastErr string) string {

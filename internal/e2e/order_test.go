@@ -274,7 +274,7 @@ func TestInOrder_usedAgain(t *testing.T) {
 		r.enqueueInOrder(c, 1, asynq.TaskID("same"))
 		redistest.Eventually(t, patience, func() bool {
 			info, err := r.inspector.GetTaskInfo(r.queue, "same")
-			return err == nil && strings.Contains(info.LastErr, "behind task "+r.queue+"/same, which is archived")
+			return err == nil && strings.Contains(info.LastErr, "behind an earlier task with the same ID ("+r.queue+"/same), which is gone: skip it to go on")
 		}, "it is behind the earlier one")
 		blocked, err := r.guard.Blocked(t.Context())
 		if err != nil || len(blocked) != 1 || !strings.Contains(blocked[0].Why, "gone from asynq") {
@@ -733,4 +733,69 @@ func TestInOrder_endedByAnotherRule(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Who waits for the lock of an ordered key in no order, as package lock does, and the tasks of a rule of which InOrder was taken out, takes
+// turns with the tasks in order: it has the lock after the one that holds it, and before the next.
+func TestInOrder_besideAPlainWaiter(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{workers: 4})
+		ids := []string{r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)}
+		for i, id := range ids[:2] {
+			run := r.stage.nextIs(t, id)
+			redistest.Eventually(t, patience, func() bool { return len(r.seen.list(automutex.EventWaiting)) >= 2 }, "the others wait in their workers")
+			got := make(chan *lock.Lease, 1)
+			go func() {
+				lease, err := r.lockOf("work", "1").Lock(t.Context())
+				if err != nil {
+					t.Error(err)
+				}
+				got <- lease
+			}()
+			r.awaitStored(1, 0, "work", "1")
+			run.returns(nil)
+			select {
+			case lease := <-got:
+				r.free(lease)
+			case run := <-r.stage.started:
+				t.Fatalf("%d: %s runs before the waiter", i, run.id)
+			case <-time.After(patience):
+				t.Fatal("nobody gets the lock")
+			}
+		}
+		r.finish(ids[2])
+	})
+}
+
+// InOrder was taken out of a rule while tasks of a key were in order, one of them archived: what is left of the order hides nothing that
+// parks on the key. Only a call brings a task back here within the hour.
+func TestPark_besideWhatIsLeftOfAnOrder(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		ordered := automutex.Rule{Task: "work", On: []string{"id"}, InOrder: true}
+		for _, archived := range []bool{false, true} {
+			old, c := orderRig(t, s, setup{rules: []automutex.Rule{ordered}, workers: 2})
+			if archived {
+				id := old.enqueueInOrder(c, 1, asynq.MaxRetry(0))
+				old.stage.nextIs(t, id).returns(errors.New("broken"))
+				old.await(id, asynq.TaskStateArchived)
+			}
+			old.stop()
+			left := old.enqueueInOrder(c, 1)
+			plain := ordered
+			plain.InOrder = false
+			r := start(t, s, setup{rules: []automutex.Rule{plain}, workers: 1, queue: old.queue, prefix: old.cfg.Prefix})
+			r.finish(left)
+			for range 3 {
+				held := r.take("work", "1")
+				ids := []string{r.enqueue("work", one), r.enqueue("work", one)}
+				for _, id := range ids {
+					r.awaitParked(id)
+				}
+				r.free(held)
+				r.finishAll(ids...)
+			}
+		}
+	})
 }

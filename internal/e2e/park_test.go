@@ -602,3 +602,69 @@ func TestPark_allWorkersBusy(t *testing.T) {
 		r.awaitStored(0, 0, "work", "1")
 	})
 }
+
+// A parked task that is woken, and ends before it comes to the Middleware, is seen to: the next one is woken at once. Were each looked for
+// when it is overdue, which is after a minute here, those behind would come later than the test waits.
+func TestPark_endsUnseen(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		inOrder bool
+		ends    []string
+	}{
+		"parked":   {ends: []string{"deadline", "skip", "fail", "panic", "skip", "deadline"}},
+		"in order": {inOrder: true, ends: []string{"skip", "skip", "skip"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+				var refuses atomic.Bool
+				ends := sync.Map{} // by ID
+				rule := automutex.Rule{Task: "work", On: []string{"id"}, InOrder: c.inOrder}
+				if c.inOrder {
+					rule.OnArchive = automutex.Continue
+				}
+				r, client := orderRig(t, s, setup{rules: []automutex.Rule{rule}, workers: 1, served: func(*asynq.Config) {}, wrap: func(g *automutex.Guard, h asynq.Handler) asynq.Handler {
+					guarded := g.Middleware(h)
+					return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+						id, _ := asynq.GetTaskID(ctx)
+						how, dies := ends.Load(id)
+						switch {
+						case !dies || !refuses.Load():
+							return guarded.ProcessTask(ctx, task)
+						case how == "panic":
+							panic("an outer middleware")
+						case how == "fail":
+							return errors.New("refused")
+						}
+						return asynq.SkipRetry
+					})
+				}})
+				r.guard.ServerConfig(asynq.Config{TaskCheckInterval: time.Minute}) // it may take a minute to arrive
+				held := r.take("work", "1")
+				deadline := time.Now().Add(4 * time.Second)
+				for _, how := range c.ends {
+					var options []asynq.Option
+					if how == "deadline" {
+						options = append(options, asynq.Deadline(deadline))
+					}
+					id := "dead " + how + redistest.Name(t)
+					ends.Store(id, how)
+					r.enqueueInOrder(client, 1, append(options, asynq.TaskID(id))...)
+					redistest.Eventually(t, patience, func() bool { // on a busy machine the deadline may pass before
+						info, err := r.inspector.GetTaskInfo(r.queue, id)
+						return err == nil && (info.State == asynq.TaskStateRetry || how == "deadline" && info.State == asynq.TaskStateArchived)
+					}, "%s parks", id)
+				}
+				live := []string{r.enqueueInOrder(client, 1), r.enqueueInOrder(client, 1)}
+				r.awaitParked(live[0])
+				r.awaitParked(live[1])
+				if !c.inOrder {
+					redistest.Eventually(t, patience, func() bool { return time.Now().After(deadline) }, "the deadline passes")
+				}
+				refuses.Store(true)
+				r.free(held)
+				r.finishAll(live...)
+			})
+		})
+	}
+}

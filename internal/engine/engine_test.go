@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -135,4 +136,24 @@ func TestFreeKeyBesideACrowd(t *testing.T) {
 	release(t, must(t, e, free))
 	unstick()
 	wg.Wait()
+}
+
+// TestOrder_behindItsID: a task waits behind an earlier one that had its ID, as behind any other. It is no earlier run of its own.
+func TestOrder_behindItsID(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		e := start(t, s)
+		r := inLine(request(t))
+		r.Ordered, r.Park, r.Note = true, true, "default/same"
+		var tickets []int64
+		for _, nonce := range []string{"gone", "new"} {
+			ticket, _, _, err := e.Stamp(t.Context(), r.Ref, r.Note, nonce, time.Hour, 0)
+			redistest.Must(t, err)
+			tickets = append(tickets, ticket)
+		}
+		r.Order = &Order{Place: inside.Place{Nonce: "new", Ticket: tickets[1], Most: -1}}
+		r.OnWait = func() {
+			redistest.Must(t, e.Act(t.Context(), r.Ref, inside.ActWithdraw, inside.OrderItem{Nonce: "gone", Ticket: tickets[0], Note: r.Note}, 0))
+		}
+		release(t, must(t, e, r))
+	})
 }

@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -46,7 +47,8 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	if err != nil {
 		return err
 	}
-	if r.Park && !a.Yours && !a.Parked && r.Note != "" && holderOf(a.Holder).Note == r.Note && !isClosed(w.done) {
+	own := r.Note != "" && holderOf(a.Holder).Note == r.Note && !strings.HasPrefix(a.Holder, "o:") // a head is another task with its ID
+	if r.Park && !a.Yours && !a.Parked && own && !isClosed(w.done) {
 		return &Busy{Answer: e.leave(w)} // its own earlier run: it returns
 	}
 	select {

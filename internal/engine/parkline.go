@@ -113,10 +113,14 @@ func (n *parkedLine) beginCall(note string) bool {
 	return true
 }
 
-// noteFate reports whether a note leaves its place among the called, after that answer of its Caller.
+// noteFate reports whether a note leaves its place among the called, after that answer of its Caller. Of one that is gone others may be,
+// too: more are called at once.
 func (n *parkedLine) noteFate(note string, fate inside.Fate) bool {
 	if n.calls[note].state != underWay {
 		return false
+	}
+	if fate == inside.FateGone {
+		n.inbound = min(4*n.inbound, maxInbound)
 	}
 	if fate != inside.FateLater {
 		return fate == inside.FateGone
