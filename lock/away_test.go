@@ -177,7 +177,7 @@ func TestCosts(t *testing.T) {
 
 // asUser are tests of what the locks promise that look at Redis with no more rights than the locks have.
 var asUser = []string{
-	"Rule02_LateReleaseLeavesTheSuccessorAlone", "Park_oneCallAtATimeForANote", "Rate_changes", "Gate", "Rights_pool", "Rights_walk",
+	"Rule02_LateReleaseLeavesTheSuccessorAlone", "Rate_changes", "Gate", "Rights_pool", "Rights_walk",
 	"Rights_slotThatMoves",
 }
 

@@ -130,25 +130,6 @@ func panicOrigin() string {
 
 func explodeForTheStack(context.Context) error { panic("boom") }
 
-// The caller's context ends during the work: its own error comes back, and the
-// lock is released all the same.
-func TestRule10_DoReleasesOnAnEndedContext(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
-		ctx, cancel := context.WithCancel(t.Context())
-		err := m.Do(ctx, func(ctx context.Context) error {
-			cancel()
-			come(t, ctx.Done(), "the end of the context")
-			return ctx.Err()
-		})
-		if !errors.Is(err, context.Canceled) || errors.Is(err, lock.ErrLost) {
-			t.Errorf("Do: %v, want context.Canceled and no ErrLost", err)
-		}
-		free(t, m)
-	})
-}
-
 // The lease is lost during the work, also while Redis is away: the context says so, and so does Do beside the work's own error.
 func TestDoJoinsErrLost(t *testing.T) {
 	t.Parallel()

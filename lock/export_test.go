@@ -2,7 +2,6 @@ package lock
 
 import (
 	"context"
-	"time"
 )
 
 // LockOrPark waits in line, and parks when parkNow is closed.
@@ -11,6 +10,3 @@ func (insider) LockOrPark(ctx context.Context, m *Lock, parkNow <-chan struct{})
 	r.Wait, r.Park, r.Yield = true, parkNow != nil, parkNow
 	return m.take(ctx, r)
 }
-
-// Parked is how long the lease's note was parked before.
-func (insider) Parked(le *Lease) time.Duration { return le.inner.Parked() }

@@ -5,7 +5,6 @@ import (
 	"net"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,47 +37,6 @@ func TestRestart(t *testing.T) {
 	}
 	mustUnlock(t, w.got(t))
 	free(t, m)
-}
-
-// A waiter bears what passes by itself, such as a role change, also as a Redis before 7.0 wraps it for a script. What does
-// not pass ends its wait at once. Either way it asks at a pace, and not again and again.
-func TestWaiterInLineIsRefused(t *testing.T) {
-	t.Parallel()
-	for reply, passes := range map[string]bool{
-		"LOADING Redis is loading the dataset in memory":                true,
-		"MISCONF Redis is configured to save RDB snapshots, but cannot": true,
-		"ERR Error running script (call to f_a8e2a1fb): @user_script:41: @user_script: 41: -READONLY You can't write against a read only replica.": true,
-		"NOPERM this user has no permissions": false,
-	} {
-		rdb, hook := redistest.Mini(t).Client(t), &redistest.FailHook{}
-		rdb.AddHook(hook)
-		m := newLocker(t, rdb).Mutex(redistest.Name(t))
-		held, waiter := mustTry(t, m), inLine(t, m, 1)
-		var asks atomic.Int64
-		hook.Before(func(cmd redis.Cmder) error {
-			if touching(m)(cmd) {
-				asks.Add(1)
-				return redistest.ReplyError(reply)
-			}
-			return nil
-		})
-		if !passes {
-			if err := waiter.failed(t); !errors.Is(err, lock.ErrBackend) {
-				t.Errorf("%s: %v, want ErrBackend", reply, err)
-			}
-			hook.Before(nil)
-			mustUnlock(t, held)
-			continue
-		}
-		began := time.Now()
-		redistest.Eventually(t, soon, func() bool { return asks.Load() >= 3 || !waiter.pending() }, "%s: three asks", reply)
-		if took := time.Since(began); took < 100*time.Millisecond {
-			t.Errorf("%s: three asks within %s", reply, took)
-		}
-		hook.Before(nil)
-		mustUnlock(t, held)
-		mustUnlock(t, waiter.got(t))
-	}
 }
 
 // A client that is closed, or leads to nothing: each call ends within a bound, with ErrBackend and the lock's key, whatever

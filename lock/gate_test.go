@@ -208,35 +208,3 @@ func TestRate_changes(t *testing.T) {
 		free(t, l.Mutex(name))
 	})
 }
-
-// Those in line start one after the other as slots of the rate come up, in order, also if one of them gives up while the gate is closed.
-func TestRate_pacesTheLine(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const every = 100 * time.Millisecond
-		rdb := s.Client(t)
-		a, b, name := newLocker(t, rdb), newLocker(t, s.Client(t)), redistest.Name(t)
-		rate := lock.Rate(1, every, 1)
-		m := a.Semaphore(name, 4, rate)
-		le := mustTry(t, m)
-		redistest.Must(t, errors.Join(insider.CloseGate(t.Context(), le, time.Hour), le.Unlock(t.Context())))
-		leaves := inLine(t, m, 1)
-		var waiters []*attempt
-		for i := range 5 {
-			waiters = append(waiters, inLine(t, []*lock.Locker{a, b}[i%2].Semaphore(name, 4, rate), i+2))
-		}
-		leaves.cancel()
-		wantBusy(t, leaves.failed(t))
-		began := clockOf(t, rdb)
-		if n, err := m.BreakAll(t.Context()); n != 1 || err != nil {
-			t.Fatalf("BreakAll: %d, %v; want the gate", n, err)
-		}
-		for i, w := range waiters {
-			next := w.got(t)
-			if took := clockOf(t, rdb).Sub(began); took < time.Duration(i)*every {
-				t.Errorf("waiter %d started after %s, want %s for each", i, took, every)
-			}
-			mustUnlock(t, next)
-		}
-	})
-}

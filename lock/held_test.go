@@ -3,7 +3,6 @@ package lock_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"strings"
 	"sync"
@@ -358,39 +357,6 @@ func TestRule12_GarbageGoes(t *testing.T) {
 			redistest.Eventually(t, soon, func() bool { return !inUse(t, m) }, "nothing in use")
 		}
 	})
-}
-
-// A renewal that never reached Redis, since the server refused the set-up of the connection, renews nothing: the lease is lost at its
-// deadline, and only then there is another holder. If the user is let in again in time it is not.
-func TestRefusedSetUp(t *testing.T) {
-	t.Parallel()
-	for _, replicas := range []int{0, 1} {
-		t.Run(fmt.Sprintf("MinReplicas %d", replicas), func(t *testing.T) {
-			t.Parallel()
-			s := redistest.StartReal(t)
-			if replicas > 0 {
-				redistest.StartReplica(t, s)
-			}
-			admin := s.Client(t)
-			l := newLocker(t, withUser(t, s, admin, "first"), minReplicas(replicas))
-			long, first := mustTry(t, l.Mutex("y", lock.TTL(9*time.Second))), l.Mutex("x", lock.TTL(2*time.Second))
-			before := long.Deadline()
-			le := mustTry(t, first)
-			bound := le.Bind(t.Context())
-			tell(t, admin, "ACL", "SETUSER", "first", "off")
-			tell(t, admin, "CLIENT", "KILL", "USER", "first")
-			next := lockBeside(t, handle(newLocker(t, s.Client(t), minReplicas(replicas)), first, lock.TTL(time.Minute))).got(t)
-			if le.Held() || !next.Held() {
-				t.Errorf("held by the first: %v, by the second: %v", le.Held(), next.Held())
-			}
-			ends(t, bound, lock.ErrLost)
-			redistest.Eventually(t, soon, func() bool { return time.Until(before) < 5*time.Second }, "a renewal that is due")
-			tell(t, admin, "ACL", "SETUSER", "first", "on")
-			redistest.Eventually(t, soon, func() bool { return long.Deadline().After(before) }, "a renewal")
-			mustUnlock(t, long)
-			mustUnlock(t, next)
-		})
-	}
 }
 
 // Memory is full: an ask that Redis refuses takes nothing, and what is held can be extended, beyond the life of its keys, too, and released.

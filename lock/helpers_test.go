@@ -444,18 +444,3 @@ func looksAt(t testing.TB, m *lock.Lock) inside.Info {
 	redistest.Must(t, err)
 	return info
 }
-
-// clockOf is the server's clock.
-func clockOf(t testing.TB, rdb redis.UniversalClient) time.Time {
-	t.Helper()
-	now, err := rdb.Time(t.Context()).Result()
-	redistest.Must(t, err)
-	return now
-}
-
-// waitsOrParks calls LockOrPark beside, and gives what makes it park.
-func waitsOrParks(t testing.TB, m *lock.Lock) (w *attempt, park func()) {
-	now := make(chan struct{})
-	w = beside(t, m, func(ctx context.Context) (*lock.Lease, error) { return insider.LockOrPark(ctx, m, now) })
-	return w, sync.OnceFunc(func() { close(now) })
-}

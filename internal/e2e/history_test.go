@@ -101,38 +101,6 @@ func TestHistory(t *testing.T) {
 	})
 }
 
-// A key keeps its last runs alone, and what parked waited from its first place in line. Close sends what is left.
-func TestHistory_lastRuns(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "park"}}, workers: 1, guarded: keepRuns(3)})
-		lease := r.take("park")
-		id := r.enqueue("park", nil)
-		r.awaitEvent(automutex.EventParked, id)
-		ids := []string{id}
-		<-time.After(50 * time.Millisecond) // how long it is parked, at least
-		r.free(lease)
-		r.finish(id)
-		if run := r.awaitHistory(r.lockOf("park").Key(), 1)[0]; run.Start.Sub(run.Came) < 50*time.Millisecond || run.Outcome != "done" {
-			t.Errorf("the parked one: %+v", run)
-		}
-		for range 4 {
-			ids = append(ids, r.enqueue("park", nil))
-			r.finish(ids[len(ids)-1])
-		}
-		r.stop()
-		runs := r.awaitHistory(r.lockOf("park").Key(), 3)
-		if len(runs) != 3 {
-			t.Fatalf("%+v", runs)
-		}
-		for i, run := range runs {
-			if run.Task != r.queue+"/"+ids[2+i] {
-				t.Errorf("run %d is of %s, want %s", i, run.Task, ids[2+i])
-			}
-		}
-	})
-}
-
 // Under Allow a run without the lock is in the history of the key, beside the run that holds it, and its wait is over
 // then: if it runs again, the next wait begins anew.
 func TestHistory_withoutTheLock(t *testing.T) {

@@ -80,7 +80,8 @@ func TestFields_paths(t *testing.T) {
 		}
 	}
 	// Names that differ in letter case are nobody's affair where no path leads, or another path has the other one.
-	const cases = `{"id":1,"ID":2,"x":1,"X":2,"list":{"a":1,"A":2}}`
+	// İ and ı are letters of their own, as encoding/json has it.
+	const cases = `{"id":1,"ID":2,"x":1,"X":2,"list":{"a":1,"A":2},"\u0130d":3,"\u0131d":4}`
 	got, err := automutex.Fields("id", "ID", "list")(t.Context(), keyTask(cases))
 	if want := []string{"1", "2", `{"A":2,"a":1}`}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("%q (%v), want %q", got, err, want)
@@ -139,6 +140,7 @@ func TestFields_refusesPayload(t *testing.T) {
 		{"v", `{"v":[{"a":1,"\u0061":1}]}`, `the same name twice`},
 		{"account", `{"account":"zzz","Account":"acct-7"}`, `field "account" has two values: one object has the names "account" and "Account", and encoding/json, which ignores letter case, gives the handler the later one; send one of them`},
 		{"account", `{"ACCOUNT":"acct-7","account":"zzz"}`, `the names "account" and "ACCOUNT"`},
+		{"σίσυφος", `{"σίσυφος":1,"ΣΊΣΥΦΟΣ":2}`, `the names "σίσυφος" and "ΣΊΣΥΦΟΣ"`},
 		{"task", `{"task":"zzz","taſK":"acct-7"}`, `the names "task" and "taſK"`},
 		{"task", `{"task":"zzz","ta\u017f\u212a":"acct-7"}`, "the names \"task\" and \"taſ\u212a\""},
 		{"user.id", `{"user":{"x":1},"USER":{"id":2}}`, `the names "user" and "USER"`},

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
@@ -108,11 +109,12 @@ func TestInOrder_stress(t *testing.T) {
 		oracle.ends(id)
 		return nil
 	}
+	soonAgain := func(o *redis.UniversalOptions) { o.ReadTimeout, o.MaxRetries = 500*time.Millisecond, 10 } // after a reply that was lost
 	proxies := []*redistest.Proxy{redistest.NewProxy(t, s.Addr()), redistest.NewProxy(t, s.Addr()), redistest.NewProxy(t, s.Addr())}
 	for _, proxy := range proxies[:2] {
 		// A dequeue whose reply is lost keeps its task from everybody for two minutes, so asynq's own commands get through.
 		rdb := s.Client(t)
-		guard, err := automutex.New(proxy.Client(t), automutex.Config{Inspector: asynq.NewInspectorFromRedisClient(rdb), Rules: rules, Prefix: prefix, Logger: slog.New(slog.DiscardHandler)})
+		guard, err := automutex.New(proxy.Client(t, soonAgain), automutex.Config{Inspector: asynq.NewInspectorFromRedisClient(rdb), Rules: rules, Prefix: prefix, Logger: slog.New(slog.DiscardHandler)})
 		redistest.Must(t, err)
 		server := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
 			Concurrency: 5, Queues: map[string]int{queue: 1}, TaskCheckInterval: redistest.CheckEvery, Logger: redistest.Silent{},
@@ -126,7 +128,7 @@ func TestInOrder_stress(t *testing.T) {
 			<-closed
 		})
 	}
-	client, err := automutex.NewClient(proxies[2].Client(t), asynq.NewClientFromRedisClient(proxies[2].Client(t)), automutex.Config{Rules: rules, Prefix: prefix})
+	client, err := automutex.NewClient(proxies[2].Client(t, soonAgain), asynq.NewClientFromRedisClient(proxies[2].Client(t, soonAgain)), automutex.Config{Rules: rules, Prefix: prefix})
 	redistest.Must(t, err)
 	ctx, stop := context.WithCancel(t.Context())
 	var faults, enqueuing sync.WaitGroup

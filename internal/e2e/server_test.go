@@ -380,7 +380,7 @@ func TestRights(t *testing.T) {
 		"Middleware_mux", "Middleware_limit", "Middleware_keyError", "Policy_retry", "Policy_archive",
 		"Attempt_maxRetryZero", "Attempt_ignoredTimeout", "Park_explainsItself", "Park_yieldsTheLastWorker", "Park_concurrencyOne", "Park_wakeAtFront",
 		"Replace_holderReturnsAnError", "Replace_waiting", "Shutdown_waiters",
-		"InOrder_throughFailures", "InOrder_holdKey", "InOrder_full", "InOrder_operators", "InOrder_isSeen", "InOrder_redelivery", "Reserved_lastAttemptParks",
+		"InOrder_throughFailures", "InOrder_holdKey", "InOrder_full", "InOrder_operators", "InOrder_isSeen", "InOrder_redelivery",
 	})
 }
 

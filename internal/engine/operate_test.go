@@ -300,39 +300,6 @@ func TestParseKey(t *testing.T) {
 	}
 }
 
-// TestManyHolders: all are listed and broken, though a script does a hundred at a time, and who gets a slot meanwhile keeps it.
-func TestManyHolders(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		e := startAt(t, s.Client(t))
-		r := e.ref("many")
-		r.Limit = 250
-		var leases []*Lease
-		for i := range r.Limit {
-			leases = append(leases, must(t, e, asked(r, fmt.Sprint(i))))
-		}
-		info := inspect(t, e, r, "")
-		if info.Held != r.Limit || len(info.Holders) != r.Limit {
-			t.Fatalf("%d hold it, %d are listed", info.Held, len(info.Holders))
-		}
-		if n, _, err := e.Break(t.Context(), r, info.Holders[r.Limit-1].Token, BreakSlots); n != 1 || err != nil {
-			t.Errorf("Break of the last one: %d, %v", n, err)
-		}
-		for i := range 5 {
-			join(t, e, r, fmt.Sprint("w.", i), "", time.Hour)
-		}
-		if n, tokens, err := e.Break(t.Context(), r, "", BreakSlots); n != r.Limit-1 || len(tokens) != n || err != nil {
-			t.Errorf("Break of all: %d, %d tokens, %v", n, len(tokens), err)
-		}
-		if slices.ContainsFunc(leases, (*Lease).Held) {
-			t.Error("a broken lease is held, after Break has returned")
-		}
-		if info = inspect(t, e, r, ""); info.Held != 5 || info.Waiting != 0 || !strings.HasPrefix(info.Holders[0].Token, "w.") {
-			t.Errorf("left: %+v", info)
-		}
-	})
-}
-
 // TestBreak: what each kind takes and leaves.
 func TestBreak(t *testing.T) {
 	t.Parallel()
