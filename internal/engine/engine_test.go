@@ -14,6 +14,7 @@ import (
 
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/turn"
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }
@@ -155,5 +156,36 @@ func TestOrder_behindItsID(t *testing.T) {
 			redistest.Must(t, e.Act(t.Context(), r.Ref, inside.ActWithdraw, inside.OrderItem{Nonce: "gone", Ticket: tickets[0], Note: r.Note}, 0))
 		}
 		release(t, must(t, e, r))
+	})
+}
+
+// TestBrokenBeforeItIsHeld: a waiter whose grant is broken before it has seen it does not take the message of that grant for the lock.
+func TestBrokenBeforeItIsHeld(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		e, r := start(t, s), request(t)
+		le := must(t, e, r)
+		waits := inLine(r)
+		waits.OnWait = func() {
+			e.mu.Lock()
+			var token string
+			for token = range e.waiters {
+			}
+			e.mu.Unlock()
+			at := time.Now().Add(time.Hour).UnixMicro() // after each reply
+			e.note(turn.Message{Token: token, Fence: turn.BrokenFence, ServerUS: at})
+			e.note(turn.Message{Token: token, Fence: at - 1, ServerUS: at - 1})
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			if e.waiters[token] == nil {
+				t.Error("it holds what was broken")
+			}
+			delete(e.waiters, token)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if _, err := e.Take(ctx, waits); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		release(t, le)
 	})
 }

@@ -276,6 +276,9 @@ func (e *Engine) note(msg turn.Message) {
 	case msg.Fence == turn.BrokenFence && le != nil:
 		bound := e.endLocked(le, lost)
 		end = func() { endAll(bound, errBroken) }
+	case msg.Fence == turn.BrokenFence && w != nil:
+		w.turn.NoteBroken(msg, now)
+		e.planAsk(w)
 	case msg.Fence == turn.GateFence && w != nil:
 		w.turn.GateOpens(msg.ServerUS, waitOf(msg), now)
 		e.planAsk(w)

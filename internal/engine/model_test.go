@@ -678,6 +678,12 @@ func (s *sim) ask() {
 			li = slices.IndexFunc(m.line, func(x waiting) bool { return x.token == tokenOf(body) })
 		}
 		m.line[li].till, m.line[li].grant, m.line[li].body = m.ms()+stay, length, body
+		for range min(li, 25) { // dead ones in front leave
+			if m.line[0].till > m.ms() {
+				break
+			}
+			m.line, li = m.line[1:], li-1
+		}
 		place = li
 		if at >= 0 {
 			inline = (m.now - was.ticket) / 1000

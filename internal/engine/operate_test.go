@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -464,7 +465,10 @@ func TestList(t *testing.T) {
 		}
 
 		for i := range 250 { // a script removes a hundred at a time
-			join(t, e, e.ref("lock 0"), fmt.Sprint("w.", i), "", time.Millisecond)
+			join(t, e, e.ref("lock 0"), fmt.Sprint("w.", i), "", time.Hour)
+		}
+		for i := range 250 { // they are killed
+			redistest.Must(t, rdb.HSet(t.Context(), e.ref("lock 0").Key+":info", fmt.Sprint("w.", i), "0 3000 o|").Err())
 		}
 		passed := rdb.Time(t.Context()).Val()
 		redistest.Eventually(t, redistest.Patience, func() bool { return rdb.Time(t.Context()).Val().Sub(passed) > 5*time.Millisecond }, "dead waiters")
@@ -670,6 +674,43 @@ func TestOrder(t *testing.T) {
 		// All of it is forgotten by a deletion.
 		if _, _, err := e.Break(t.Context(), r, "", BreakKey); err != nil || head().State != "" {
 			t.Errorf("deleted: %v, %+v", err, head())
+		}
+	})
+}
+
+// TestDeadWaiters: while the lock is held, waiters that died leave the line before those that ask behind them: who is alive comes first, and
+// knows when the holder's lease ends.
+func TestDeadWaiters(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		e, rdb := start(t, s), s.Client(t)
+		r := request(t)
+		le := must(t, e, r)
+		for i := range 60 {
+			join(t, e, r.Ref, fmt.Sprint("dead.", i), "", time.Hour)
+		}
+		for i := range 60 {
+			redistest.Must(t, rdb.HSet(t.Context(), r.Key+":info", fmt.Sprint("dead.", i), "0 3000 o|").Err())
+		}
+		for range 3 { // refreshes
+			join(t, e, r.Ref, "c.lives", "", time.Minute)
+		}
+		info, err := e.Inspect(t.Context(), r.Ref, 1, "", "")
+		if left := rdb.ZCard(t.Context(), r.Key+":line").Val(); left != 1 || info.Waiting != 1 || err != nil {
+			t.Errorf("%d are in line, and %d count, %v; want the live one", left, info.Waiting, err)
+		}
+		release(t, le)
+	})
+}
+
+// TestLimit_huge: no limit is too large.
+func TestLimit_huge(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		e, r := start(t, s), request(t)
+		r.Limit = math.MaxInt
+		one, two := must(t, e, r), must(t, e, inLine(r))
+		release(t, one)
+		if back, err := two.Release(t.Context(), Ending{}); err != nil || back < MaxLimit-1 {
+			t.Errorf("%d are free, %v", back, err)
 		}
 	})
 }

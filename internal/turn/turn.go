@@ -92,7 +92,7 @@ type Wait struct {
 	RefreshAt  time.Time // when to ask again at the latest; tests may put it off
 	SlotFreeAt time.Time // when a slot may come free without a release: the first deadline, or the gate opens; zero: it does not ask then, since it is not known, or waiters with a better place do, see noteBusy
 	last       Answer    // the last busy reply
-	hint       Message   // the newest message that grants it the lock; zero once a later ask was busy, which proves it stale
+	hint       Message   // the newest message that grants it the lock, or takes it away; zero once a later ask was busy, which proves it stale
 	hintAt     time.Time // when it was received
 }
 
@@ -167,6 +167,9 @@ func (w *Wait) Replied(r Reply, now time.Time) Step {
 		// again and again without a pause.
 		w.RefreshAt, w.SlotFreeAt = now.Add(RefreshEvery/4), time.Time{}
 		return Stay
+	case r.Yours && w.hint.Fence == BrokenFence && r.Fence < w.hint.ServerUS: // it was taken away since the ask ran
+		w.hint, w.RefreshAt, w.SlotFreeAt = Message{}, now, time.Time{}
+		return Stay
 	case r.Yours:
 		return w.end(Won)
 	case r.Parked || w.ask == Park:
@@ -220,6 +223,15 @@ func (w *Wait) NoteGrant(m Message, now time.Time) Step {
 	return w.takeGrant(now)
 }
 
+// NoteBroken takes a message that the lock which a message has granted, or is about to, was broken: the caller has neither the lock nor a
+// place in line, and asks again.
+func (w *Wait) NoteBroken(m Message, now time.Time) {
+	if !w.over && m.ServerUS >= w.hint.ServerUS {
+		w.hint, w.hintAt = m, now
+		w.AskAgain(now)
+	}
+}
+
 // takeGrant makes the caller the holder if its hint proves a grant, that is, if the message is newer
 // than the last busy reply. (A busy reply that is newer than the message means that the
 // granted lease has ended.)
@@ -228,7 +240,7 @@ func (w *Wait) NoteGrant(m Message, now time.Time) Step {
 // so the caller never counts on the lease for longer than Redis stores it. If less than half of the
 // lease is left, or the lease is Short, it asks instead, and the reply starts the lease anew.
 func (w *Wait) takeGrant(now time.Time) Step {
-	if w.hint.ServerUS <= w.last.ServerUS {
+	if w.hint.ServerUS <= w.last.ServerUS || w.hint.Fence == BrokenFence {
 		return Stay
 	}
 	if left := w.askedAt.Add(w.terms.Counted).Sub(now); w.terms.Short || left < w.terms.Grant/2 {

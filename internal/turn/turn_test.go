@@ -64,13 +64,15 @@ func (s *told) event(e *story.Event, now time.Time) (Step, error) {
 		}
 		r := Reply{Sent: s.sent, Slots: e.Number("slots", 1)}
 		r.ServerUS, r.Deadline, r.Place, r.Gate = redis(), e.Duration("deadline", -1), e.Number("place", 0), e.Duration("gate", 0)
-		r.Yours, r.Parked = e.Name == "yours", e.Name == "parked"
+		r.Yours, r.Parked, r.Fence = e.Name == "yours", e.Name == "parked", r.ServerUS
 		if e.Name == "error" {
 			r = Reply{Err: errors.New("an error"), Final: e.Has("final"), Sent: s.sent}
 		}
 		return s.wait.Replied(r, now), nil
 	case "granted":
 		return s.wait.NoteGrant(Message{Fence: 7, ServerUS: redis()}, now), nil
+	case "broken":
+		s.wait.NoteBroken(Message{Fence: BrokenFence, ServerUS: redis()}, now)
 	case "gate":
 		s.wait.GateOpens(redis(), e.Duration("opens", 0), now)
 	case "missed": // messages may have been missed

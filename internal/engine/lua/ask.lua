@@ -135,6 +135,14 @@ elseif stay > 0 then
   local new = call('ZADD', line, 'NX', int(ticket or now_us), token) == 1
   call('HSET', info, token, int(now_ms + stay) .. ' ' .. (ARGV[4] or ARGV[2]) .. ' ' .. string.sub(body, #token + 2))
   place = new and not ticket and call('ZCARD', line) - 1 or call('ZRANK', line, token)
+  -- Dead waiters in front leave, 25 at most with each ask: who comes first looks when the lease of the holder ends, or the gate opens.
+  for _ = 1, math.min(place, 25) do
+    local head = call('ZRANGE', line, '0', '0')[1]
+    if tonumber(string.match(call('HGET', info, head) or '0', '^%d+')) > now_ms then break end
+    call('ZREM', line, head)
+    call('HDEL', info, head)
+    place = place - 1
+  end
   if new and place == 0 then call('PEXPIREAT', line, int(good)) end
   if ticket then
     --@include unpark
