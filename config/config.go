@@ -54,6 +54,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"regexp"
@@ -69,13 +70,21 @@ import (
 	"github.com/automutex/automutex/unique"
 )
 
+// maxSize is the size of the largest file that is read, in bytes: far above any list of rules that people keep, and far below what
+// would hurt.
+const maxSize = 4 << 20
+
 // Load reads the file at path. The first result has the rules, the second the unique rules;
 // both have the file's prefix and hash_keys. The error joins an [*Error] for each mistake, in
 // the order of the file, also for what [automutex.New] and [unique.New] would refuse; or it says
 // why the file could not be read. With an error both results are zero values.
 func Load(path string) (automutex.Config, unique.Config, error) {
-	data, err := os.ReadFile(path) //nolint:gosec // the file is the caller's to name
+	f, err := os.Open(path) //nolint:gosec // the file is the caller's to name
 	if err != nil {
+		return automutex.Config{}, unique.Config{}, fmt.Errorf("config: %w", err)
+	}
+	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
+	if err := errors.Join(err, f.Close()); err != nil {
 		return automutex.Config{}, unique.Config{}, fmt.Errorf("config: %w", err)
 	}
 	return parse(path, data)
@@ -112,6 +121,9 @@ func (r *reader) reportf(line, column int, format string, args ...any) {
 
 // parse reads the YAML, then the values, and then asks automutex.New and unique.New, which do not see rules with mistakes.
 func parse(name string, data []byte) (automutex.Config, unique.Config, error) {
+	if len(data) > maxSize {
+		return automutex.Config{}, unique.Config{}, fmt.Errorf("config: there are more than %d MiB: that is no list of rules", maxSize>>20)
+	}
 	r := &reader{file: name, trails: map[[2]int]string{}}
 	var document yaml.Node
 	if err := yaml.Load(data, &document); err != nil {
