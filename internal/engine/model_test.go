@@ -1669,7 +1669,7 @@ var mistakes = []struct {
 	{1, "fewer are called than slots are free", "math.max(inbound, free) - fresh", "inbound - fresh"},
 	{0, "a fate drops a note that is not called", "fate ~= '' and call('ZREM', called, note) == 1", "fate ~= '' and call('ZREM', called, note) >= 0"},
 	{0, "a note that came counts as called", "if at then call('ZREM', called, note) end", ""},
-	{45, "an unused rate is forgotten", "if forgotten <= now_us then", "if opens <= now_us then"},
+	{46, "an unused rate is forgotten", "if forgotten <= now_us then", "if opens <= now_us then"},
 	{0, "the last holder takes the parked with it", "count == 0 and not parks and not ordered", "count == 0 and not ordered"},
 	{0, "the last holder takes the line with it", "(nobody or call('EXISTS', line) == 0)", "true"},
 	{0, "a waiter that parks loses its place", "ticket = call('ZSCORE', line, token) or ticket", "ticket = ticket"},

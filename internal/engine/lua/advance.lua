@@ -1,5 +1,5 @@
--- advance: a free slot goes to a waiter in K:line, who takes the lock in no order: after a release of an ordered task, so waiters and
--- tasks take turns if both ask in time. Else the head gets it if it waits in a worker; parked tasks are called in order until inbound of them and of
+-- advance: a free slot goes to a waiter in K:line, who takes the lock in no order, so waiters and tasks take turns. Else the
+-- head gets it if it waits in a worker; parked tasks are called in order until inbound of them and of
 -- waiting ones are coming, and none behind one that is not coming; the head is named if it is to be looked for. A section; expects inbound,
 -- and ended: a slot came free just now, so the head is not late yet; and own, told, see send. Writes the word. Sets free, the free slots, and waiting:
 -- nil if nobody is kept waiting, else {parked and waiting, until the first deadline or the gate opens (ms, -1: neither), named, ...}.

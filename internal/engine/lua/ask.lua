@@ -100,14 +100,7 @@ end
 
 -- 3. Busy. What keeps the asker out?
 local named, wait = same or first or '', stopped and 0 or deadline and deadline - now_ms or -1
-if opens > now_us and not same then
-  for _, why in ipairs({'closed', 'cooldown', 'rate'}) do
-    if gates[why] and gates[why] > now_us and (why == 'closed' or count < limit) then
-      named, wait = 'g:' .. why .. ' ' .. int(gates[why] - now_us), math.ceil((gates[why] - now_us) / 1000)
-      break
-    end
-  end
-end
+--@include shut
 
 -- 4. Park, or join the line or stay in it, or neither.
 local place, has_parked = 0, 0

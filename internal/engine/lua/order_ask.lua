@@ -122,15 +122,8 @@ else
   --@include write
 end
 local named, wait = same or first or '', deadline and math.max(1, deadline - now_ms) or -1
-local why
-for _, one in ipairs({'rate', 'cooldown', 'closed'}) do
-  if gates[one] and gates[one] > now_us and not same and (one == 'closed' or count == 0) then why = one end
-end
-if why then
-  named, wait = 'g:' .. why .. ' ' .. int(gates[why] - now_us), math.max(1, math.ceil((gates[why] - now_us) / 1000))
-elseif count == 0 and place > 0 then
-  named = 'o:' .. record_of(first_tasks(1)[1])
-end
+if count == 0 and place > 0 then named = 'o:' .. record_of(first_tasks(1)[1]) end
+--@include shut
 if park or was == 'p' or was == 'c' then
   return {now_us, wait, place, named, inline, called_ago, call('ZCARD', order) - 1, parked_now}
 end
