@@ -32,25 +32,29 @@ func TestMain(m *testing.M) {
 	redistest.Main(m)
 }
 
-var insider = lock.Inside(inside.Pass{})
-
 // clientsOfTests has the first client of each test's Lockers, by the test's name.
 var clientsOfTests sync.Map
 
 // newLocker makes a Locker that is closed when the test ends.
 func newLocker(t testing.TB, rdb redis.UniversalClient, options ...func(*lock.Options)) *lock.Locker {
 	t.Helper()
-	return newCaller(t, rdb, nil, options...)
+	return newLockerBy(t, rdb, lock.New, options...)
 }
 
 // newCaller is newLocker with what calls parked work.
 func newCaller(t testing.TB, rdb redis.UniversalClient, call inside.Caller, options ...func(*lock.Options)) *lock.Locker {
 	t.Helper()
+	made := func(_ lock.Client, o lock.Options) *lock.Locker { return insider.Caller(rdb, o, call) }
+	return newLockerBy(t, rdb, made, options...)
+}
+
+func newLockerBy(t testing.TB, rdb redis.UniversalClient, made func(lock.Client, lock.Options) *lock.Locker, options ...func(*lock.Options)) *lock.Locker {
+	t.Helper()
 	o := lock.Options{Logger: slog.New(slog.DiscardHandler)}
 	for _, option := range options {
 		option(&o)
 	}
-	l := insider.New(rdb, o, call, nil, nil)
+	l := made(rdb, o)
 	redistest.Must(t, insider.LockErr(l.Mutex("any")))
 	t.Cleanup(func() { _ = l.Close() })
 	if _, known := clientsOfTests.LoadOrStore(t.Name(), rdb); !known {
@@ -354,6 +358,11 @@ func inVain(t testing.TB, m *lock.Lock, within time.Duration) {
 	}
 }
 
+func isParked(err error) bool {
+	var refused *lock.Refused
+	return errors.As(err, &refused) && refused.Parked
+}
+
 // parkNow has LockOrPark park a busy lock at once.
 var parkNow = func() <-chan struct{} {
 	c := make(chan struct{})
@@ -364,12 +373,12 @@ var parkNow = func() <-chan struct{} {
 // mustPark parks m's note at once.
 func mustPark(t testing.TB, m *lock.Lock) *lock.BusyError {
 	t.Helper()
-	le, err := insider.LockOrPark(t.Context(), m, parkNow)
+	le, err := lock.LockOrPark(t.Context(), m, parkNow)
 	if le != nil || err == nil {
 		t.Fatalf("LockOrPark took the lock; want parked; %s", dump(m))
 	}
 	busy := wantBusy(t, err)
-	if !busy.Parked {
+	if !isParked(err) {
 		t.Fatalf("not parked: %v; %s", err, dump(m))
 	}
 	return busy
@@ -462,6 +471,6 @@ func passes(t testing.TB, rdb redis.UniversalClient, at time.Time) {
 // waitsOrParks calls LockOrPark beside, and gives what makes it park.
 func waitsOrParks(t testing.TB, m *lock.Lock) (w *attempt, park func()) {
 	now := make(chan struct{})
-	w = beside(t, m, func(ctx context.Context) (*lock.Lease, error) { return insider.LockOrPark(ctx, m, now) })
+	w = beside(t, m, func(ctx context.Context) (*lock.Lease, error) { return lock.LockOrPark(ctx, m, now) })
 	return w, sync.OnceFunc(func() { close(now) })
 }

@@ -214,11 +214,11 @@ func TestOrder_parksBehindAHeadThatIsAway(t *testing.T) {
 		come(t, began, "a wait behind a task that was not seen")
 		tasks[0].run(t, inside.OutcomeStays)
 		c, _ := waitsOrParks(t, tasks[2].one(insiders.OnWait(func() { t.Error("waits for a head that has failed") })))
-		if busy := wantBusy(t, c.failed(t)); !busy.Parked || busy.Reason != inside.ReasonFailed || busy.Note != "default/a" {
-			t.Fatalf("%+v, want parked behind a, which failed", busy)
+		if err := c.failed(t); !isParked(err) || wantBusy(t, err).Reason != inside.ReasonFailed || wantBusy(t, err).Note != "default/a" {
+			t.Fatalf("%+v, want parked behind a, which failed", err)
 		}
-		if busy := wantBusy(t, w.failed(t)); !busy.Parked || busy.Note != "default/a" {
-			t.Fatalf("who waited already: %+v, want parked behind a", busy)
+		if err := w.failed(t); !isParked(err) || wantBusy(t, err).Note != "default/a" {
+			t.Fatalf("who waited already: %+v, want parked behind a", err)
 		}
 	})
 }

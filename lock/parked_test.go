@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -73,7 +72,7 @@ func TestPark_takesAFreeLock(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		m := yardOf(t, newLocker(t, s.Client(t)), 1).note("job")
 		for _, yield := range []<-chan struct{}{nil, parkNow, make(chan struct{})} {
-			le, err := insider.LockOrPark(t.Context(), m, yield)
+			le, err := lock.LockOrPark(t.Context(), m, yield)
 			if err != nil || !le.Held() || insider.Parked(le) != 0 {
 				t.Fatalf("LockOrPark of a free lock: %v, parked for %v", err, insider.Parked(le))
 			}
@@ -94,9 +93,6 @@ func TestPark_atOnce(t *testing.T) {
 			busy := mustPark(t, y.note(note))
 			if busy.Place != i || busy.Holder != "me" || busy.Note != "first" || busy.Reason != lock.ReasonHeld || busy.Name != y.name || busy.ExpiresIn <= 0 || busy.ExpiresIn > 11*time.Second {
 				t.Errorf("%s: %+v, want place %d behind first", note, busy, i)
-			}
-			if !strings.Contains(busy.Error(), "parked at place") {
-				t.Errorf("%v", busy)
 			}
 			if life := rdb.PTTL(t.Context(), y.plain().Key()).Val(); life < 15*time.Minute {
 				t.Errorf("with %s parked the key lives for %v", note, life)
@@ -138,7 +134,7 @@ func TestPark_comesBack(t *testing.T) {
 		rdb := s.Client(t)
 		l := newLocker(t, rdb)
 		park := func(yield <-chan struct{}) func(m *lock.Lock) (*lock.Lease, error) {
-			return func(m *lock.Lock) (*lock.Lease, error) { return insider.LockOrPark(t.Context(), m, yield) }
+			return func(m *lock.Lock) (*lock.Lease, error) { return lock.LockOrPark(t.Context(), m, yield) }
 		}
 		for way, take := range map[string]func(m *lock.Lock) (*lock.Lease, error){
 			"TryLock":         func(m *lock.Lock) (*lock.Lease, error) { return m.TryLock(t.Context()) },
@@ -151,9 +147,7 @@ func TestPark_comesBack(t *testing.T) {
 			began, before := time.Now(), clockOf(t, rdb)
 			y.parks(t, "job", "other")
 			passes(t, rdb, before.Add(2*time.Millisecond))
-			if busy := mustBeBusy(t, y.note("job")); busy.Parked {
-				t.Errorf("%s: TryLock that found it busy: %+v", way, busy)
-			}
+			mustBeBusy(t, y.note("job"))
 			y.has(t, 1, 0, 2)
 			mustUnlock(t, held)
 			le, err := take(y.note("job"))
@@ -183,9 +177,9 @@ func TestPark_aWaiterKeepsItsPlace(t *testing.T) {
 		waiting(t, y.plain(), 1)
 		younger := inLine(t, y.note("younger"), 2)
 		park()
-		busy := wantBusy(t, w.failed(t))
-		if !busy.Parked || busy.Holder != "far" || busy.Waited <= 0 || busy.InLine <= 0 {
-			t.Errorf("%+v", busy)
+		var busy *lock.Refused
+		if err := w.failed(t); !errors.As(err, &busy) || !busy.Parked || busy.Holder != "far" || busy.Waited <= 0 || busy.InLine <= 0 {
+			t.Errorf("%+v", err)
 		}
 		if line := y.line(t); !slices.Equal(line, []string{"job", "younger"}) {
 			t.Errorf("in line are %q", line)
@@ -238,7 +232,7 @@ func TestPark_ends(t *testing.T) {
 		waiting(t, y.plain(), 2)
 		w.cancel()
 		redistest.Must(t, closing.Close())
-		if err := w.failed(t); wantBusy(t, err).Parked || !errors.Is(err, context.Canceled) {
+		if err := w.failed(t); isParked(err) || !errors.Is(err, context.Canceled) {
 			t.Errorf("%v, want that its context has ended", err)
 		}
 		if err := other.failed(t); !errors.Is(err, lock.ErrClosed) {
@@ -246,7 +240,7 @@ func TestPark_ends(t *testing.T) {
 		}
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := insider.LockOrPark(ended, y.note("job"), parkNow); wantBusy(t, err).Parked || !errors.Is(err, context.Canceled) {
+		if _, err := lock.LockOrPark(ended, y.note("job"), parkNow); isParked(err) || !errors.Is(err, context.Canceled) {
 			t.Errorf("with an ended ctx: %v", err)
 		}
 		waiting(t, y.plain(), 0)
@@ -264,14 +258,13 @@ func TestPark_ctxEndsOnTheWay(t *testing.T) {
 		w.cancel()
 		asks.Release()
 		err := w.failed(t)
-		busy := wantBusy(t, err)
-		if !busy.Parked && !errors.Is(err, context.Canceled) {
-			t.Errorf("%+v", busy)
+		if !isParked(err) && !errors.Is(err, context.Canceled) {
+			t.Errorf("%+v", err)
 		}
 		redistest.Eventually(t, soon, func() bool { // an ask that comes after the error leaves the line when it is answered
 			info := looksAt(t, y.plain())
-			return info.Parked > 0 == busy.Parked && info.Waiting == 0
-		}, "it is parked if the error says so: %+v", busy)
+			return info.Parked > 0 == isParked(err) && info.Waiting == 0
+		}, "it is parked if the error says so: %+v", err)
 		mustUnlock(t, held)
 	})
 }

@@ -62,9 +62,9 @@ func TestOnePerNote(t *testing.T) {
 		for _, yield := range []<-chan struct{}{nil, parkNow, make(chan struct{})} {
 			err := mustNotTry(t, two)
 			if yield != nil {
-				_, err = insider.LockOrPark(t.Context(), two, yield)
+				_, err = lock.LockOrPark(t.Context(), two, yield)
 			}
-			if busy := wantBusy(t, err); busy.Note != "queue/task" || busy.Parked {
+			if busy := wantBusy(t, err); busy.Note != "queue/task" || isParked(err) {
 				t.Errorf("%+v, want not parked, behind the holder with the note", busy)
 			}
 		}
