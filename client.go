@@ -61,7 +61,7 @@ const stampDeadline = 10 * time.Second
 // mistakes; each one in cfg is a [*FieldError].
 func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, error) {
 	var problems []error
-	unfit := inner.CheckClient(rdb)
+	unfit := engine.CheckClient(rdb)
 	if unfit != nil {
 		problems = append(problems, fmt.Errorf("automutex: %w", unfit))
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
@@ -115,20 +116,20 @@ type Config struct {
 // the rules.
 func (c Config) withDefaults() Config {
 	c.Prefix = cmp.Or(c.Prefix, defaultPrefix)
-	c.Owner = cmp.Or(c.Owner, inside.Process())
+	c.Owner = cmp.Or(c.Owner, engine.Process())
 	c.Logger = cmp.Or(c.Logger, slog.Default())
 	return c
 }
 
 func checkConfig(cfg Config) []*FieldError {
 	var mistakes fieldErrors
-	if err := inner.CheckPrefix(cfg.Prefix); err != nil {
+	if err := engine.CheckPrefix(cfg.Prefix); err != nil {
 		mistakes.addf("Prefix", "%w", err)
 	}
 	if cfg.Prefix == "asynq" {
 		mistakes.addf("Prefix", `"asynq" is what asynq's own keys start with; choose another, such as "myapp"`)
 	}
-	if err := inner.CheckSecret(cfg.HashKeys); err != nil {
+	if err := engine.CheckSecret(cfg.HashKeys); err != nil {
 		mistakes.addf("HashKeys", "%w", err)
 	}
 	if cfg.MinReplicas < 0 {

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
@@ -120,9 +121,9 @@ func (e *BusyError) Error() string {
 	}
 	switch {
 	case e.Pause != nil:
-		fmt.Fprintf(&b, ": %s", inner.ControlText(*e.Pause))
+		fmt.Fprintf(&b, ": %s", control.Control(*e.Pause).Text())
 	case e.gateClosed():
-		fmt.Fprintf(&b, ": %s for %s", inner.GateText(e.Reason), e.ExpiresIn.Round(time.Millisecond))
+		fmt.Fprintf(&b, ": %s for %s", engine.GateText(e.Reason), e.ExpiresIn.Round(time.Millisecond))
 	case e.failed && e.ExpiresIn <= inside.OrderLook: // it may be that nobody knows yet when
 	case e.failed:
 		fmt.Fprintf(&b, " in %s", e.ExpiresIn.Round(time.Second))
@@ -140,7 +141,7 @@ func (e *BusyError) Error() string {
 }
 
 // gateClosed reports whether the task met a closed gate.
-func (e *BusyError) gateClosed() bool { return inner.GateText(e.Reason) != "" }
+func (e *BusyError) gateClosed() bool { return engine.GateText(e.Reason) != "" }
 
 // Unwrap returns ErrBusy and what ended the wait.
 func (e *BusyError) Unwrap() []error {
@@ -174,7 +175,7 @@ func (d *delivery) toBusyError(t target, err error) error {
 	e.reused = same && (e.Reason == ReasonBehind || e.Reason == ReasonArchived)
 	e.SameTask = same && !e.reused
 	if busy.Paused || busy.Left {
-		pause, left := inner.PauseOf(d.guard.locker, t.key)
+		pause, left := d.guard.pauseOf(t.key)
 		if busy.Left && pause == nil { // it is over by now; the policy must not apply to the task all the same
 			pause, left = &lock.Control{Target: t.key, Paused: true}, time.Millisecond
 		}

@@ -12,10 +12,10 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
-	"github.com/automutex/automutex/lock"
 )
 
 // Rate bounds how often handlers start for one key: Starts times in each Per, evenly spread.
@@ -58,15 +58,8 @@ func (r Rate) check() error {
 	case r.Starts == 0 || r.Per == 0:
 		return fmt.Errorf("it needs both Starts and Per, such as Rate{Starts: 100, Per: time.Minute}%s", printable.MeantUnit(r.Per))
 	}
-	return inner.CheckRate(r.Starts, r.Per, r.Burst)
-}
-
-// option is the rate for package lock; nil, which package lock ignores, for none.
-func (r Rate) option() lock.Option {
-	if r == (Rate{}) {
-		return nil
-	}
-	return lock.Rate(r.Starts, r.Per, r.Burst)
+	_, _, err := engine.Rate(r.Starts, r.Per, r.Burst)
+	return err
 }
 
 // gateDelay returns after how long a task that met a closed gate returns: when the gate
@@ -115,7 +108,7 @@ func CloseGate(ctx context.Context, d time.Duration) error {
 	if meant := printable.MeantUnit(d); meant != "" {
 		return fmt.Errorf("automutex: CloseGate for %s: too short; give at least a millisecond%s", d, meant)
 	}
-	if err := inner.CloseGate(ctx, &h.shown, d); err != nil {
+	if err := h.lease.CloseGate(ctx, d); err != nil {
 		return fmt.Errorf("automutex: CloseGate: %w", err)
 	}
 	return nil

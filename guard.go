@@ -24,12 +24,12 @@ import (
 // handles signals itself calls [Guard.Middleware] and [Guard.Close] instead of Run. Safe
 // for concurrent use. The zero value is not usable.
 type Guard struct {
-	cfg    Config // defaults filled in
-	rules  *ruleSet
-	locker *lock.Locker
-	engine *engine.Engine // that of locker
-	log    *slog.Logger
-	client io.Closer // the client that NewFromConnOpt made, else nil
+	cfg      Config // defaults filled in
+	rules    *ruleSet
+	engine   *engine.Engine
+	controls *lock.Controls
+	log      *slog.Logger
+	client   io.Closer // the client that NewFromConnOpt made, else nil
 
 	inspector      *asynq.Inspector      // for Park; nil if no rule has that policy
 	asynqRedis     redis.UniversalClient // that of inspector; nil: not known
@@ -64,7 +64,7 @@ type Guard struct {
 // a [*FieldError], which names the rule and the field.
 func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	var problems []error
-	unfit := inner.CheckClient(rdb)
+	unfit := engine.CheckClient(rdb)
 	if unfit != nil {
 		problems = append(problems, fmt.Errorf("automutex: %w", unfit))
 	}
@@ -90,18 +90,18 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 		frontClient: front,
 		outage:      redisOutage(),
 	}
-	options := lock.Options{
-		Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Owner: cfg.Owner, Logger: cfg.Logger, MinReplicas: cfg.MinReplicas,
+	options := engine.Options{
+		Client: rdb, Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Owner: cfg.Owner, Log: cfg.Logger, Replicas: cfg.MinReplicas,
+		Obeys: true, HasScope: rules.isScope,
 	}
 	g.cfg.HashKeys = "" // printing a Guard prints its Config, and the secret must not show
-	var call inside.Caller
 	if inspector != nil {
-		call = g.wakeParked
+		options.Call = g.wakeParked
 	}
-	g.locker = inner.New(rdb, options, call, nil, rules.isScope)
-	g.engine = inner.Engine(g.locker)
+	g.engine, g.controls = engine.New(options), &lock.Controls{}
+	*inside.At(g.controls) = g.engine.Controls()
 	for rule := range rules.all() {
-		rule.prepareLock(g.locker)
+		rule.prepareRequest()
 	}
 	g.closing, g.stop = context.WithCancel(context.Background())
 	g.fleet = g.announcer(rdb)
@@ -177,7 +177,7 @@ func (g *Guard) Close(ctx context.Context) error {
 	default:
 		err = fmt.Errorf("automutex: closed while handlers still ran: %w", context.Cause(ctx))
 	}
-	err = errors.Join(err, g.locker.Close())
+	g.engine.Close()
 	g.history.Close(ctx)
 	g.fleet.Close(ctx)
 	g.closeDone.Store(true)
@@ -218,6 +218,3 @@ func (g *Guard) warnOnce(topic, text string, args ...any) {
 		g.log.Warn("automutex: "+text, args...)
 	}
 }
-
-// inner has the calls of package lock that only the packages of this module make.
-var inner = lock.Inside(inside.Pass{})

@@ -12,6 +12,7 @@ import (
 
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -58,7 +59,9 @@ func (d *delivery) keepLease(t target, lease *engine.Lease, err error) error {
 	if d.leases == nil {
 		d.leases = d.room[:0]
 	}
-	d.leases = append(d.leases, &heldLease{guard: d.guard, target: t, lease: lease, shown: inner.Lease(t.rule.lock, lease), takenAt: time.Now()})
+	h := &heldLease{guard: d.guard, target: t, lease: lease, takenAt: time.Now()}
+	*inside.At(&h.shown) = lease
+	d.leases = append(d.leases, h)
 	return nil
 }
 

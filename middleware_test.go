@@ -194,13 +194,14 @@ func TestPark_atHalfOfItsTime(t *testing.T) {
 	d := guard.newDelivery(ctx, asynq.NewTask("work", nil))
 	d.note, d.arrived, d.server = "q/id", time.Now().Add(-19*time.Second), &server{guard: guard, workers: workers{limit: 10}}
 	at := target{rule: guard.rules.match("work")[0], scope: "work", key: guard.cfg.Prefix + ":{work}", limit: 1}
-	held, err := guard.locker.Mutex("work").TryLock(t.Context())
+	held, err := guard.engine.Take(t.Context(), engine.Request{Ref: engine.Ref{Key: at.key, Limit: 1}, Name: "work", TTL: time.Minute})
 	redistest.Must(t, err)
 	var busy *BusyError
 	if err := d.wait(at, d.waitOf(at)); !errors.As(err, &busy) || !busy.parked || busy.Waited > 15*time.Second {
 		t.Errorf("%v, after %s", err, time.Since(d.arrived))
 	}
-	redistest.Must(t, held.Unlock(t.Context()))
+	_, err = held.Release(t.Context(), engine.Ending{})
+	redistest.Must(t, err)
 }
 
 // What a handler returns is what asynq gets: that very value.

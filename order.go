@@ -329,7 +329,7 @@ type Blocked struct {
 // are held come first, then those whose task has failed, the longest blocked first. A key of which no task is behind another is only listed while it is held. Blocked walks
 // all keys with SCAN and looks at the first task of each, so call it for operators, not for each task.
 func (g *Guard) Blocked(ctx context.Context) ([]Blocked, error) {
-	found, err := blocked.List(ctx, g.locker, g.sighted())
+	found, err := blocked.List(ctx, g.engine, g.sighted())
 	if err != nil {
 		return nil, fmt.Errorf("automutex: Blocked: %w", err)
 	}
@@ -347,7 +347,7 @@ func (g *Guard) Blocked(ctx context.Context) ([]Blocked, error) {
 // The error says so if the task runs now, or is not the next one of the key; then nothing has changed. After an error
 // that Is [lock.ErrBackend] the task may be skipped or not.
 func (g *Guard) SkipHead(ctx context.Context, key, task string) error {
-	if err := blocked.Skip(ctx, g.locker, g.inspector, key, task, 0); err != nil {
+	if err := blocked.Skip(ctx, g.engine, g.inspector, key, task, 0); err != nil {
 		return fmt.Errorf("automutex: SkipHead: %w", err)
 	}
 	e := Event{Kind: EventHeadSkipped, Key: key}

@@ -17,7 +17,7 @@ import (
 // pause ends, or tries again after 30 to 90 seconds, at a different time for each task. Under
 // [Park] it keeps its place in line, and is woken when the pause ends. A task on its last
 // attempt waits in its worker, since asynq would archive it.
-func (g *Guard) Controls() *lock.Controls { return g.locker.Controls() }
+func (g *Guard) Controls() *lock.Controls { return g.controls }
 
 // A paused task returns at about the end of the pause. If that is more than pauseLook away, or
 // not known, it tries again after half to one and a half times pauseLook, since an operator
@@ -66,11 +66,21 @@ func (d *delivery) pausedError(t target) error {
 	if err := d.guard.engine.Know(d.ctx, t.key); err != nil {
 		return withClientHint(err)
 	}
-	pause, left := inner.PauseOf(d.guard.locker, t.key)
+	pause, left := d.guard.pauseOf(t.key)
 	if pause == nil {
 		return nil
 	}
 	return &BusyError{Rule: t.rule.Name, Key: t.key, Reason: ReasonPaused, ExpiresIn: left, Pause: pause}
+}
+
+// pauseOf returns the pause of a key, nil if it is not paused, and how long it lasts; 0 if it has no end.
+func (g *Guard) pauseOf(key string) (*lock.Control, time.Duration) {
+	order, left := g.engine.Controls().PauseOf(key)
+	if order == nil {
+		return nil, 0
+	}
+	pause := lock.Control(order.Control())
+	return &pause, left
 }
 
 // isScope reports whether a rule has a scope of that very name.

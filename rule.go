@@ -16,7 +16,6 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
-	"github.com/automutex/automutex/lock"
 )
 
 // Rule declares which tasks take turns: the task type, the payload fields that
@@ -143,8 +142,7 @@ type compiledRule struct {
 
 	fields    *keys.Fields   // the paths of On; nil without any
 	limitPath *keys.Fields   // of LimitField
-	lock      *lock.Lock     // what all locks of the rule have in common; nil without a Guard
-	request   engine.Request // the same, as the engine is asked for it
+	request   engine.Request // what all locks of the rule have in common; the zero value without a Guard
 	keyOutage *outage        // of the functions that make its key and its limit
 }
 
@@ -224,16 +222,13 @@ func (c *compiledRule) fillDefaults() {
 	c.OnHeaders = slices.Clone(c.OnHeaders)
 }
 
-// prepareLock sets lock and request.
-func (c *compiledRule) prepareLock(l *lock.Locker) {
-	options := []lock.Option{lock.TTL(c.TTL), lock.MaxHold(c.MaxHold), c.Rate.option()}
-	if c.Fence {
-		options = append(options, lock.Fenced())
+// prepareRequest sets request. check has looked at the rule.
+func (c *compiledRule) prepareRequest() {
+	c.request = engine.Request{Ref: engine.Ref{Limit: 1}, Name: c.Name, TTL: c.TTL, MaxHold: c.MaxHold, Fenced: c.Fence, Notes: true}
+	_ = c.request.Check()
+	if c.Rate != (Rate{}) {
+		c.request.Every, c.request.Spare, _ = engine.Rate(c.Rate.Starts, c.Rate.Per, c.Rate.Burst)
 	}
-	c.lock = l.Mutex(c.Name, options...)
-	_, r, _ := inner.Request(c.lock) // check has looked at the rule; what is wrong with the client, the engine says
-	c.request = *r
-	c.request.Notes = true
 }
 
 // check returns the mistakes in the rule by itself, as declared.

@@ -3,61 +3,124 @@ package lock_test
 import (
 	"context"
 	"errors"
+	"iter"
+	"log/slog"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/lock"
 )
 
-// insiders ask the engine beneath a lock as the Guard does, in terms of package lock.
-var insiders asking
+// insider asks the engine beneath a lock as the Guard and operators do, in terms of package lock.
+var insider asking
 
 type asking struct{}
 
+// engineOf is the engine of a Locker.
+func engineOf(l *lock.Locker) *engine.Engine { return *inside.At(l) }
+
 func option(set func(r *engine.Request)) lock.Option {
-	return func(m *lock.Lock) {
-		_, r, _ := insider.Request(m)
-		set(r)
-	}
+	return func(m *lock.Lock) { set(&inside.At(m).Request) }
 }
 
-func (asking) OnWait(f func()) lock.Option { return option(func(r *engine.Request) { r.OnWait = f }) }
-func (asking) OnePerNote() lock.Option     { return option(func(r *engine.Request) { r.Notes = true }) }
+func (asking) InOrder(p inside.Place) lock.Option {
+	return option(func(r *engine.Request) { r.Ordered, r.Order = true, &engine.Order{Place: p} })
+}
+
+// Caller is lock.New with what calls parked work.
+func (asking) Caller(rdb redis.UniversalClient, o lock.Options, call inside.Caller) *lock.Locker {
+	l := &lock.Locker{}
+	*inside.At(l) = engine.New(engine.Options{
+		Client: rdb, Prefix: o.Prefix, Owner: o.Owner, TTL: lock.DefaultTTL, Log: slog.New(slog.DiscardHandler), Call: call, Obeys: true,
+	})
+	return l
+}
+
+func (asking) LockErr(m *lock.Lock) error { return inside.At(m).Err }
 
 func (asking) Arrive(ctx context.Context, m *lock.Lock) (arrival int64, first bool, err error) {
-	e, r, err := insider.Request(m)
-	if err != nil {
-		return 0, false, err
-	}
-	return e.Arrive(ctx, r.Ref, r.Note, time.Hour)
+	h := inside.At(m)
+	return h.Engine.Arrive(ctx, h.Request.Ref, h.Request.Note, time.Hour)
 }
 
 func (asking) Forget(ctx context.Context, m *lock.Lock) error {
-	e, r, err := insider.Request(m)
-	if err != nil {
-		return err
-	}
-	return e.Forget(ctx, r.Ref, r.Note)
+	h := inside.At(m)
+	return h.Engine.Forget(ctx, h.Request.Ref, h.Request.Note)
 }
 
 func (asking) ActOrder(ctx context.Context, m *lock.Lock, act inside.OrderAct, item inside.OrderItem, after time.Duration) error {
-	e, r, err := insider.Request(m)
-	if err != nil {
-		return err
-	}
-	ref := r.Ref
-	ref.Ordered = true
-	return e.Act(ctx, ref, act, item, after)
+	h := inside.At(m)
+	return h.Engine.Act(ctx, h.Request.Ref, act, item, after)
 }
 
-func (asking) IsOrderDone(err error) bool  { return errors.Is(err, engine.ErrOrderDone) }
-func (asking) IsOrderSpent(err error) bool { return errors.Is(err, engine.ErrOrderSpent) }
+func (asking) Stamp(ctx context.Context, m *lock.Lock, note, nonce string, deadline time.Duration, most int) (int64, int, []inside.OrderItem, error) {
+	h := inside.At(m)
+	return h.Engine.Stamp(ctx, h.Request.Ref, note, nonce, deadline, most)
+}
+
+func (asking) Head(ctx context.Context, m *lock.Lock) (inside.Head, error) {
+	h := inside.At(m)
+	return h.Engine.Head(ctx, h.Request.Ref)
+}
+
+func (asking) EndOrder(le *lock.Lease, o inside.Outcome) { (*inside.At(le)).End(o) }
+func (asking) IsOrderDone(err error) bool                { return errors.Is(err, engine.ErrOrderDone) }
+
+func (asking) Inspect(ctx context.Context, m *lock.Lock) (inside.Info, error) {
+	h := inside.At(m)
+	nonce := ""
+	if h.Request.Order != nil {
+		nonce = h.Request.Order.Nonce
+	}
+	return h.Engine.Inspect(ctx, h.Request.Ref, engine.MaxHolders, h.Request.Note, nonce)
+}
+
+func (asking) Line(ctx context.Context, m *lock.Lock, info inside.Info, most int) ([]inside.Waiter, error) {
+	h := inside.At(m)
+	return h.Engine.Line(ctx, h.Request.Ref, info, most)
+}
+
+func (asking) List(ctx context.Context, l *lock.Locker) iter.Seq2[inside.Info, error] {
+	return engineOf(l).List(ctx)
+}
+func (asking) Sweep(ctx context.Context, l *lock.Locker) (int, error) { return engineOf(l).Sweep(ctx) }
+
+func (asking) OpenGate(ctx context.Context, m *lock.Lock) (bool, error) {
+	h := inside.At(m)
+	return h.Engine.OpenGate(ctx, h.Request.Ref)
+}
+
+func (asking) CloseGate(ctx context.Context, le *lock.Lease, d time.Duration) error {
+	return (*inside.At(le)).CloseGate(ctx, d)
+}
+
+func (asking) Claim(l *lock.Locker, key string) mark.Mark {
+	return mark.Of(engineOf(l).Life(), engineOf(l).Conn(), key)
+}
+
+// ByKey is the lock with that key, for operators.
+func (asking) ByKey(l *lock.Locker, key string) *lock.Lock {
+	m := l.Mutex(key)
+	inside.At(m).Request.Ref, inside.At(m).Err = engineOf(l).Ref(key)
+	return m
+}
+
+// Pool is the lock whose slots are the values of a pool.
+func (asking) Pool(l *lock.Locker, name string, options ...lock.Option) *lock.Lock {
+	m := l.Mutex(name, options...)
+	r := &inside.At(m).Request
+	r.Pool, r.Key = true, r.Key+":pool"
+	return m
+}
 
 // At is the lock with that key, and what m was made with.
 func (asking) At(m *lock.Lock, name, key string, limit int, note string, options ...lock.Option) *lock.Lock {
 	other := *m
-	_, r, _ := insider.Request(&other)
+	r := &inside.At(&other).Request
 	r.Name, r.Key, r.Limit, r.Note = name, key, limit, note
 	for _, option := range options {
 		option(&other)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -20,8 +21,10 @@ func knows(t testing.TB, l *lock.Locker, targets ...string) {
 	t.Helper()
 	redistest.Eventually(t, soon, func() bool {
 		var known []string
-		for _, c := range insider.InForce(l.Controls()) {
-			known = append(known, c.Target)
+		if state := engineOf(l).Controls().Latest(); state != nil {
+			for _, c := range state.Controls() {
+				known = append(known, c.Target)
+			}
 		}
 		return slices.Equal(known, targets)
 	}, "controls for %q in force", targets)
@@ -100,7 +103,7 @@ func TestControls_pause(t *testing.T) {
 		})
 		rdb.AddHook(hook)
 		mustBePaused(t, once)
-		if pause, _ := insider.PauseOf(l, once.Key()); pause == nil || asked.Load() > 0 {
+		if pause, _ := engineOf(l).Controls().PauseOf(once.Key()); pause == nil || asked.Load() > 0 {
 			t.Errorf("PauseOf: %v, want a pause; asked for %d times", pause, asked.Load())
 		}
 
@@ -199,7 +202,7 @@ func TestControls_pauseAndLimitKeepTheirOwnReasons(t *testing.T) {
 		if err != nil || len(list) != 2 || list[1].Target != "report" || !list[1].Paused || list[1].Limit != 3 || list[1].By != "bob" || list[1].Why != "a test" {
 			t.Fatalf("List: %+v, %v; want both in one, by bob, who came later", list, err)
 		}
-		orders := insider.Orders(list)
+		orders := engineOf(alice).Controls().Latest().Orders()
 		if len(orders) != 3 {
 			t.Fatalf("%d orders, want 3: %+v", len(orders), orders)
 		}
@@ -209,14 +212,8 @@ func TestControls_pauseAndLimitKeepTheirOwnReasons(t *testing.T) {
 		if p := orders[2]; p.Paused || p.Limit != 3 || p.By != "bob" || p.Why != "a test" || p.Since.IsZero() {
 			t.Errorf("the limit: %+v", p)
 		}
-		text := insider.ControlText(list[1])
-		for _, part := range []string{"paused until somebody resumes it, ordered by alice at ", " (repair); limited to 3, ordered by bob at ", " (a test)"} {
-			if !strings.Contains(text, part) {
-				t.Errorf("%q does not say %q", text, part)
-			}
-		}
 		m := alice.Mutex("report", lock.Parts("acme"))
-		if its, limit, pause := insider.ControlsFor(list, m.Key()); len(its) != 1 || limit != 3 || pause == nil {
+		if its, limit, pause := control.For(orders, m.Key()); len(its) != 2 || limit != 3 || pause == nil {
 			t.Errorf("for %s: %+v, %d, %+v", m.Key(), its, limit, pause)
 		}
 		if busy := mustBePaused(t, m); busy.Pause.By != "alice" || strings.Contains(busy.Error(), "bob") {

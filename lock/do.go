@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"github.com/automutex/automutex/internal/inside"
 )
 
 // Do takes the lock as [Lock.Lock] does, runs f while holding it, and releases it when f
@@ -37,7 +39,7 @@ func (m *Lock) DoWithin(ctx context.Context, wait time.Duration, f func(ctx cont
 // do runs f while a lease is held that take has taken, and releases it.
 func (m *Lock) do(ctx context.Context, f func(ctx context.Context) error, take func(ctx context.Context) (*Lease, error)) (err error) {
 	if f == nil {
-		return fmt.Errorf("lock: %q: the function to run is nil", m.request.Name)
+		return fmt.Errorf("lock: %q: the function to run is nil", m.name())
 	}
 	le, err := take(ctx)
 	if err != nil {
@@ -45,11 +47,11 @@ func (m *Lock) do(ctx context.Context, f func(ctx context.Context) error, take f
 	}
 	// A plain defer, no recover: a panic keeps its own stack.
 	defer func() {
-		if errors.Is(le.inner.Err(), ErrNotHeld) {
+		if errors.Is(le.inner().Err(), ErrNotHeld) {
 			return // by f
 		}
 		if released := le.Unlock(ctx); errors.Is(released, ErrNotHeld) {
-			err = errors.Join(err, fmt.Errorf("%w: %q ended before the work did", ErrLost, m.request.Name))
+			err = errors.Join(err, fmt.Errorf("%w: %q ended before the work did", ErrLost, m.name()))
 		}
 	}()
 	return f(le.Bind(ctx))
@@ -113,10 +115,11 @@ const (
 // candidate of its own.
 func (l *Locker) Lead(ctx context.Context, name string, f func(ctx context.Context) error, options ...Option) error {
 	m := l.Mutex(name, options...)
-	m.request.Fixed = true
+	h := inside.At(m)
+	h.Request.Fixed = true
 	switch {
-	case m.err != nil:
-		return m.err
+	case h.Err != nil:
+		return h.Err
 	case f == nil:
 		return fmt.Errorf("lock: Lead of %q: the function is nil; give the one that the leader runs", name)
 	}
@@ -125,7 +128,7 @@ func (l *Locker) Lead(ctx context.Context, name string, f func(ctx context.Conte
 		if err != nil {
 			return err
 		}
-		if again, err := lease.serveTerm(ctx, f); !again {
+		if again, err := m.serveTerm(ctx, lease, f); !again {
 			return err
 		}
 	}
@@ -143,7 +146,7 @@ func (m *Lock) campaign(ctx context.Context) (*Lease, error) {
 		case !errors.Is(err, ErrBackend):
 			return nil, err // the Locker is closed
 		}
-		m.locker.log.Warn("lock: a candidate for leadership cannot ask Redis; it tries again", "name", m.request.Name, "error", err)
+		m.engine().Log().Warn("lock: a candidate for leadership cannot ask Redis; it tries again", "name", m.name(), "error", err)
 		// The timer is this goroutine's own; ctx and Close end the pause early.
 		timer := time.NewTimer(pause + rand.N(pause/2)) //nolint:gosec // jitter, no secret
 		select {
@@ -151,7 +154,7 @@ func (m *Lock) campaign(ctx context.Context) (*Lease, error) {
 		case <-ctx.Done():
 			timer.Stop()
 			return nil, context.Cause(ctx)
-		case <-m.locker.life.Closing.Done():
+		case <-m.engine().Life().Closing.Done():
 			timer.Stop()
 			return nil, ErrClosed
 		}
@@ -160,7 +163,7 @@ func (m *Lock) campaign(ctx context.Context) (*Lease, error) {
 
 // serveTerm runs f while the lease lasts. again means that the lease was lost, so that Lead
 // has to campaign again.
-func (le *Lease) serveTerm(ctx context.Context, f func(ctx context.Context) error) (again bool, err error) {
+func (m *Lock) serveTerm(ctx context.Context, le *Lease, f func(ctx context.Context) error) (again bool, err error) {
 	term := le.Bind(ctx)
 	// A plain defer, no recover: the lease is released on a panic and on
 	// runtime.Goexit too, and the panic keeps its stack. A lost lease is released
@@ -168,15 +171,15 @@ func (le *Lease) serveTerm(ctx context.Context, f func(ctx context.Context) erro
 	defer func() {
 		released := le.Unlock(ctx)
 		if !again && errors.Is(released, ErrNotHeld) {
-			le.lock.locker.log.Warn("lock: leadership had ended before the leader's function returned; another process may have led meanwhile",
-				"name", le.lock.request.Name)
+			m.engine().Log().Warn("lock: leadership had ended before the leader's function returned; another process may have led meanwhile",
+				"name", m.name())
 		}
 	}()
 	err = f(term)
 	cause := context.Cause(term)
 	again = errors.Is(cause, ErrLost) && ctx.Err() == nil
 	if again {
-		le.lock.locker.log.Warn("lock: leadership was lost; the process campaigns again", "name", le.lock.request.Name, "cause", cause, "error", err)
+		m.engine().Log().Warn("lock: leadership was lost; the process campaigns again", "name", m.name(), "cause", cause, "error", err)
 	}
 	return again, err
 }

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/redisx"
 )
@@ -21,7 +21,7 @@ var (
 	// deadline.
 	ErrNotHeld = engine.ErrNotHeld
 	// ErrNotFenced: the lease is of a lock without the option [Fenced].
-	ErrNotFenced = errors.New("lock: no fence")
+	ErrNotFenced = engine.ErrNotFenced
 	// ErrLost is the cause with which the context of [Lease.Bind] and [Lock.Do] ends if the
 	// lease is lost.
 	ErrLost = engine.ErrLost
@@ -41,7 +41,7 @@ var (
 // are free.
 const (
 	// ReasonHeld: others hold every slot, or are in line before the caller.
-	ReasonHeld = inside.ReasonHeld
+	ReasonHeld = "held"
 	// ReasonRate: the lock was taken as often as its [Rate] allows.
 	ReasonRate = "rate"
 	// ReasonClosed: a task's handler has called automutex.CloseGate.
@@ -75,9 +75,6 @@ type BusyError struct {
 	Place int
 	// Pause is the operator's order if Reason is [ReasonPaused], otherwise nil.
 	Pause *Control
-	// Parked is true if the caller keeps its place in line after the call has returned. Only
-	// the policy Park of package automutex parks.
-	Parked bool
 
 	cause error
 }
@@ -95,14 +92,11 @@ func (e *BusyError) Error() string {
 	}
 	switch {
 	case e.Pause != nil:
-		fmt.Fprintf(&b, ": %s", e.Pause.text())
-	case gateTexts[e.Reason] != "":
-		fmt.Fprintf(&b, ": %s for %s", gateTexts[e.Reason], e.ExpiresIn.Round(time.Millisecond))
+		fmt.Fprintf(&b, ": %s", control.Control(*e.Pause).Text())
+	case engine.GateText(e.Reason) != "":
+		fmt.Fprintf(&b, ": %s for %s", engine.GateText(e.Reason), e.ExpiresIn.Round(time.Millisecond))
 	case e.ExpiresIn > 0:
 		fmt.Fprintf(&b, " until its deadline in %s unless renewed", e.ExpiresIn.Round(time.Millisecond))
-	}
-	if e.Parked {
-		fmt.Fprintf(&b, "; parked at place %d", e.Place)
 	}
 	if e.Waited > 0 {
 		fmt.Fprintf(&b, "; gave up after %s in line", e.Waited.Round(time.Millisecond))
@@ -128,19 +122,11 @@ func (m *Lock) busyOr(err error) error {
 		return err
 	}
 	who := b.Who()
-	e := &BusyError{
-		Name: m.request.Name, Holder: who.Owner, Note: who.Note, Waited: b.Waited, Place: b.Place, Parked: b.Parked, cause: b.Cause,
-	}
+	e := &BusyError{Name: m.name(), Holder: who.Owner, Note: who.Note, Waited: b.Waited, Place: b.Place, cause: b.Cause}
 	e.Reason, e.ExpiresIn = b.Because()
-	if paused := m.pausedError(); paused != nil && b.Paused {
-		e.Reason, e.Pause, e.ExpiresIn = paused.Reason, paused.Pause, paused.ExpiresIn
+	if pause, left := m.engine().Controls().PauseOf(m.Key()); pause != nil && b.Paused {
+		c := Control(pause.Control())
+		e.Reason, e.Pause, e.ExpiresIn = ReasonPaused, &c, left
 	}
 	return e
-}
-
-// gateTexts say why nobody gets a lock whose gate is closed.
-var gateTexts = map[string]string{
-	ReasonRate:     "its rate allows no start",
-	ReasonClosed:   "closed for now",
-	ReasonCooldown: "cooling down",
 }

@@ -32,25 +32,22 @@ func TestMain(m *testing.M) {
 	redistest.Main(m)
 }
 
-var insider = lock.Inside(inside.Pass{})
-
 // clientsOfTests has the first client of each test's Lockers, by the test's name.
 var clientsOfTests sync.Map
 
 // newLocker makes a Locker that is closed when the test ends.
 func newLocker(t testing.TB, rdb redis.UniversalClient, options ...func(*lock.Options)) *lock.Locker {
 	t.Helper()
-	return newCaller(t, rdb, nil, options...)
+	return newLockerBy(t, rdb, lock.New, options...)
 }
 
-// newCaller is newLocker with what calls parked work.
-func newCaller(t testing.TB, rdb redis.UniversalClient, call inside.Caller, options ...func(*lock.Options)) *lock.Locker {
+func newLockerBy(t testing.TB, rdb redis.UniversalClient, made func(lock.Client, lock.Options) *lock.Locker, options ...func(*lock.Options)) *lock.Locker {
 	t.Helper()
 	o := lock.Options{Logger: slog.New(slog.DiscardHandler)}
 	for _, option := range options {
 		option(&o)
 	}
-	l := insider.New(rdb, o, call, nil, nil)
+	l := made(rdb, o)
 	redistest.Must(t, insider.LockErr(l.Mutex("any")))
 	t.Cleanup(func() { _ = l.Close() })
 	if _, known := clientsOfTests.LoadOrStore(t.Name(), rdb); !known {
@@ -103,7 +100,7 @@ func handle(l *lock.Locker, m *lock.Lock, options ...lock.Option) *lock.Lock {
 
 // slots is the lock m for n holders, on that Locker.
 func slots(l *lock.Locker, m *lock.Lock, n int, options ...lock.Option) *lock.Lock {
-	return insiders.At(l.Semaphore("any", n, options...), m.Key(), m.Key(), n, "", options...)
+	return insider.At(l.Semaphore("any", n, options...), m.Key(), m.Key(), n, "", options...)
 }
 
 // mustTry takes a lock that has to be free. On a busy machine a reply may come after the end of a short lease: then it tries again.
@@ -354,6 +351,11 @@ func inVain(t testing.TB, m *lock.Lock, within time.Duration) {
 	}
 }
 
+func isParked(err error) bool {
+	var refused *lock.Refused
+	return errors.As(err, &refused) && refused.Parked
+}
+
 // parkNow has LockOrPark park a busy lock at once.
 var parkNow = func() <-chan struct{} {
 	c := make(chan struct{})
@@ -364,12 +366,12 @@ var parkNow = func() <-chan struct{} {
 // mustPark parks m's note at once.
 func mustPark(t testing.TB, m *lock.Lock) *lock.BusyError {
 	t.Helper()
-	le, err := insider.LockOrPark(t.Context(), m, parkNow)
+	le, err := lock.LockOrPark(t.Context(), m, parkNow)
 	if le != nil || err == nil {
 		t.Fatalf("LockOrPark took the lock; want parked; %s", dump(m))
 	}
 	busy := wantBusy(t, err)
-	if !busy.Parked || !strings.Contains(busy.Error(), "parked at place") {
+	if !isParked(err) {
 		t.Fatalf("not parked: %v; %s", err, dump(m))
 	}
 	return busy

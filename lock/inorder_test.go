@@ -90,12 +90,12 @@ func (q queue) due(t testing.TB) []inside.OrderItem {
 
 func (q queue) act(t testing.TB, act inside.OrderAct, item inside.OrderItem) {
 	t.Helper()
-	redistest.Must(t, insiders.ActOrder(t.Context(), q.lock(), act, item, 0))
+	redistest.Must(t, insider.ActOrder(t.Context(), q.lock(), act, item, 0))
 }
 
 // one is a handle of the task's lock, for one arrival.
 func (o task) one(options ...lock.Option) *lock.Lock {
-	return insiders.At(o.l.Mutex("ordered", options...), "ordered", o.key, 1, o.note, insider.InOrder(o.place))
+	return insider.At(o.l.Mutex("ordered", options...), "ordered", o.key, 1, o.note, insider.InOrder(o.place))
 }
 
 func (o task) runs(t testing.TB) *lock.Lease {
@@ -173,7 +173,7 @@ func TestOrder_unavoidable(t *testing.T) {
 	q, pass := queueByClock(t)
 	a := q.stamp(t, "default/a")
 	a.run(t, inside.OutcomeDone)
-	a.refused(t, insiders.IsOrderDone)
+	a.refused(t, insider.IsOrderDone)
 	pass(6 * time.Minute)
 	a.run(t, inside.OutcomeDone)
 	// 3: archived and deleted before a look counts as deleted.

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
@@ -130,7 +131,7 @@ func TestHashedKeys_ofALocker(t *testing.T) {
 		}
 	}
 	for _, secret := range []string{"", "sixteen bytes or more", strings.Repeat("ab", 1024/2), strings.Repeat("猫é", 8)} {
-		if err := insider.CheckSecret(secret); err != nil {
+		if err := engine.CheckSecret(secret); err != nil {
 			t.Errorf("CheckSecret(%q): %v", secret, err)
 		}
 	}

@@ -2,7 +2,6 @@ package lock
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/automutex/automutex/internal/engine"
@@ -12,10 +11,11 @@ import (
 // Lease is the right of one holder to a lock, until a deadline. It is renewed in the
 // background until Unlock, MaxHold or Locker.Close. A lease whose deadline passes without a
 // renewal is lost, and stays lost. Safe for concurrent use.
-type Lease struct {
-	inner *engine.Lease
-	lock  *Lock
-}
+type Lease struct{ held }
+
+type held = inside.Of[*engine.Lease]
+
+func (le *Lease) inner() *engine.Lease { return *inside.At(le) }
 
 type leaseKey struct{}
 
@@ -33,29 +33,24 @@ func FromContext(ctx context.Context) (*Lease, bool) {
 //
 // The number came with the grant: Fence does no I/O, and returns the same number after the lease has
 // ended. ErrNotFenced: the lock was made without Fenced.
-func (le *Lease) Fence() (int64, error) {
-	if !le.lock.request.Fenced {
-		return 0, fmt.Errorf("%w: %q: make the lock with lock.Fenced(), or set Fence in the rule", ErrNotFenced, le.lock.request.Name)
-	}
-	return le.inner.Fence(), nil
-}
+func (le *Lease) Fence() (int64, error) { return le.inner().Fence() }
 
 // Token returns the text that identifies this lease. No two leases have the same token.
-func (le *Lease) Token() string { return le.inner.Token() }
+func (le *Lease) Token() string { return le.inner().Token() }
 
 // Deadline returns the time until which the lease is certainly held, on the local monotonic
 // clock. Each renewal moves it. After the lease has ended Deadline returns the last one.
-func (le *Lease) Deadline() time.Time { return le.inner.Deadline() }
+func (le *Lease) Deadline() time.Time { return le.inner().Deadline() }
 
 // Bind returns a context derived from parent that ends when the lease does: with cause ErrLost
 // if the lease is lost, and with context.Canceled if it is released. If the lease has ended
 // already, so has the context. [FromContext] returns the lease of that context.
 func (le *Lease) Bind(parent context.Context) context.Context {
-	return le.inner.Bind(context.WithValue(parent, leaseKey{}, le))
+	return le.inner().Bind(context.WithValue(parent, leaseKey{}, le))
 }
 
 // Held reports whether the lease is still held, by the local clock. It does no I/O.
-func (le *Lease) Held() bool { return le.inner.Held() }
+func (le *Lease) Held() bool { return le.inner().Held() }
 
 // Extend makes the lease last at least d from now. It never shortens the lease. d is more
 // than 0 and at most ten years, and is rounded up to whole milliseconds.
@@ -65,25 +60,7 @@ func (le *Lease) Held() bool { return le.inner.Held() }
 // two this process keeps the old deadline, but Redis may keep the lock taken for d, or until
 // Unlock. Extend also works after ctx has ended.
 func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
-	if d <= 0 || d > inside.MaxTTL {
-		return fmt.Errorf("lock: %q: Extend by %s: more than 0, at most %s", le.lock.request.Name, d, inside.MaxTTL)
-	}
-	return le.inner.Extend(ctx, wholeMS(d))
-}
-
-// closeGate closes the gate of the lock for d from now: nobody gets the lock, however many slots
-// are free. Holders go on, this one included. A gate that is closed for longer stays so. d
-// is more than 0 and at most ten years, and is rounded up to whole milliseconds. The hold
-// outlives the lease; [Lock.BreakAll] ends it.
-//
-// ErrNotHeld: the lease has ended, and the gate is unchanged. ErrBackend: the gate may be
-// closed or not. ErrNotReplicated: the gate is closed, but too few replicas know of it, so a
-// failover may open it. closeGate works on a ctx that has ended, too.
-func (le *Lease) closeGate(ctx context.Context, d time.Duration) error {
-	if d <= 0 || d > inside.MaxTTL {
-		return fmt.Errorf("lock: %q: CloseGate for %s: more than 0, at most %s", le.lock.request.Name, d, inside.MaxTTL)
-	}
-	return le.inner.CloseGate(ctx, wholeMS(d))
+	return le.inner().Extend(ctx, d)
 }
 
 // Unlock releases the lock and ends the lease, whatever it returns:
@@ -104,7 +81,7 @@ func (le *Lease) Unlock(ctx context.Context) error {
 // Release is [Lease.Unlock], and returns the number of slots that are free now. A slot that
 // the release granted to a waiter is not free. After ErrBackend free is 0.
 func (le *Lease) Release(ctx context.Context) (free int, err error) {
-	return le.inner.Release(ctx, engine.Ending{})
+	return le.inner().Release(ctx, engine.Ending{})
 }
 
 // Cooldown is [Lease.Unlock], and closes the lock's gate for d from now: nobody gets the lock
@@ -117,9 +94,6 @@ func (le *Lease) Release(ctx context.Context) (free int, err error) {
 // lease's deadline. The cooldown ends d after the call; if the client had to send the command
 // again, up to 5 s later.
 func (le *Lease) Cooldown(ctx context.Context, d time.Duration) error {
-	if le.lock.request.Pool {
-		d = 0 // a pool has no gate
-	}
-	_, err := le.inner.Release(ctx, engine.Ending{Cooldown: min(wholeMS(d), inside.MaxTTL)})
+	_, err := le.inner().Release(ctx, engine.Ending{Cooldown: d})
 	return err
 }

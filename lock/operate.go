@@ -2,7 +2,6 @@ package lock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -22,9 +21,6 @@ type Holder struct {
 	ExpiresIn time.Duration
 }
 
-// maxHolders bounds what Holders lists.
-const maxHolders = engine.MaxHolders
-
 // Locked reports whether [Lock.Available] returns 0. The result may be outdated at once: to
 // act on it, take the lock. After an error (ErrBackend) it is false.
 func (m *Lock) Locked(ctx context.Context) (bool, error) {
@@ -36,26 +32,17 @@ func (m *Lock) Locked(ctx context.Context) (bool, error) {
 // closed. A holder whose deadline has passed does not count. The result may be outdated at
 // once. After an error it is 0.
 func (m *Lock) Available(ctx context.Context) (int, error) {
-	if m.err != nil {
-		return 0, m.err
+	h := inside.At(m)
+	if h.Err != nil {
+		return 0, h.Err
 	}
-	if err := ctx.Err(); err != nil {
-		return 0, err
-	}
-	if err := m.locker.engine.Know(ctx, m.Key()); err != nil {
-		return 0, err
-	}
-	info, err := m.inspect(ctx, 0, "")
-	if err != nil || info.Gate.OpensIn > 0 {
-		return 0, err
-	}
-	return max(0, m.locker.controls.Slots(m.Key(), m.request.Limit, m.request.Fixed)-info.Held), nil
+	return h.Engine.Available(ctx, h.Request.Ref)
 }
 
 // Holders returns the holders of the lock, at most 1,000, the earliest deadline first. It
 // returns nil if nobody holds the lock.
 func (m *Lock) Holders(ctx context.Context) ([]Holder, error) {
-	info, err := m.inspect(ctx, maxHolders, "")
+	info, err := m.inspect(ctx, engine.MaxHolders)
 	if len(info.Holders) == 0 {
 		return nil, err
 	}
@@ -69,19 +56,16 @@ func (m *Lock) Holders(ctx context.Context) ([]Holder, error) {
 // Waiting returns the number of waiters in line. A waiter whose process died counts for up to
 // three seconds. Parked tasks do not count.
 func (m *Lock) Waiting(ctx context.Context) (int, error) {
-	info, err := m.inspect(ctx, 0, "")
+	info, err := m.inspect(ctx, 0)
 	return info.Waiting, err
 }
 
-func (m *Lock) inspect(ctx context.Context, most int, note string) (inside.Info, error) {
-	if m.err != nil {
-		return inside.Info{}, m.err
+func (m *Lock) inspect(ctx context.Context, most int) (inside.Info, error) {
+	h := inside.At(m)
+	if h.Err != nil {
+		return inside.Info{}, h.Err
 	}
-	nonce := ""
-	if m.request.Order != nil {
-		nonce = m.request.Order.Nonce
-	}
-	return m.locker.engine.Inspect(ctx, m.ref(), most, note, nonce)
+	return h.Engine.Inspect(ctx, h.Request.Ref, most, "", "")
 }
 
 // Break takes the lock away from the holder with that token, and grants the slot to the first
@@ -101,7 +85,7 @@ func (m *Lock) inspect(ctx context.Context, most int, note string) (inside.Info,
 // broken or not.
 func (m *Lock) Break(ctx context.Context, token string) (bool, error) {
 	if token == "" {
-		return false, fmt.Errorf("lock: %q: Break: the token is empty; Holders returns the tokens, BreakAll breaks all holders", m.request.Name)
+		return false, fmt.Errorf("lock: %q: Break: the token is empty; Holders returns the tokens, BreakAll breaks all holders", m.name())
 	}
 	n, err := m.breakUp(ctx, token, engine.BreakSlots)
 	return n > 0, err
@@ -112,14 +96,6 @@ func (m *Lock) Break(ctx context.Context, token string) (bool, error) {
 // returns the number of holders it broke, plus one if it opened the gate.
 func (m *Lock) BreakAll(ctx context.Context) (int, error) {
 	return m.breakUp(ctx, "", engine.BreakSlots)
-}
-
-// openGate opens a gate that a hold or a cooldown has closed, and grants free slots to
-// waiters. It returns false if there was no such gate. Holders keep their slots. A gate that
-// a [Rate] has closed stays closed.
-func (m *Lock) openGate(ctx context.Context) (bool, error) {
-	n, err := m.breakUp(ctx, "", engine.BreakGate)
-	return n > 0, err
 }
 
 // Delete is [Lock.BreakAll], and also deletes the line and the rate's count. Live waiters ask
@@ -133,35 +109,10 @@ func (m *Lock) Delete(ctx context.Context) error {
 
 // breakUp removes what how names, and returns how much it was.
 func (m *Lock) breakUp(ctx context.Context, token string, how engine.BreakKind) (int, error) {
-	if m.err != nil {
-		return 0, m.err
+	h := inside.At(m)
+	if h.Err != nil {
+		return 0, h.Err
 	}
-	n, _, err := m.locker.engine.Break(ctx, m.ref(), token, how)
-	return max(n, 0), err
-}
-
-// byKey returns the lock whose main Redis key is key, as list and [Lock.Key] return it, for
-// operators. If key does not have the form of a lock's key under the Locker's prefix, that
-// is the error of every operation.
-//
-// A key does not say how many may hold the lock, nor whether [Locker.Lead] uses it, which ignores
-// a control's limit. So byKey assumes one holder: if Break frees several slots of a semaphore, it
-// grants one, and waiters get the others when they ask again, within a second.
-func (l *Locker) byKey(key string) *Lock {
-	name, err := engine.ParseKey(l.prefix, key)
-	if err != nil {
-		return &Lock{locker: l, err: errors.Join(l.life.Unfit(), err), request: engine.Request{Ref: engine.Ref{Key: key, Limit: 1}}}
-	}
-	m := l.Mutex(name)
-	r := &m.request
-	r.Key = key // the name stands in it as it is: escaped, or a hash
-	r.Fixed = true
-	return m
-}
-
-// ref is the lock for the calls of operators. They see, and delete, what there may be of an ordered key.
-func (m *Lock) ref() engine.Ref {
-	r := m.request.Ref
-	r.Ordered = !r.Pool
-	return r
+	n, _, err := h.Engine.Break(ctx, h.Request.Ref, token, how)
+	return n, err
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
@@ -452,7 +453,7 @@ var scopes = behaviour{"one local scope excludes itself, not another, nor the gl
 var ownersAreLabels = behaviour{"host and process by default, or a name of one's own, shown to whoever asks", func(t *testing.T, s *redistest.Server) {
 	for want, l := range map[string]*lock.Locker{
 		"Alice in {wonder|land}": newLocker(t, s.Client(t), owner("Alice in {wonder|land}")),
-		inside.Process():         newLocker(t, s.Client(t)),
+		engine.Process():         newLocker(t, s.Client(t)),
 	} {
 		m := l.Mutex(redistest.Name(t))
 		held := mustTry(t, m)

@@ -95,8 +95,7 @@ func BenchmarkSizing(b *testing.B) {
 				if err != nil {
 					return err
 				}
-				var busy *lock.BusyError
-				if _, err := insider.LockOrPark(ctx, parked, parkNow); !errors.As(err, &busy) || !busy.Parked {
+				if _, err := lock.LockOrPark(ctx, parked, parkNow); !isParked(err) {
 					return fmt.Errorf("not parked: %w", err)
 				}
 				if err := le.Unlock(ctx); err != nil {
@@ -116,7 +115,7 @@ func BenchmarkSizing(b *testing.B) {
 					return err
 				}
 				place := inside.Place{Nonce: nonce, Ticket: ticket, Most: -1}
-				le, err := insiders.At(l.Mutex("ordered"), "ordered", key, 1, "default/"+nonce, insider.InOrder(place)).TryLock(ctx)
+				le, err := insider.At(l.Mutex("ordered"), "ordered", key, 1, "default/"+nonce, insider.InOrder(place)).TryLock(ctx)
 				if err != nil {
 					return err
 				}
@@ -127,7 +126,7 @@ func BenchmarkSizing(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			rdb := redistest.StartReal(b).Client(b, func(o *redis.UniversalOptions) { o.PoolSize = 100 })
-			l := insider.New(rdb, lock.Options{Owner: "worker-7.example.com:4242"}, func(context.Context, string, string) inside.Fate { return inside.FateComing }, nil, nil)
+			l := insider.Caller(rdb, lock.Options{Owner: "worker-7.example.com:4242"}, func(context.Context, string, string) inside.Fate { return inside.FateComing })
 			defer func() { _ = l.Close() }()
 			var calls []func() error
 			for client := range clients {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/engine"
+	"github.com/automutex/automutex/internal/inside"
 )
 
 // TryLock takes the lock, or returns a *BusyError at once. It never overtakes a waiter: with
@@ -19,7 +20,7 @@ import (
 // ErrBackend, and ctx.Err() if ctx ended. If ctx has ended when the lease arrives, TryLock
 // gives the lease back and returns ctx.Err().
 func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
-	le, err := m.take(ctx, m.request)
+	le, err := m.take(ctx, inside.At(m).Request)
 	if err == nil {
 		return le, nil
 	}
@@ -40,7 +41,7 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 // through an outage of up to about 15 s. If too few replicas acknowledge
 // ([Options].MinReplicas), Lock returns ErrNotReplicated.
 func (m *Lock) Lock(ctx context.Context) (*Lease, error) {
-	r := m.request
+	r := inside.At(m).Request
 	r.Wait = true
 	return m.take(ctx, r)
 }
@@ -54,22 +55,23 @@ func (m *Lock) lockWithin(ctx context.Context, wait time.Duration) (*Lease, erro
 	case wait == 0:
 		return m.TryLock(ctx)
 	case wait < 0:
-		return nil, fmt.Errorf("lock: %q: a wait of %s: 0 tries once; to wait as long as the context allows, use Lock", m.request.Name, wait)
+		return nil, fmt.Errorf("lock: %q: a wait of %s: 0 tries once; to wait as long as the context allows, use Lock", m.name(), wait)
 	}
 	within, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	r := m.request
+	r := inside.At(m).Request
 	r.Wait, r.Within = true, within
 	return m.take(ctx, r)
 }
 
 func (m *Lock) take(ctx context.Context, r engine.Request) (*Lease, error) {
-	if m.err != nil {
-		return nil, m.err
+	h := inside.At(m)
+	if h.Err != nil {
+		return nil, h.Err
 	}
-	le, err := m.locker.engine.Take(ctx, r)
+	le, err := h.Engine.Take(ctx, r)
 	if err != nil {
 		return nil, m.busyOr(err)
 	}
-	return &Lease{le, m}, nil
+	return &Lease{inside.Make(le)}, nil
 }

@@ -7,6 +7,8 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+
+	"github.com/automutex/automutex/internal/inside"
 )
 
 // identified is a value for For that returns its ID itself.
@@ -31,8 +33,8 @@ func (l *Locker) For(value any, options ...Option) *Lock {
 	name, id, err := identify(value)
 	withID := func(m *Lock) { m.parts = append([]string{id}, m.parts...) }
 	m := l.Semaphore(name, 1, append(slices.Clip(options), withID)...)
-	if err != nil && l.life.Unfit() == nil {
-		m.err = err
+	if err != nil && l.engine().Life().Unfit() == nil {
+		inside.At(m).Err = err
 	}
 	return m
 }

@@ -47,11 +47,14 @@ func (c *controls) Collect(to chan<- prometheus.Metric) {
 	}
 	pauses, limits := 0, 0
 	for _, w := range watched {
-		for _, control := range lock.Inside(inside.Pass{}).InForce(w) {
-			if control.Paused {
+		state := (*inside.At(w)).Latest()
+		if state == nil {
+			continue
+		}
+		for _, order := range state.Orders() {
+			if order.Paused {
 				pauses++
-			}
-			if control.Limit > 0 {
+			} else {
 				limits++
 			}
 		}

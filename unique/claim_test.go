@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
@@ -369,7 +370,7 @@ func TestClaim_ttl(t *testing.T) {
 func TestClaim_ofNoTask(t *testing.T) {
 	t.Parallel()
 	r := start(t, redistest.Mini(t), reindex)
-	_, err := inner.Claim(r.locker, keys.Key(r.prefix, "reindex", "7")).Take(t.Context(), "no task", "", time.Hour)
+	_, err := (&request{client: r.Client, key: keys.Key(r.prefix, "reindex", "7")}).claim().Take(t.Context(), "no task", "", time.Hour)
 	redistest.Must(t, err)
 	first := r.must(r.Enqueue(task("reindex", "7", "")))
 	info, err := r.Enqueue(task("reindex", "7", ""))
@@ -384,12 +385,13 @@ func TestReplaceEnded_another(t *testing.T) {
 		r.patience = 100 * time.Millisecond
 		first := r.must(r.Enqueue(task("reindex", "7", "")))
 		redistest.Must(t, r.inspector.ArchiveTask(r.queue, first.ID))
-		other, err := inner.ClaimLock(r.locker, keys.Key(r.prefix, "reindex", "7"), lock.TTL(time.Hour)).TryLock(t.Context())
+		other, err := r.engine.Take(t.Context(), engine.Request{Ref: engine.Ref{Key: r.claimKey("reindex") + ":lock", Limit: 1}, TTL: time.Hour})
 		redistest.Must(t, err)
 		if info, err := r.Enqueue(task("reindex", "7", "")); !errors.Is(err, ErrEnqueueUnderWay) || !strings.Contains(err.Error(), "has held this key's lock") {
 			t.Errorf("%v, %v", info, err)
 		}
-		redistest.Must(t, other.Unlock(t.Context()))
+		_, err = other.Release(t.Context(), engine.Ending{})
+		redistest.Must(t, err)
 		r.patience = longest
 		r.must(r.Enqueue(task("reindex", "7", "")))
 	})

@@ -16,7 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/tasktype"
 	"github.com/automutex/automutex/lock"
 )
@@ -30,7 +30,7 @@ type Client struct {
 	enqueuer  automutex.Enqueuer
 	inspector *asynq.Inspector
 	rdb       redis.UniversalClient // often on asynq's Redis; nil: of another type
-	locker    *lock.Locker          // claims, and the lock around what takes several steps
+	engine    *engine.Engine        // claims, and the lock around what takes several steps
 	keys      *automutex.KeyMaker
 	rules     tasktype.Map[*rule]
 
@@ -89,7 +89,7 @@ func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client,
 	if inspector == nil {
 		problems = append(problems, errors.New("unique: the asynq.Inspector is nil: pass one on the Redis of the client that enqueues"))
 	}
-	if err := inner.CheckClient(rdb); err != nil {
+	if err := engine.CheckClient(rdb); err != nil {
 		problems = append(problems, fmt.Errorf("unique: %w", err))
 	}
 	rules, mistakes := compile(cfg.Rules)
@@ -128,7 +128,7 @@ func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client,
 		enqueuer:  client,
 		inspector: inspector,
 		rules:     tasks,
-		locker:    lock.New(rdb, lock.Options{Prefix: cfg.Prefix}),
+		engine:    engine.New(engine.Options{Client: rdb, Prefix: cfg.Prefix}),
 		keys:      keys,
 		grace:     grace,
 		changeTTL: changeTTL,
@@ -189,9 +189,6 @@ func (c *Client) enqueueOnce(ctx context.Context, r *rule, key string, task *asy
 	}
 	return info, err
 }
-
-// inner has the calls of package lock that only the packages of this module make.
-var inner = lock.Inside(inside.Pass{})
 
 // ErrEnqueueUnderWay is what a call fails with if other producers were enqueuing the task that blocks
 // the key, or replacing it, for all of [Config].Wait. Nothing was enqueued, and it is not known yet whether there will

@@ -238,7 +238,7 @@ func (r *rig) claimKey(taskType string) string { return keys.Key(r.prefix, taskT
 func (r *rig) its(taskType string) *lock.Lock {
 	locker := lock.New(r.rdb, lock.Options{Prefix: r.prefix})
 	r.t.Cleanup(func() { _ = locker.Close() })
-	return inner.ByKey(locker, keys.Key(r.prefix, taskType, "7"))
+	return locker.Mutex(taskType, lock.Parts("7"))
 }
 
 // hold takes that lock, as another task would.

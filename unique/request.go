@@ -15,6 +15,7 @@ import (
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/decide"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/tasknote"
@@ -72,9 +73,10 @@ func (req *request) run(ctx context.Context) (*asynq.TaskInfo, error) {
 				info, err = req.replaceEnded(ctx)
 			}
 			changed++
+			var busy *engine.Busy
 			switch {
-			case errors.Is(err, lock.ErrBusy):
-				over = fmt.Errorf("%w: it has held this key's lock for %s: %w", ErrEnqueueUnderWay, req.client.patience, err)
+			case errors.As(err, &busy):
+				over = fmt.Errorf("%w: %s has held this key's lock for %s", ErrEnqueueUnderWay, busy.Who().Owner, req.client.patience)
 			case info != nil || err != nil:
 				return info, err
 			case changed <= tries:
@@ -152,7 +154,9 @@ func (req *request) try(ctx context.Context, old existing) (*asynq.TaskInfo, exi
 	return nil, found, err
 }
 
-func (req *request) claim() mark.Mark { return inner.Claim(req.client.locker, req.key) }
+func (req *request) claim() mark.Mark {
+	return mark.Of(req.client.engine.Life(), req.client.engine.Conn(), req.key)
+}
 
 // take takes the claim for the new task, or announces the task in the claim of the one that it
 // supersedes. If Redis' reply was lost, that may have happened for a task that will never exist, so
@@ -323,11 +327,16 @@ func (req *request) duplicate(found existing) *DuplicateError {
 // is held rarely, for a few round trips. If a producer died holding it, callers poll until
 // its TTL ends.
 func (req *request) replaceEnded(ctx context.Context) (*asynq.TaskInfo, error) {
-	lease, err := inner.ClaimLock(req.client.locker, req.key, lock.TTL(req.client.changeTTL)).TryLock(ctx)
+	lease, err := req.client.engine.Take(ctx, engine.Request{
+		Ref: engine.Ref{Key: mark.Key(req.key) + ":lock", Limit: 1}, Name: req.key, TTL: req.client.changeTTL,
+	})
+	if busy := (*engine.Busy)(nil); errors.As(err, &busy) && busy.Cause != nil {
+		err = busy.Cause
+	}
 	if err != nil {
 		return nil, err
 	}
-	defer lease.Unlock(ctx) //nolint:errcheck // the lease ends at its TTL; the context says if it was lost
+	defer lease.Release(ctx, engine.Ending{}) //nolint:errcheck // the lease ends at its TTL; the context says if it was lost
 	bound := lease.Bind(ctx)
 	found, err := req.look(req.rule.Queue, req.id)
 	if err != nil || found == nil || found.State != asynq.TaskStateArchived && found.State != asynq.TaskStateCompleted {

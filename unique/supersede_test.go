@@ -96,7 +96,7 @@ func TestReplace_leavesATaskWhoseHandlerHasFailed(t *testing.T) {
 					r.await(r.queue, first.ID, asynq.TaskStateRetry)
 					info, err := r.Enqueue(task("price", "7", "second"))
 					r.mustBeDuplicate(info, err, first.ID, asynq.TaskStateRetry)
-					_, err = inner.OpenGate(t.Context(), r.its("price"))
+					_, err = r.its("price").BreakAll(t.Context())
 					redistest.Must(t, err)
 					letGo := r.hold("price")
 					_ = r.inspector.RunTask(r.queue, first.ID)

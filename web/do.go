@@ -298,7 +298,8 @@ func (p *page) act(ctx context.Context, f form, by string) (string, error) {
 	case f.Action == "pause":
 		return target + " is paused until somebody resumes it.", controls.Pause(ctx, f.Target, time.Time{}, f.Why)
 	case f.limit == 0:
-		return target + " has the limit of the program again.", controls.ClearLimit(ctx, f.Target)
+		_, err := controls.ClearLimit(ctx, f.Target)
+		return target + " has the limit of the program again.", err
 	}
 	return fmt.Sprintf("%s is limited to %d at once.", target, f.limit), controls.SetLimit(ctx, f.Target, f.limit, f.Why)
 }

@@ -15,6 +15,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
@@ -182,14 +183,15 @@ func TestDo_breakGate(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		v, _ := operator(t, s)
 		isOpen := func(m *lock.Lock) bool {
-			info, err := inner.Inspect(context.Background(), m)
+			h := inside.At(m)
+			info, err := h.Engine.Inspect(context.Background(), h.Request.Ref, 0, "", "")
 			redistest.Must(t, err)
 			return info.Gate.OpensIn == 0
 		}
 		ask := func(m *lock.Lock) string { return "/locks/do?action=break&key=" + url.QueryEscape(m.Key()) }
 		free, both, rated := v.locker.Mutex("free"), v.locker.Semaphore("both", 2), v.locker.Mutex("rated", lock.Rate(1, time.Hour, 1))
 		lease := v.hold(free)
-		redistest.Must(t, errors.Join(inner.CloseGate(context.Background(), lease, time.Hour), lease.Unlock(context.Background())))
+		redistest.Must(t, errors.Join((*inside.At(lease)).CloseGate(context.Background(), time.Hour), lease.Unlock(context.Background())))
 		asked := v.get(ask(free)).want(200, "and open its gate?", "A hold or a cooldown ends now")
 		if isOpen(free) {
 			t.Error("asking has opened the gate")
@@ -206,7 +208,7 @@ func TestDo_breakGate(t *testing.T) {
 		if isOpen(both) {
 			t.Error("a break of one holder has ended the cooldown")
 		}
-		redistest.Must(t, v.page.locker.Mutex("both").Delete(context.Background()))
+		redistest.Must(t, v.locker.Mutex("both").Delete(context.Background()))
 		v.hold(both)
 		redistest.Must(t, v.hold(both).Cooldown(context.Background(), time.Hour))
 		v.confirm(v.get(ask(both)).want(200, "from 1 holder, and open its gate?"), "").want(200, "taken from 1 of 1 holder. Its gate is open.")
@@ -336,20 +338,21 @@ func blockedKey(t *testing.T, v *site) (key string) {
 	t.Helper()
 	_, err := asynq.NewClientFromRedisClient(v.rdb).Enqueue(asynq.NewTask("other", nil)) // so asynq has the queue
 	redistest.Must(t, err)
-	key = v.locker.Mutex("orders", lock.Parts("7")).Key()
+	e, its := *inside.At(v.locker), engine.Ref{Key: v.locker.Mutex("orders", lock.Parts("7")).Key(), Limit: 1, Ordered: true}
 	for _, id := range []string{"first", "second", "third"} {
 		note := "default/" + id
-		ticket, _, _, err := inner.Stamp(t.Context(), inner.ByKey(v.locker, key), note, "n"+id, 0, 0)
+		ticket, _, _, err := e.Stamp(t.Context(), its, note, "n"+id, 0, 0)
 		redistest.Must(t, err)
 		if id == "first" {
-			m := v.locker.Mutex("orders", lock.Parts("7"), lock.Note(note), inner.InOrder(inside.Place{Nonce: "nfirst", Ticket: ticket, Most: -1}))
-			le, err := m.TryLock(t.Context())
+			place := inside.Place{Nonce: "nfirst", Ticket: ticket, Most: -1}
+			le, err := e.Take(t.Context(), engine.Request{Ref: its, Note: note, TTL: lock.DefaultTTL, Order: &engine.Order{Place: place}})
 			redistest.Must(t, err)
-			inner.EndOrder(le, inside.OutcomeHeld)
-			redistest.Must(t, le.Unlock(t.Context()))
+			le.End(inside.OutcomeHeld)
+			_, err = le.Release(t.Context(), engine.Ending{})
+			redistest.Must(t, err)
 		}
 	}
-	return key
+	return its.Key
 }
 
 // A key that an archived task blocks is in each view, and an operator skips the task.
@@ -368,7 +371,7 @@ func TestBlocked(t *testing.T) {
 		v.get("/locks/keys").want(200, "orders|7", ">blocked</a>", "<b>3</b> of these in order")
 		v.get("/locks/key?key="+url.QueryEscape(key)).want(200, "Behind <bdi>default/first</bdi>, which <bdi>"+gone, "archived", "in order", "default/third",
 			`<bdi>default/first</bdi> <span class="tag error">the others wait for it</span>`, `<rect class="wait open" x=`)
-		head, err := inner.Head(t.Context(), inner.ByKey(v.locker, key))
+		head, err := v.page.engine.Head(t.Context(), engine.Ref{Key: key})
 		redistest.Must(t, err)
 		ticket := strconv.FormatInt(head.Ticket, 10)
 		v.get("/locks/blocked").want(200, "&amp;ticket="+ticket+"&amp;")
@@ -378,7 +381,7 @@ func TestBlocked(t *testing.T) {
 			t.Errorf("%+v", a)
 		}
 		v.confirm(asked, "").want(200, "Task default/first was skipped") // a second click
-		if head, err := inner.Head(t.Context(), inner.ByKey(v.locker, key)); err != nil || head.Note != "default/second" {
+		if head, err := v.page.engine.Head(t.Context(), engine.Ref{Key: key}); err != nil || head.Note != "default/second" {
 			t.Errorf("%+v, %v", head, err)
 		}
 		v.refuse(v.get("/locks/do?action=skip&key="+url.QueryEscape(key)+"&task=default/first&from=blocked")).want(409, "skip failed", "is not the next one of key")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -55,6 +56,16 @@ func serve(t testing.TB, s *redistest.Server, o Options) *site {
 		}
 	})
 	return v
+}
+
+// byKey is the worker's lock with that key.
+func (v *site) byKey(key string) *lock.Lock {
+	v.t.Helper()
+	m := v.locker.Mutex("any")
+	ref, err := v.page.engine.Ref(key)
+	redistest.Must(v.t, err)
+	inside.At(m).Request.Ref = ref
+	return m
 }
 
 // answer is what a browser gets.

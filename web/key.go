@@ -10,7 +10,6 @@ import (
 	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
-	"github.com/automutex/automutex/lock"
 )
 
 // mostShown is how many of a line, and of the runs, are shown.
@@ -24,12 +23,12 @@ type keyView struct {
 	Info            row
 	Holders         []holderView
 	Line            []waiterView
-	More            int            // of the line that are not shown
-	Orders          []lock.Control // of operators, that are in force for this lock
-	PausedHere      bool           // by an order for this lock itself
-	PausedScope     string         // the scope, if an order for it pauses this lock
-	Behind          *blockedRow    // the next task of an ordered key, if it keeps others waiting
-	Actions         []Action       // about this lock, newest first
+	More            int             // of the line that are not shown
+	Orders          []control.Order // of operators, that are in force for this lock
+	PausedHere      bool            // by an order for this lock itself
+	PausedScope     string          // the scope, if an order for it pauses this lock
+	Behind          *blockedRow     // the next task of an ordered key, if it keeps others waiting
+	Actions         []Action        // about this lock, newest first
 
 	Bars   *bars     // who ran when; nil: nothing is known
 	Kept   bool      // workers keep the runs of the key
@@ -88,7 +87,7 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 	v.Rule = p.rulesOf(key)
 	controls, wrong := p.controls(ctx)
 	v.Err = trouble(cmp.Or(err, wrong), triesAgain)
-	v.Orders, _ = ordersFor(controls, key)
+	v.Orders, _, _ = control.For(controls, key)
 	for _, c := range v.Orders {
 		switch {
 		case c.Paused && control.Bare(c.Target) == name:

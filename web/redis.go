@@ -16,13 +16,14 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/control"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/tasknote"
-	"github.com/automutex/automutex/lock"
 )
 
 // This file has all that the page asks of Redis and asynq, and all that it has changed there.
@@ -39,9 +40,6 @@ const (
 	// mostQueues is in how many queues a task is looked for.
 	mostQueues = 20
 )
-
-// inner has the calls of package lock that only the packages of this module make.
-var inner = lock.Inside(inside.Pass{})
 
 // row is one lock, as it was when somebody looked. All times are by Redis' clock.
 type row struct {
@@ -65,7 +63,7 @@ func (p *page) walk(ctx context.Context) (s *snapshot, pause time.Duration, err 
 		return nil, 0, err
 	}
 	s = &snapshot{}
-	for some, err := range inspect.Walk(ctx, p.locker, p.rdb) {
+	for some, err := range inspect.Walk(ctx, p.engine, p.rdb) {
 		if err != nil {
 			return nil, 0, err
 		}
@@ -83,7 +81,7 @@ func (p *page) walk(ctx context.Context) (s *snapshot, pause time.Duration, err 
 func (p *page) look(ctx context.Context, key string) (row, error) {
 	return within(ctx, func(ctx context.Context) (row, error) {
 		began := time.Now()
-		l, now, err := inspect.One(ctx, p.locker, p.rdb, key)
+		l, now, err := inspect.One(ctx, p.engine, p.rdb, key)
 		return row{l, now, time.Since(began)}, err
 	})
 }
@@ -100,7 +98,7 @@ func (p *page) keyOf(text string) string { return inspect.Key(p.o.Prefix, text) 
 
 // noLock says why a Redis key is none of a lock; empty for one that can be.
 func (p *page) noLock(key string) string {
-	err := inner.LockErr(inner.ByKey(p.locker, key))
+	_, err := p.engine.Ref(key)
 	if err == nil {
 		return ""
 	}
@@ -140,31 +138,32 @@ func (p *page) taskOf(note string) task {
 // Of what operators have ordered.
 
 // controls gives what is in force. With an error it gives what was in force before.
-func (p *page) controls(ctx context.Context) ([]lock.Control, error) {
-	return p.orders.get(ctx, func(ctx context.Context) ([]lock.Control, time.Duration, error) {
-		all, err := p.locker.Controls().List(ctx)
-		return inner.Orders(all), freshFor, err // pauses and limits apart
+func (p *page) controls(ctx context.Context) ([]control.Order, error) {
+	return p.orders.get(ctx, func(ctx context.Context) ([]control.Order, time.Duration, error) {
+		state, err := p.engine.Controls().Fetch(ctx)
+		if err != nil {
+			return nil, freshFor, err
+		}
+		return state.Orders(), freshFor, nil
 	})
 }
 
-// ordersFor gives those that are for a lock.
-func ordersFor(all []lock.Control, key string) (its []lock.Control, paused bool) {
-	its, _, pause := inner.ControlsFor(all, key)
-	return its, pause != nil
+// asOperator gives the controls in the name of who acts.
+func (p *page) asOperator(by string) (*control.Reader, func()) {
+	if by == "" {
+		return p.engine.Controls(), func() {}
+	}
+	e := p.newEngine(by)
+	return e.Controls(), e.Close // it has no lease
 }
 
-// asOperator gives the controls in the name of who acts.
-func (p *page) asOperator(by string) (*lock.Controls, func()) {
-	if by == "" {
-		return p.locker.Controls(), func() {}
-	}
-	locker := lock.New(p.rdb, lock.Options{Prefix: p.o.Prefix, Owner: by, Logger: slog.New(slog.DiscardHandler)})
-	return locker.Controls(), func() { _ = locker.Close() } // it has no lease
+func (p *page) newEngine(owner string) *engine.Engine {
+	return engine.New(engine.Options{Client: p.rdb, Prefix: p.o.Prefix, Owner: owner, Log: slog.New(slog.DiscardHandler), Obeys: true})
 }
 
 // resume ends a pause, and removes an entry that cannot be read.
-func resume(ctx context.Context, controls *lock.Controls, target string) (string, error) {
-	ended, err := inner.Resume(ctx, controls, target)
+func resume(ctx context.Context, controls *control.Reader, target string) (string, error) {
+	ended, err := controls.Resume(ctx, target)
 	switch name := printable.Short(target); {
 	case err != nil:
 		return "", err
@@ -177,18 +176,26 @@ func resume(ctx context.Context, controls *lock.Controls, target string) (string
 	}
 }
 
-func (p *page) sweep(ctx context.Context) (int, error) { return inner.Sweep(ctx, p.locker) }
+func (p *page) sweep(ctx context.Context) (int, error) { return p.engine.Sweep(ctx) }
 
 func (p *page) breakHolder(ctx context.Context, key, token string) (bool, error) {
-	return inner.ByKey(p.locker, key).Break(ctx, token)
+	r, err := p.engine.Ref(key)
+	if err != nil {
+		return false, err
+	}
+	return p.engine.BreakHolder(ctx, r, token)
 }
 
 func (p *page) openGate(ctx context.Context, key string) (bool, error) {
-	return inner.OpenGate(ctx, inner.ByKey(p.locker, key))
+	r, err := p.engine.Ref(key)
+	if err != nil {
+		return false, err
+	}
+	return p.engine.OpenGate(ctx, r)
 }
 
 func (p *page) skip(ctx context.Context, key, task string, ticket int64) error {
-	return blocked.Skip(ctx, p.locker, p.o.Inspector, key, task, ticket)
+	return blocked.Skip(ctx, p.engine, p.o.Inspector, key, task, ticket)
 }
 
 // Of ordered keys.

@@ -154,9 +154,7 @@ func TestHostileText(t *testing.T) {
 		v := serve(t, s, Options{AsynqmonPath: "/asynq"})
 		hostile := `<script>alert(1)</script>"'><img/src=x>` + "\u202e\u0000"
 		key := v.prefix + `:{<script>alert(1)</script>"'>&javascript:}`
-		m := inner.ByKey(v.locker, key)
-		redistest.Must(t, inner.LockErr(m))
-		v.hold(m)
+		v.hold(v.byKey(key))
 		labelled := lock.New(v.rdb, lock.Options{Prefix: v.prefix, Owner: hostile})
 		defer labelled.Close()
 		its, err := labelled.Mutex("labelled", lock.Note(hostile)).TryLock(context.Background())
@@ -167,7 +165,7 @@ func TestHostileText(t *testing.T) {
 			t.Fatal(err)
 		}
 		other := v.locker.Mutex("x")
-		lease, err := inner.ByKey(v.locker, other.Key()).TryLock(context.Background())
+		lease, err := v.byKey(other.Key()).TryLock(context.Background())
 		redistest.Must(t, err)
 		defer lease.Unlock(context.Background())
 		for _, path := range []string{"/", "/keys?q=" + "%22%3E%3Cscript%3Ealert(1)%3C/script%3E", "/keys?longer=%3Cscript%3E", "/keys?rule=%22%3E%3Cscript%3E", keyPath(key), keyPath(labelled.Mutex("labelled").Key()), keyPath(planted), "/live%3Cscript%3E"} {

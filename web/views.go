@@ -16,7 +16,6 @@ import (
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
-	"github.com/automutex/automutex/lock"
 )
 
 const (
@@ -33,7 +32,7 @@ type overview struct {
 	frame
 	Totals                 totals
 	Waited, Longest, Gates []row // the longest lines; held longest, of those with one holder; the first gates to open
-	Orders                 []lock.Control
+	Orders                 []control.Order
 	Plot                   string // of the last hour, as JSON
 }
 
@@ -171,7 +170,8 @@ func (p *page) keysView(r *http.Request) *keysView {
 		if all := p.holders(r); len(all) > 0 {
 			line.Holder = all[0]
 		}
-		_, line.Paused = ordersFor(controls, r.Key)
+		_, _, pause := control.For(controls, r.Key)
+		line.Paused = pause != nil
 		v.Rows = append(v.Rows, line)
 	}
 	return v
@@ -253,7 +253,7 @@ func (p *page) blockedView(r *http.Request) *blockedView {
 type rulesView struct {
 	frame
 	Rules  []ruleRow
-	Orders []lock.Control
+	Orders []control.Order
 }
 
 type ruleRow struct {
@@ -308,7 +308,7 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 	return v
 }
 
-func newRuleRow(rule fleet.Rule, orders []lock.Control) ruleRow {
+func newRuleRow(rule fleet.Rule, orders []control.Order) ruleRow {
 	r := ruleRow{Rule: rule, Limit: rule.LimitShown()}
 	r.Scope, _ = rule.ScopeText() // if each type has its own, that of the type that the rule names, or "report:" for all of them
 	for _, c := range orders {

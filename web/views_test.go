@@ -138,8 +138,7 @@ func TestKeys_hashed(t *testing.T) {
 	rules := []automutex.Rule{{Task: "pay", On: []string{"account"}}}
 	v := serve(t, redistest.Mini(t), Options{HashKeys: secret, Rules: rules})
 	key := keys.HashedKey(secret, v.prefix, "pay", "s:DE0012345")
-	m := inner.ByKey(v.locker, key)
-	v.hold(m)
+	v.hold(v.byKey(key))
 	v.find("/keys", "pay|~").want(200, `data-name="Rule"><bdi>pay</bdi></td>`).without("DE0012345", secret)
 	v.get(keyPath(key)).want(200, "pay|~", "rule <bdi>pay</bdi>").without("DE0012345", secret)
 

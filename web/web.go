@@ -42,8 +42,9 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/control"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/lock"
 )
 
 // Options of [New]. The zero value shows all locks under the default prefix to
@@ -135,7 +136,7 @@ type page struct {
 	o       Options
 	base    string // what links begin with
 	rdb     redis.UniversalClient
-	locker  *lock.Locker
+	engine  *engine.Engine
 	own     *known // by the Options
 	hour    hour
 	seen    seenRuns
@@ -149,7 +150,7 @@ type page struct {
 	close   context.CancelFunc
 	locks   shared[*snapshot]
 	rules   shared[*known]
-	orders  shared[[]lock.Control]
+	orders  shared[[]control.Order]
 
 	mu        sync.Mutex // guards fragments; nobody makes one under it
 	fragments map[string]*shared[[]byte]
@@ -184,7 +185,7 @@ func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 	if options.Inspector == nil {
 		p.o.Inspector = asynq.NewInspectorFromRedisClient(rdb)
 	}
-	p.locker = lock.New(rdb, lock.Options{Prefix: p.o.Prefix, Owner: "automutex web", Logger: slog.New(slog.DiscardHandler)})
+	p.engine = p.newEngine("automutex web")
 	p.base = cmp.Or(p.o.RootPath, ".") + "/"
 	p.routes()
 	return p, nil
@@ -197,7 +198,7 @@ func (p *page) check() error {
 	default: // it may hide a Cluster, of which it would walk one node
 		problems = append(problems, fmt.Errorf("web: a %T cannot list locks: use a *redis.Client or *redis.ClusterClient", p.rdb))
 	}
-	if err := inner.CheckClient(p.rdb); err != nil {
+	if err := engine.CheckClient(p.rdb); err != nil {
 		problems = append(problems, fmt.Errorf("web: %w", err))
 	}
 	for option, path := range map[string]string{"RootPath": p.o.RootPath, "AsynqmonPath": p.o.AsynqmonPath} {
@@ -205,7 +206,7 @@ func (p *page) check() error {
 			problems = append(problems, fmt.Errorf("web: Options.%s: %q is not a path: begin with one slash, and leave out host, query and fragment, as in \"/locks\"", option, path))
 		}
 	}
-	if err := inner.CheckPrefix(p.o.Prefix); err != nil {
+	if err := engine.CheckPrefix(p.o.Prefix); err != nil {
 		problems = append(problems, fmt.Errorf("web: Options.Prefix: %w", err))
 	}
 	return errors.Join(problems...)
@@ -219,5 +220,6 @@ func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.handler.Ser
 // stream ends when its handler returns.
 func (p *page) Close() error {
 	p.close()
-	return p.locker.Close()
+	p.engine.Close()
+	return nil
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/doctor"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
@@ -96,10 +97,9 @@ end`
 	close(now)
 	for i := range 103 {
 		parked := tr.others.Mutex("hot", lock.Note(fmt.Sprint("task ", i+1)))
-		e, r, err := inner.Request(parked)
-		redistest.Must(t, err)
-		r.Wait, r.Park, r.Yield = true, true, now
-		if _, err := e.Take(t.Context(), *r); err == nil {
+		h := inside.At(parked)
+		h.Request.Wait, h.Request.Park, h.Request.Yield = true, true, now
+		if _, err := h.Engine.Take(t.Context(), h.Request); err == nil {
 			t.Fatal("it was not parked")
 		}
 	}
@@ -123,7 +123,7 @@ func testBreak(t *testing.T, b binary) {
 		"stops": {nil, func(cmd *exec.Cmd, _ *redistest.Proxy) error { return cmd.Process.Signal(os.Interrupt) }, exitNo, "interrupted; nothing was done"},
 		"ended": {nil, func(*exec.Cmd, *redistest.Proxy) error { return tr.leases["ended"].Unlock(t.Context()) }, exitNo, "is over; nothing was done"},
 		"opens": {[]string{"closes", "leaves"}, func(*exec.Cmd, *redistest.Proxy) error {
-			_, err := inner.OpenGate(t.Context(), tr.others.Mutex("opens"))
+			_, err := tr.others.Mutex("opens").BreakAll(t.Context())
 			return err
 		}, exitNo, "is over; nothing was done"},
 	} {

@@ -95,7 +95,7 @@ func (a *app) list(ctx context.Context, l locks, f filter, asJSON bool) error {
 		return err
 	}
 	local, header := time.Now(), lockHeader
-	for some, err := range inspect.Walk(ctx, l.Locker, l.rdb) {
+	for some, err := range inspect.Walk(ctx, l.Engine, l.rdb) {
 		if err != nil {
 			return err
 		}
@@ -181,10 +181,10 @@ control is for it, the exit code is 1.`, cobra.ExactArgs(1), func(ctx context.Co
 // one reads the lock that an operator names. now is Redis' time.
 func (a *app) one(ctx context.Context, l locks, name string) (s inspect.Lock, now time.Time, err error) {
 	key := inspect.TypedKey(a.conn.prefix, name)
-	if err := inner.LockErr(inner.ByKey(l.Locker, key)); err != nil {
+	if _, err := l.Ref(key); err != nil {
 		return s, now, usage("KEY: %w", err)
 	}
-	return inspect.One(ctx, l.Locker, l.rdb, key)
+	return inspect.One(ctx, l.Engine, l.rdb, key)
 }
 
 func (a *app) printLock(s inspect.Lock, now time.Time, l locks) error {
@@ -294,9 +294,10 @@ func (a *app) breakLock(ctx context.Context, l locks, key string, tokens []strin
 			return err
 		}
 	}
-	m, broken, opened := inner.ByKey(l.Locker, s.Key), 0, false
+	broken, opened := 0, false
+	r, _ := l.Ref(s.Key) // it is that of a lock, and was shown
 	for _, h := range s.Holders {
-		ok, err := m.Break(ctx, h.Token)
+		ok, err := l.BreakHolder(ctx, r, h.Token)
 		if err != nil {
 			return fmt.Errorf("%d of %d broken: %w", broken, len(s.Holders), err)
 		}
@@ -305,7 +306,7 @@ func (a *app) breakLock(ctx context.Context, l locks, key string, tokens []strin
 		}
 	}
 	if gate != "" {
-		if opened, err = inner.OpenGate(ctx, m); err != nil {
+		if opened, err = l.OpenGate(ctx, r); err != nil {
 			return fmt.Errorf("%d of %d broken, and the %s not ended: %w", broken, len(s.Holders), gate, err)
 		}
 	}
@@ -345,7 +346,7 @@ func newSweep(a *app) *cobra.Command {
 
 Nothing depends on it: each lock does the same when it is asked for, and keys that nobody asks
 for expire.`, cobra.NoArgs, func(ctx context.Context, l locks, _ []string) error {
-		removed, err := inner.Sweep(ctx, l.Locker)
+		removed, err := l.Sweep(ctx)
 		if err != nil {
 			return fmt.Errorf("after %d removed: %w", removed, err)
 		}
@@ -363,7 +364,7 @@ asynq's tools, or skip it: automutex skip KEY TASK.`, cobra.NoArgs, func(ctx con
 		if err != nil {
 			return err
 		}
-		keys, err := blocked.List(ctx, l.Locker, l.inspector)
+		keys, err := blocked.List(ctx, l.Engine, l.inspector)
 		if err != nil {
 			return err
 		}
@@ -385,7 +386,7 @@ func newSkip(a *app) *cobra.Command {
 KEY and TASK are those that blocked lists. The task itself is not changed: if asynq runs it
 later, it takes its old place again. If it runs now, or is not the next one, the exit code is 1.`, cobra.ExactArgs(2), func(ctx context.Context, l locks, args []string) error {
 		key := inspect.TypedKey(a.conn.prefix, args[0])
-		switch err := blocked.Skip(ctx, l.Locker, l.inspector, key, args[1], 0); {
+		switch err := blocked.Skip(ctx, l.Engine, l.inspector, key, args[1], 0); {
 		case errors.Is(err, lock.ErrBackend):
 			return err
 		case err != nil:
@@ -408,7 +409,7 @@ const rulesHelp = "the FILE of the rules: take its prefix, and its rules in plac
 
 // newOrder makes a command that gives an order; with ends it ends one. shown is the target for a person.
 func (a *app) newOrder(use, help string, args cobra.PositionalArgs, o *order,
-	do func(ctx context.Context, controls *lock.Controls, args []string, shown string) error) *cobra.Command {
+	do func(ctx context.Context, controls *control.Reader, args []string, shown string) error) *cobra.Command {
 	cmd := a.onLocks(use, help+orderHelp, args, func(ctx context.Context, l locks, args []string) error {
 		key, err := a.target(ctx, l, args[0], o.force || o.ends)
 		shown := printable.OneLine(args[0])
@@ -446,7 +447,7 @@ func (a *app) target(ctx context.Context, l locks, typed string, force bool) (st
 		}
 	}
 	a.conn.known = rules
-	return inspect.Target(ctx, l.Locker, l.rdb, rules, hashed, a.conn.prefix, typed, force)
+	return inspect.Target(ctx, l.Engine, l.rdb, rules, hashed, a.conn.prefix, typed, force)
 }
 
 // given says that an order was given.
@@ -466,7 +467,7 @@ func newPause(a *app) *cobra.Command {
 Running tasks go on. Other tasks return to asynq without spending an attempt, whatever the
 policy of their rule, and run when the pause ends or up to 90 seconds later. Tasks on
 their last attempt wait in their workers. A new pause replaces the present one.`, cobra.ExactArgs(1), &o,
-		func(ctx context.Context, controls *lock.Controls, args []string, shown string) error {
+		func(ctx context.Context, controls *control.Reader, args []string, shown string) error {
 			until, end := time.Time{}, "until somebody resumes it"
 			if length != 0 {
 				until = time.Now().Add(length)
@@ -486,17 +487,17 @@ func newResume(a *app) *cobra.Command {
 
 Parked tasks are woken in their order, others run within 90 seconds. An entry that cannot be
 read is removed. If the target has neither, the exit code is 1.`, cobra.ExactArgs(1), &order{ends: true},
-		func(ctx context.Context, controls *lock.Controls, args []string, shown string) error {
-			ended, err := inner.Resume(ctx, controls, args[0])
+		func(ctx context.Context, controls *control.Reader, args []string, shown string) error {
+			ended, err := controls.Resume(ctx, args[0])
 			if err != nil {
 				return err
 			}
-			list, err := controls.List(ctx)
+			state, err := controls.Fetch(ctx)
 			if err != nil {
 				return err
 			}
 			after := ""
-			if _, _, pause := inner.ControlsFor(list, inspect.TypedKey(a.conn.prefix, args[0])); pause != nil {
+			if _, _, pause := control.For(state.Orders(), inspect.TypedKey(a.conn.prefix, args[0])); pause != nil {
 				after = "; its scope " + printable.OneLine(pause.Target) + " is"
 			}
 			switch ended {
@@ -515,12 +516,12 @@ func newLimit(a *app) *cobra.Command {
 
 A lower number takes effect as tasks end. The limit of one key wins over that of its
 scope. With --clear, if the target has no such limit, the exit code is 1.`, cobra.RangeArgs(1, 2), &o,
-		func(ctx context.Context, controls *lock.Controls, args []string, shown string) error {
+		func(ctx context.Context, controls *control.Reader, args []string, shown string) error {
 			if o.ends != (len(args) == 1) {
 				return usage("limit: want TARGET and N, or TARGET and --clear")
 			}
 			if o.ends {
-				ended, err := inner.ClearLimit(ctx, controls, args[0])
+				ended, err := controls.ClearLimit(ctx, args[0])
 				switch {
 				case err != nil:
 					return err
@@ -551,14 +552,11 @@ An entry that this version cannot read is noted, and is not in force.`, cobra.No
 		if err != nil {
 			return err
 		}
-		list, err := l.Controls().List(ctx)
+		state, err := l.Controls().Fetch(ctx)
 		if err != nil {
 			return err
 		}
-		unreadable, err := inner.Unreadable(ctx, l.Controls())
-		if err != nil {
-			return err
-		}
+		list, unreadable := state.Orders(), state.Unreadable()
 		for _, target := range slices.Sorted(maps.Keys(unreadable)) {
 			fmt.Fprintf(a.errs, "note: the entry of %s is not in force: %s; resume removes it\n", printable.OneLine(target), unreadable[target])
 		}
@@ -566,7 +564,7 @@ An entry that this version cannot read is noted, and is not in force.`, cobra.No
 			fmt.Fprintf(a.errs, "no controls under the prefix %q are in force\n", a.conn.prefix)
 			return nil
 		}
-		return printAll(a.out, inspect.FromControls(list), asJSON, []string{"TARGET", "CONTROL", "BY", "SINCE", "WHY"}, func(c inspect.Control) [][]string {
+		return printAll(a.out, inspect.FromOrders(list), asJSON, []string{"TARGET", "CONTROL", "BY", "SINCE", "WHY"}, func(c inspect.Control) [][]string {
 			return [][]string{{c.Target, what(c, now), c.By, ago(now, c.Since), cmp.Or(c.Why, "-")}}
 		})
 	})

@@ -31,15 +31,13 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/config"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
-
-// inner has the calls of package lock that only the packages of this module make.
-var inner = lock.Inside(inside.Pass{})
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -262,7 +260,7 @@ func (c *connection) environment(cmd *cobra.Command) (err error) {
 	case c.cluster && c.db != 0:
 		return usage("--db %d: a Cluster has no database but 0", c.db)
 	}
-	if err := inner.CheckPrefix(c.prefix); err != nil {
+	if err := engine.CheckPrefix(c.prefix); err != nil {
 		return usage("--prefix: %w", err)
 	}
 	return nil
@@ -356,9 +354,9 @@ func unreachable(where string, err error) error {
 	return backend("Redis at %s does not answer: %w; is it running, and are address and TLS right?", where, err)
 }
 
-// locks is Redis with a Locker on it, and with asynq.
+// locks is Redis with an Engine on it, and with asynq.
 type locks struct {
-	*lock.Locker
+	*engine.Engine
 	rdb       redis.UniversalClient
 	inspector *asynq.Inspector
 }
@@ -371,9 +369,9 @@ func (c *connection) onLocks(ctx context.Context, do func(locks) error) error {
 	}
 	defer rdb.Close() // of a program that ends
 	// Others are shown who runs the command, as user@host.
-	owner := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), os.Getenv("USERNAME"), "somebody") + "@" + inside.Host()
+	owner := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), os.Getenv("USERNAME"), "somebody") + "@" + engine.Host()
 	isScope := func(text string) bool { return inspect.IsScope(c.known, text) }
-	locker := inner.New(rdb, lock.Options{Prefix: c.prefix, Owner: owner, Logger: slog.New(slog.DiscardHandler)}, nil, nil, isScope)
-	defer locker.Close() // never fails
-	return do(locks{locker, rdb, asynq.NewInspectorFromRedisClient(rdb)})
+	e := engine.New(engine.Options{Client: rdb, Prefix: c.prefix, Owner: owner, Log: slog.New(slog.DiscardHandler), Obeys: true, HasScope: isScope})
+	defer e.Close()
+	return do(locks{e, rdb, asynq.NewInspectorFromRedisClient(rdb)})
 }

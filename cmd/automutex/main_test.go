@@ -23,6 +23,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/fleet"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
@@ -485,10 +486,12 @@ func (tr *traffic) lost(id string) {
 // line waits until so many wait for a key.
 func (tr *traffic) line(n int, key string) {
 	tr.t.Helper()
-	m := inner.ByKey(tr.others, inspect.TypedKey(tr.prefix, key))
+	e := *inside.At(tr.others)
+	r, err := e.Ref(inspect.TypedKey(tr.prefix, key))
+	redistest.Must(tr.t, err)
 	redistest.Eventually(tr.t, patience, func() bool {
-		waiting, err := m.Waiting(tr.t.Context())
-		return err == nil && waiting == n
+		info, err := e.Inspect(tr.t.Context(), r, 0, "", "")
+		return err == nil && info.Waiting == n
 	}, "%d wait for %s", n, key)
 }
 
@@ -506,7 +509,7 @@ func (tr *traffic) take(name string, then []string) {
 	for _, what := range then {
 		switch what {
 		case "closes":
-			redistest.Must(tr.t, inner.CloseGate(ctx, lease, time.Hour))
+			redistest.Must(tr.t, (*inside.At(lease)).CloseGate(ctx, time.Hour))
 		case "cools":
 			redistest.Must(tr.t, lease.Cooldown(ctx, time.Hour))
 		case "leaves":

@@ -15,14 +15,11 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/internal/tasknote"
-	"github.com/automutex/automutex/lock"
 )
-
-// inner has the calls of package lock that only the packages of this module make.
-var inner = lock.Inside(inside.Pass{})
 
 // Key is automutex.Blocked. Its JSON is what the command prints with --json.
 type Key struct {
@@ -34,8 +31,8 @@ type Key struct {
 }
 
 // Heads returns the heads that may block their keys; asynq knows. They come in the order of First. It walks all keys with SCAN.
-func Heads(ctx context.Context, l *lock.Locker) (heads []inside.Head, err error) {
-	for info, err := range inner.List(ctx, l) {
+func Heads(ctx context.Context, e *engine.Engine) (heads []inside.Head, err error) {
+	for info, err := range e.List(ctx) {
 		if err != nil {
 			return nil, err
 		}
@@ -61,10 +58,10 @@ func First(a, b inside.Head) int {
 	return cmp.Or(rank(a)-rank(b), a.Since.Compare(b.Since), strings.Compare(a.Key, b.Key))
 }
 
-// List returns the blocked keys under the Locker's prefix, in the order of First. It walks all keys with SCAN, and asks asynq for the
+// List returns the blocked keys under the Engine's prefix, in the order of First. It walks all keys with SCAN, and asks asynq for the
 // first task of each. With a nil inspector it does not.
-func List(ctx context.Context, l *lock.Locker, inspector *asynq.Inspector) (found []Key, err error) {
-	heads, err := Heads(ctx, l)
+func List(ctx context.Context, e *engine.Engine, inspector *asynq.Inspector) (found []Key, err error) {
+	heads, err := Heads(ctx, e)
 	seen := In(inspector)
 	for _, head := range heads {
 		if why := Why(seen.Look(head)); why != "" {
@@ -252,8 +249,8 @@ func ParkedOn(key string) string { return "parked on " + key + "," }
 
 // WakeNext has asynq run the head of key if that is parked. The workers that would wake the head may have ended since
 // it parked; an operator does not wait for the head's own return. Errors are ignored, since the head returns anyway.
-func WakeNext(ctx context.Context, l *lock.Locker, inspector *asynq.Inspector, key string) {
-	head, err := inner.Head(ctx, inner.ByKey(l, key))
+func WakeNext(ctx context.Context, e *engine.Engine, inspector *asynq.Inspector, key string) {
+	head, err := e.Head(ctx, engine.Ref{Key: key})
 	if err != nil || head.State != "p" && head.State != "c" {
 		return
 	}
@@ -264,19 +261,23 @@ func WakeNext(ctx context.Context, l *lock.Locker, inspector *asynq.Inspector, k
 
 // Skip gives up the place of the head of key, and wakes the next one; see automutex.Guard.SkipHead. ticket
 // is that of the head that the operator saw. 0: of the head now.
-func Skip(ctx context.Context, l *lock.Locker, inspector *asynq.Inspector, key, task string, ticket int64) error {
-	head, err := inner.SkipHead(ctx, inner.ByKey(l, key), task, ticket)
+func Skip(ctx context.Context, e *engine.Engine, inspector *asynq.Inspector, key, task string, ticket int64) error {
+	r, err := e.Ref(key)
+	if err != nil {
+		return err
+	}
+	head, err := e.Skip(ctx, r, task, ticket)
 	switch {
-	case inner.IsHeadRunning(err):
+	case errors.Is(err, engine.ErrHeadRuns):
 		return fmt.Errorf("task %s of key %q runs now: wait until it has ended", task, key)
-	case inner.IsNotHead(err) && head == "":
+	case errors.Is(err, engine.ErrNotHead) && head == "":
 		return fmt.Errorf("no task of key %q is in order", key)
-	case inner.IsNotHead(err) && head == task:
+	case errors.Is(err, engine.ErrNotHead) && head == task:
 		return fmt.Errorf("the next task of key %q is another one with the ID of %s: look at it first", key, task)
-	case inner.IsNotHead(err):
+	case errors.Is(err, engine.ErrNotHead):
 		return fmt.Errorf("task %s is not the next one of key %q: that is %s", task, key, head)
 	case err == nil:
-		WakeNext(ctx, l, inspector, key)
+		WakeNext(ctx, e, inspector, key)
 	}
 	return err
 }

@@ -47,6 +47,61 @@ func (o Order) Text() string {
 	return text
 }
 
+// For returns those orders of a list, as State.Orders gives it, that are for the lock with that Redis key, and what comes of them: the
+// limit, 0 for none, and the pause, nil for none. All targets of one lock are beginnings of its key, so the last one is the narrowest, and
+// wins.
+func For(list []Order, key string) (its []Order, limit int, pause *Order) {
+	for _, o := range list {
+		switch {
+		case !AppliesTo(o.Target, key):
+			continue
+		case o.Paused:
+			pause = &o
+		default:
+			limit = o.Limit
+		}
+		its = append(its, o)
+	}
+	return its, limit, pause
+}
+
+// Control is all that is ordered for a target: a pause, a limit or both. lock.Control has the same fields, and says what they mean.
+type Control struct {
+	Target      string
+	Limit       int
+	Paused      bool
+	PausedUntil time.Time
+	Why, By     string
+	Since       time.Time
+}
+
+// Control is the order as what is ordered for its target.
+func (o Order) Control() Control {
+	return Control{Target: o.Target, Limit: o.Limit, Paused: o.Paused, PausedUntil: o.Until, Why: o.Why, By: o.By, Since: o.Since}
+}
+
+// Text is that of the pause, or else of the limit.
+func (c Control) Text() string {
+	return Order{Paused: c.Paused, Until: c.PausedUntil, Limit: c.Limit, OrderedBy: OrderedBy{Why: c.Why, By: c.By, Since: c.Since}}.Text()
+}
+
+// Controls lists what is in force now for each target, sorted by target. Why, By and Since are those of the latest order.
+func (s *State) Controls() (list []Control) {
+	for _, o := range s.Orders() {
+		c := o.Control()
+		if last := len(list) - 1; last >= 0 && list[last].Target == o.Target { // its pause comes before its limit
+			pause := list[last]
+			c.Paused, c.PausedUntil = true, pause.PausedUntil
+			if !c.Since.After(pause.Since) {
+				c.Why, c.By, c.Since = pause.Why, pause.By, pause.Since
+			}
+			list = list[:last]
+		}
+		list = append(list, c)
+	}
+	return list
+}
+
 // entry is the value of one target in Redis, as JSON.
 type entry struct {
 	Version int    `json:"v"`

@@ -20,15 +20,14 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/nearest"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/redisx"
 	"github.com/automutex/automutex/internal/tasktype"
-	"github.com/automutex/automutex/lock"
 )
 
 // Levels of a Finding.
@@ -56,9 +55,9 @@ type Options struct {
 func Examine(ctx context.Context, rdb redis.UniversalClient, options Options) ([]Finding, error) {
 	d := &doctor{
 		Options: options, rdb: rdb, asynq: asynq.NewInspectorFromRedisClient(rdb),
-		locker: lock.New(rdb, lock.Options{Prefix: options.Prefix, Logger: slog.New(slog.DiscardHandler)}),
+		engine: engine.New(engine.Options{Client: rdb, Prefix: options.Prefix, Log: slog.New(slog.DiscardHandler), Obeys: true}),
 	}
-	defer func() { _ = d.locker.Close() }() // never fails
+	defer d.engine.Close()
 	for _, check := range []func(context.Context) error{d.servers, d.rights, d.fleet, d.paused, d.blocked, d.tasks} {
 		if err := check(ctx); err != nil {
 			return d.findings, err
@@ -77,9 +76,6 @@ func CountBad(findings []Finding) (n int) {
 	return n
 }
 
-// inner has the calls of package lock that only the packages of this module make.
-var inner = lock.Inside(inside.Pass{})
-
 // most is how many findings of one kind there are.
 const most = 5
 
@@ -88,7 +84,7 @@ type doctor struct {
 	Options
 	rdb      redis.UniversalClient
 	asynq    *asynq.Inspector
-	locker   *lock.Locker
+	engine   *engine.Engine
 	guards   []fleet.Process // what they say of themselves
 	prefixes []string        // under which there are Guards
 	findings []Finding
@@ -310,21 +306,22 @@ func (d *doctor) fleet(ctx context.Context) (err error) {
 
 // paused tells what operators have paused or limited: it keeps tasks from running, and little else shows why.
 func (d *doctor) paused(ctx context.Context) error {
-	list, err := d.locker.Controls().List(ctx)
+	state, err := d.engine.Controls().Fetch(ctx)
 	if said := redis.Error(nil); errors.As(err, &said) {
 		d.foundf(Bad, "paused", "pauses and limits cannot be read, so programs that start obey none: %s", printable.OneLine(err.Error()))
+		return nil
 	} else if err != nil {
 		return err
 	}
-	for _, c := range list {
-		d.foundf(Note, "paused", "%s is %s", c.Target, inner.ControlText(c))
+	for _, o := range state.Orders() {
+		d.foundf(Note, "paused", "%s is %s", o.Target, o.Text())
 	}
 	return nil
 }
 
 // blocked names ordered keys whose next task does not run.
 func (d *doctor) blocked(ctx context.Context) error {
-	keys, err := blocked.List(ctx, d.locker, d.asynq)
+	keys, err := blocked.List(ctx, d.engine, d.asynq)
 	if err != nil {
 		return d.unable("order", err)
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
@@ -154,17 +155,18 @@ func TestExamine_many(t *testing.T) {
 	t.Parallel()
 	s := redistest.Real(t)
 	rdb, prefix := s.Client(t), redistest.Name(t)
-	locker := lock.New(rdb, lock.Options{Prefix: prefix})
-	t.Cleanup(func() { _ = locker.Close() })
+	e := engine.New(engine.Options{Client: rdb, Prefix: prefix})
+	t.Cleanup(e.Close)
 	for i := range most + 2 {
-		parts, note := lock.Parts(fmt.Sprint(i)), fmt.Sprintf("default/%s-%d", prefix, i)
-		key := locker.Mutex("orders", parts).Key()
-		ticket, _, _, err := inner.Stamp(t.Context(), inner.ByKey(locker, key), note, "n", 0, 0)
+		key, note := engine.Ref{Key: e.Key("orders", fmt.Sprint(i)), Limit: 1, Ordered: true}, fmt.Sprintf("default/%s-%d", prefix, i)
+		ticket, _, _, err := e.Stamp(t.Context(), key, note, "n", 0, 0)
 		redistest.Must(t, err)
-		lease, err := locker.Mutex("orders", parts, lock.Note(note), inner.InOrder(inside.Place{Nonce: "n", Ticket: ticket, Most: -1})).TryLock(t.Context())
+		place := inside.Place{Nonce: "n", Ticket: ticket, Most: -1}
+		lease, err := e.Take(t.Context(), engine.Request{Ref: key, Note: note, TTL: time.Minute, Order: &engine.Order{Place: place}})
 		redistest.Must(t, err)
-		inner.EndOrder(lease, inside.OutcomeHeld)
-		redistest.Must(t, lease.Unlock(t.Context()))
+		lease.End(inside.OutcomeHeld)
+		_, err = lease.Release(t.Context(), engine.Ending{})
+		redistest.Must(t, err)
 	}
 	client := asynq.NewClientFromRedisClient(rdb)
 	var rules []automutex.Rule

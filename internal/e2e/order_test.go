@@ -305,8 +305,8 @@ func TestInOrder_optional(t *testing.T) {
 // deadProducer stamps a task of the id, and never enqueues it.
 func (r *rig) deadProducer(id int, deadline time.Duration) {
 	r.t.Helper()
-	m := inner.ByKey(r.others, r.lockOf("work", strconv.Itoa(id)).Key())
-	if _, _, _, err := inner.Stamp(context.Background(), m, tasknote.Of(r.queue, "ghost"), stamp.NewNonce(), deadline, 0); err != nil {
+	m := r.lockOf("work", strconv.Itoa(id))
+	if _, _, _, err := engineOf(m).Stamp(context.Background(), refOf(m), tasknote.Of(r.queue, "ghost"), stamp.NewNonce(), deadline, 0); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -386,7 +386,7 @@ func TestInOrder_plainClient(t *testing.T) {
 		run := r.stage.next(t)
 		plain := r.enqueue("work", one)
 		redistest.Eventually(t, patience, func() bool {
-			head, err := inner.Head(t.Context(), inner.ByKey(r.others, r.lockOf("work", "1").Key()))
+			head, err := engineOf(r.lockOf("work")).Head(t.Context(), refOf(r.lockOf("work", "1")))
 			return err == nil && head.Queued == 2
 		}, "the plain task has come")
 		second := r.enqueueInOrder(c, 1)
@@ -467,7 +467,7 @@ func TestInOrder_refusedOptions(t *testing.T) {
 	if _, err := c.Enqueue(asynq.NewTask("work", []byte(`{}`)), asynq.Queue(r.queue)); !errors.As(err, &wrong) {
 		t.Errorf("without a key: %v", err)
 	}
-	head, err := inner.Head(t.Context(), inner.ByKey(r.others, r.lockOf("work", "1").Key()))
+	head, err := engineOf(r.lockOf("work")).Head(t.Context(), refOf(r.lockOf("work", "1")))
 	if err != nil || head.Queued != 0 {
 		t.Errorf("%+v, %v", head, err)
 	}

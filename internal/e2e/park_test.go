@@ -49,7 +49,8 @@ func (r *rig) awaitParked(id string) *asynq.TaskInfo {
 // stored is what Redis has of a key's line.
 func (r *rig) stored(scope string, parts ...string) inside.Info {
 	r.t.Helper()
-	info, err := inner.Inspect(context.Background(), r.lockOf(scope, parts...))
+	m := r.lockOf(scope, parts...)
+	info, err := engineOf(m).Inspect(context.Background(), refOf(m), 1, "", "")
 	if err != nil {
 		r.t.Fatal(err)
 	}

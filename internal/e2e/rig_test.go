@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
@@ -351,8 +352,9 @@ func (r *rig) awaitEvent(kind automutex.EventKind, id string) (found automutex.E
 	return found
 }
 
-// inner has the calls of package lock that only the packages of this module make.
-var inner = lock.Inside(inside.Pass{})
+// engineOf is the engine of a lock, and refOf the lock.
+func engineOf(m *lock.Lock) *engine.Engine { return inside.At(m).Engine }
+func refOf(m *lock.Lock) engine.Ref        { return inside.At(m).Request.Ref }
 
 // What package automutex does, and does not export.
 const (

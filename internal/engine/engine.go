@@ -22,6 +22,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/automutex/automutex/internal/control"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/redisx"
 	"github.com/automutex/automutex/internal/turn"
@@ -34,6 +36,8 @@ var (
 	ErrNotHeld = errors.New("lock: not held")
 	// ErrLost is the cause with which the contexts of a lost lease end.
 	ErrLost = errors.New("lock: lease lost")
+	// ErrNotFenced says that the lease has no fence.
+	ErrNotFenced = errors.New("lock: no fence")
 	// ErrNotReplicated says that too few replicas acknowledged the lease in time.
 	ErrNotReplicated = fmt.Errorf("%w: not on enough replicas", redisx.ErrBackend)
 )
@@ -52,25 +56,11 @@ const (
 	MaxLimit = 1<<31 - 1
 )
 
-// Limits are what operators have ordered. They are looked at each time that a command is written, whatever the lock was made with.
-type Limits interface {
-	// Slots is the limit of a lock: 0 while it is paused. fixed: no other limit than own counts, but a pause does.
-	Slots(key string, own int, fixed bool) int
-	Paused(key string) bool
-	// Know waits until the orders are known.
-	Know(ctx context.Context, key string) error
-	// Old reports whether orders that were known at a time may be out of date by now.
-	Old(looked, now time.Time) bool
-	// Channel is where changes are told; Told is called with each message there.
-	Channel() string
-	Told()
-}
-
 // Ref names a lock, and says what its scripts have to know of it.
 type Ref struct {
 	Key     string
 	Limit   int  // how many may hold the lock, for this caller
-	Fixed   bool // see Limits
+	Fixed   bool // no other limit counts, but a pause does
 	Pool    bool // its slots are its values
 	Ordered bool // it is given in the order of its tasks
 }
@@ -87,23 +77,12 @@ func (r *Ref) keys() []string {
 	return keys
 }
 
-// limit is that of the lock now.
+// limit is that of the lock now: it is asked each time that a command is written, whatever the lock was made with.
 func (e *Engine) limit(r *Ref) int {
-	if e.limits == nil {
+	if e.controls == nil {
 		return min(r.Limit, MaxLimit)
 	}
-	return min(e.limits.Slots(r.Key, r.Limit, r.Fixed), MaxLimit)
-}
-
-// Options are what an Engine is made of.
-type Options struct {
-	Client   redisx.Client
-	Prefix   string
-	Owner    string // escaped
-	Log      *slog.Logger
-	Replicas int    // how many must acknowledge a lease
-	Call     Caller // has parked work run again; nil: this Engine calls nothing
-	Unfit    error  // what is wrong with the options: everything returns it
+	return min(e.controls.Slots(r.Key, r.Limit, r.Fixed), MaxLimit)
 }
 
 // Engine is one process' side of its locks. Safe for concurrent use.
@@ -111,8 +90,9 @@ type Engine struct {
 	o         Options
 	conn      *redisx.Conn
 	life      *life.Life
-	limits    Limits // nil: the limit of each request
-	channel   string // messages to this process are published on "<prefix>:<channel>"
+	controls  *control.Reader // what operators have ordered; nil: the limit of each request counts
+	owner     string          // escaped
+	channel   string          // messages to this process are published on "<prefix>:<channel>"
 	serial    atomic.Int64
 	contended contended
 	alarm     life.Alarm
@@ -130,22 +110,47 @@ type Engine struct {
 	listening bool
 }
 
-// New makes an Engine. It does no I/O and starts no goroutine.
+// New makes an Engine. It does no I/O and starts no goroutine. If the options are unfit, everything returns why.
 func New(o Options) *Engine {
 	var id [12]byte
 	_, _ = rand.Read(id[:]) // it never fails
-	e := &Engine{o: o, life: life.New(), channel: base64.RawURLEncoding.EncodeToString(id[:]), waiters: map[string]*waiter{}, leases: map[string]*Lease{}, firsts: map[string]int{}}
-	if e.life.Refuse(o.Unfit); o.Unfit == nil {
+	unfit := o.check()
+	e := &Engine{
+		o: o, owner: keys.Escape(o.Owner), life: life.New(), channel: base64.RawURLEncoding.EncodeToString(id[:]), waiters: map[string]*waiter{}, leases: map[string]*Lease{}, firsts: map[string]int{},
+	}
+	if e.life.Refuse(unfit); unfit == nil {
 		e.conn = redisx.New(o.Client, redisx.Options{Prefix: o.Prefix, Log: o.Log, Closing: e.life.Closing.Done()})
 	}
 	e.contended.seed, e.contended.began = maphash.MakeSeed(), time.Now()
 	e.alarm.Ring = e.ring
 	e.parking = newParking(e, o.Call)
+	if o.Obeys {
+		e.controls = control.New(control.Options{
+			Life: e.life, Conn: e.conn, Log: o.Log, Prefix: o.Prefix, Secret: &e.o.HashKeys, Owner: o.Owner, HasScope: o.HasScope,
+			Changed: func(now *control.State) {
+				e.AskAll()
+				if o.Changed != nil {
+					o.Changed(now)
+				}
+			},
+		})
+	}
 	return e
 }
 
-// Obey sets the limits that operators order. It is called before anything is taken.
-func (e *Engine) Obey(l Limits) { e.limits = l }
+// Controls are the orders of operators, if Options.Obeys is set.
+func (e *Engine) Controls() *control.Reader { return e.controls }
+
+// TTL is that of the options.
+func (e *Engine) TTL() time.Duration { return e.o.TTL }
+
+// Log is that of the options.
+func (e *Engine) Log() *slog.Logger { return e.o.Log }
+
+// Key returns the key of the lock with that name and parts.
+func (e *Engine) Key(name string, parts ...string) string {
+	return keys.HashedKey(e.o.HashKeys, e.o.Prefix, name, parts...)
+}
 
 // ArriveWithin has called work count as overdue after d at the earliest: the time that its server may take to fetch it.
 func (e *Engine) ArriveWithin(d time.Duration) { e.parking.arriveWithin(d) }
@@ -190,6 +195,13 @@ type Request struct {
 	Yield  <-chan struct{} // with Wait and Park: when it is closed the caller parks
 	Leaves bool            // with Wait: a pause ends it
 	OnWait func()          // called once, when the caller begins to wait
+}
+
+// Handle is a lock as a program has it: what it asks of which Engine, and what is wrong with that.
+type Handle struct {
+	Engine  *Engine
+	Request Request
+	Err     error
 }
 
 // Busy is the error of a request that did not get its lock.
@@ -246,7 +258,7 @@ func (e *Engine) newLease(r Request) *Lease {
 		text = strconv.AppendInt(append(text, '.'), r.Arrival, 10)
 	}
 	size := len(text)
-	text = append(append(append(append(text, '|'), e.o.Owner...), '|'), r.Note...)
+	text = append(append(append(append(text, '|'), e.owner...), '|'), r.Note...)
 	body := string(text)
 	le := &Lease{engine: e, request: r, token: body[:size], bodyArg: body, takenAt: now}
 	le.body.Text, le.lease = body, le
@@ -268,8 +280,8 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 	}
 	for {
 		looked := time.Now()
-		if e.limits != nil {
-			if err := e.limits.Know(ctx, r.Key); err != nil {
+		if e.controls != nil {
+			if err := e.controls.Know(ctx, r.Key); err != nil {
 				return nil, err
 			}
 		}
@@ -279,8 +291,8 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 		}
 		// A process may be stopped between its look at the orders and here. So one that is late looks again: after a pause is in
 		// force nothing starts.
-		if e.limits != nil && e.limits.Old(looked, time.Now()) && ctx.Err() == nil {
-			if err = e.limits.Know(ctx, r.Key); err == nil && e.limit(&r.Ref) == 0 {
+		if e.controls != nil && control.Old(looked, time.Now()) && ctx.Err() == nil {
+			if err = e.controls.Know(ctx, r.Key); err == nil && e.limit(&r.Ref) == 0 {
 				err = &Busy{Paused: true}
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/redisx"
 )
@@ -341,8 +342,13 @@ func (e *Engine) noteRenewal(ctx context.Context, le *Lease, c *redisx.Call, len
 // Token identifies the lease.
 func (le *Lease) Token() string { return le.token }
 
-// Fence is a number that grows from holder to holder; 0 without Request.Fenced.
-func (le *Lease) Fence() int64 { return le.fence }
+// Fence is a number that grows from holder to holder; ErrNotFenced without Request.Fenced.
+func (le *Lease) Fence() (int64, error) {
+	if !le.request.Fenced {
+		return 0, fmt.Errorf("%w: %q: make the lock with lock.Fenced(), or set Fence in the rule", ErrNotFenced, le.request.Name)
+	}
+	return le.fence, nil
+}
 
 // Value is what was taken out of a pool, escaped.
 func (le *Lease) Value() string { return le.value }
@@ -380,24 +386,34 @@ func (le *Lease) Parked() time.Duration { return le.parked }
 // Extend makes the lease last at least length from now. It works on a context that has ended, too.
 func (le *Lease) Extend(ctx context.Context, length time.Duration) error {
 	e, r := le.engine, &le.request
+	if err := r.checkLength("Extend by", length); err != nil {
+		return err
+	}
 	if !le.Held() {
 		return fmt.Errorf("%w: %q cannot be extended", ErrNotHeld, r.Name)
 	}
-	isHeld, err := e.extend(context.WithoutCancel(ctx), le, length, min(replicasWithin, r.TTL/4))
+	isHeld, err := e.extend(context.WithoutCancel(ctx), le, WholeMS(length), min(replicasWithin, r.TTL/4))
 	if err == nil && !isHeld {
 		err = fmt.Errorf("%w: %q was lost before it could be extended", ErrNotHeld, r.Name)
 	}
 	return err
 }
 
-// CloseGate lets nobody start for a time. The holder goes on. It works on a context that has ended, too.
+// CloseGate closes the gate of the lock for length from now: nobody gets the lock, however many slots are free. Holders go on, this one
+// included. A gate that is closed for longer stays so. It outlives the lease; a break ends it. It works on a context that has ended, too.
+//
+// ErrNotHeld: the lease has ended, and the gate is unchanged. ErrBackend: the gate may be closed or not. ErrNotReplicated: the gate is
+// closed, but too few replicas know of it, so a failover may open it.
 func (le *Lease) CloseGate(ctx context.Context, length time.Duration) error {
 	e, r := le.engine, &le.request
+	if err := r.checkLength("CloseGate for", length); err != nil {
+		return err
+	}
 	ctx = context.WithoutCancel(ctx)
 	if !le.Held() {
 		return fmt.Errorf("%w: %q: CloseGate on a lease that is over", ErrNotHeld, r.Name)
 	}
-	reply, err := e.conn.Run(ctx, closeScript, r.keys(), le.bodyArg, length.Milliseconds())
+	reply, err := e.conn.Run(ctx, closeScript, r.keys(), le.bodyArg, WholeMS(length).Milliseconds())
 	switch {
 	case err != nil:
 		return redisx.Failed("close the gate", r.Key, err)
@@ -445,7 +461,7 @@ func (le *Lease) Bind(parent context.Context) context.Context {
 
 // Ending says how a lease ends.
 type Ending struct {
-	Cooldown time.Duration // nobody gets the lock for so long
+	Cooldown time.Duration // nobody gets the lock for so long; ten years at most. A pool has none
 	Consume  bool          // its value leaves the pool
 }
 
@@ -461,8 +477,8 @@ func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) 
 	if ctx.Done() != nil {
 		ctx = context.WithoutCancel(ctx)
 	}
-	if le.consumes = how.Consume && was == held; how.Cooldown > 0 && was == held {
-		le.cooldownEnd = time.Now().Add(how.Cooldown)
+	if le.consumes = how.Consume && was == held; how.Cooldown > 0 && was == held && !le.request.Pool {
+		le.cooldownEnd = time.Now().Add(min(WholeMS(how.Cooldown), inside.MaxTTL))
 	}
 	back, err := e.sendRelease(ctx, le)
 	switch {

@@ -340,8 +340,8 @@ func (e *Engine) receive(lastUse *time.Time) (idle, worked bool) {
 	defer cancel()
 	subscribing, subscribed := context.WithTimeout(ctx, subscribeTimeout)
 	channels := []string{e.o.Prefix + ":" + e.channel}
-	if e.limits != nil {
-		channels = append(channels, e.limits.Channel())
+	if e.controls != nil {
+		channels = append(channels, e.controls.Channel)
 	}
 	sub := e.o.Client.Subscribe(subscribing, channels...)
 	subscribed()
@@ -372,7 +372,7 @@ func (e *Engine) receive(lastUse *time.Time) (idle, worked bool) {
 			}
 		case *redis.Message:
 			if msg, ok := turn.ParseMessage(got.Payload); got.Channel != channels[0] {
-				e.limits.Told()
+				e.controls.ReadSoon()
 			} else if ok {
 				e.note(msg)
 			}
@@ -391,7 +391,7 @@ func (e *Engine) receive(lastUse *time.Time) (idle, worked bool) {
 // isListening reports whether messages may come. Callers hold mu.
 func (e *Engine) isListening() bool { return len(e.waiters)+e.stoppable > 0 }
 
-// AskAll has every waiter ask again: messages may have been missed, or limits have changed.
+// AskAll has every waiter ask again: messages may have been missed, or the orders of operators have changed.
 func (e *Engine) AskAll() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -405,7 +405,10 @@ func (e *Engine) AskAll() {
 
 // endPaused ends the wait of w if its lock is paused, and it is to leave then. Callers hold mu.
 func (e *Engine) endPaused(w *waiter) {
-	if w.paused != nil && e.limits != nil && e.limits.Paused(w.lease.request.Key) {
+	if w.paused == nil || e.controls == nil {
+		return
+	}
+	if pause, _ := e.controls.PauseOf(w.lease.request.Key); pause != nil {
 		close(w.paused)
 		w.paused = nil
 	}

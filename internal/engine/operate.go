@@ -19,8 +19,8 @@ import (
 	"github.com/automutex/automutex/internal/turn"
 )
 
-// This file has the calls of operators. Who has only a key, and does not know what kind of lock it is, names it as Ordered: with that the
-// scripts see, and delete, what there may be of any lock but a pool.
+// This file has the calls of operators, who may not know what kind of lock a key is of. So the scripts see, and delete, what there may be of
+// any lock but a pool.
 
 const (
 	// MaxHolders bounds how many holders one look lists, and how many entries of a line.
@@ -71,14 +71,14 @@ func (e *Engine) code(ctx context.Context, most int64, s *redisx.Script, keys []
 
 // Know waits until the orders of operators are known, for what may grant the lock.
 func (e *Engine) Know(ctx context.Context, key string) error {
-	if e.limits == nil {
+	if e.controls == nil {
 		return nil
 	}
 	if err := e.life.Enter(); err != nil {
 		return err
 	}
 	defer e.life.Done()
-	return e.limits.Know(ctx, key)
+	return e.controls.Know(ctx, key)
 }
 
 func fieldsOf(reply any) *fields {
@@ -103,6 +103,7 @@ func (f *fields) score(i int) int64 {
 // Inspect returns what Redis stores of a lock, and at most so many of its holders; with none it does not know whether the head of an
 // ordered key runs. Place is that of the parked note, or of the task with that nonce.
 func (e *Engine) Inspect(ctx context.Context, r Ref, most int, note, nonce string) (inside.Info, error) {
+	r.Ordered = !r.Pool
 	reply, err := e.call(ctx, inspectScript, r.keys(), int64(most), note, nonce)
 	if err != nil {
 		return inside.Info{}, err
@@ -112,6 +113,21 @@ func (e *Engine) Inspect(ctx context.Context, r Ref, most int, note, nonce strin
 		return inside.Info{}, redisx.Failed("inspect", r.Key, err)
 	}
 	return info, nil
+}
+
+// Available returns the number of free slots; 0 while the lock is paused or its gate is closed.
+func (e *Engine) Available(ctx context.Context, r Ref) (int, error) {
+	if err := ctx.Err(); err != nil {
+		return 0, err
+	}
+	if err := e.Know(ctx, r.Key); err != nil {
+		return 0, err
+	}
+	info, err := e.Inspect(ctx, r, 0, "", "")
+	if err != nil || info.Gate.OpensIn > 0 {
+		return 0, err
+	}
+	return max(0, e.limit(&r)-info.Held), nil
 }
 
 func parseInspect(key string, reply any) (inside.Info, error) {
@@ -177,7 +193,7 @@ func takenAt(token string) int64 {
 // Line returns the first ones in the line of a lock: waiters, then parked work, the called one among it, and then the tasks in order but
 // for the one at work. info is what Inspect has returned. Of a key of another type there is none.
 func (e *Engine) Line(ctx context.Context, r Ref, info inside.Info, most int) ([]inside.Waiter, error) {
-	most = max(0, min(most, MaxHolders))
+	most, r.Ordered = max(0, min(most, MaxHolders)), !r.Pool
 	reply, err := e.call(ctx, lineScript, r.keys(), int64(most+1)) // the task at work is left out
 	if redisx.IsWrongType(err) {
 		return nil, nil
@@ -366,9 +382,6 @@ const (
 	BreakGate                   // it opens that gate, and nothing else
 )
 
-// BreakNothing is what Break returns in place of a number if there is no such lock.
-const BreakNothing = -2
-
 // breakTogether is how many holders the script looks at.
 const breakTogether = 100
 
@@ -381,6 +394,7 @@ func (e *Engine) Break(ctx context.Context, r Ref, token string, how BreakKind) 
 	if err := e.Know(ctx, r.Key); err != nil {
 		return 0, nil, err
 	}
+	r.Ordered = !r.Pool
 	wanted, resent := &redisx.Counted{Text: token}, false
 	for from, again := 0, true; again; from += breakTogether {
 		reply, err := e.call(ctx, breakScript, r.keys(), int64(e.limit(&r)), wanted, int64(how), int64(from))
@@ -390,10 +404,7 @@ func (e *Engine) Break(ctx context.Context, r Ref, token string, how BreakKind) 
 		resent = resent || wanted.Resent()
 		f := fieldsOf(reply)
 		n := int(f.num(0))
-		if n < 0 {
-			if from == 0 {
-				taken = n
-			}
+		if n < 0 { // there is no such lock
 			break
 		}
 		again = f.num(1) == 1 && (token == "" || n == 0)
@@ -418,6 +429,30 @@ func (e *Engine) Break(ctx context.Context, r Ref, token string, how BreakKind) 
 		}
 	}
 	return taken, tokens, nil
+}
+
+// BreakHolder takes the slot away from the holder with that token. It returns false if there is none.
+func (e *Engine) BreakHolder(ctx context.Context, r Ref, token string) (bool, error) {
+	if token == "" { // all holders, for Break
+		return false, nil
+	}
+	n, _, err := e.Break(ctx, r, token, BreakSlots)
+	return n > 0, err
+}
+
+// OpenGate opens a gate that a hold or a cooldown has closed, and grants free slots to waiters. It returns false if there was none. Holders
+// keep their slots. A gate that a rate has closed stays closed.
+func (e *Engine) OpenGate(ctx context.Context, r Ref) (bool, error) {
+	n, _, err := e.Break(ctx, r, "", BreakGate)
+	return n > 0, err
+}
+
+// Ref is the lock with that key, as List returns it, for the calls of operators, or why there is none. A key does not say how many may
+// hold the lock, nor whether an operator's limit counts for it, so it is for one: a break that frees several slots of a semaphore grants
+// one, and waiters get the others when they ask again, within a second.
+func (e *Engine) Ref(key string) (Ref, error) {
+	_, err := ParseKey(e.o.Prefix, key)
+	return Ref{Key: key, Limit: 1, Fixed: true}, err
 }
 
 // ParseKey returns the text between the braces of key, or why key is no lock's under prefix.

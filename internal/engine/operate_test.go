@@ -25,7 +25,7 @@ import (
 // startAt is start with a prefix of the test's own, made of what means something in patterns.
 func startAt(t *testing.T, rdb redisx.Client) *Engine {
 	t.Helper()
-	e := New(Options{Client: rdb, Prefix: redistest.Name(t) + `*?[a-z]\:^`, Owner: keys.Escape("a b|c"), Log: slog.New(slog.DiscardHandler)})
+	e := New(Options{Client: rdb, Prefix: redistest.Name(t) + `*?[a-z]\:^`, Owner: "a b|c", Log: slog.New(slog.DiscardHandler)})
 	t.Cleanup(e.Close)
 	return e
 }
@@ -37,7 +37,7 @@ func asked(r Ref, note string) Request { return Request{Ref: r, Note: note, TTL:
 // join puts a waiter in line that does not ask again.
 func join(t *testing.T, e *Engine, r Ref, token, note string, stay time.Duration) {
 	t.Helper()
-	body := token + "|" + e.o.Owner + "|" + note
+	body := token + "|" + e.owner + "|" + note
 	_, err := e.conn.Run(t.Context(), askScript, r.keys(), body, 60000, stay.Milliseconds(), 60000, 1)
 	redistest.Must(t, err)
 }
@@ -52,7 +52,7 @@ func parkRaw(t *testing.T, e *Engine, r Ref, note string) {
 func arrives(t *testing.T, e *Engine, r Ref, note, nonce string, ticket int64, stay time.Duration, parks bool) any {
 	t.Helper()
 	r.Ordered = true
-	reply, err := e.conn.Run(t.Context(), orderAskScript, r.keys(), "w."+nonce+"|"+e.o.Owner+"|"+note, 60000, stay.Milliseconds(), 1,
+	reply, err := e.conn.Run(t.Context(), orderAskScript, r.keys(), "w."+nonce+"|"+e.owner+"|"+note, 60000, stay.Milliseconds(), 1,
 		oneOrZero(parks), 0, 0, 3000, nonce, ticket, 0, 25, 0, 0)
 	redistest.Must(t, err)
 	return reply
@@ -317,7 +317,7 @@ func TestBreak(t *testing.T) {
 			}
 		}
 		for _, how := range []BreakKind{BreakSlots, BreakKey, BreakGate} {
-			breaks("", how, BreakNothing)
+			breaks("", how, 0)
 		}
 		le := must(t, e, asked(r, "1"))
 		bound := le.Bind(t.Context())
@@ -652,7 +652,7 @@ func TestOrder(t *testing.T) {
 		}
 
 		// It fails, asynq retries it, and it is skipped: the second one is called, and archived.
-		_, err = e.conn.Run(t.Context(), orderReleaseScript, r.keys(), "w.N1|"+e.o.Owner+"|q|1", 1, 1, 0, "N1", "stays")
+		_, err = e.conn.Run(t.Context(), orderReleaseScript, r.keys(), "w.N1|"+e.owner+"|q|1", 1, 1, 0, "N1", "stays")
 		redistest.Must(t, err)
 		if h := head(); !h.Failed || h.Runs {
 			t.Errorf("%+v", h)

@@ -112,7 +112,7 @@ func (e *Engine) Skip(ctx context.Context, r Ref, note string, ticket int64) (he
 
 // Head returns the first task in order of the key. Its State is empty if no task is in order.
 func (e *Engine) Head(ctx context.Context, r Ref) (inside.Head, error) {
-	r.Ordered, r.Pool = true, false
+	r.Pool = false
 	info, err := e.Inspect(ctx, r, 1, "", "")
 	return info.Head, err
 }
@@ -271,6 +271,19 @@ func holderOf(body string) inside.Holder {
 		return inside.Holder{Token: f[0], Owner: keys.Unescape(f[1]), Note: f[2]}
 	}
 	return inside.Holder{}
+}
+
+// GateText says why nobody gets a lock whose gate is closed for that reason. It is empty for a reason that is not one of the gate.
+func GateText(reason string) string {
+	switch reason {
+	case "rate":
+		return "its rate allows no start"
+	case "closed":
+		return "closed for now"
+	case "cooldown":
+		return "cooling down"
+	}
+	return ""
 }
 
 // Who is the holder that a busy reply names, or the head of an ordered key.

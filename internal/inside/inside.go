@@ -1,18 +1,10 @@
-// Package inside is what package lock shares with the other packages of this module,
-// and with nobody else: Go lets no other module import it.
-//
-// A lock has calls that only the middleware, package unique, the command line and the
-// web page make: reaching its engine, closing its gate, listing all locks. They
-// are methods of what lock.Inside returns, and lock.Inside takes a [Pass].
+// Package inside is what the packages of this module share of locks, and nobody else: Go lets no other module import it.
 package inside
 
 import (
 	"context"
 	"time"
 )
-
-// Pass opens lock.Inside. Its field keeps other modules from writing a struct{} in its place.
-type Pass struct{ _ int }
 
 // Defaults and bounds of package lock.
 const (

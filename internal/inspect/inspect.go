@@ -20,6 +20,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/control"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
@@ -29,9 +30,6 @@ import (
 	"github.com/automutex/automutex/internal/tasktype"
 	"github.com/automutex/automutex/lock"
 )
-
-// inner has the calls of package lock that only the packages of this module make.
-var inner = lock.Inside(inside.Pass{})
 
 // Lock is one lock. Its JSON is what the command prints with --json.
 type Lock struct {
@@ -128,12 +126,11 @@ type Control struct {
 	Since       time.Time  `json:"since"`
 }
 
-// FromControls makes Controls of what package lock reads: one for the pause and one for the limit of a target, which
-// may be of different people, times and reasons.
-func FromControls(list []lock.Control) (all []Control) {
-	for _, c := range inner.Orders(list) {
-		made := Control{Target: c.Target, Paused: c.Paused, Limit: c.Limit, Why: c.Why, By: c.By, Since: c.Since.UTC()}
-		if until := c.PausedUntil.UTC(); !until.IsZero() {
+// FromOrders makes Controls of orders.
+func FromOrders(list []control.Order) (all []Control) {
+	for _, o := range list {
+		made := Control{Target: o.Target, Paused: o.Paused, Limit: o.Limit, Why: o.Why, By: o.By, Since: o.Since.UTC()}
+		if until := o.Until.UTC(); !until.IsZero() {
 			made.PausedUntil = &until
 		}
 		all = append(all, made)
@@ -141,28 +138,28 @@ func FromControls(list []lock.Control) (all []Control) {
 	return all
 }
 
-// OrderText says what an order is, who gave it, when and why. c is a pause or a limit. Times are UTC, with the day if it
+// OrderText says what an order is, who gave it, when and why. Times are UTC, with the day if it
 // is not that of now.
-func OrderText(c lock.Control, now time.Time) string {
+func OrderText(o control.Order, now time.Time) string {
 	clock := func(t time.Time) string {
 		return strings.TrimPrefix(t.UTC().Format("2006-01-02 15:04"), now.UTC().Format(time.DateOnly+" "))
 	}
-	text := fmt.Sprintf("limited to %d", c.Limit)
+	text := fmt.Sprintf("limited to %d", o.Limit)
 	switch {
-	case c.Paused && c.PausedUntil.IsZero():
+	case o.Paused && o.Until.IsZero():
 		text = "paused until somebody resumes it"
-	case c.Paused:
-		text = "paused until " + clock(c.PausedUntil)
+	case o.Paused:
+		text = "paused until " + clock(o.Until)
 	}
-	text += fmt.Sprintf("; ordered by %s at %s", c.By, clock(c.Since))
-	if c.Why != "" {
-		text += ": " + c.Why
+	text += fmt.Sprintf("; ordered by %s at %s", o.By, clock(o.Since))
+	if o.Why != "" {
+		text += ": " + o.Why
 	}
 	return text
 }
 
-// lockOf makes a Lock of what package lock reads. now is Redis' time.
-func lockOf(info inside.Info, orders []lock.Control, now time.Time) Lock {
+// lockOf makes a Lock of what an Engine reads. now is Redis' time.
+func lockOf(info inside.Info, orders []control.Order, now time.Time) Lock {
 	until := func(d time.Duration) time.Time { return now.Add(d).Truncate(time.Millisecond).UTC() }
 	parked := info.Parked + info.Called
 	l := Lock{Key: info.Key, Held: info.Held, Line: info.Waiting + parked + info.Queued, Parked: parked, Queued: info.Queued, Holders: []Holder{}}
@@ -179,32 +176,35 @@ func lockOf(info inside.Info, orders []lock.Control, now time.Time) Lock {
 	for _, h := range info.Holders {
 		l.Holders = append(l.Holders, Holder{Token: h.Token, Owner: h.Owner, Work: workOf(h.Note), Until: until(h.ExpiresIn)})
 	}
-	its, limit, pause := inner.ControlsFor(orders, l.Key)
-	l.Controls, l.Limit, l.Paused = FromControls(its), limit, pause != nil
+	its, limit, pause := control.For(orders, l.Key)
+	l.Controls, l.Limit, l.Paused = FromOrders(its), limit, pause != nil
 	return l
 }
 
-// ordersOf lists the controls of a locker. A user without the right to read them has none: that is for doctor to say.
-func ordersOf(ctx context.Context, locker *lock.Locker) []lock.Control {
-	list, _ := locker.Controls().List(ctx)
-	return list
+// ordersOf lists the orders in force. A user without the right to read them has none: that is for doctor to say.
+func ordersOf(ctx context.Context, e *engine.Engine) []control.Order {
+	state, err := e.Controls().Fetch(ctx)
+	if err != nil {
+		return nil
+	}
+	return state.Orders()
 }
 
 // batchSize is how many locks Walk reads before it hands any of them on: as many as one SCAN brings.
 const batchSize = 1000
 
-// Walk reads all locks under the locker's prefix, some at a time, so that neither Redis nor the caller ever has all of
+// Walk reads all locks under the Engine's prefix, some at a time, so that neither Redis nor the caller ever has all of
 // them at hand. An error ends it.
-func Walk(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient) iter.Seq2[[]Lock, error] {
+func Walk(ctx context.Context, e *engine.Engine, rdb redis.UniversalClient) iter.Seq2[[]Lock, error] {
 	return func(yield func([]Lock, error) bool) {
 		now, err := ServerTime(ctx, rdb)
 		if err != nil {
 			yield(nil, err)
 			return
 		}
-		start, orders := time.Now(), ordersOf(ctx, locker)
+		start, orders := time.Now(), ordersOf(ctx, e)
 		var batch []Lock
-		for info, err := range inner.List(ctx, locker) {
+		for info, err := range e.List(ctx) {
 			if err != nil {
 				yield(nil, err)
 				return
@@ -227,20 +227,23 @@ func Walk(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient) i
 const lineShown = 100
 
 // One reads one lock and the beginning of its line. now is Redis' time.
-func One(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient, key string) (l Lock, now time.Time, err error) {
-	m := inner.ByKey(locker, key)
+func One(ctx context.Context, e *engine.Engine, rdb redis.UniversalClient, key string) (l Lock, now time.Time, err error) {
+	r, err := e.Ref(key)
+	if err != nil {
+		return l, now, err
+	}
 	if now, err = ServerTime(ctx, rdb); err != nil {
 		return l, now, err
 	}
-	info, err := inner.Inspect(ctx, m)
+	info, err := e.Inspect(ctx, r, engine.MaxHolders, "", "")
 	if err != nil {
 		return l, now, err
 	}
-	line, err := inner.Line(ctx, m, info, lineShown)
+	line, err := e.Line(ctx, r, info, lineShown)
 	if err != nil {
 		return l, now, err
 	}
-	l = lockOf(info, ordersOf(ctx, locker), now)
+	l = lockOf(info, ordersOf(ctx, e), now)
 	for _, w := range line {
 		l.Waiters = append(l.Waiters, Waiter{Owner: w.Owner, Work: workOf(w.Note), Since: w.Since.UTC(), State: WaiterState(w)})
 	}
@@ -427,7 +430,7 @@ func Unknown(rules []fleet.Rule, hashed bool, prefix, text string) (why, meant s
 
 // Target returns the whole key of the target that an operator has typed for an order; empty if it is none, which package lock then
 // refuses. A target that no rule and no live lock has is an error, unless force is true. To see that may take a walk of all locks.
-func Target(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient, rules []fleet.Rule, hashed bool, prefix, text string, force bool) (string, error) {
+func Target(ctx context.Context, e *engine.Engine, rdb redis.UniversalClient, rules []fleet.Rule, hashed bool, prefix, text string, force bool) (string, error) {
 	stored, err := control.Stored(prefix, "", func(text string) bool { return IsScope(rules, text) }, text)
 	if err != nil {
 		return "", nil
@@ -435,7 +438,7 @@ func Target(ctx context.Context, locker *lock.Locker, rdb redis.UniversalClient,
 	if why, meant := Unknown(rules, hashed, prefix, text); why != "" && !force {
 		is := func(l Lock) bool { return control.Bare(l.Key) == stored || ScopeOf(l.Key) == stored }
 		used := false
-		for some, err := range Walk(ctx, locker, rdb) {
+		for some, err := range Walk(ctx, e, rdb) {
 			if err != nil {
 				return "", err
 			}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/config"
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
@@ -30,8 +31,8 @@ func TestTexts(t *testing.T) {
 		{Gate{Closed: lock.ReasonRate}.String(), "rate used up"}, {Gate{Closed: lock.ReasonCooldown}.String(), "cooling down"}, {Gate{Closed: lock.ReasonClosed}.String(), "closed"},
 		{WaiterState(inside.Waiter{Called: true, Parked: true}), "called"}, {WaiterState(inside.Waiter{Held: true}), "archived"}, {WaiterState(inside.Waiter{Ordered: true}), "in order"},
 		{TaskName("", "", "a note"), "a note"}, {TaskName("q", "id", ""), "q/id"},
-		{OrderText(lock.Control{Limit: 3, By: "ann", Since: now.Add(-24 * time.Hour)}, now), "limited to 3; ordered by ann at 2030-05-05 07:08"},
-		{OrderText(lock.Control{Paused: true, PausedUntil: now.Add(time.Hour), By: "ann", Since: now, Why: "why"}, now), "paused until 08:08; ordered by ann at 07:08: why"},
+		{OrderText(control.Order{Limit: 3, OrderedBy: control.OrderedBy{By: "ann", Since: now.Add(-24 * time.Hour)}}, now), "limited to 3; ordered by ann at 2030-05-05 07:08"},
+		{OrderText(control.Order{Paused: true, Until: now.Add(time.Hour), OrderedBy: control.OrderedBy{By: "ann", Since: now, Why: "why"}}, now), "paused until 08:08; ordered by ann at 07:08: why"},
 	} {
 		if got, want := c[0], c[1]; got != want {
 			t.Errorf("%q, want %q", got, want)
@@ -165,7 +166,7 @@ func TestTarget(t *testing.T) {
 		{[]fleet.Rule{rule("report:"), rule("mail")}, "mali|7", "did you mean mail|7?"},
 		{[]fleet.Rule{rule("report:"), rule("mail")}, "repor:|7", "now; --force"}, // a prefix is the beginning of scopes, and no key has it
 	} {
-		target, err := Target(t.Context(), locker, rdb, c.rules, false, "p", c.typed, false)
+		target, err := Target(t.Context(), *inside.At(locker), rdb, c.rules, false, "p", c.typed, false)
 		if err != nil && c.want != "" && strings.Contains(err.Error(), c.want) {
 			continue
 		}
@@ -178,7 +179,7 @@ func TestTarget(t *testing.T) {
 			t.Errorf("%s where keys are hashed: %q", text, why)
 		}
 	}
-	if target, err := Target(t.Context(), locker, rdb, []fleet.Rule{raw}, false, "p", "ruled", true); err != nil || target != "p:{ruled}" {
+	if target, err := Target(t.Context(), *inside.At(locker), rdb, []fleet.Rule{raw}, false, "p", "ruled", true); err != nil || target != "p:{ruled}" {
 		t.Errorf("with force: %q, %v", target, err)
 	}
 }
@@ -201,7 +202,7 @@ func TestWalk_refused(t *testing.T) {
 		})
 		rdb.AddHook(hook)
 		locks, failed := 0, 0
-		for batch, err := range Walk(t.Context(), locker, rdb) {
+		for batch, err := range Walk(t.Context(), *inside.At(locker), rdb) {
 			locks += len(batch)
 			if err != nil {
 				failed++

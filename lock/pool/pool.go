@@ -8,8 +8,11 @@ package pool
 
 import (
 	"context"
+	"fmt"
 
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -23,19 +26,20 @@ import (
 //
 // A pool with values has no TTL in Redis: it lasts until its values are consumed or it is
 // deleted.
-type Pool struct {
-	m    *lock.Lock // a lock whose slots are the values
-	name string
-}
-
-// locks has what package lock does for this module only.
-var locks = lock.Inside(inside.Pass{})
+type Pool struct{ m *lock.Lock } // a lock whose slots are the values
 
 // New returns the pool called name. It does no I/O. TTL, MaxHold, NoRenew, Note and Parts
 // apply to it as to a lock; Rate is an error. With a bad name or option every operation
 // returns an error. A pool is independent of a lock with the same name.
 func New(l *lock.Locker, name string, options ...lock.Option) *Pool {
-	return &Pool{locks.Pool(l, name, options...), name}
+	m := l.Semaphore(name, 1, options...)
+	h := inside.At(m)
+	if h.Request.Every > 0 && h.Err == nil {
+		h.Err = fmt.Errorf("lock: pool %q: a pool has no Rate: its slots are its values; leave the option out", name)
+	}
+	h.Request.Pool = true
+	h.Request.Key += ":pool"
+	return &Pool{m}
 }
 
 // Put adds values at the end, and returns how many it has certainly added, even with an error.
@@ -44,7 +48,11 @@ func New(l *lock.Locker, name string, options ...lock.Option) *Pool {
 // by itself if the connection breaks, so a job may be done twice.) Values are any text except
 // the empty one; if one is empty, Put adds none.
 func (p *Pool) Put(ctx context.Context, values ...string) (added int, err error) {
-	return locks.Put(ctx, p.m, values)
+	h := inside.At(p.m)
+	if h.Err != nil {
+		return 0, h.Err
+	}
+	return h.Engine.Put(ctx, h.Request.Ref, values)
 }
 
 // Take takes the first free value; [Lease.Value] returns it. If none is free, Take waits in
@@ -61,12 +69,15 @@ func (p *Pool) Take(ctx context.Context) (*Lease, error) {
 type Lease struct{ *lock.Lease }
 
 // Value returns the value that was taken out of the pool.
-func (le *Lease) Value() string { return locks.Value(le.Lease) }
+func (le *Lease) Value() string { return keys.Unescape((*inside.At(le.Lease)).Value()) }
 
 // Consume ends the lease, and removes its value from the pool. The errors are those of
 // Unlock. After ErrNotHeld the value is back in the pool, or another holder has it. After
 // ErrBackend Consume is tried again in the background.
-func (le *Lease) Consume(ctx context.Context) error { return locks.Consume(ctx, le.Lease) }
+func (le *Lease) Consume(ctx context.Context) error {
+	_, err := (*inside.At(le.Lease)).Release(ctx, engine.Ending{Consume: true})
+	return err
+}
 
 // Info is the content of a pool at one moment.
 type Info struct {
@@ -88,7 +99,11 @@ type Holder struct {
 // Inspect returns the content of the pool. It may be outdated at once. The error Is
 // ErrBackend if Redis could not be asked.
 func (p *Pool) Inspect(ctx context.Context) (Info, error) {
-	content, err := locks.Inspect(ctx, p.m)
+	h := inside.At(p.m)
+	if h.Err != nil {
+		return Info{}, h.Err
+	}
+	content, err := h.Engine.Inspect(ctx, h.Request.Ref, engine.MaxHolders, "", "")
 	info := Info{Free: content.Free, Taken: content.Held, Waiting: content.Waiting, Values: content.Values}
 	for _, h := range content.Holders {
 		info.Holders = append(info.Holders, Holder{lock.Holder{Token: h.Token, Owner: h.Owner, Note: h.Note, ExpiresIn: h.ExpiresIn}, h.Value})
@@ -98,4 +113,11 @@ func (p *Pool) Inspect(ctx context.Context) (Info, error) {
 
 // Delete deletes the pool with all its values, and returns how many there were. The contexts
 // of the values' holders end with cause ErrLost, as with [lock.Lock.Break].
-func (p *Pool) Delete(ctx context.Context) (int, error) { return locks.DeleteAll(ctx, p.m) }
+func (p *Pool) Delete(ctx context.Context) (int, error) {
+	h := inside.At(p.m)
+	if h.Err != nil {
+		return 0, h.Err
+	}
+	n, _, err := h.Engine.Break(ctx, h.Request.Ref, "", engine.BreakKey)
+	return n, err
+}

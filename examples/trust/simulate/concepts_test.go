@@ -17,6 +17,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 )
@@ -1223,9 +1224,6 @@ func (b *ledger) toldWithin(r *run, key string) time.Duration {
 
 // What follows is about tasks that run in the order of their Enqueue calls.
 
-// inner has what package lock offers to this module alone.
-var inner = lock.Inside(inside.Pass{})
-
 // ordered draws a type of tasks in order, its tasks, and what meets them: producers whose commands fail, as
 // those of a producer that dies do, and operators.
 func (d *drawer) ordered(length time.Duration) {
@@ -1482,12 +1480,13 @@ func (w *world) operateInOrder(op opPlan) bool {
 func (w *world) skip(key, note string) {
 	n := numberOf(strings.TrimPrefix(note, queue+"/"))
 	before := n >= 0 && w.book.givesUp(n)
-	_, err := inner.SkipHead(context.Background(), inner.ByKey(w.skipper.locker, key), note, 0)
+	e := *inside.At(w.skipper.locker)
+	_, err := e.Skip(context.Background(), engine.Ref{Key: key, Limit: 1, Fixed: true}, note, 0)
 	w.book.notef("operator: skip of %s: %v", note, err)
 	if err == nil {
-		blocked.WakeNext(context.Background(), w.skipper.locker, w.skipper.inspector, key)
+		blocked.WakeNext(context.Background(), e, w.skipper.inspector, key)
 	}
-	if n >= 0 && !before && (inner.IsNotHead(err) || inner.IsHeadRunning(err)) {
+	if n >= 0 && !before && (errors.Is(err, engine.ErrNotHead) || errors.Is(err, engine.ErrHeadRuns)) {
 		w.book.mu.Lock()
 		defer w.book.mu.Unlock()
 		delete(w.book.books[n].ends, endGivenUp)
@@ -1521,7 +1520,7 @@ func (w *world) endHolds() (found bool) {
 	if !w.plan.isOrdered() {
 		return false
 	}
-	heads, err := blocked.Heads(context.Background(), w.operator.locker)
+	heads, err := blocked.Heads(context.Background(), *inside.At(w.operator.locker))
 	if err != nil {
 		w.book.violationf("order: the heads cannot be read: %v", err)
 		return false

@@ -186,7 +186,7 @@ func (w *world) linesEmptyIn() (longest time.Duration) {
 		// A task whose time was up is looked for five seconds later, and so quiet a key every four.
 		longest = 10 * time.Second
 	}
-	for info, err := range lock.Inside(inside.Pass{}).List(context.Background(), w.operator.locker) {
+	for info, err := range (*inside.At(w.operator.locker)).List(context.Background()) {
 		if err != nil {
 			panic(err) // no fault hits the operator
 		}

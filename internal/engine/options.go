@@ -1,0 +1,199 @@
+package engine
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"reflect"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/control"
+	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/internal/redisx"
+)
+
+// Options are what an Engine is made of.
+type Options struct {
+	Client   redisx.Client
+	Prefix   string        // empty: inside.DefaultPrefix
+	HashKeys string        // see CheckSecret
+	Owner    string        // others see it as the holder; empty: Process()
+	Log      *slog.Logger  // nil: slog.Default()
+	TTL      time.Duration // for those who make requests; 0: they say it themselves
+	Replicas int           // how many must acknowledge a lease
+	Call     Caller        // has parked work run again; nil: this Engine calls nothing
+
+	Obeys    bool                     // the orders of operators count
+	HasScope func(text string) bool   // see control.Options
+	Changed  func(now *control.State) // so; nil: nobody is told
+}
+
+// check fills in defaults, and returns what is wrong with the options.
+func (o *Options) check() error {
+	o.Prefix, o.Owner, o.Log = cmp.Or(o.Prefix, inside.DefaultPrefix), cmp.Or(o.Owner, Process()), cmp.Or(o.Log, slog.Default())
+	if err := CheckClient(o.Client); err != nil {
+		return err
+	}
+	if o.TTL = WholeMS(o.TTL); o.TTL != 0 {
+		if err := CheckTTL("Options.TTL", o.TTL); err != nil {
+			return err
+		}
+	}
+	return cmp.Or(CheckPrefix(o.Prefix), CheckSecret(o.HashKeys), checkReplicas(o.Client, o.Replicas))
+}
+
+// CheckClient returns why an Engine cannot work with a client: it is nil, a typed nil or a *redis.Ring.
+func CheckClient(rdb redisx.Client) error {
+	if rdb == nil {
+		return errors.New("lock: the Redis client is nil: pass a *redis.Client or *redis.ClusterClient")
+	}
+	if v := reflect.ValueOf(rdb); v.Kind() == reflect.Pointer && v.IsNil() {
+		return fmt.Errorf("lock: the Redis client is a nil %T: pass one that was made with redis.NewClient or the like", rdb)
+	}
+	if _, ring := rdb.(*redis.Ring); ring {
+		return errors.New("lock: *redis.Ring cannot hold locks (a shard that is away would let a second holder in on another): " +
+			"use *redis.Client or *redis.ClusterClient")
+	}
+	return nil
+}
+
+// CheckPrefix returns why a prefix cannot begin keys and channels, or nil.
+func CheckPrefix(prefix string) error {
+	unfit := func(r rune) bool { return r == '{' || r == '}' || unicode.IsSpace(r) || unicode.IsControl(r) }
+	if !utf8.ValidString(prefix) || strings.ContainsFunc(prefix, unfit) {
+		return fmt.Errorf("lock: prefix %q has a brace, a space, a control character or invalid UTF-8; leave those out "+
+			"(the braces around the name keep a lock in one Cluster slot)", prefix)
+	}
+	return nil
+}
+
+// CheckSecret returns why a secret cannot hash keys, or nil. With an empty one keys are not hashed. Any other must be too long to guess,
+// and must not contain what differs between processes by accident, such as a line end. The longest one has 1,024 bytes: it is hashed for
+// each key.
+func CheckSecret(secret string) error {
+	const least, most, like = 16, 1024, "such as openssl rand -hex 32 gives"
+	n := len(secret)
+	switch {
+	case n == 0:
+		return nil
+	case n < least:
+		return fmt.Errorf("lock: the secret for hashed keys has %d bytes: at least %d random ones, %s, "+
+			"or what it hides can be guessed", n, least, like)
+	case n > most:
+		return fmt.Errorf("lock: the secret for hashed keys has %d bytes: at most %d, %s", n, most, like)
+	case strings.ContainsFunc(secret, unicode.IsControl), strings.TrimSpace(secret) != secret:
+		return errors.New("lock: the secret for hashed keys has a control character, or space around it, such as the end of " +
+			"the line in its file: trim it, or processes that have it and such that have not would make different keys")
+	case strings.HasPrefix(secret, "${"):
+		return errors.New("lock: the secret for hashed keys begins with ${, as a variable that nobody has expanded: " +
+			"take it from the environment in the program")
+	case strings.Count(secret, secret[:1]) == n:
+		return errors.New("lock: the secret for hashed keys is one character again and again: take a random one, " + like)
+	}
+	return nil
+}
+
+// checkReplicas returns why rdb cannot be asked to wait for n replicas, or nil.
+func checkReplicas(rdb redisx.Client, n int) error {
+	const most = 1000 // more than any master has
+	if n < 0 || n > most {
+		return fmt.Errorf("lock: Options.MinReplicas is %d: a number of replicas, %d at most, where 0 waits for none", n, most)
+	}
+	if n > 0 && !redisx.KnowsMasters(rdb) {
+		return fmt.Errorf("lock: Options.MinReplicas does not go with a %T, of which it is not known which Redis it asks: "+
+			"use a *redis.Client or *redis.ClusterClient, or what embeds one", rdb)
+	}
+	return nil
+}
+
+// CheckTTL returns why a lease cannot have that length, or nil. what names the length.
+func CheckTTL(what string, ttl time.Duration) error {
+	if ttl < inside.MinTTL {
+		return fmt.Errorf("lock: %s is %s: at least %s, or pauses of the program or the network would lose leases%s", what, ttl, inside.MinTTL, printable.MeantUnit(ttl))
+	}
+	if ttl > inside.MaxTTL {
+		return fmt.Errorf("lock: %s is %s: at most %s; leases are renewed, so a short one lasts as long as its holder", what, ttl, inside.MaxTTL)
+	}
+	return nil
+}
+
+// Check rounds the TTL up to whole milliseconds, and returns what is wrong with the request.
+func (r *Request) Check() error {
+	given := r.TTL
+	r.TTL = WholeMS(given)
+	switch {
+	case r.Name == "":
+		return errors.New("lock: the name is empty: name what the lock protects")
+	case r.Limit < 1:
+		return fmt.Errorf("lock: %q: %d holders: at least 1", r.Name, r.Limit)
+	case r.MaxHold < 0:
+		return fmt.Errorf("lock: %q: MaxHold is %s: not below 0, where 0 means no bound", r.Name, r.MaxHold)
+	case r.TTL < inside.MinTTL, r.TTL > inside.MaxTTL: // make the text only for an error: every task makes a request
+		return CheckTTL(fmt.Sprintf("the TTL of %q", r.Name), given)
+	}
+	return nil
+}
+
+// WholeMS rounds d up to whole milliseconds, which is what Redis counts in.
+func WholeMS(d time.Duration) time.Duration {
+	if rest := d % time.Millisecond; rest > 0 && d <= inside.MaxTTL {
+		d += time.Millisecond - rest
+	}
+	return d
+}
+
+// checkLength returns why what a lease asks for cannot last that long.
+func (r *Request) checkLength(what string, d time.Duration) error {
+	if d <= 0 || d > inside.MaxTTL {
+		return fmt.Errorf("lock: %q: %s %s: more than 0, at most %s", r.Name, what, d, inside.MaxTTL)
+	}
+	return nil
+}
+
+// Rate returns Request.Every and Request.Spare for so many starts in a period, and burst of them at once.
+func Rate(starts int, per time.Duration, burst int) (every, spare time.Duration, err error) {
+	const longest = 365 * 24 * time.Hour
+	switch {
+	case starts < 1:
+		err = fmt.Errorf("a rate of %d starts: at least 1; leave the rate out for no bound", starts)
+	case per <= 0:
+		err = fmt.Errorf("a rate per %s: give a period above 0, such as a second", per)
+	case per > longest:
+		err = fmt.Errorf("a rate per %s: at most %s", per, longest)
+	case int64(starts) > per.Microseconds():
+		err = fmt.Errorf("a rate of %d starts per %s: at most one a microsecond%s", starts, per, printable.MeantUnit(per))
+	case burst < 0:
+		err = fmt.Errorf("a rate with a burst of %d: at least 1, which means that no two come at once", burst)
+	}
+	if err != nil {
+		return 0, 0, err
+	}
+	burst = max(burst, 1)
+	unit := int64(starts) * int64(time.Microsecond) // no overflow: starts is at most a year's microseconds
+	every = time.Duration((int64(per)+unit-1)/unit) * time.Microsecond
+	if int64(burst) > int64(inside.MaxTTL/every) {
+		return 0, 0, fmt.Errorf("a rate of %d starts per %s with a burst of %d: that many take longer than %s; give a smaller burst", starts, per, burst, inside.MaxTTL)
+	}
+	return every, every * time.Duration(burst-1), nil
+}
+
+// Host returns the name of this machine, or "unknown-host".
+func Host() string {
+	host, err := os.Hostname()
+	if err != nil {
+		return "unknown-host"
+	}
+	return host
+}
+
+// Process returns host:pid, by which others know this process if it has no label of its own.
+func Process() string { return Host() + ":" + strconv.Itoa(os.Getpid()) }
