@@ -135,9 +135,9 @@ func TestFleet(t *testing.T) {
 		redistest.Must(t, err)
 		return all
 	}
-	served := []string{"cron:nightly", "mail:welcome", "sync:eu"}
+	served := []string{"cron:nightly", "mail:welcome", "sync:eu", "bill:eu", "bill:us"}
 	say("shop", served, automutex.Rule{Task: "cron:nigtly"}, automutex.Rule{Task: "mial:"}, automutex.Rule{Task: "sync:eu"}, automutex.Rule{Task: "sync:us"},
-		automutex.Rule{Task: "of-another-worker"})
+		automutex.Rule{Task: "bill:eu"}, automutex.Rule{Task: "of-another-worker"})
 	all := examine("shop")
 	if !has(all, Fine, "rules", "1 Guard; what they run fits together") || !has(all, Bad, "tasks", `no rule is for "cron:nightly": did you mean that?`) || !has(all, Bad, "tasks", `no rule is for "mail:welcome"`) || CountBad(all) != 2 {
 		t.Errorf("%+v", all)

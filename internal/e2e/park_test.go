@@ -669,3 +669,26 @@ func TestPark_endsUnseen(t *testing.T) {
 		})
 	}
 }
+
+// A parked task whose Deadline has passed is not waited for, also while no worker is free to end it.
+func TestPark_overdue(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}}}, workers: 1})
+		r.guard.ServerConfig(asynq.Config{TaskCheckInterval: time.Minute}) // it may take a minute to arrive
+		held := r.take("work", "1")
+		deadline := time.Now().Add(2 * time.Second)
+		for range 3 {
+			r.enqueue("work", one, asynq.Deadline(deadline))
+		}
+		live := r.enqueue("work", one)
+		r.awaitParked(live)
+		blocks := r.enqueue("other", nil)
+		run := r.stage.nextIs(t, blocks)
+		redistest.Eventually(t, patience, func() bool { return time.Now().After(deadline.Add(time.Second)) }, "the deadline passes")
+		r.free(held)
+		r.awaitStored(0, 1, "work", "1")
+		run.returns(nil)
+		r.finish(live)
+	})
+}

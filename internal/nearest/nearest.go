@@ -80,5 +80,5 @@ func IsMeant(task, taskType string) bool {
 }
 
 func isSlip(a, b string) bool {
-	return a != b && distance(a, b) <= min(2, (max(len(a), len(b))+1)/3)
+	return a != b && distance(a, b) <= min(2, max(len(a), len(b))/3)
 }
