@@ -57,6 +57,8 @@
  *   FENCE_STANDS: that the fence grows: the fence
  *   FENCE_BEFORE_SET: that a holder by SET has no fence: it has one that was read before: the
  *     fence
+ *   FENCE_BY_CLOCK: that an ask sent twice has a fence of Redis' clock: one of the holder's own clock,
+ *     with which the lock became fat: the fence
  *   SET_OVERWRITES: the NX of the SET: two beliefs
  *   INFLATE_FORGETS: the holder's deadline where a thin lock becomes fat: two beliefs
  *   DROP_OF_ANYBODY: the comparison in the release of a thin lock: two beliefs
@@ -129,7 +131,8 @@ hidden byte slots, id, i, j, mine, in_set, believers;
 
 #ifdef FENCE            /* looked at until so many were given */
 byte fence = 1;         /* Redis' clock: the last fence of all */
-byte worked = 1;        /* the highest that anybody worked with */
+byte worked;            /* the highest that anybody worked with */
+bit  by_clock;          /* the fence in the word is by a holder's clock, which is behind */
 bit  unfenced[CLIENTS]; /* holds without a fence: it took the lock by SET, whose reply has none */
 byte reply_fence[CLIENTS];
 byte message_fence[CLIENTS];
@@ -242,6 +245,9 @@ inline inflate() {
 	:: else -> skip
 	fi;
 #endif
+#ifdef FENCE
+	by_clock = thin;
+#endif
 	thin = 0;
 	fat = 1
 }
@@ -269,6 +275,15 @@ inline settle_keys() {
 	fi
 }
 
+/* environment: the fence in the word is Redis' own again */
+inline given() {
+#ifdef FENCE
+	by_clock = 0
+#else
+	skip
+#endif
+}
+
 /* lua/grant.lua */
 inline grant(asker) {
 	mine = 0;
@@ -284,7 +299,7 @@ inline grant(asker) {
 		for (j : 0 .. CLIENTS - 2) { queue[j] = queue[j + 1] };
 		queue[CLIENTS - 1] = 0;
 		if
-		:: id == asker -> alive[id] = 0; hold(id, TTL); mine = 1
+		:: id == asker -> alive[id] = 0; given(); hold(id, TTL); mine = 1
 #ifdef MUTANT_GRANT_TO_THE_DEAD
 		:: id != asker ->
 #else
@@ -292,6 +307,7 @@ inline grant(asker) {
 #endif
 			CHECK(dead_for[id] <= STAY);   /* the dead are not granted for ever */
 			alive[id] = 0;
+			given();
 			hold(id, G);
 			publish(id)
 		:: else -> skip                         /* stale: dropped */
@@ -348,7 +364,7 @@ inline ask(c) {
 		grant(c);
 		if
 		:: mine -> skip
-		:: !mine && slots > 0 -> hold(c, TTL); mine = 1
+		:: !mine && slots > 0 -> given(); hold(c, TTL); mine = 1
 		:: else ->
 			CHECK(holder[c] == 0);         /* nobody waits behind itself */
 			in_line(c);
@@ -753,9 +769,7 @@ proctype client(byte c) {
 endless:
 	do
 	:: d_step { is[c] == NEW && (c == 0 || is[(c == 0 -> 0 : c - 1)] != NEW) -> wait(c, ASK); skip }
-#if N == 1
 	:: d_step { is[c] == NEW && (c == 0 || is[(c == 0 -> 0 : c - 1)] != NEW) -> wait(c, SET); skip }
-#endif
 	:: d_step { net[c] == NIL -> ask_after_set(c); skip }
 	:: d_step { is[c] == LINE && net[c] == IDLE && MAY_RING(c) -> ring(c); skip }
 	:: d_step { is[c] == LINE && !gone[c] -> leave(c); skip }
@@ -794,7 +808,10 @@ endless:
 		:: else ->
 			skip;
 #ifdef FENCE
-			reply_fence[c] = fence
+			reply_fence[c] = fence;
+#ifdef MUTANT_FENCE_BY_CLOCK
+			if :: by_clock -> reply_fence[c] = 1 :: else fi
+#endif
 #endif
 		fi;
 		skip }

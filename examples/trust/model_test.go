@@ -1,6 +1,7 @@
 package trust
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os/exec"
@@ -18,6 +19,7 @@ const modelDir = "../../docs/model"
 // modelRun is one search through the states of the model.
 type modelRun struct {
 	what    string
+	file    string // empty: lock.pml
 	defines string
 	fails   string // the assertion that a mutant breaks; empty: every state is sound
 	depth   int    // how deep is looked; 0: as deep as it goes
@@ -31,6 +33,60 @@ const (
 	modelSmall = "-DTTL=2 -DG=1 -DSTAY=2 "
 	modelCalm  = "-DPROMPT -DCRASHES=0 -DLOSSES=0 -DDELAYS=0 "
 )
+
+// orderRuns are the searches of the order of a key, and of the reserved attempt.
+func orderRuns() []modelRun {
+	order := func(what, defines string) modelRun {
+		return modelRun{what: "order: " + what, file: "order.pml", defines: defines, big: true}
+	}
+	reserved := func(what, defines, fails string) modelRun {
+		return modelRun{what: "reserved attempt: " + what, file: "reserved.pml", defines: defines, fails: fails}
+	}
+	mutant := func(name, defines, fails string, depth int) modelRun {
+		return modelRun{what: "order: mutant " + name, file: "order.pml", defines: "-DPARK_ONLY -DMUT_" + name + " " + defines, fails: fails, depth: depth}
+	}
+	const (
+		inOrder = "||ok[i]"
+		ends    = "rounds<=8"
+		starts  = "-opr)"
+		unTold  = "-DRETAIN -DUNTOLD=1 "
+		calls   = "-DLIVE -DNOBACK "
+	)
+	runs := []modelRun{
+		order("tasks wait or park", ""),
+		order("a failure", "-DFAILS=1 -DPARK_ONLY"),
+		order("a failure, and no task comes back by itself", calls+"-DFAILS=1 -DPARK_ONLY"),
+		order("all tasks end, after a crash of one that waits too", "-DLIVE -DCRASHES=1 -DWAIT_ONLY"),
+		reserved("two crashes, a timeout, an operator", "-DCRASHES=2 -DTOUTS=1 -DOPRUN=1", ""),
+		reserved("two crashes, one before the handler", "-DCRASHES=2 -DTOUTS=1 -DEARLY=1", ""),
+		reserved("Continue", "-DCONTINUE -DUNNOTED=1 -DCRASHES=2 -DTOUTS=1 -DOPRUN=1", ""),
+		reserved("mutant NO_MARK", "-DCONTINUE -DUNNOTED=1 -DMUT_NO_MARK", starts),
+		reserved("mutant RUN_ALWAYS", "-DCRASHES=2 -DMUT_RUN_ALWAYS", starts),
+		reserved("mutant REFUSE_ALWAYS", "-DCRASHES=2 -DOPRUN=1 -DMUT_REFUSE_ALWAYS", "by_operator==0"),
+		mutant("NOT_HEAD", "", inOrder, modelShallow),
+		mutant("NO_DONE", "-DCRASHES=1", "t==99)", modelShallow),
+		mutant("OLD_LOOK", "", inOrder, 36),
+		mutant("LOOK_BY_ID", "-DREUSE -DLIVE -DCRASHES=1", ends, 300),
+		mutant("WITHDRAW_BY_ID", "-DREUSE", inOrder, modelShallow),
+		mutant("NO_CONFIRM", "", inOrder, modelShallow),
+		mutant("CLOCK", "", inOrder, modelShallow),
+		mutant("COMPLETED", unTold+"-DLIVE", ends, 300),
+		mutant("SILENT", calls, ends, 300),
+		mutant("CALL_RETRY", "-DFAILS=1", "st[1]!=3", modelShallow),
+	}
+	if !*long {
+		return runs
+	}
+	return append(runs,
+		order("a crash", "-DCRASHES=1 -DPARK_ONLY"),
+		order("a crash of one that waits too", "-DCRASHES=1 -DWAIT_ONLY"),
+		order("a crash, and all tasks end", "-DLIVE -DCRASHES=1 -DPARK_ONLY"),
+		order("a timeout", "-DTIMEOUTS=1 -DPARK_ONLY"),
+		order("a release that does not reach Redis", unTold+"-DPARK_ONLY"),
+		order("an operator", "-DOPS=1 -DPARK_ONLY"),
+		order("Continue", "-DCONTINUE -DFAILS=1 -DMAXR=0 -DPARK_ONLY"),
+	)
+}
 
 // modelShallow is how deep mutants are looked for: each fails within so many steps.
 const modelShallow = 60
@@ -80,6 +136,7 @@ func modelRuns() []modelRun {
 		mutant("DROP_OF_ANYBODY", modelSmall, beliefs),
 		mutant("DEFLATE_HELD", modelSmall, beliefs),
 		mutant("DEFLATE_WANTED", modelCalm+"-DNO_REFRESH -DWAIT=4", "waited[i]<=4"),
+		mutant("FENCE_BY_CLOCK", modelSmall+"-DFENCE=4", "_fence[c]>worked"),
 		modelRun{what: "mutant of a wait: one tick less", defines: modelCalm + "-DWAIT=3", fails: "waited[i]<=3"},
 	)
 }
@@ -94,16 +151,17 @@ func TestModel(t *testing.T) {
 			t.Skipf("no %s in PATH: the model of the protocol is not checked (Debian has it in the packages spin and gcc)", tool)
 		}
 	}
-	source, err := filepath.Abs(filepath.Join(modelDir, "lock.pml"))
-	redistest.Must(t, err)
-	for _, run := range modelRuns() {
+	for _, run := range append(modelRuns(), orderRuns()...) {
+		run.file = cmp.Or(run.file, "lock.pml")
+		source, err := filepath.Abs(filepath.Join(modelDir, run.file))
+		redistest.Must(t, err)
 		t.Run(run.what, func(t *testing.T) {
 			t.Parallel()
 			states, failed := run.search(t, source)
 			t.Log("states", states)
 			switch {
 			case run.fails == "" && failed != "":
-				t.Errorf("assertion (%s) is violated; to see how: spin -t -p -g %s lock.pml", failed, run.defines)
+				t.Errorf("assertion (%s) is violated; to see how: spin -t -p -g %s %s", failed, run.defines, run.file)
 			case run.fails != "" && !strings.HasSuffix(failed, run.fails):
 				t.Errorf("it broke the assertion (%s), and should have broken (%s)", failed, run.fails)
 			}

@@ -40,6 +40,7 @@ func TestNew_mistakes(t *testing.T) {
 		"one scope has one LimitField":                    {{Task: "a", Scope: "s", LimitField: field}, {Task: "b", Scope: "s", Limit: 3}},
 		"one scope has one Limit":                         {{Task: "a", Scope: "s", LimitOf: of}, {Task: "b", Scope: "s"}},
 		"Fence: needs a Limit of 1":                       {{Task: "work", LimitOf: of, Fence: true}},
+		"Fence: needs a Limit of 1: fences of holders":    {{Task: "work", Limit: 2, Fence: true}},
 		"one scope has one Fence":                         {{Task: "a", Scope: "s", Fence: true}, {Task: "b", Scope: "s"}},
 		"automutex.Unlimited":                             {{Task: "work", Rate: automutex.Rate{Starts: 1, Per: time.Second}}},
 		"InOrder: needs a Limit of 1":                     ordered(func(r *automutex.Rule) { r.LimitField = field }),

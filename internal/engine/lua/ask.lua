@@ -64,7 +64,7 @@ if first == body or count > 1 and tonumber(call('ZSCORE', holders, body) or 0) >
   --@include keep
   call('ZADD', holders, 'GT', int(now_ms + lease + 1), body)
   changed = true -- always a write, for MinReplicas
-  if limit ~= 1 then fence = math.max(now_us, fence + 1) end
+  fence = math.max(now_us, fence + 1) -- that of a lock which was thin is by its holder's clock
   --@include write
   return values and {fence, call('HGET', info, 'v:' .. token)} or fence
 end
