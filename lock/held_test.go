@@ -12,7 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -26,7 +26,7 @@ func TestRule02_LateReleaseLeavesTheSuccessorAlone(t *testing.T) {
 func leavesTheSuccessorAlone(t *testing.T, s *redistest.Server) {
 	a, b := twoProcesses(t, s)
 	name := redistest.Name(t)
-	late := mustTry(t, a.Mutex(name, lock.TTL(inside.MinTTL), lock.NoRenew()))
+	late := mustTry(t, a.Mutex(name, lock.TTL(engine.MinTTL), lock.NoRenew()))
 	m := b.Mutex(name, lock.TTL(time.Minute))
 	successor := lockBeside(t, m).got(t)
 	behind := inLine(t, m, 1)
@@ -57,7 +57,7 @@ func TestUnlockAfterTheDeadline(t *testing.T) {
 		rdb := s.Client(t)
 		l := newLocker(t, rdb)
 		for _, n := range []int{1, 2} {
-			for what, options := range map[string][]lock.Option{"deadline": {lock.TTL(inside.MinTTL), lock.NoRenew()}, "deleted": nil, "released": nil, "broken": nil} {
+			for what, options := range map[string][]lock.Option{"deadline": {lock.TTL(engine.MinTTL), lock.NoRenew()}, "deleted": nil, "released": nil, "broken": nil} {
 				m := l.Semaphore(redistest.Name(t), n, options...)
 				le := mustTry(t, m)
 				switch what {
@@ -349,7 +349,7 @@ func TestRule12_GarbageGoes(t *testing.T) {
 			return // it never ages keys
 		}
 		for _, n := range []int{1, 2} {
-			m := l.Semaphore(redistest.Name(t), n, lock.TTL(inside.MinTTL), lock.NoRenew())
+			m := l.Semaphore(redistest.Name(t), n, lock.TTL(engine.MinTTL), lock.NoRenew())
 			mustTry(t, m)
 			if n == 1 {
 				free(t, m)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -440,7 +440,7 @@ func takesAndUnlocks(t testing.TB, m *lock.Lock) {
 }
 
 // looksAt is what Redis stores of m.
-func looksAt(t testing.TB, m *lock.Lock) inside.Info {
+func looksAt(t testing.TB, m *lock.Lock) engine.Info {
 	t.Helper()
 	info, err := insider.Inspect(t.Context(), m)
 	redistest.Must(t, err)

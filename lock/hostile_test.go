@@ -16,7 +16,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 	"github.com/automutex/automutex/lock/pool"
@@ -112,7 +112,7 @@ func (w words) walk(t *testing.T, rdb redis.UniversalClient) {
 	busy := mustBeBusy(t, one)
 	check("busy", busy.Holder == h[0].Owner && busy.Note == w.note && busy.Name == w.name, busy)
 	a := inLine(t, one, 1)
-	line, err := insider.Line(t.Context(), m, inside.Info{}, 10)
+	line, err := insider.Line(t.Context(), m, engine.Info{}, 10)
 	check("Line", err == nil && len(line) == 1 && line[0].Owner == h[0].Owner && line[0].Note == w.note, line, err)
 	check("Extend", le.Extend(t.Context(), 2*time.Minute) == nil)
 	mustUnlock(t, le)
@@ -120,7 +120,7 @@ func (w words) walk(t *testing.T, rdb redis.UniversalClient) {
 	if w.note != "" {
 		other := l.Mutex(w.name, lock.Parts(w.part), lock.Note(w.note+"2"))
 		mustPark(t, other)
-		line, err := insider.Line(t.Context(), m, inside.Info{}, 10)
+		line, err := insider.Line(t.Context(), m, engine.Info{}, 10)
 		check("Line", err == nil && len(line) == 1 && line[0].Parked && line[0].Note == w.note+"2", line, err)
 		mustUnlock(t, le)
 		le = mustTry(t, other)

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -41,7 +41,7 @@ func (q queue) lock() *lock.Lock { return insider.ByKey(q.l, q.key) }
 type task struct {
 	queue
 	note  string
-	place inside.Place
+	place engine.Place
 }
 
 // stamp gives a task its place.
@@ -52,7 +52,7 @@ func (q queue) stamp(t testing.TB, note string) task {
 	if err != nil || ticket <= 0 {
 		t.Fatalf("stamp %s: %d, %v", note, ticket, err)
 	}
-	return task{q, note, inside.Place{Nonce: nonce, Ticket: ticket, Most: -1}}
+	return task{q, note, engine.Place{Nonce: nonce, Ticket: ticket, Most: -1}}
 }
 
 func (q queue) stamps(t testing.TB, notes ...string) (tasks []task) {
@@ -63,7 +63,7 @@ func (q queue) stamps(t testing.TB, notes ...string) (tasks []task) {
 	return tasks
 }
 
-func (q queue) head(t testing.TB) inside.Head {
+func (q queue) head(t testing.TB) engine.Head {
 	t.Helper()
 	h, err := insider.Head(t.Context(), q.lock())
 	redistest.Must(t, err)
@@ -79,7 +79,7 @@ func (q queue) isNext(t testing.TB, note string, n int) {
 }
 
 // due are the tasks that are to be looked for now: a stamp for a full key names them.
-func (q queue) due(t testing.TB) []inside.OrderItem {
+func (q queue) due(t testing.TB) []engine.OrderItem {
 	t.Helper()
 	ticket, _, look, err := insider.Stamp(t.Context(), q.lock(), "default/one too many", "too-many", stampLife, 1)
 	if err != nil || ticket != 0 {
@@ -88,7 +88,7 @@ func (q queue) due(t testing.TB) []inside.OrderItem {
 	return look
 }
 
-func (q queue) act(t testing.TB, act inside.OrderAct, item inside.OrderItem) {
+func (q queue) act(t testing.TB, act engine.OrderAct, item engine.OrderItem) {
 	t.Helper()
 	redistest.Must(t, insider.ActOrder(t.Context(), q.lock(), act, item, 0))
 }
@@ -107,7 +107,7 @@ func (o task) runs(t testing.TB) *lock.Lease {
 	return le
 }
 
-func (o task) ends(t testing.TB, le *lock.Lease, outcome inside.Outcome) {
+func (o task) ends(t testing.TB, le *lock.Lease, outcome engine.Outcome) {
 	t.Helper()
 	insider.EndOrder(le, outcome)
 	if err := le.Unlock(t.Context()); err != nil {
@@ -116,7 +116,7 @@ func (o task) ends(t testing.TB, le *lock.Lease, outcome inside.Outcome) {
 }
 
 // run is an attempt, from its arrival to its end.
-func (o task) run(t testing.TB, outcome inside.Outcome) {
+func (o task) run(t testing.TB, outcome engine.Outcome) {
 	t.Helper()
 	o.ends(t, o.runs(t), outcome)
 }
@@ -134,15 +134,15 @@ func TestOrder_unavoidable(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		// 4: a retry that comes early runs.
 		tasks := queueOf(t, s).stamps(t, "a", "b")
-		tasks[0].run(t, inside.OutcomeStays)
+		tasks[0].run(t, engine.OutcomeStays)
 		mustPark(t, tasks[1].one())
-		tasks[0].run(t, inside.OutcomeDone)
-		tasks[1].run(t, inside.OutcomeDone)
+		tasks[0].run(t, engine.OutcomeDone)
+		tasks[1].run(t, engine.OutcomeDone)
 		// 6: a task that left runs late.
 		tasks = queueOf(t, s).stamps(t, "a", "b")
-		tasks[0].run(t, inside.OutcomeLeft)
-		tasks[1].run(t, inside.OutcomeDone)
-		tasks[0].run(t, inside.OutcomeDone)
+		tasks[0].run(t, engine.OutcomeLeft)
+		tasks[1].run(t, engine.OutcomeDone)
+		tasks[0].run(t, engine.OutcomeDone)
 		// 8: a lost lease lets two run. The late release of the first does nothing to the run after it.
 		q := queueOf(t, s)
 		tasks = q.stamps(t, "a", "b")
@@ -151,43 +151,43 @@ func TestOrder_unavoidable(t *testing.T) {
 			t.Fatalf("BreakAll: %d, %v", n, err)
 		}
 		again := tasks[0].runs(t)
-		insider.EndOrder(first, inside.OutcomeHeld)
+		insider.EndOrder(first, engine.OutcomeHeld)
 		if err := first.Unlock(t.Context()); err != nil && !errors.Is(err, lock.ErrNotHeld) {
 			t.Error(err)
 		}
 		if h := q.head(t); h.Held() || !h.Runs {
 			t.Fatalf("%+v, want at work", h)
 		}
-		tasks[0].ends(t, again, inside.OutcomeDone)
-		tasks[1].run(t, inside.OutcomeDone)
+		tasks[0].ends(t, again, engine.OutcomeDone)
+		tasks[1].run(t, engine.OutcomeDone)
 		// 9: a task without a stamp comes after those that are there, and runs again.
-		plain := task{q, "default/plain", inside.Place{Nonce: "~plain", Most: -1}}
+		plain := task{q, "default/plain", engine.Place{Nonce: "~plain", Most: -1}}
 		c := q.stamp(t, "default/c")
 		mustPark(t, plain.one())
-		c.run(t, inside.OutcomeDone)
-		plain.run(t, inside.OutcomeDone)
-		plain.run(t, inside.OutcomeDone)
+		c.run(t, engine.OutcomeDone)
+		plain.run(t, engine.OutcomeDone)
+		plain.run(t, engine.OutcomeDone)
 		q.isNext(t, "", 0)
 	})
 	// 1: a redelivery after the mark has ended runs.
 	q, pass := queueByClock(t)
 	a := q.stamp(t, "default/a")
-	a.run(t, inside.OutcomeDone)
+	a.run(t, engine.OutcomeDone)
 	a.refused(t, insider.IsOrderDone)
 	pass(6 * time.Minute)
-	a.run(t, inside.OutcomeDone)
+	a.run(t, engine.OutcomeDone)
 	// 3: archived and deleted before a look counts as deleted.
 	q, pass = queueByClock(t)
 	tasks := q.stamps(t, "a", "b")
-	tasks[0].run(t, inside.OutcomeStays)
+	tasks[0].run(t, engine.OutcomeStays)
 	pass(6 * time.Second)
-	q.act(t, inside.ActGone, q.due(t)[0])
-	tasks[1].run(t, inside.OutcomeDone)
+	q.act(t, engine.ActGone, q.due(t)[0])
+	tasks[1].run(t, engine.OutcomeDone)
 	// 5: an Enqueue that failed and lands late runs next.
 	q, pass = queueByClock(t)
 	tasks = q.stamps(t, "ghost", "b")
 	pass(stampLife + time.Second)
-	q.act(t, inside.ActGone, q.due(t)[0])
-	tasks[1].run(t, inside.OutcomeDone)
-	tasks[0].run(t, inside.OutcomeDone)
+	q.act(t, engine.ActGone, q.due(t)[0])
+	tasks[1].run(t, engine.OutcomeDone)
+	tasks[0].run(t, engine.OutcomeDone)
 }

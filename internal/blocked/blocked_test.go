@@ -9,7 +9,7 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -51,15 +51,15 @@ func TestWhy(t *testing.T) {
 		{"a", false, info(asynq.TaskStatePending), nil, paused, "waits in queue q, "},
 		{"h", false, info(asynq.TaskStatePending), nil, paused, "was archived, and is now pending"},
 	} {
-		got := Why(Seen{Head: inside.Head{State: c.state, Runs: c.runs, Nonce: "~"}, Info: c.info, Gone: c.err == gone, Err: c.err, Queue: c.queue})
+		got := Why(Seen{Head: engine.Head{State: c.state, Runs: c.runs, Nonce: "~"}, Info: c.info, Gone: c.err == gone, Err: c.err, Queue: c.queue})
 		if !strings.HasPrefix(got, c.want) || (got == "") != (c.want == "") {
 			t.Errorf("%+v: %q", c, got)
 		}
 	}
-	if why := Why(Seen{Head: inside.Head{State: "a", Since: time.Now()}, Info: info(asynq.TaskStateActive)}); why != "" {
+	if why := Why(Seen{Head: engine.Head{State: "a", Since: time.Now()}, Info: info(asynq.TaskStateActive)}); why != "" {
 		t.Errorf("a task that has just begun: %q", why)
 	}
-	if s := In(nil).Look(inside.Head{Note: "default/1"}); s.Err == nil {
+	if s := In(nil).Look(engine.Head{Note: "default/1"}); s.Err == nil {
 		t.Errorf("without an Inspector: %+v", s)
 	}
 }

@@ -12,7 +12,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/turn"
 )
@@ -151,9 +150,9 @@ func TestOrder_behindItsID(t *testing.T) {
 			redistest.Must(t, err)
 			tickets = append(tickets, ticket)
 		}
-		r.Order = &Order{Place: inside.Place{Nonce: "new", Ticket: tickets[1], Most: -1}}
+		r.Order = &Order{Place: Place{Nonce: "new", Ticket: tickets[1], Most: -1}}
 		r.OnWait = func() {
-			redistest.Must(t, e.Act(t.Context(), r.Ref, inside.ActWithdraw, inside.OrderItem{Nonce: "gone", Ticket: tickets[0], Note: r.Note}, 0))
+			redistest.Must(t, e.Act(t.Context(), r.Ref, ActWithdraw, OrderItem{Nonce: "gone", Ticket: tickets[0], Note: r.Note}, 0))
 		}
 		release(t, must(t, e, r))
 	})
