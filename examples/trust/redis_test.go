@@ -237,6 +237,9 @@ func refusing(t *testing.T, c *crowd, says string) {
 // other things.
 const crowdSoon = 60 * time.Second
 
+// crowdWait is how long a turn waits for its lock.
+const crowdWait = 3 * time.Second
+
 // crowdTTL is long beside a renewal (TTL/3), so that it shows which of the two
 // ended a lease.
 const crowdTTL = 6 * time.Second
@@ -321,7 +324,7 @@ func (c *crowd) end() {
 
 // turn is one stay: wait, write with the fence, work, leave.
 func (c *crowd) turn(l *lock.Locker, key string, r *rand.Rand) {
-	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), crowdWait)
 	defer cancel()
 	before := c.written(key)
 	le, err := l.Mutex(key, lock.TTL(crowdTTL), lock.Fenced()).Lock(ctx)
