@@ -2,7 +2,6 @@ package lock_test
 
 import (
 	"context"
-	"errors"
 	"iter"
 	"log/slog"
 	"time"
@@ -52,23 +51,12 @@ func (asking) Forget(ctx context.Context, m *lock.Lock) error {
 	return h.Engine.Forget(ctx, h.Request.Ref, h.Request.Note)
 }
 
-func (asking) ActOrder(ctx context.Context, m *lock.Lock, act engine.OrderAct, item engine.OrderItem, after time.Duration) error {
-	h := inside.At(m)
-	return h.Engine.Act(ctx, h.Request.Ref, act, item, after)
-}
-
 func (asking) Stamp(ctx context.Context, m *lock.Lock, note, nonce string, deadline time.Duration, most int) (int64, int, []engine.OrderItem, error) {
 	h := inside.At(m)
 	return h.Engine.Stamp(ctx, h.Request.Ref, note, nonce, deadline, most)
 }
 
-func (asking) Head(ctx context.Context, m *lock.Lock) (engine.Head, error) {
-	h := inside.At(m)
-	return h.Engine.Head(ctx, h.Request.Ref)
-}
-
 func (asking) EndOrder(le *lock.Lease, o engine.Outcome) { (*inside.At(le)).End(o) }
-func (asking) IsOrderDone(err error) bool                { return errors.Is(err, engine.ErrOrderDone) }
 
 func (asking) Inspect(ctx context.Context, m *lock.Lock) (engine.Info, error) {
 	h := inside.At(m)
@@ -88,11 +76,6 @@ func (asking) List(ctx context.Context, l *lock.Locker) iter.Seq2[engine.Info, e
 	return engineOf(l).List(ctx)
 }
 func (asking) Sweep(ctx context.Context, l *lock.Locker) (int, error) { return engineOf(l).Sweep(ctx) }
-
-func (asking) OpenGate(ctx context.Context, m *lock.Lock) (bool, error) {
-	h := inside.At(m)
-	return h.Engine.OpenGate(ctx, h.Request.Ref)
-}
 
 func (asking) CloseGate(ctx context.Context, le *lock.Lease, d time.Duration) error {
 	return (*inside.At(le)).CloseGate(ctx, d)

@@ -3,7 +3,6 @@ package lock_test
 import (
 	"context"
 	"errors"
-	"io"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -254,32 +253,6 @@ func (p *pipelines) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 		}
 		return next(ctx, cmds)
 	}
-}
-
-// Whatever is transient is tried again, and does no harm before the deadline.
-func TestRenewal_outlivesTransientErrors(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		for _, fault := range []error{redistest.ReplyError("LOADING Redis is loading the dataset in memory"), io.EOF} {
-			t.Run(fault.Error(), func(t *testing.T) {
-				t.Parallel()
-				rdb, hook := s.Client(t), &redistest.FailHook{}
-				rdb.AddHook(hook)
-				m := newLocker(t, rdb).Mutex(redistest.Name(t), lock.TTL(6*time.Second))
-				le := mustTry(t, m)
-				first := le.Deadline()
-				var failed atomic.Int64
-				hook.Before(func(cmd redis.Cmder) error {
-					if touching(m)(cmd) && failed.Add(1) <= 2 {
-						return fault
-					}
-					return nil
-				})
-				redistest.Eventually(t, soon, func() bool { return le.Deadline().After(first) || !le.Held() }, "a renewal after two failures")
-				mustUnlock(t, le)
-			})
-		}
-	})
 }
 
 // Errors up to the deadline: the lease is lost then, by the local clock, and not taken back when the errors end.

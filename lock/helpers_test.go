@@ -220,9 +220,7 @@ func left(t testing.TB, m *lock.Lock, le *lock.Lease) (d time.Duration, ok bool)
 // inUse reports whether anything of the lock is in Redis.
 func inUse(t testing.TB, m *lock.Lock) bool {
 	t.Helper()
-	info, err := insider.Inspect(t.Context(), m)
-	redistest.Must(t, err)
-	return info.InUse()
+	return looksAt(t, m).InUse()
 }
 
 // dump says what Redis has of the lock.

@@ -329,6 +329,13 @@ func TestBreak(t *testing.T) {
 		if le.Held() || !errors.Is(context.Cause(bound), ErrLost) {
 			t.Errorf("held %v, the context ended with %v", le.Held(), context.Cause(bound))
 		}
+		gone := must(t, e, asked(r, "1"))
+		redistest.Must(t, rdb.Del(t.Context(), r.keys()...).Err())
+		for _, le := range []*Lease{le, gone} { // one knows that its lock is lost, and one does not
+			if err := le.CloseGate(t.Context(), time.Minute); !errors.Is(err, ErrNotHeld) || le.Held() {
+				t.Errorf("CloseGate without the lock: %v, held %v", err, le.Held())
+			}
+		}
 
 		// In another process, by its messages, and to the next one in line.
 		le = must(t, other, asked(r, "2"))
