@@ -275,11 +275,15 @@ func (d *delivery) orderOutcome(t target, decision decide.Decision) engine.Outco
 // worker died: the marks of tasks that are done last for five minutes.
 const redeliveryDelay = 30 * time.Second
 
-// capRedelivery shortens the delay of such a task, n attempts having been spent before. asynq gives the errors of a cut as they are, and a BusyError wraps one.
+// isCut reports whether err is what asynq itself passes for an attempt that has no result. asynq gives these as they are, and a BusyError wraps one.
+func isCut(err error) bool {
+	return err == asynq.ErrLeaseExpired || err == context.DeadlineExceeded || err == context.Canceled //nolint:errorlint // as above
+}
+
+// capRedelivery shortens the delay of such a task, n attempts having been spent before.
 func capRedelivery(delay time.Duration, n int, err error, t *asynq.Task) time.Duration {
 	died := errors.Is(err, asynq.ErrLeaseExpired)
-	cut := err == asynq.ErrLeaseExpired || err == context.DeadlineExceeded || err == context.Canceled //nolint:errorlint // as above
-	if t != nil && (died && stamp.Ordered(t.Headers()) || cut && stamp.IsLast(t.Headers(), n)) {
+	if t != nil && (died && stamp.Ordered(t.Headers()) || isCut(err) && stamp.IsLast(t.Headers(), n)) {
 		return min(delay, redeliveryDelay)
 	}
 	return delay

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"os/signal"
 	"runtime"
@@ -15,6 +16,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -26,8 +28,11 @@ type server struct {
 	guarded  atomic.Bool // a task of the server has come to the Middleware
 	checking atomic.Bool // checkGuarded is due, or was called
 
-	returned                 atomic.Int64 // tasks that went back to asynq
-	failureAsked, delayAsked atomic.Bool  // asynq has called IsFailure and RetryDelayFunc for one of them
+	returned                          atomic.Int64 // tasks that went back to asynq
+	firstReturned                     atomic.Int64 // when the first of them did, in Unix nanoseconds
+	handled, failureAsked, delayAsked atomic.Bool  // asynq has called ErrorHandler, IsFailure and RetryDelayFunc for one of them
+
+	cut atomic.Int64 // attempts, the last ones that their callers asked for, that a context or a death has ended, and that IsFailure is to count
 }
 
 // serverKey finds the taskMark of one Guard. Of several guards, each has its own.
@@ -66,6 +71,8 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 			return false
 		case wantsRetryAfter(err) != nil:
 			return false
+		case isCut(err) && mark.takeCut():
+			return true
 		case isFailure != nil:
 			return isFailure(err)
 		}
@@ -84,17 +91,27 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		if r := wantsRetryAfter(err); r != nil {
 			return notBefore(r.delay)
 		}
+		if errors.Is(err, asynq.ErrLeaseExpired) { // asynq asks IsFailure next
+			mark.noteCut(t, n, math.MaxInt, err)
+		}
 		return capRedelivery(retryDelay(n, err, t), n, err, t)
 	}
 
-	if errorHandler := cfg.ErrorHandler; errorHandler != nil || g.rules.parks {
-		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, t *asynq.Task, err error) {
-			g.noteUnseen(ctx, t)
-			if errorHandler != nil && g.findReturned(err) == nil && !g.isRevoked(err) && wantsRetryAfter(err) == nil {
-				errorHandler.HandleError(ctx, t, err)
-			}
-		})
-	}
+	errorHandler := cfg.ErrorHandler
+	cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, t *asynq.Task, err error) {
+		if g.findReturned(err) != nil {
+			mark.handled.Store(true)
+		}
+		if !errors.Is(err, asynq.ErrLeaseExpired) { // of which asynq stores nothing before it is found to be lost
+			retried, _ := asynq.GetRetryCount(ctx)
+			maxRetry, _ := asynq.GetMaxRetry(ctx)
+			mark.noteCut(t, retried, maxRetry, err)
+		}
+		g.noteUnseen(ctx, t)
+		if errorHandler != nil && g.findReturned(err) == nil && !g.isRevoked(err) && wantsRetryAfter(err) == nil {
+			errorHandler.HandleError(ctx, t, err)
+		}
+	})
 
 	baseContext := cfg.BaseContext
 	if baseContext == nil {
@@ -106,13 +123,33 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	return cfg
 }
 
-// noteReturned notes that a task goes back to asynq. It warns once if asynq has not called the Guard's functions for so many that some
-// have come back: the program has put others in their place.
+// noteReturned notes that a task goes back to asynq. It warns once if asynq has not called the Guard's functions although it has
+// had the time to, or for so many that some have come back: the program has put others in their place.
 func (s *server) noteReturned() {
-	if s.returned.Add(1) > int64(s.workers.limit) && (!s.failureAsked.Load() || !s.delayAsked.Load()) {
-		s.guard.warnOnce("functions", "IsFailure or RetryDelayFunc was set on the asynq.Config that Guard.ServerConfig returned: tasks that go back spend attempts, or come back at other times; "+
-			"set them in the asynq.Config that is given to ServerConfig")
+	now := time.Now().UnixNano()
+	s.firstReturned.CompareAndSwap(0, now)
+	due := now-s.firstReturned.Load() > int64(guardedWithin)
+	if n := s.returned.Add(1); (due || n > int64(s.workers.limit)) && (!s.handled.Load() || !s.failureAsked.Load() || !s.delayAsked.Load()) {
+		s.guard.warnOnce("functions", "IsFailure, RetryDelayFunc or ErrorHandler was set on the asynq.Config that Guard.ServerConfig returned: tasks that go back spend attempts, "+
+			"come back at other times, or are handled as errors; set them in the asynq.Config that is given to ServerConfig")
 	}
+}
+
+// noteCut notes that a task's attempt was cut, if it was the last one that the caller of a Client asked for: IsFailure, which is asked
+// next and does not see the task, counts it whatever the program's own says. Else asynq delivers the task again without bound. If two
+// attempts are cut at once the count may be given to the other one.
+func (s *server) noteCut(t *asynq.Task, retried, maxRetry int, err error) {
+	if t != nil && isCut(err) && retried < maxRetry && stamp.IsLast(t.Headers(), retried) && s.guard.rules.match(t.Type()) != nil {
+		s.cut.Add(1)
+	}
+}
+
+func (s *server) takeCut() bool {
+	if s.cut.Add(-1) >= 0 {
+		return true
+	}
+	s.cut.Add(1)
+	return false
 }
 
 // serverOf returns the server of ctx; nil when it was made without ServerConfig.

@@ -768,6 +768,26 @@ func TestInOrder_besideAPlainWaiter(t *testing.T) {
 	})
 }
 
+// A task in order that parks behind who holds its key in no order is called as soon as that leaves, also when it is the only one.
+func TestInOrder_parkedBehindAPlainHolder(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{workers: 1, served: func(*asynq.Config) {}}) // nothing returns by itself
+		for n := 1; n <= 2; n++ {
+			held := r.take("work", "1")
+			var ids []string
+			for range n {
+				ids = append(ids, r.enqueueInOrder(c, 1))
+				r.awaitParked(ids[len(ids)-1])
+			}
+			r.free(held)
+			for _, id := range ids {
+				r.finish(id)
+			}
+		}
+	})
+}
+
 // InOrder was taken out of a rule while tasks of a key were in order, one of them archived: what is left of the order hides nothing that
 // parks on the key. Only a call brings a task back here within the hour.
 func TestPark_besideWhatIsLeftOfAnOrder(t *testing.T) {

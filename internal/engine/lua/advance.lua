@@ -33,7 +33,7 @@ do
     --@include keep
     local total = #tasks
     if total > 3 or total > inbound then total = call('ZCARD', order) end
-    if total > 1 or count == 0 and (head.state == 'p' or head.state == 'c') then
+    if total > 1 or head.state == 'p' or head.state == 'c' then
       local soonest = -1
       if count > 0 then soonest = math.max(1, call('ZRANGE', holders, '0', '0', 'WITHSCORES')[2] - now_ms) end
       if opens > now_us and count < limit then soonest = math.ceil((opens - now_us) / 1000) end
