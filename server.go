@@ -97,21 +97,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		return capRedelivery(retryDelay(n, err, t), n, err, t)
 	}
 
-	errorHandler := cfg.ErrorHandler
-	cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, t *asynq.Task, err error) {
-		if g.findReturned(err) != nil {
-			mark.handled.Store(true)
-		}
-		if !errors.Is(err, asynq.ErrLeaseExpired) { // of which asynq stores nothing before it is found to be lost
-			retried, _ := asynq.GetRetryCount(ctx)
-			maxRetry, _ := asynq.GetMaxRetry(ctx)
-			mark.noteCut(t, retried, maxRetry, err)
-		}
-		g.noteUnseen(ctx, t)
-		if errorHandler != nil && g.findReturned(err) == nil && !g.isRevoked(err) && wantsRetryAfter(err) == nil {
-			errorHandler.HandleError(ctx, t, err)
-		}
-	})
+	cfg.ErrorHandler = mark.errorHandler(cfg.ErrorHandler)
 
 	baseContext := cfg.BaseContext
 	if baseContext == nil {
@@ -121,6 +107,25 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		return context.WithValue(baseContext(), serverKey{g}, mark.newTask())
 	}
 	return cfg
+}
+
+// errorHandler is the ErrorHandler of the server; theirs is the program's, or nil.
+func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
+	return asynq.ErrorHandlerFunc(func(ctx context.Context, t *asynq.Task, err error) {
+		returned := s.guard.findReturned(err) != nil
+		if returned {
+			s.handled.Store(true)
+		}
+		if !errors.Is(err, asynq.ErrLeaseExpired) { // of which asynq stores nothing before it is found to be lost
+			retried, _ := asynq.GetRetryCount(ctx)
+			maxRetry, _ := asynq.GetMaxRetry(ctx)
+			s.noteCut(t, retried, maxRetry, err)
+		}
+		s.guard.noteUnseen(ctx, t)
+		if theirs != nil && !returned && !s.guard.isRevoked(err) && wantsRetryAfter(err) == nil {
+			theirs.HandleError(ctx, t, err)
+		}
+	})
 }
 
 // noteReturned notes that a task goes back to asynq. It warns once if asynq has not called the Guard's functions although it has
