@@ -102,6 +102,7 @@ func TestAnnouncer_Close(t *testing.T) {
 		t.Error("Close has waited for Redis")
 	default:
 	}
+	proxy.Heal() // what was sent is lost, and what is sent now is not
 	proxy.Cut()
 	<-a.done
 	b := New(s.Client(t), redistest.Name(t), Process{}, nil, nil)
@@ -130,6 +131,7 @@ func TestDifferences(t *testing.T) {
 	}{
 		"equal":             {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{rule("a", "s", "1")}}, ""},
 		"another policy":    {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{skips}}, "s, park, limit 1, lease 30s in"},
+		"two of one task":   {Process{Rules: []Rule{rule("b", "s", "1"), other}}, Process{Rules: []Rule{rule("b", "s", "1"), other}}, ""},
 		"two tasks":         {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{other}}, ""},
 		"two tasks, limits": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{field}}, "differ: limit 1, lease 30s in , and limit <max> (default 2), lease 30s in"},
 		"two scopes":        {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{rule("b", "", "2")}}, ""},

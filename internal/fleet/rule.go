@@ -177,10 +177,13 @@ func Differences(processes []Process) (all []Difference) {
 	}
 	first, told := map[[2]string]said{}, map[string]bool{}
 	for _, p := range processes {
+		alike := map[[2]string]int{} // a task may have several rules of one scope, which are told apart by their order
 		for _, r := range p.Rules {
 			scope, _ := r.ScopeText()
 			shared := Rule{Limit: r.Limit, TTL: r.TTL, Rate: r.Rate, Fence: r.Fence, InOrder: r.InOrder}
-			for _, s := range [][2]string{{r.Task, r.String()}, {"", shared.ofKeys()}} {
+			alike[[2]string{scope, r.Task}]++
+			task := fmt.Sprint(r.Task, " ", alike[[2]string{scope, r.Task}])
+			for _, s := range [][2]string{{task, r.String()}, {"", shared.ofKeys()}} {
 				of, text := [2]string{scope, s[0]}, s[1]
 				if p.Hashed {
 					text += ", keys hashed"
