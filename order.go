@@ -7,6 +7,7 @@ import (
 	"math"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -412,6 +413,12 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item inside.OrderIt
 			g.reportBlocked(func(e Event) { g.observeSafely(ctx, e) }, Event{Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id}, item.Note)
 		} else if act == inside.ActGone || act == inside.ActLeft {
 			return inside.FateGone, answer
+		} else if act == inside.ActPresent && info.State == asynq.TaskStateActive {
+			seen, _ := strconv.ParseInt(item.Seen, 10, 64)
+			head := inside.Head{State: item.State, Since: time.UnixMicro(seen)}
+			if why := blocked.Why(blocked.Seen{Head: head, Info: info}); why != "" { // each minute, as it is looked for then
+				g.log.Warn("automutex: a key in order stands, since its next task "+why, "rule", rule.Name, "key", key, "task", item.Note)
+			}
 		}
 		return inside.FateUnsure, answer
 	})
