@@ -407,13 +407,15 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item inside.OrderIt
 		case item.Call && act == inside.ActPresent && info.State == asynq.TaskStateActive:
 			return inside.FateUnsure, lookAgain
 		}
-		if err := g.engine.Act(ctx, orderedKey(key), act, item, after); err != nil {
-			g.log.Debug("automutex: what was seen of an ordered task could not be stored; it is looked for again", "key", key, "task", item.Note, "error", err)
-		} else if act == inside.ActArchived {
+		failed := g.engine.Act(ctx, orderedKey(key), act, item, after)
+		switch {
+		case failed != nil:
+			g.log.Debug("automutex: what was seen of an ordered task could not be stored; it is looked for again", "key", key, "task", item.Note, "error", failed)
+		case act == inside.ActArchived:
 			g.reportBlocked(func(e Event) { g.observeSafely(ctx, e) }, Event{Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id}, item.Note)
-		} else if act == inside.ActGone || act == inside.ActLeft {
+		case act == inside.ActGone, act == inside.ActLeft:
 			return inside.FateGone, answer
-		} else if act == inside.ActPresent && info.State == asynq.TaskStateActive {
+		case act == inside.ActPresent && info.State == asynq.TaskStateActive:
 			seen, _ := strconv.ParseInt(item.Seen, 10, 64)
 			head := inside.Head{State: item.State, Since: time.UnixMicro(seen)}
 			if why := blocked.Why(blocked.Seen{Head: head, Info: info}); why != "" { // each minute, as it is looked for then
