@@ -266,7 +266,7 @@ func (e *enqueueing) enqueueInOrder(ctx context.Context, t target) (*asynq.TaskI
 		return nil, err
 	}
 	s.Ticket = ticket
-	item := inside.OrderItem{Nonce: s.Nonce, Ticket: ticket, Note: e.note}
+	item := engine.OrderItem{Nonce: s.Nonce, Ticket: ticket, Note: e.note}
 	info, err := e.enqueue(ctx, s)
 	if errors.Is(err, asynq.ErrTaskIDConflict) {
 		info, err = e.resolveConflict(ctx, key, item, t, err)
@@ -290,9 +290,9 @@ const confirmTries = 3
 
 // confirm makes sure that the task has its place: the enqueueing took so long that others may have taken the stamp for
 // one whose producer died.
-func (e *enqueueing) confirm(ctx context.Context, key engine.Ref, item inside.OrderItem) (err error) {
+func (e *enqueueing) confirm(ctx context.Context, key engine.Ref, item engine.OrderItem) (err error) {
 	for range confirmTries {
-		if err = e.client.engine.Act(context.WithoutCancel(ctx), key, inside.ActConfirm, item, 0); err == nil {
+		if err = e.client.engine.Act(context.WithoutCancel(ctx), key, engine.ActConfirm, item, 0); err == nil {
 			return nil
 		}
 	}
@@ -320,7 +320,7 @@ func (e *enqueueing) takePlace(ctx context.Context, key engine.Ref, t target, no
 
 // resolveConflict handles asynq's answer that it has a task with that ID. It is this very task if go-redis has sent the
 // command twice.
-func (e *enqueueing) resolveConflict(ctx context.Context, key engine.Ref, item inside.OrderItem, t target, conflict error) (*asynq.TaskInfo, error) {
+func (e *enqueueing) resolveConflict(ctx context.Context, key engine.Ref, item engine.OrderItem, t target, conflict error) (*asynq.TaskInfo, error) {
 	info, err := e.client.inspector.GetTaskInfo(e.info.Queue, e.info.ID)
 	switch {
 	case err == nil:
@@ -330,7 +330,7 @@ func (e *enqueueing) resolveConflict(ctx context.Context, key engine.Ref, item i
 	case !errors.Is(err, asynq.ErrTaskNotFound):
 		return nil, e.unknown(t, errors.Join(conflict, err))
 	}
-	if err := e.client.engine.Act(context.WithoutCancel(ctx), key, inside.ActRefused, item, 0); err != nil {
+	if err := e.client.engine.Act(context.WithoutCancel(ctx), key, engine.ActRefused, item, 0); err != nil {
 		e.client.log.Debug("automutex: a place could not be given up; it is found to be empty", "key", t.key, "task", e.note, "error", err)
 	}
 	return nil, fmt.Errorf("automutex: rule %q: task %s: %w", t.rule.Name, e.note, conflict)

@@ -22,7 +22,7 @@ const (
 	defaultLimit  = 1
 	defaultTTL    = lock.DefaultTTL
 
-	minTTL = inside.MinTTL
+	minTTL = engine.MinTTL
 )
 
 // Config is what [New] makes a Guard from. New reads it once: do not change it, or the slices

@@ -12,7 +12,6 @@ import (
 	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -40,9 +39,9 @@ const (
 	// ReasonCooldown: the [Rule].Cooldown of the last run is not over.
 	ReasonCooldown = lock.ReasonCooldown
 	// ReasonBehind: an earlier task of an ordered key comes first, and does not run now.
-	ReasonBehind = inside.ReasonBehind
+	ReasonBehind = engine.ReasonBehind
 	// ReasonArchived is ReasonBehind for a task that is archived and holds its key, see [HoldKey].
-	ReasonArchived = inside.ReasonArchived
+	ReasonArchived = engine.ReasonArchived
 	// ReasonPaused: an operator has paused the key, see [Guard.Controls].
 	ReasonPaused = lock.ReasonPaused
 )
@@ -124,7 +123,7 @@ func (e *BusyError) Error() string {
 		fmt.Fprintf(&b, ": %s", control.Control(*e.Pause).Text())
 	case e.gateClosed():
 		fmt.Fprintf(&b, ": %s for %s", engine.GateText(e.Reason), e.ExpiresIn.Round(time.Millisecond))
-	case e.failed && e.ExpiresIn <= inside.OrderLook: // it may be that nobody knows yet when
+	case e.failed && e.ExpiresIn <= engine.OrderLook: // it may be that nobody knows yet when
 	case e.failed:
 		fmt.Fprintf(&b, " in %s", e.ExpiresIn.Round(time.Second))
 	case e.Reason == ReasonBehind && e.ExpiresIn > 0:
@@ -167,7 +166,7 @@ func (d *delivery) toBusyError(t target, err error) error {
 		Waited: busy.Waited, Place: busy.Place, parked: busy.Parked,
 	}
 	e.Reason, e.ExpiresIn = busy.Because()
-	if e.failed = e.Reason == inside.ReasonFailed; e.failed {
+	if e.failed = e.Reason == engine.ReasonFailed; e.failed {
 		e.Reason = ReasonBehind
 	}
 	// In order, a task may be behind an earlier one that had its ID.

@@ -17,7 +17,6 @@ import (
 	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/internal/turn"
@@ -232,17 +231,17 @@ func TestInOrder_seen(t *testing.T) {
 	other.Headers = nil
 	overdue := info(asynq.TaskStateRetry, blocked.ParkedOn(mine.Key))
 	overdue.Deadline = time.Now().Add(-time.Second)
-	item := inside.OrderItem{Nonce: mine.Nonce, Note: note}
+	item := engine.OrderItem{Nonce: mine.Nonce, Note: note}
 	joined := item
 	joined.Nonce = stamp.Unstamped(note) // at its arrival
 	for name, one := range map[string]struct {
 		info *asynq.TaskInfo
 		key  string
-		want inside.OrderAct
+		want engine.OrderAct
 	}{
-		"the ID used again":       {info(asynq.TaskStateRetry, ""), mine.Key, inside.ActGone},
-		"stamped for another key": {info(asynq.TaskStateRetry, ""), "automutex:{work|2}", inside.ActPresent},
-		"without a stamp":         {other, mine.Key, inside.ActPresent},
+		"the ID used again":       {info(asynq.TaskStateRetry, ""), mine.Key, engine.ActGone},
+		"stamped for another key": {info(asynq.TaskStateRetry, ""), "automutex:{work|2}", engine.ActPresent},
+		"without a stamp":         {other, mine.Key, engine.ActPresent},
 	} {
 		if act, _ := seenInOrder(one.info, false, nil, joined, &compiledRule{}, one.key); act != one.want {
 			t.Errorf("joined at its arrival, %s: %q, want %q", name, act, one.want)
@@ -252,23 +251,23 @@ func TestInOrder_seen(t *testing.T) {
 		info *asynq.TaskInfo
 		err  error
 		on   OnArchive
-		want inside.OrderAct
+		want engine.OrderAct
 	}{
-		"not found":            {nil, asynq.ErrTaskNotFound, HoldKey, inside.ActGone},
-		"no queue":             {nil, asynq.ErrQueueNotFound, HoldKey, inside.ActGone},
+		"not found":            {nil, asynq.ErrTaskNotFound, HoldKey, engine.ActGone},
+		"no queue":             {nil, asynq.ErrQueueNotFound, HoldKey, engine.ActGone},
 		"no answer":            {nil, errors.New("away"), HoldKey, lookFailed},
-		"another task":         {other, nil, HoldKey, inside.ActGone},
-		"archived, hold":       {info(asynq.TaskStateArchived, ""), nil, HoldKey, inside.ActArchived},
-		"archived, continue":   {info(asynq.TaskStateArchived, ""), nil, Continue, inside.ActLeft},
-		"overdue, hold":        {overdue, nil, HoldKey, inside.ActArchived},
-		"overdue, continue":    {overdue, nil, Continue, inside.ActLeft},
-		"completed":            {info(asynq.TaskStateCompleted, ""), nil, HoldKey, inside.ActLeft},
+		"another task":         {other, nil, HoldKey, engine.ActGone},
+		"archived, hold":       {info(asynq.TaskStateArchived, ""), nil, HoldKey, engine.ActArchived},
+		"archived, continue":   {info(asynq.TaskStateArchived, ""), nil, Continue, engine.ActLeft},
+		"overdue, hold":        {overdue, nil, HoldKey, engine.ActArchived},
+		"overdue, continue":    {overdue, nil, Continue, engine.ActLeft},
+		"completed":            {info(asynq.TaskStateCompleted, ""), nil, HoldKey, engine.ActLeft},
 		"parked here":          {info(asynq.TaskStateRetry, blocked.ParkedOn(mine.Key)), nil, HoldKey, lookWake},
-		"parked elsewhere":     {info(asynq.TaskStateRetry, blocked.ParkedOn("automutex:{x}")), nil, HoldKey, inside.ActPresent},
-		"failed":               {info(asynq.TaskStateRetry, "broken"), nil, HoldKey, inside.ActPresent},
-		"pending":              {info(asynq.TaskStatePending, ""), nil, HoldKey, inside.ActPresent},
-		"active":               {info(asynq.TaskStateActive, ""), nil, HoldKey, inside.ActPresent},
-		"scheduled by a human": {info(asynq.TaskStateScheduled, ""), nil, HoldKey, inside.ActPresent},
+		"parked elsewhere":     {info(asynq.TaskStateRetry, blocked.ParkedOn("automutex:{x}")), nil, HoldKey, engine.ActPresent},
+		"failed":               {info(asynq.TaskStateRetry, "broken"), nil, HoldKey, engine.ActPresent},
+		"pending":              {info(asynq.TaskStatePending, ""), nil, HoldKey, engine.ActPresent},
+		"active":               {info(asynq.TaskStateActive, ""), nil, HoldKey, engine.ActPresent},
+		"scheduled by a human": {info(asynq.TaskStateScheduled, ""), nil, HoldKey, engine.ActPresent},
 	} {
 		if act, _ := seenInOrder(one.info, errors.Is(one.err, asynq.ErrTaskNotFound) || errors.Is(one.err, asynq.ErrQueueNotFound), one.err, item, &compiledRule{Rule: Rule{OnArchive: one.on}}, mine.Key); act != one.want {
 			t.Errorf("%s: %q, want %q", name, act, one.want)
@@ -348,10 +347,10 @@ func TestPark_noteOfNoTask(t *testing.T) {
 	const ordered = "|l|a|nonce|17|5|"
 	for _, c := range []struct {
 		scope, note string
-		want        inside.Fate
+		want        engine.Fate
 	}{
-		{"work", "", inside.FateGone}, {"work", "no task", inside.FateGone}, {"work", "h:token", inside.FateGone},
-		{"other", ordered + "default/id", inside.FateUnsure}, {"work", ordered + "no task", inside.FateUnsure}, {"work", ordered, inside.FateUnsure},
+		{"work", "", engine.FateGone}, {"work", "no task", engine.FateGone}, {"work", "h:token", engine.FateGone},
+		{"other", ordered + "default/id", engine.FateUnsure}, {"work", ordered + "no task", engine.FateUnsure}, {"work", ordered, engine.FateUnsure},
 	} {
 		if fate := g.wakeParked(t.Context(), g.cfg.Prefix+":{"+c.scope+"}", c.note); fate != c.want {
 			t.Errorf("%q of %s: %v, want %v", c.note, c.scope, fate, c.want)
@@ -740,7 +739,7 @@ func TestInOrder_headOfADeadWorker(t *testing.T) {
 	redistest.Must(t, rdb.HSet(t.Context(), "asynq:{"+prefix+"}:t:id", "state", "active").Err())
 	note := prefix + "/id"
 	for age, want := range map[time.Duration]int{10 * time.Second: 0, 2 * time.Minute: 1} {
-		item := inside.OrderItem{State: "a", Nonce: stamp.Unstamped(note), Ticket: 1, Seen: fmt.Sprint(time.Now().Add(-age).UnixMicro()), Note: note}
+		item := engine.OrderItem{State: "a", Nonce: stamp.Unstamped(note), Ticket: 1, Seen: fmt.Sprint(time.Now().Add(-age).UnixMicro()), Note: note}
 		before := strings.Count(log.Text(slog.LevelWarn), "its worker is dead")
 		guard.wakeInOrder(t.Context(), guard.cfg.Prefix+":{work}", item)
 		if n := strings.Count(log.Text(slog.LevelWarn), "its worker is dead") - before; n != want {

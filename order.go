@@ -16,7 +16,6 @@ import (
 	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/internal/tasknote"
@@ -133,8 +132,8 @@ type orderState struct {
 func (d *delivery) isOrdered(t target) bool { return t.rule.InOrder && d.note != "" }
 
 // placeIn is the task's place in the order of t's key, for package lock. A task without a stamp for that key joins at its arrival.
-func (d *delivery) placeIn(t target) inside.Place {
-	p := inside.Place{Nonce: stamp.Unstamped(d.note), Retried: d.retried, Most: -1, Continue: t.rule.OnArchive == Continue, Again: d.inOrder.runAgain}
+func (d *delivery) placeIn(t target) engine.Place {
+	p := engine.Place{Nonce: stamp.Unstamped(d.note), Retried: d.retried, Most: -1, Continue: t.rule.OnArchive == Continue, Again: d.inOrder.runAgain}
 	if d.place.reserved {
 		p.Most = d.place.Most
 	}
@@ -195,10 +194,10 @@ func (d *delivery) joinAtArrival(t target) {
 	if d.inOrder.leftOld {
 		return
 	}
-	item := inside.OrderItem{Nonce: d.place.Nonce, Ticket: d.place.Ticket, Note: d.note}
+	item := engine.OrderItem{Nonce: d.place.Nonce, Ticket: d.place.Ticket, Note: d.note}
 	_, err := engine.ParseKey(d.guard.cfg.Prefix, d.place.Key) // a header says what its producer likes
 	if err == nil {
-		err = d.guard.engine.Act(d.roundTripContext(), orderedKey(d.place.Key), inside.ActWithdraw, item, 0)
+		err = d.guard.engine.Act(d.roundTripContext(), orderedKey(d.place.Key), engine.ActWithdraw, item, 0)
 	}
 	d.inOrder.leftOld = err == nil
 	d.guard.warnOnce("other key "+d.task.Type(), "the key of an ordered task is not the one that it was enqueued for, so it runs after the tasks of its new key: "+
@@ -212,7 +211,7 @@ func (d *delivery) wakeNext(t target) {
 	}
 	go func() { // one round trip
 		defer d.guard.leave()
-		_ = d.guard.engine.Act(d.guard.closing, orderedKey(t.key), inside.ActNone, inside.OrderItem{}, 0)
+		_ = d.guard.engine.Act(d.guard.closing, orderedKey(t.key), engine.ActNone, engine.OrderItem{}, 0)
 	}()
 }
 
@@ -237,7 +236,7 @@ func (d *delivery) endInOrder(decision decide.Decision, err error) {
 func (d *delivery) endPlace(observe func(Event), h *heldLease, decision decide.Decision, err error) {
 	outcome := d.orderOutcome(h.target, decision)
 	h.lease.End(outcome)
-	if outcome == inside.OutcomeHeld {
+	if outcome == engine.OutcomeHeld {
 		d.guard.reportBlocked(observe, Event{Rule: h.target.rule.Name, Key: h.target.key, Err: err}, d.note)
 	}
 }
@@ -254,23 +253,23 @@ func (d *delivery) endUnrun(h *heldLease, decision decide.Decision) {
 	switch {
 	case !d.isOrdered(h.target):
 	case decision.What == decide.Leave, !decision.Final(d.last):
-		h.lease.End(inside.OutcomeUnbegun)
+		h.lease.End(engine.OutcomeUnbegun)
 	default:
 		d.endPlace(d.observeSafely, h, decision, nil) // the other leases are still to be released
 	}
 }
 
 // orderOutcome is what the decision means for the task's place.
-func (d *delivery) orderOutcome(t target, decision decide.Decision) inside.Outcome {
+func (d *delivery) orderOutcome(t target, decision decide.Decision) engine.Outcome {
 	switch {
 	case decision.What == decide.Done, decision.What == decide.Drop:
-		return inside.OutcomeDone
+		return engine.OutcomeDone
 	case !decision.Final(d.last):
-		return inside.OutcomeStays
+		return engine.OutcomeStays
 	case t.rule.OnArchive == Continue:
-		return inside.OutcomeLeft
+		return engine.OutcomeLeft
 	}
-	return inside.OutcomeHeld
+	return engine.OutcomeHeld
 }
 
 // redeliveryDelay bounds how long asynq waits before it delivers a task of a Client again whose last attempt was cut, and an ordered task whose
@@ -386,61 +385,61 @@ func (rs *ruleSet) orderedRule(prefix, key string) *compiledRule {
 
 // wakeInOrder handles a task that package lock names: a parked task of an ordered key whose turn is near, or a head
 // that keeps others waiting and should have come.
-func (g *Guard) wakeInOrder(ctx context.Context, key string, item inside.OrderItem) inside.Fate {
+func (g *Guard) wakeInOrder(ctx context.Context, key string, item engine.OrderItem) engine.Fate {
 	queue, id, ok := tasknote.Parse(item.Note)
 	rule := g.rules.orderedRule(g.cfg.Prefix, key)
 	if !ok || rule == nil || g.paused.isPaused(queue, g.inspector) {
-		return inside.FateUnsure
+		return engine.FateUnsure
 	}
-	return g.wake(ctx, key, item.Note, func(info *asynq.TaskInfo, missing bool, err error) (inside.Fate, next) {
+	return g.wake(ctx, key, item.Note, func(info *asynq.TaskInfo, missing bool, err error) (engine.Fate, next) {
 		if err == nil {
 			g.blind.Store(false)
 		}
 		act, after := seenInOrder(info, missing && !g.blind.Load(), err, item, rule, key)
 		switch {
 		case act == lookFailed:
-			return inside.FateUnsure, answer
+			return engine.FateUnsure, answer
 		case act == lookWake:
-			return inside.FateComing, runIt
-		case item.Call && act == inside.ActPresent && info.State == asynq.TaskStatePending:
-			return inside.FateComing, answer
-		case item.Call && act == inside.ActPresent && info.State == asynq.TaskStateActive:
-			return inside.FateUnsure, lookAgain
+			return engine.FateComing, runIt
+		case item.Call && act == engine.ActPresent && info.State == asynq.TaskStatePending:
+			return engine.FateComing, answer
+		case item.Call && act == engine.ActPresent && info.State == asynq.TaskStateActive:
+			return engine.FateUnsure, lookAgain
 		}
 		failed := g.engine.Act(ctx, orderedKey(key), act, item, after)
 		switch {
 		case failed != nil:
 			g.log.Debug("automutex: what was seen of an ordered task could not be stored; it is looked for again", "key", key, "task", item.Note, "error", failed)
-		case act == inside.ActArchived:
+		case act == engine.ActArchived:
 			g.reportBlocked(func(e Event) { g.observeSafely(ctx, e) }, Event{Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id}, item.Note)
-		case act == inside.ActGone, act == inside.ActLeft:
-			return inside.FateGone, answer
-		case act == inside.ActPresent && info.State == asynq.TaskStateActive:
+		case act == engine.ActGone, act == engine.ActLeft:
+			return engine.FateGone, answer
+		case act == engine.ActPresent && info.State == asynq.TaskStateActive:
 			seen, _ := strconv.ParseInt(item.Seen, 10, 64)
-			head := inside.Head{State: item.State, Since: time.UnixMicro(seen)}
+			head := engine.Head{State: item.State, Since: time.UnixMicro(seen)}
 			if why := blocked.Why(blocked.Seen{Head: head, Info: info}); why != "" { // each minute, as it is looked for then
 				g.log.Warn("automutex: a key in order stands, since its next task "+why, "rule", rule.Name, "key", key, "task", item.Note)
 			}
 		}
-		return inside.FateUnsure, answer
+		return engine.FateUnsure, answer
 	})
 }
 
 // What a look may find besides an act.
 const (
-	lookFailed inside.OrderAct = ""     // asynq's Redis does not answer
-	lookWake   inside.OrderAct = "wake" // the task is parked: have asynq run it
+	lookFailed engine.OrderAct = ""     // asynq's Redis does not answer
+	lookWake   engine.OrderAct = "wake" // the task is parked: have asynq run it
 )
 
 // seenInOrder is what follows from a look at the task in asynq. after is how long the task stays away by itself.
-func seenInOrder(info *asynq.TaskInfo, missing bool, err error, item inside.OrderItem, rule *compiledRule, key string) (act inside.OrderAct, after time.Duration) {
+func seenInOrder(info *asynq.TaskInfo, missing bool, err error, item engine.OrderItem, rule *compiledRule, key string) (act engine.OrderAct, after time.Duration) {
 	switch {
 	case missing:
-		return inside.ActGone, 0
+		return engine.ActGone, 0
 	case err != nil:
 		return lookFailed, 0
 	case blocked.IsOther(info, key, item.Note, item.Nonce):
-		return inside.ActGone, 0 // another task with the same ID
+		return engine.ActGone, 0 // another task with the same ID
 	}
 	state := info.State
 	if isOverdue(info) && state != asynq.TaskStateActive && state != asynq.TaskStateCompleted {
@@ -449,21 +448,21 @@ func seenInOrder(info *asynq.TaskInfo, missing bool, err error, item inside.Orde
 	switch state {
 	case asynq.TaskStateArchived:
 		if rule.OnArchive == HoldKey {
-			return inside.ActArchived, 0
+			return engine.ActArchived, 0
 		}
-		return inside.ActLeft, 0
+		return engine.ActLeft, 0
 	case asynq.TaskStateCompleted:
-		return inside.ActLeft, 0
+		return engine.ActLeft, 0
 	case asynq.TaskStateRetry:
 		if strings.Contains(info.LastErr, blocked.ParkedOn(key)) {
 			return lookWake, 0
 		}
-		return inside.ActPresent, max(0, time.Until(info.NextProcessAt)) + time.Second
+		return engine.ActPresent, max(0, time.Until(info.NextProcessAt)) + time.Second
 	case asynq.TaskStateScheduled:
-		return inside.ActPresent, max(0, time.Until(info.NextProcessAt)) + time.Second
+		return engine.ActPresent, max(0, time.Until(info.NextProcessAt)) + time.Second
 	case asynq.TaskStateActive, asynq.TaskStatePending, asynq.TaskStateAggregating:
 	}
-	return inside.ActPresent, 0
+	return engine.ActPresent, 0
 }
 
 // sighted returns the Guard's Inspector, or nil if that does not see this server's tasks.
@@ -475,12 +474,12 @@ func (g *Guard) sighted() *asynq.Inspector {
 }
 
 // lookInOrder is one look at a task, for a producer. It wakes nobody.
-func (c *Client) lookInOrder(ctx context.Context, key engine.Ref, item inside.OrderItem, rule *compiledRule) {
+func (c *Client) lookInOrder(ctx context.Context, key engine.Ref, item engine.OrderItem, rule *compiledRule) {
 	queue, id, _ := tasknote.Parse(item.Note)
 	info, missing, err := blocked.Find(c.inspector, c.asynqRedis, queue, id)
 	act, after := seenInOrder(info, missing, err, item, rule, key.Key)
 	if act == lookWake {
-		act = inside.ActPresent
+		act = engine.ActPresent
 	}
 	if act != lookFailed {
 		err = c.engine.Act(ctx, key, act, item, after)

@@ -15,7 +15,6 @@ import (
 
 	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/engine"
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
@@ -117,29 +116,29 @@ func (d *delivery) checkInspector() {
 // moment ago to retry.
 const retryWrittenIn = 4 * time.Millisecond
 
-// wakeParked wakes a parked task: it has asynq run the task. It is the [inside.Caller] that
+// wakeParked wakes a parked task: it has asynq run the task. It is the [engine.Caller] that
 // the engine calls when the task's turn comes.
-func (g *Guard) wakeParked(ctx context.Context, key, note string) inside.Fate {
+func (g *Guard) wakeParked(ctx context.Context, key, note string) engine.Fate {
 	if item, ordered := engine.ParseItem(note); ordered {
 		return g.wakeInOrder(ctx, key, item)
 	}
 	queue, _, ok := tasknote.Parse(note)
 	if !ok {
-		return inside.FateGone
+		return engine.FateGone
 	}
 	if g.paused.isPaused(queue, g.inspector) {
-		return inside.FateLater
+		return engine.FateLater
 	}
-	return g.wake(ctx, key, note, func(info *asynq.TaskInfo, gone bool, err error) (inside.Fate, next) {
+	return g.wake(ctx, key, note, func(info *asynq.TaskInfo, gone bool, err error) (engine.Fate, next) {
 		switch {
 		case gone:
-			return inside.FateGone, answer
+			return engine.FateGone, answer
 		case err != nil:
-			return inside.FateUnsure, answer
+			return engine.FateUnsure, answer
 		}
-		fate := inside.FateComing
+		fate := engine.FateComing
 		if isOverdue(info) {
-			fate = inside.FateGone // asynq ends it before it comes to the Middleware
+			fate = engine.FateGone // asynq ends it before it comes to the Middleware
 		}
 		switch {
 		case info.State == asynq.TaskStatePending:
@@ -149,9 +148,9 @@ func (g *Guard) wakeParked(ctx context.Context, key, note string) inside.Fate {
 			// retry is due, and nobody may look into that group again.
 			return fate, runIt
 		case info.State != asynq.TaskStateActive:
-			return inside.FateGone, answer // an operator ran, archived or deleted the task
+			return engine.FateGone, answer // an operator ran, archived or deleted the task
 		}
-		return inside.FateUnsure, lookAgain
+		return engine.FateUnsure, lookAgain
 	})
 }
 
@@ -199,7 +198,7 @@ const (
 // wake begins no RunTask after it. Between the check and RunTask an operator or
 // asynq's own retry may change the task, and go-redis may send RunTask twice: then a task
 // may run again, which asynq's "at least once" allows.
-func (g *Guard) wake(ctx context.Context, key, note string, look func(*asynq.TaskInfo, bool, error) (inside.Fate, next)) inside.Fate {
+func (g *Guard) wake(ctx context.Context, key, note string, look func(*asynq.TaskInfo, bool, error) (engine.Fate, next)) engine.Fate {
 	queue, id, _ := tasknote.Parse(note)
 	var failed error
 	for backoff := 500 * time.Microsecond; backoff <= retryWrittenIn; backoff *= 2 {
@@ -212,7 +211,7 @@ func (g *Guard) wake(ctx context.Context, key, note string, look func(*asynq.Tas
 		case then == answer:
 			return fate
 		case then == runIt && bounded && time.Now().After(by):
-			return inside.FateUnsure
+			return engine.FateUnsure
 		case then == runIt:
 			// RunTask has no typed errors, so after one the state is read again.
 			if failed = g.inspector.RunTask(queue, id); failed == nil {
@@ -228,7 +227,7 @@ func (g *Guard) wake(ctx context.Context, key, note string, look func(*asynq.Tas
 	if failed != nil {
 		g.log.Debug("automutex: a parked task could not be run; it is tried again", "key", key, "task", note, "error", failed)
 	}
-	return inside.FateUnsure
+	return engine.FateUnsure
 }
 
 // frontLua moves a task to the end of asynq's pending list from which servers take.

@@ -10,7 +10,6 @@ import (
 
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -137,7 +136,7 @@ func (d *delivery) askOlderToStop(t target, arrived arrival) {
 	case err != nil:
 		d.guard.log.Debug("automutex: older tasks could not be asked to stop",
 			"rule", t.rule.Name, "key", t.key, "task", d.note, "error", err)
-	case standing == inside.BehindWaiters, standing == inside.BehindHolders && arrived.isNew:
+	case standing == engine.BehindWaiters, standing == engine.BehindHolders && arrived.isNew:
 		d.replacing.requestStop(t)
 	}
 }

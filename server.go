@@ -32,7 +32,7 @@ type server struct {
 	firstReturned                     atomic.Int64 // when the first of them did, in Unix nanoseconds
 	handled, failureAsked, delayAsked atomic.Bool  // asynq has called ErrorHandler, IsFailure and RetryDelayFunc for one of them
 
-	cut atomic.Bool // IsFailure is to count an attempt, see noteCut
+	cut atomic.Int64 // attempts, the last ones that their callers asked for, that a context or a death has ended, and that IsFailure is to count
 }
 
 // serverKey finds the taskMark of one Guard. Of several guards, each has its own.
@@ -71,7 +71,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 			return false
 		case wantsRetryAfter(err) != nil:
 			return false
-		case isCut(err) && mark.cut.CompareAndSwap(true, false):
+		case isCut(err) && mark.takeCut():
 			return true
 		case isFailure != nil:
 			return isFailure(err)
@@ -97,7 +97,8 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		return capRedelivery(retryDelay(n, err, t), n, err, t)
 	}
 
-	cfg.ErrorHandler = mark.handleErrors(cfg.ErrorHandler)
+	cfg.ErrorHandler = mark.errorHandler(cfg.ErrorHandler)
+
 	baseContext := cfg.BaseContext
 	if baseContext == nil {
 		baseContext = context.Background
@@ -108,11 +109,11 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	return cfg
 }
 
-// handleErrors makes the server's ErrorHandler of the program's, which may be nil.
-func (s *server) handleErrors(next asynq.ErrorHandler) asynq.ErrorHandler {
+// errorHandler is the ErrorHandler of the server; theirs is the program's, or nil.
+func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
 	return asynq.ErrorHandlerFunc(func(ctx context.Context, t *asynq.Task, err error) {
-		own := s.guard.findReturned(err) != nil
-		if own {
+		returned := s.guard.findReturned(err) != nil
+		if returned {
 			s.handled.Store(true)
 		}
 		if !errors.Is(err, asynq.ErrLeaseExpired) { // of which asynq stores nothing before it is found to be lost
@@ -121,8 +122,8 @@ func (s *server) handleErrors(next asynq.ErrorHandler) asynq.ErrorHandler {
 			s.noteCut(t, retried, maxRetry, err)
 		}
 		s.guard.noteUnseen(ctx, t)
-		if next != nil && !own && !s.guard.isRevoked(err) && wantsRetryAfter(err) == nil {
-			next.HandleError(ctx, t, err)
+		if theirs != nil && !returned && !s.guard.isRevoked(err) && wantsRetryAfter(err) == nil {
+			theirs.HandleError(ctx, t, err)
 		}
 	})
 }
@@ -140,12 +141,20 @@ func (s *server) noteReturned() {
 }
 
 // noteCut notes that a task's attempt was cut, if it was the last one that the caller of a Client asked for: IsFailure, which is asked
-// next and does not see the task, counts it whatever the program's own says. Else asynq delivers the task again without bound. Of
-// several that are cut at once one counts; the others are cut again.
+// next and does not see the task, counts it whatever the program's own says. Else asynq delivers the task again without bound. If two
+// attempts are cut at once the count may be given to the other one.
 func (s *server) noteCut(t *asynq.Task, retried, maxRetry int, err error) {
 	if t != nil && isCut(err) && retried < maxRetry && stamp.IsLast(t.Headers(), retried) && s.guard.rules.match(t.Type()) != nil {
-		s.cut.Store(true)
+		s.cut.Add(1)
 	}
+}
+
+func (s *server) takeCut() bool {
+	if s.cut.Add(-1) >= 0 {
+		return true
+	}
+	s.cut.Add(1)
+	return false
 }
 
 // serverOf returns the server of ctx; nil when it was made without ServerConfig.

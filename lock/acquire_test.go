@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
@@ -233,7 +234,7 @@ func TestBadDefinitions(t *testing.T) {
 		}
 	}
 	for _, good := range []lock.Option{
-		lock.TTL(inside.MinTTL), lock.TTL(inside.MaxTTL), lock.TTL(time.Minute + 1), lock.Rate(1, 365*24*time.Hour, 1), lock.Rate(1_000_000, time.Second, 1_000_000), lock.Rate(7, time.Second, 0),
+		lock.TTL(engine.MinTTL), lock.TTL(inside.MaxTTL), lock.TTL(time.Minute + 1), lock.Rate(1, 365*24*time.Hour, 1), lock.Rate(1_000_000, time.Second, 1_000_000), lock.Rate(7, time.Second, 0),
 	} {
 		redistest.Must(t, insider.LockErr(l.Mutex("x", good)))
 	}

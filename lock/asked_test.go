@@ -2,7 +2,6 @@ package lock_test
 
 import (
 	"context"
-	"errors"
 	"iter"
 	"log/slog"
 	"time"
@@ -27,12 +26,12 @@ func option(set func(r *engine.Request)) lock.Option {
 	return func(m *lock.Lock) { set(&inside.At(m).Request) }
 }
 
-func (asking) InOrder(p inside.Place) lock.Option {
+func (asking) InOrder(p engine.Place) lock.Option {
 	return option(func(r *engine.Request) { r.Ordered, r.Order = true, &engine.Order{Place: p} })
 }
 
 // Caller is lock.New with what calls parked work.
-func (asking) Caller(rdb redis.UniversalClient, o lock.Options, call inside.Caller) *lock.Locker {
+func (asking) Caller(rdb redis.UniversalClient, o lock.Options, call engine.Caller) *lock.Locker {
 	l := &lock.Locker{}
 	*inside.At(l) = engine.New(engine.Options{
 		Client: rdb, Prefix: o.Prefix, Owner: o.Owner, TTL: lock.DefaultTTL, Log: slog.New(slog.DiscardHandler), Call: call, Obeys: true,
@@ -52,25 +51,14 @@ func (asking) Forget(ctx context.Context, m *lock.Lock) error {
 	return h.Engine.Forget(ctx, h.Request.Ref, h.Request.Note)
 }
 
-func (asking) ActOrder(ctx context.Context, m *lock.Lock, act inside.OrderAct, item inside.OrderItem, after time.Duration) error {
-	h := inside.At(m)
-	return h.Engine.Act(ctx, h.Request.Ref, act, item, after)
-}
-
-func (asking) Stamp(ctx context.Context, m *lock.Lock, note, nonce string, deadline time.Duration, most int) (int64, int, []inside.OrderItem, error) {
+func (asking) Stamp(ctx context.Context, m *lock.Lock, note, nonce string, deadline time.Duration, most int) (int64, int, []engine.OrderItem, error) {
 	h := inside.At(m)
 	return h.Engine.Stamp(ctx, h.Request.Ref, note, nonce, deadline, most)
 }
 
-func (asking) Head(ctx context.Context, m *lock.Lock) (inside.Head, error) {
-	h := inside.At(m)
-	return h.Engine.Head(ctx, h.Request.Ref)
-}
+func (asking) EndOrder(le *lock.Lease, o engine.Outcome) { (*inside.At(le)).End(o) }
 
-func (asking) EndOrder(le *lock.Lease, o inside.Outcome) { (*inside.At(le)).End(o) }
-func (asking) IsOrderDone(err error) bool                { return errors.Is(err, engine.ErrOrderDone) }
-
-func (asking) Inspect(ctx context.Context, m *lock.Lock) (inside.Info, error) {
+func (asking) Inspect(ctx context.Context, m *lock.Lock) (engine.Info, error) {
 	h := inside.At(m)
 	nonce := ""
 	if h.Request.Order != nil {
@@ -79,20 +67,15 @@ func (asking) Inspect(ctx context.Context, m *lock.Lock) (inside.Info, error) {
 	return h.Engine.Inspect(ctx, h.Request.Ref, engine.MaxHolders, h.Request.Note, nonce)
 }
 
-func (asking) Line(ctx context.Context, m *lock.Lock, info inside.Info, most int) ([]inside.Waiter, error) {
+func (asking) Line(ctx context.Context, m *lock.Lock, info engine.Info, most int) ([]engine.Waiter, error) {
 	h := inside.At(m)
 	return h.Engine.Line(ctx, h.Request.Ref, info, most)
 }
 
-func (asking) List(ctx context.Context, l *lock.Locker) iter.Seq2[inside.Info, error] {
+func (asking) List(ctx context.Context, l *lock.Locker) iter.Seq2[engine.Info, error] {
 	return engineOf(l).List(ctx)
 }
 func (asking) Sweep(ctx context.Context, l *lock.Locker) (int, error) { return engineOf(l).Sweep(ctx) }
-
-func (asking) OpenGate(ctx context.Context, m *lock.Lock) (bool, error) {
-	h := inside.At(m)
-	return h.Engine.OpenGate(ctx, h.Request.Ref)
-}
 
 func (asking) CloseGate(ctx context.Context, le *lock.Lease, d time.Duration) error {
 	return (*inside.At(le)).CloseGate(ctx, d)

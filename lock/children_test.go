@@ -14,7 +14,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// childEnv makes this test binary a process that takes locks: what it does, the address of Redis, and more words.
+// childEnv makes this test binary a process that takes locks: the address of Redis, their TTL, and their names.
 const childEnv = "AUTOMUTEX_TEST_CHILD"
 
 func startChild(t *testing.T, words ...string) *redistest.Child {
@@ -22,23 +22,15 @@ func startChild(t *testing.T, words ...string) *redistest.Child {
 	return redistest.StartChild(t, childEnv+"="+strings.Join(words, " "))
 }
 
+// childMain takes its locks, in line if need be, and keeps them until its parent goes or kills it.
 func childMain() {
 	words := strings.Fields(os.Getenv(childEnv))
-	rdb := redis.NewClient(&redis.Options{Addr: words[1]})
-	switch words[0] {
-	case "hold":
-		childHolds(rdb, words[2], words[3:])
-	}
-}
-
-// childHolds takes the locks with those names, in line if need be, and keeps them until its parent goes or kills it.
-func childHolds(rdb *redis.Client, length string, names []string) {
-	ttl, err := time.ParseDuration(length)
+	ttl, err := time.ParseDuration(words[1])
 	if err != nil {
 		panic(err)
 	}
-	l := lock.New(rdb, lock.Options{Owner: "child"})
-	for _, name := range names {
+	l := lock.New(redis.NewClient(&redis.Options{Addr: words[0]}), lock.Options{Owner: "child"})
+	for _, name := range words[2:] {
 		go func() {
 			if _, err := l.Mutex(name, lock.TTL(ttl)).Lock(context.Background()); err != nil {
 				panic(err)

@@ -109,7 +109,7 @@ const (
 // f's context. With [MaxHold] a term ends after that time, and leadership rotates.
 //
 // While an operator has paused name (see [Controls]) nobody becomes the leader, and a
-// present leader goes on. Lead ignores a limit.
+// present leader goes on. Lead ignores a limit. A rule whose Scope is name shares the mutex.
 //
 // Lead may be called at the same time from several goroutines; each call is a
 // candidate of its own.

@@ -14,31 +14,6 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Redis forgets its scripts: leases are renewed, and waiters get the lock. It restarts and loses everything, the holder too: waiters
-// get the lock, and a holder from before finds its lease lost.
-func TestRestart(t *testing.T) {
-	t.Parallel()
-	s := redistest.StartReal(t)
-	rdb := s.Client(t)
-	m := newLocker(t, rdb).Mutex(redistest.Name(t), lock.TTL(6*time.Second))
-	held, w := mustTry(t, m), inLine(t, m, 1)
-	flush := func() { redistest.Must(t, rdb.ScriptFlush(t.Context()).Err()) }
-	flush()
-	last := held.Deadline()
-	redistest.Eventually(t, soon, func() bool { return held.Deadline().After(last) }, "a renewal")
-	flush()
-	mustUnlock(t, held)
-	before := w.got(t)
-	w = inLine(t, m, 1)
-	s.Restart(t)
-	ends(t, before.Bind(t.Context()), lock.ErrLost)
-	if err := before.Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
-		t.Errorf("Unlock by the holder from before: %v, want ErrNotHeld", err)
-	}
-	mustUnlock(t, w.got(t))
-	free(t, m)
-}
-
 // A client that is closed, or leads to nothing: each call ends within a bound, with ErrBackend and the lock's key, whatever
 // the client's options.
 func TestRefusedPort(t *testing.T) {

@@ -4,11 +4,9 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -54,74 +52,6 @@ func TestCooldownKeepsTheSlotForThatLong(t *testing.T) {
 		for _, d := range []time.Duration{0, -time.Second, time.Microsecond} {
 			redistest.Must(t, mustTry(t, m).Cooldown(t.Context(), d))
 			free(t, m)
-		}
-	})
-}
-
-// CloseGate closes the gate for everybody but who holds, whatever the number of slots; it is moved forward only, and outlives its
-// holder. OpenGate ends that and a cooldown, lets the first in line in, and takes the lock from nobody. A rate's gate stays closed.
-func TestGate(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		hers, his := twoProcesses(t, s)
-		m := hers.Semaphore(redistest.Name(t), 3)
-		le, beside := mustTry(t, m), mustTry(t, m)
-		closed := func(when, reason string) {
-			t.Helper()
-			if busy := mustBeBusy(t, m); busy.Reason != reason || busy.ExpiresIn < 59*time.Minute || busy.ExpiresIn > time.Hour || busy.Holder != "" {
-				t.Errorf("%s: %+v, want %s for an hour", when, busy, reason)
-			}
-		}
-		opens := func(m *lock.Lock, want bool) {
-			t.Helper()
-			if opened, err := insider.OpenGate(t.Context(), m); opened != want || err != nil {
-				t.Errorf("OpenGate: %v, %v; want %v", opened, err, want)
-			}
-		}
-		opens(m, false)
-		for _, d := range []time.Duration{time.Hour, time.Minute} {
-			redistest.Must(t, insider.CloseGate(t.Context(), le, d))
-			closed(d.String(), lock.ReasonClosed)
-		}
-		redistest.Must(t, le.Extend(t.Context(), time.Minute))
-		mustUnlock(t, le)
-		closed("after the release", lock.ReasonClosed)
-		if err := insider.CloseGate(t.Context(), le, time.Minute); !errors.Is(err, lock.ErrNotHeld) {
-			t.Errorf("CloseGate of a lease that is over: %v, want ErrNotHeld", err)
-		}
-		for _, d := range []time.Duration{0, -time.Second, inside.MaxTTL + 1} {
-			if err := insider.CloseGate(t.Context(), beside, d); err == nil || !strings.Contains(err.Error(), d.String()) {
-				t.Errorf("CloseGate for %s: %v", d, err)
-			}
-		}
-		w := inLine(t, m, 1)
-		opens(slots(his, m, 3), true)
-		redistest.Must(t, w.got(t).Cooldown(t.Context(), time.Hour))
-		closed("with a cooldown", lock.ReasonCooldown)
-		opens(m, true)
-		opens(m, false)
-		wantHeld(t, m, 1)
-		if n, err := slots(his, m, 3).BreakAll(t.Context()); n != 1 || err != nil {
-			t.Fatal(n, err)
-		}
-		if err := insider.CloseGate(t.Context(), beside, time.Minute); !errors.Is(err, lock.ErrNotHeld) || beside.Held() {
-			t.Errorf("of a lease that was broken: %v, held %v", err, beside.Held())
-		}
-
-		// While a mutex is held, a closed gate is what stands in the way; a rate is not.
-		rated := hers.Mutex(redistest.Name(t), lock.Rate(1, time.Hour, 1))
-		held := mustTry(t, rated)
-		for _, want := range []string{lock.ReasonHeld, lock.ReasonClosed} {
-			if busy := mustBeBusy(t, rated); busy.Reason != want {
-				t.Errorf("%+v, want %s", busy, want)
-			}
-			redistest.Must(t, insider.CloseGate(t.Context(), held, 2*time.Hour))
-		}
-		mustUnlock(t, held)
-		opens(rated, true)
-		opens(rated, false)
-		if busy := mustBeBusy(t, rated); busy.Reason != lock.ReasonRate {
-			t.Errorf("%+v, want the rate", busy)
 		}
 	})
 }

@@ -3,7 +3,6 @@ package lock_test
 import (
 	"context"
 	"errors"
-	"io"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -12,7 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -26,7 +25,7 @@ func TestRule02_LateReleaseLeavesTheSuccessorAlone(t *testing.T) {
 func leavesTheSuccessorAlone(t *testing.T, s *redistest.Server) {
 	a, b := twoProcesses(t, s)
 	name := redistest.Name(t)
-	late := mustTry(t, a.Mutex(name, lock.TTL(inside.MinTTL), lock.NoRenew()))
+	late := mustTry(t, a.Mutex(name, lock.TTL(engine.MinTTL), lock.NoRenew()))
 	m := b.Mutex(name, lock.TTL(time.Minute))
 	successor := lockBeside(t, m).got(t)
 	behind := inLine(t, m, 1)
@@ -57,7 +56,7 @@ func TestUnlockAfterTheDeadline(t *testing.T) {
 		rdb := s.Client(t)
 		l := newLocker(t, rdb)
 		for _, n := range []int{1, 2} {
-			for what, options := range map[string][]lock.Option{"deadline": {lock.TTL(inside.MinTTL), lock.NoRenew()}, "deleted": nil, "released": nil, "broken": nil} {
+			for what, options := range map[string][]lock.Option{"deadline": {lock.TTL(engine.MinTTL), lock.NoRenew()}, "deleted": nil, "released": nil, "broken": nil} {
 				m := l.Semaphore(redistest.Name(t), n, options...)
 				le := mustTry(t, m)
 				switch what {
@@ -256,32 +255,6 @@ func (p *pipelines) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 	}
 }
 
-// Whatever is transient is tried again, and does no harm before the deadline.
-func TestRenewal_outlivesTransientErrors(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		for _, fault := range []error{redistest.ReplyError("LOADING Redis is loading the dataset in memory"), io.EOF} {
-			t.Run(fault.Error(), func(t *testing.T) {
-				t.Parallel()
-				rdb, hook := s.Client(t), &redistest.FailHook{}
-				rdb.AddHook(hook)
-				m := newLocker(t, rdb).Mutex(redistest.Name(t), lock.TTL(6*time.Second))
-				le := mustTry(t, m)
-				first := le.Deadline()
-				var failed atomic.Int64
-				hook.Before(func(cmd redis.Cmder) error {
-					if touching(m)(cmd) && failed.Add(1) <= 2 {
-						return fault
-					}
-					return nil
-				})
-				redistest.Eventually(t, soon, func() bool { return le.Deadline().After(first) || !le.Held() }, "a renewal after two failures")
-				mustUnlock(t, le)
-			})
-		}
-	})
-}
-
 // Errors up to the deadline: the lease is lost then, by the local clock, and not taken back when the errors end.
 func TestRule09_LostAtTheLocalDeadline(t *testing.T) {
 	t.Parallel()
@@ -349,7 +322,7 @@ func TestRule12_GarbageGoes(t *testing.T) {
 			return // it never ages keys
 		}
 		for _, n := range []int{1, 2} {
-			m := l.Semaphore(redistest.Name(t), n, lock.TTL(inside.MinTTL), lock.NoRenew())
+			m := l.Semaphore(redistest.Name(t), n, lock.TTL(engine.MinTTL), lock.NoRenew())
 			mustTry(t, m)
 			if n == 1 {
 				free(t, m)

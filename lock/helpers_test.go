@@ -14,7 +14,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -220,9 +220,7 @@ func left(t testing.TB, m *lock.Lock, le *lock.Lease) (d time.Duration, ok bool)
 // inUse reports whether anything of the lock is in Redis.
 func inUse(t testing.TB, m *lock.Lock) bool {
 	t.Helper()
-	info, err := insider.Inspect(t.Context(), m)
-	redistest.Must(t, err)
-	return info.InUse()
+	return looksAt(t, m).InUse()
 }
 
 // dump says what Redis has of the lock.
@@ -440,7 +438,7 @@ func takesAndUnlocks(t testing.TB, m *lock.Lock) {
 }
 
 // looksAt is what Redis stores of m.
-func looksAt(t testing.TB, m *lock.Lock) inside.Info {
+func looksAt(t testing.TB, m *lock.Lock) engine.Info {
 	t.Helper()
 	info, err := insider.Inspect(t.Context(), m)
 	redistest.Must(t, err)

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
@@ -135,7 +136,7 @@ func TestBind(t *testing.T) {
 
 func TestBindOfALostLease(t *testing.T) {
 	t.Parallel()
-	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t), lock.TTL(inside.MinTTL), lock.NoRenew())
+	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t), lock.TTL(engine.MinTTL), lock.NoRenew())
 	le := mustTry(t, m)
 	ends(t, le.Bind(t.Context()), lock.ErrLost)
 	if ctx := le.Bind(t.Context()); !errors.Is(context.Cause(ctx), lock.ErrLost) || le.Held() {

@@ -89,7 +89,7 @@ func TestRule05_KilledHolderIsSucceeded(t *testing.T) {
 			for range 5 {
 				name := redistest.Name(t)
 				m := l.Mutex(name)
-				c := startChild(t, "hold", s.Addr(), "1s", name)
+				c := startChild(t, s.Addr(), "1s", name)
 				redistest.Eventually(t, soon, func() bool { h, err := m.Holders(t.Context()); return err == nil && len(h) == 1 }, "the child")
 				w := inLine(t, m, 1)
 				c.Kill()
@@ -121,7 +121,7 @@ func TestRule06_KilledWaiterCostsAtMostG(t *testing.T) {
 			name := redistest.Name(t)
 			m := l.Mutex(name, lock.TTL(time.Hour))
 			held := mustTry(t, m)
-			c := startChild(t, "hold", s.Addr(), "1h", name)
+			c := startChild(t, s.Addr(), "1h", name)
 			waiting(t, m, 1)
 			behind := inLine(t, m, 2)
 			c.Kill()

@@ -60,10 +60,10 @@ func (m *Lock) Waiting(ctx context.Context) (int, error) {
 	return info.Waiting, err
 }
 
-func (m *Lock) inspect(ctx context.Context, most int) (inside.Info, error) {
+func (m *Lock) inspect(ctx context.Context, most int) (engine.Info, error) {
 	h := inside.At(m)
 	if h.Err != nil {
-		return inside.Info{}, h.Err
+		return engine.Info{}, h.Err
 	}
 	return h.Engine.Inspect(ctx, h.Request.Ref, most, "", "")
 }

@@ -12,7 +12,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -114,19 +114,19 @@ func BenchmarkSizing(b *testing.B) {
 				if err != nil {
 					return err
 				}
-				place := inside.Place{Nonce: nonce, Ticket: ticket, Most: -1}
+				place := engine.Place{Nonce: nonce, Ticket: ticket, Most: -1}
 				le, err := insider.At(l.Mutex("ordered"), "ordered", key, 1, "default/"+nonce, insider.InOrder(place)).TryLock(ctx)
 				if err != nil {
 					return err
 				}
-				insider.EndOrder(le, inside.OutcomeDone)
+				insider.EndOrder(le, engine.OutcomeDone)
 				return le.Unlock(ctx)
 			}
 		}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			rdb := redistest.StartReal(b).Client(b, func(o *redis.UniversalOptions) { o.PoolSize = 100 })
-			l := insider.Caller(rdb, lock.Options{Owner: "worker-7.example.com:4242"}, func(context.Context, string, string) inside.Fate { return inside.FateComing })
+			l := insider.Caller(rdb, lock.Options{Owner: "worker-7.example.com:4242"}, func(context.Context, string, string) engine.Fate { return engine.FateComing })
 			defer func() { _ = l.Close() }()
 			var calls []func() error
 			for client := range clients {

@@ -344,10 +344,10 @@ func blockedKey(t *testing.T, v *site) (key string) {
 		ticket, _, _, err := e.Stamp(t.Context(), its, note, "n"+id, 0, 0)
 		redistest.Must(t, err)
 		if id == "first" {
-			place := inside.Place{Nonce: "nfirst", Ticket: ticket, Most: -1}
+			place := engine.Place{Nonce: "nfirst", Ticket: ticket, Most: -1}
 			le, err := e.Take(t.Context(), engine.Request{Ref: its, Note: note, TTL: lock.DefaultTTL, Order: &engine.Order{Place: place}})
 			redistest.Must(t, err)
-			le.End(inside.OutcomeHeld)
+			le.End(engine.OutcomeHeld)
 			_, err = le.Release(t.Context(), engine.Ending{})
 			redistest.Must(t, err)
 		}

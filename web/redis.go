@@ -20,7 +20,6 @@ import (
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/history"
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/tasknote"
@@ -167,9 +166,9 @@ func resume(ctx context.Context, controls *control.Reader, target string) (strin
 	switch name := printable.Short(target); {
 	case err != nil:
 		return "", err
-	case ended == inside.EndedNothing:
+	case ended == control.EndedNothing:
 		return "", fmt.Errorf("%w: %s is not paused", errGone, name)
-	case ended == inside.EndedUnreadable:
+	case ended == control.EndedUnreadable:
 		return "The entry of " + name + ", which could not be read and was not in force, is removed.", nil
 	default:
 		return name + " is not paused any more.", nil

@@ -501,9 +501,9 @@ read is removed. If the target has neither, the exit code is 1.`, cobra.ExactArg
 				after = "; its scope " + printable.OneLine(pause.Target) + " is"
 			}
 			switch ended {
-			case inside.EndedNothing:
+			case control.EndedNothing:
 				return no("%s is not paused under the prefix %s%s", shown, a.conn.prefix, after)
-			case inside.EndedUnreadable:
+			case control.EndedUnreadable:
 				return a.say("removed: the entry of %s, which was not in force%s\n", shown, after)
 			}
 			return a.say("%s is resumed%s\n", shown, after)
@@ -525,7 +525,7 @@ scope. With --clear, if the target has no such limit, the exit code is 1.`, cobr
 				switch {
 				case err != nil:
 					return err
-				case ended == inside.EndedNothing:
+				case ended == control.EndedNothing:
 					return no("%s has no limit of an operator under the prefix %s", shown, a.conn.prefix)
 				}
 				return a.say("%s has the limit of its program\n", shown)

@@ -2,7 +2,6 @@ package trust
 
 import (
 	"flag"
-	"os"
 	"testing"
 	"time"
 
@@ -16,18 +15,7 @@ var (
 	seedFlag = flag.Uint64("seed", 0, "what decides about everything at random; 0 for one that is printed")
 )
 
-// children are what this test binary can be besides: processes that a test
-// starts, and kills or stops.
-var children = map[string]func(){}
-
-// childEnv names the one to be.
-const childEnv = "AUTOMUTEX_TRUST_CHILD"
-
 func TestMain(m *testing.M) {
-	if name := os.Getenv(childEnv); name != "" {
-		children[name]()
-		return
-	}
 	logging.Disable() // what go-redis has to say, its callers are told too
 	redistest.Main(m)
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/engine"
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/internal/tasknote"
 )
@@ -31,7 +30,7 @@ type Key struct {
 }
 
 // Heads returns the heads that may block their keys; asynq knows. They come in the order of First. It walks all keys with SCAN.
-func Heads(ctx context.Context, e *engine.Engine) (heads []inside.Head, err error) {
+func Heads(ctx context.Context, e *engine.Engine) (heads []engine.Head, err error) {
 	for info, err := range e.List(ctx) {
 		if err != nil {
 			return nil, err
@@ -45,8 +44,8 @@ func Heads(ctx context.Context, e *engine.Engine) (heads []inside.Head, err erro
 }
 
 // First orders heads: those that are held, those that have failed, then the others; of each those that came first.
-func First(a, b inside.Head) int {
-	rank := func(h inside.Head) int {
+func First(a, b engine.Head) int {
+	rank := func(h engine.Head) int {
 		switch {
 		case h.Held():
 			return 0
@@ -84,7 +83,7 @@ func In(inspector *asynq.Inspector) *Asynq {
 
 // Seen is a head, and what asynq says of its task.
 type Seen struct {
-	Head inside.Head
+	Head engine.Head
 	Info *asynq.TaskInfo
 	Gone bool // asynq does not have the task
 	Err  error
@@ -95,7 +94,7 @@ type Seen struct {
 }
 
 // Look asks asynq for the task of a head.
-func (a *Asynq) Look(head inside.Head) Seen {
+func (a *Asynq) Look(head engine.Head) Seen {
 	s := Seen{Head: head, Err: errors.New("there is no Inspector")}
 	queue, id, ok := tasknote.Parse(head.Note)
 	if !ok || a.inspector == nil {

@@ -44,12 +44,12 @@ func (r *Reader) SetLimit(ctx context.Context, target string, n int, why string)
 }
 
 // Resume ends a pause, and returns what it has ended.
-func (r *Reader) Resume(ctx context.Context, target string) (inside.Ended, error) {
+func (r *Reader) Resume(ctx context.Context, target string) (Ended, error) {
 	return r.change(ctx, target, pauseIn, nil)
 }
 
 // ClearLimit ends a limit, and returns what it has ended.
-func (r *Reader) ClearLimit(ctx context.Context, target string) (inside.Ended, error) {
+func (r *Reader) ClearLimit(ctx context.Context, target string) (Ended, error) {
 	return r.change(ctx, target, limitIn, nil)
 }
 
@@ -65,7 +65,7 @@ const changeTries = 50
 // lost, and none is needed that spans two targets: each is a field of its own.
 //
 // An end also takes a target that no lock can have, if an entry with that very name is stored: whatever put it there, it can go.
-func (r *Reader) change(ctx context.Context, typed string, place func(*entry) **Order, order *Order) (inside.Ended, error) {
+func (r *Reader) change(ctx context.Context, typed string, place func(*entry) **Order, order *Order) (Ended, error) {
 	target, wrong := r.target(typed)
 	switch {
 	case r.o.Life.Unfit() != nil:
@@ -83,7 +83,7 @@ func (r *Reader) change(ctx context.Context, typed string, place func(*entry) **
 		if order == nil && state.targets[target] == nil && !isInKey(typed) && state.targets[typed] != nil {
 			target = typed
 		}
-		was, ended := controlled{}, inside.EndedNothing
+		was, ended := controlled{}, EndedNothing
 		if stored := state.targets[target]; stored != nil {
 			was, wrong = *stored, nil
 		}
@@ -98,9 +98,9 @@ func (r *Reader) change(ctx context.Context, typed string, place func(*entry) **
 		case order != nil:
 			*place(&after) = r.signed(*order, state)
 		case was.wrong != nil:
-			ended = inside.EndedUnreadable
+			ended = EndedUnreadable
 		case *place(&after) != nil:
-			ended, *place(&after) = inside.EndedOrder, nil
+			ended, *place(&after) = EndedOrder, nil
 		}
 		text := []byte{}
 		if after.Limit != nil || after.Pause != nil {
@@ -166,3 +166,13 @@ func (r *Reader) dropEnded(ctx context.Context, state *State, target string) {
 		most--
 	}
 }
+
+// Ended is what the end of an operator's order has ended.
+type Ended int
+
+// What the end of an order has ended.
+const (
+	EndedNothing    Ended = iota // the order was not in force
+	EndedOrder                   // the order
+	EndedUnreadable              // an entry that could not be read, and so was not in force
+)

@@ -197,7 +197,7 @@ func TestUnreadable(t *testing.T) {
 				}
 				redistest.Must(t, rdb.HSet(ctx, r.Keys[0], target, "junk").Err())
 			}
-			if ended, err := r.Resume(ctx, target); err != nil || ended != inside.EndedUnreadable {
+			if ended, err := r.Resume(ctx, target); err != nil || ended != EndedUnreadable {
 				t.Errorf("Resume of %q: %v, %v", target, ended, err)
 			}
 		}
@@ -213,14 +213,14 @@ func TestChange(t *testing.T) {
 		told := make(chan []Order, 20)
 		r, rdb, log := onServer(t, s, func(o *Options) { o.Changed = func(now *State) { told <- now.Orders() } })
 		ctx, kept := t.Context(), r.keyStart+"kept}"
-		end := func(do func(context.Context, string) (inside.Ended, error), target string, want inside.Ended) {
+		end := func(do func(context.Context, string) (Ended, error), target string, want Ended) {
 			t.Helper()
 			if got, err := do(ctx, target); err != nil || got != want {
 				t.Errorf("the end of an order for %q: %v, %v; want %v", target, got, err, want)
 			}
 		}
 		redistest.Must(t, rdb.HSet(ctx, r.Keys[0], "over", `{"v":1,"pause":{"until":"2001-01-01T00:00:00Z"}}`).Err())
-		end(r.Resume, "over", inside.EndedNothing)
+		end(r.Resume, "over", EndedNothing)
 		redistest.Must(t, rdb.HSet(ctx, r.Keys[0], "over", `{"v":1,"pause":{"until":"2001-01-01T00:00:00Z"}}`).Err())
 		redistest.Must(t, r.SetLimit(ctx, "kept", 3, "one"))
 		if done, err := r.write(ctx, "kept", "as it was before", ""); err != nil || done {
@@ -231,20 +231,20 @@ func TestChange(t *testing.T) {
 		if pause, left := r.PauseOf(kept); pause == nil || left < 59*time.Minute || left > time.Hour+time.Second || pause.By != "alice" || pause.Why != "two" {
 			t.Errorf("%+v, %s", pause, left)
 		}
-		end(r.Resume, "a%20b", inside.EndedNothing) // of another scope
-		end(r.Resume, "a%20b|x", inside.EndedNothing)
-		end(r.ClearLimit, "a b", inside.EndedNothing)
-		end(r.Resume, "kept", inside.EndedOrder)
-		end(r.Resume, "kept", inside.EndedNothing)
+		end(r.Resume, "a%20b", EndedNothing) // of another scope
+		end(r.Resume, "a%20b|x", EndedNothing)
+		end(r.ClearLimit, "a b", EndedNothing)
+		end(r.Resume, "kept", EndedOrder)
+		end(r.Resume, "kept", EndedNothing)
 		if got := r.Slots(kept, 1, false); got != 3 {
 			t.Errorf("%d slots", got)
 		}
-		end(r.ClearLimit, kept, inside.EndedOrder)
+		end(r.ClearLimit, kept, EndedOrder)
 		orders := r.Latest().Orders()
 		if fields := rdb.HKeys(ctx, r.Keys[0]).Val(); len(fields) != 1 || fields[0] != "a%20b" || len(orders) != 1 || orders[0].Target != r.keyStart+"a%20b}" {
 			t.Errorf("stored: %q; in force: %+v", fields, orders)
 		}
-		end(r.Resume, orders[0].Target, inside.EndedOrder)
+		end(r.Resume, orders[0].Target, EndedOrder)
 		for _, want := range []int{1, 2, 3, 2, 1, 0} {
 			if got := <-told; len(got) != want {
 				t.Errorf("told of %v, want %d", got, want)

@@ -15,7 +15,6 @@ import (
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
@@ -161,10 +160,10 @@ func TestExamine_many(t *testing.T) {
 		key, note := engine.Ref{Key: e.Key("orders", fmt.Sprint(i)), Limit: 1, Ordered: true}, fmt.Sprintf("default/%s-%d", prefix, i)
 		ticket, _, _, err := e.Stamp(t.Context(), key, note, "n", 0, 0)
 		redistest.Must(t, err)
-		place := inside.Place{Nonce: "n", Ticket: ticket, Most: -1}
+		place := engine.Place{Nonce: "n", Ticket: ticket, Most: -1}
 		lease, err := e.Take(t.Context(), engine.Request{Ref: key, Note: note, TTL: time.Minute, Order: &engine.Order{Place: place}})
 		redistest.Must(t, err)
-		lease.End(inside.OutcomeHeld)
+		lease.End(engine.OutcomeHeld)
 		_, err = lease.Release(t.Context(), engine.Ending{})
 		redistest.Must(t, err)
 	}

@@ -16,7 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -47,7 +47,7 @@ func (r *rig) awaitParked(id string) *asynq.TaskInfo {
 }
 
 // stored is what Redis has of a key's line.
-func (r *rig) stored(scope string, parts ...string) inside.Info {
+func (r *rig) stored(scope string, parts ...string) engine.Info {
 	r.t.Helper()
 	m := r.lockOf(scope, parts...)
 	info, err := engineOf(m).Inspect(context.Background(), refOf(m), 1, "", "")
@@ -61,7 +61,7 @@ func (r *rig) stored(scope string, parts ...string) inside.Info {
 // parked or called.
 func (r *rig) awaitStored(waiting, parked int, scope string, parts ...string) {
 	r.t.Helper()
-	var info inside.Info
+	var info engine.Info
 	defer func() {
 		if r.t.Failed() {
 			r.t.Logf("stored of the line: %+v", info)

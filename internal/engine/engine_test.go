@@ -12,7 +12,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/turn"
 )
@@ -151,12 +150,152 @@ func TestOrder_behindItsID(t *testing.T) {
 			redistest.Must(t, err)
 			tickets = append(tickets, ticket)
 		}
-		r.Order = &Order{Place: inside.Place{Nonce: "new", Ticket: tickets[1], Most: -1}}
+		r.Order = &Order{Place: Place{Nonce: "new", Ticket: tickets[1], Most: -1}}
 		r.OnWait = func() {
-			redistest.Must(t, e.Act(t.Context(), r.Ref, inside.ActWithdraw, inside.OrderItem{Nonce: "gone", Ticket: tickets[0], Note: r.Note}, 0))
+			redistest.Must(t, e.Act(t.Context(), r.Ref, ActWithdraw, OrderItem{Nonce: "gone", Ticket: tickets[0], Note: r.Note}, 0))
 		}
 		release(t, must(t, e, r))
 	})
+}
+
+// stampLife is that of the stamps of ordered tasks: no look is due unless a test moves the clock.
+const stampLife = 10 * time.Second
+
+// ordered is a task of an ordered key, as its worker sees it.
+type ordered struct {
+	e *Engine
+	r Request
+}
+
+// stamped are tasks of a key of their own, in order.
+func stamped(t *testing.T, e *Engine, notes ...string) (tasks []ordered) {
+	t.Helper()
+	o := ordered{e, request(t)}
+	for _, note := range notes {
+		tasks = append(tasks, o.stamp(t, note))
+	}
+	return tasks
+}
+
+// stamp gives another task of o's key its place.
+func (o ordered) stamp(t *testing.T, note string) ordered {
+	t.Helper()
+	ticket, _, _, err := o.e.Stamp(t.Context(), o.r.Ref, note, "n"+note, stampLife, 0)
+	redistest.Must(t, err)
+	return o.at(note, Place{Nonce: "n" + note, Ticket: ticket, Most: -1})
+}
+
+func (o ordered) at(note string, place Place) ordered {
+	o.r.Ordered, o.r.Note, o.r.Order = true, note, &Order{Place: place}
+	return o
+}
+
+func (o ordered) runs(t *testing.T) *Lease {
+	t.Helper()
+	return must(t, o.e, o.at(o.r.Note, o.r.Order.Place).r)
+}
+
+// run is an attempt, from its arrival to its end.
+func (o ordered) run(t *testing.T, outcome Outcome) {
+	t.Helper()
+	le := o.runs(t)
+	le.End(outcome)
+	release(t, le)
+}
+
+func (o ordered) parks(t *testing.T) {
+	t.Helper()
+	o.r.Park = true
+	_, err := o.e.Take(t.Context(), o.r)
+	if busy := (*Busy)(nil); !errors.As(err, &busy) || !busy.Parked {
+		t.Fatalf("%s: %v, want parked", o.r.Note, err)
+	}
+}
+
+func (o ordered) head(t *testing.T) Head {
+	t.Helper()
+	h, err := o.e.Head(t.Context(), o.r.Ref)
+	redistest.Must(t, err)
+	return h
+}
+
+// isGone acts on the first task that is to be looked for: a stamp for a full key names it.
+func (o ordered) isGone(t *testing.T) {
+	t.Helper()
+	ticket, _, look, err := o.e.Stamp(t.Context(), o.r.Ref, "one too many", "too-many", stampLife, 1)
+	if err != nil || ticket != 0 || len(look) == 0 {
+		t.Fatalf("a stamp for a full key: %d, %v, %v", ticket, look, err)
+	}
+	redistest.Must(t, o.e.Act(t.Context(), o.r.Ref, ActGone, look[0], 0))
+}
+
+// TestOrder_unavoidable: what cannot be avoided, by its number in docs/guarantees.md. Each is as bad as it says there, and no worse.
+func TestOrder_unavoidable(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		e := start(t, s)
+		// 4: a retry that comes early runs.
+		tasks := stamped(t, e, "a", "b")
+		tasks[0].run(t, OutcomeStays)
+		tasks[1].parks(t)
+		tasks[0].run(t, OutcomeDone)
+		tasks[1].run(t, OutcomeDone)
+		// 6: a task that left runs late.
+		tasks = stamped(t, e, "a", "b")
+		tasks[0].run(t, OutcomeLeft)
+		tasks[1].run(t, OutcomeDone)
+		tasks[0].run(t, OutcomeDone)
+		// 8: a lost lease lets two run. The late release of the first does nothing to the run after it.
+		tasks = stamped(t, e, "a", "b")
+		first := tasks[0].runs(t)
+		if n, _, err := e.Break(t.Context(), first.request.Ref, "", BreakSlots); n != 1 || err != nil {
+			t.Fatalf("Break: %d, %v", n, err)
+		}
+		again := tasks[0].runs(t)
+		first.End(OutcomeHeld)
+		if _, err := first.Release(t.Context(), Ending{}); err != nil && !errors.Is(err, ErrNotHeld) {
+			t.Error(err)
+		}
+		if h := tasks[0].head(t); h.Held() || !h.Runs {
+			t.Fatalf("%+v, want at work", h)
+		}
+		again.End(OutcomeDone)
+		release(t, again)
+		tasks[1].run(t, OutcomeDone)
+		// 9: a task without a stamp comes after those that are there, and runs again.
+		plain := tasks[0].at("plain", Place{Nonce: "~plain", Most: -1})
+		c := plain.stamp(t, "c")
+		plain.parks(t)
+		c.run(t, OutcomeDone)
+		plain.run(t, OutcomeDone)
+		plain.run(t, OutcomeDone)
+		if h := plain.head(t); h.State != "" || h.Queued != 0 {
+			t.Errorf("%+v is left", h)
+		}
+	})
+	s, now := redistest.StartMini(t), time.Now()
+	s.SetTime(t, now)
+	e, pass := start(t, s), func(d time.Duration) { now = now.Add(d); s.SetTime(t, now); s.Mini().FastForward(d) }
+	// 1: a redelivery after the mark has ended runs.
+	tasks := stamped(t, e, "a")
+	tasks[0].run(t, OutcomeDone)
+	if _, err := e.Take(t.Context(), tasks[0].r); !errors.Is(err, ErrOrderDone) {
+		t.Errorf("delivered again: %v, want ErrOrderDone", err)
+	}
+	pass(6 * time.Minute)
+	tasks[0].run(t, OutcomeDone)
+	// 3: archived and deleted before a look counts as deleted.
+	tasks = stamped(t, e, "a", "b")
+	tasks[0].run(t, OutcomeStays)
+	pass(6 * time.Second)
+	tasks[0].isGone(t)
+	tasks[1].run(t, OutcomeDone)
+	// 5: an Enqueue that failed and lands late runs next.
+	tasks = stamped(t, e, "ghost", "b")
+	pass(stampLife + time.Second)
+	tasks[0].isGone(t)
+	tasks[1].run(t, OutcomeDone)
+	tasks[0].run(t, OutcomeDone)
 }
 
 // TestBrokenBeforeItIsHeld: a waiter whose grant is broken before it has seen it does not take the message of that grant for the lock.

@@ -202,7 +202,7 @@ func (e *Engine) drop(le *Lease) (was state) {
 func (e *Engine) sendRenewals(batch []*Lease) {
 	sent := time.Now()
 	calls := make([]*redisx.Call, len(batch))
-	within := replicasWithin
+	within := ReplicasWithin
 	for i, le := range batch {
 		calls[i] = e.renewCall(le, le.request.TTL)
 		within = min(within, le.request.TTL/4)
@@ -250,8 +250,8 @@ func (le *Lease) moreKeys(keys []string) []string {
 	return le.request.keys()
 }
 
-// replicasWithin is how long replicas have to acknowledge; a quarter of the TTL, if that is less.
-const replicasWithin = time.Second
+// ReplicasWithin is how long replicas have to acknowledge; a quarter of the TTL, if that is less.
+const ReplicasWithin = time.Second
 
 // confirm runs renewals, and waits for replicas. The script always writes, WAIT covers what its own connection wrote last, and
 // replication keeps the order: so enough acknowledgements prove that the replicas have this deadline, and the grant before it. If
@@ -282,7 +282,7 @@ func (e *Engine) replicate(ctx context.Context, le *Lease) error {
 	if e.o.Replicas == 0 {
 		return nil
 	}
-	within := min(replicasWithin, le.request.TTL/4)
+	within := min(ReplicasWithin, le.request.TTL/4)
 	if end, ok := ctx.Deadline(); ok {
 		within = min(within, max(time.Until(end), redisx.AnswerGrace))
 	}
@@ -392,7 +392,7 @@ func (le *Lease) Extend(ctx context.Context, length time.Duration) error {
 	if !le.Held() {
 		return fmt.Errorf("%w: %q cannot be extended", ErrNotHeld, r.Name)
 	}
-	isHeld, err := e.extend(context.WithoutCancel(ctx), le, WholeMS(length), min(replicasWithin, r.TTL/4))
+	isHeld, err := e.extend(context.WithoutCancel(ctx), le, WholeMS(length), min(ReplicasWithin, r.TTL/4))
 	if err == nil && !isHeld {
 		err = fmt.Errorf("%w: %q was lost before it could be extended", ErrNotHeld, r.Name)
 	}
@@ -425,7 +425,7 @@ func (le *Lease) CloseGate(ctx context.Context, length time.Duration) error {
 	case e.o.Replicas == 0:
 		return nil
 	}
-	isHeld, err := e.extend(ctx, le, time.Millisecond, min(replicasWithin, r.TTL/4)) // never shortens the lease
+	isHeld, err := e.extend(ctx, le, time.Millisecond, min(ReplicasWithin, r.TTL/4)) // never shortens the lease
 	if err == nil && !isHeld {
 		err = fmt.Errorf("%w: %q was gone when replicas were to be waited for, as after a failover that forgot it", ErrNotHeld, r.Name)
 	}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redisx"
 	"github.com/automutex/automutex/internal/turn"
@@ -102,15 +101,15 @@ func (f *fields) score(i int) int64 {
 
 // Inspect returns what Redis stores of a lock, and at most so many of its holders; with none it does not know whether the head of an
 // ordered key runs. Place is that of the parked note, or of the task with that nonce.
-func (e *Engine) Inspect(ctx context.Context, r Ref, most int, note, nonce string) (inside.Info, error) {
+func (e *Engine) Inspect(ctx context.Context, r Ref, most int, note, nonce string) (Info, error) {
 	r.Ordered = !r.Pool
 	reply, err := e.call(ctx, inspectScript, r.keys(), int64(most), note, nonce)
 	if err != nil {
-		return inside.Info{}, err
+		return Info{}, err
 	}
 	info, err := parseInspect(r.Key, reply)
 	if err != nil {
-		return inside.Info{}, redisx.Failed("inspect", r.Key, err)
+		return Info{}, redisx.Failed("inspect", r.Key, err)
 	}
 	return info, nil
 }
@@ -130,12 +129,12 @@ func (e *Engine) Available(ctx context.Context, r Ref) (int, error) {
 	return max(0, e.limit(&r)-info.Held), nil
 }
 
-func parseInspect(key string, reply any) (inside.Info, error) {
+func parseInspect(key string, reply any) (Info, error) {
 	f := fieldsOf(reply)
 	us := f.num(0)
-	info := inside.Info{
+	info := Info{
 		Key: key, Held: int(f.num(1)), Waiting: int(f.num(2)), Parked: int(f.num(3)), Called: int(f.num(4)), Place: int(f.num(6)),
-		Gate: inside.Gate{Reason: f.text(8), OpensIn: time.Duration(f.num(9)) * time.Microsecond}, Queued: int(f.num(10)), Free: int(f.num(12)),
+		Gate: Gate{Reason: f.text(8), OpensIn: time.Duration(f.num(9)) * time.Microsecond}, Queued: int(f.num(10)), Free: int(f.num(12)),
 	}
 	fence, holders, head, values, taken := f.num(5), f.sub(7), f.sub(11), f.sub(13), &fields{}
 	if len(f.list) > 14 {
@@ -147,10 +146,10 @@ func parseInspect(key string, reply any) (inside.Info, error) {
 	for i := 0; i < len(holders.list); i += 2 {
 		body := strings.SplitN(holders.text(i), "|", 3)
 		if len(body) != 3 {
-			return inside.Info{}, errForeign
+			return Info{}, errForeign
 		}
 		value, _ := taken.at(i / 2).(string)
-		info.Holders = append(info.Holders, inside.Holder{
+		info.Holders = append(info.Holders, Holder{
 			Token: body[0], Owner: keys.Unescape(body[1]), Note: body[2], Value: keys.Unescape(value),
 			ExpiresIn: time.Duration(holders.score(i+1))*time.Millisecond - time.Duration(us)*time.Microsecond,
 		})
@@ -170,7 +169,7 @@ func parseInspect(key string, reply any) (inside.Info, error) {
 		}
 	}
 	if wrong {
-		return inside.Info{}, unexpected(reply)
+		return Info{}, unexpected(reply)
 	}
 	return info, nil
 }
@@ -192,7 +191,7 @@ func takenAt(token string) int64 {
 
 // Line returns the first ones in the line of a lock: waiters, then parked work, the called one among it, and then the tasks in order but
 // for the one at work. info is what Inspect has returned. Of a key of another type there is none.
-func (e *Engine) Line(ctx context.Context, r Ref, info inside.Info, most int) ([]inside.Waiter, error) {
+func (e *Engine) Line(ctx context.Context, r Ref, info Info, most int) ([]Waiter, error) {
 	most, r.Ordered = max(0, min(most, MaxHolders)), !r.Pool
 	reply, err := e.call(ctx, lineScript, r.keys(), int64(most+1)) // the task at work is left out
 	if redisx.IsWrongType(err) {
@@ -202,10 +201,10 @@ func (e *Engine) Line(ctx context.Context, r Ref, info inside.Info, most int) ([
 		return nil, err
 	}
 	f := fieldsOf(reply)
-	var line []inside.Waiter
+	var line []Waiter
 	for i := 0; i < len(f.list); i += 3 {
 		kind, what := f.text(i), f.text(i+2)
-		w := inside.Waiter{Since: time.UnixMicro(f.score(i + 1)), Note: what}
+		w := Waiter{Since: time.UnixMicro(f.score(i + 1)), Note: what}
 		switch kind {
 		case "w":
 			w.Owner, w.Note, _ = strings.Cut(what, "|")
@@ -229,10 +228,10 @@ func (e *Engine) Line(ctx context.Context, r Ref, info inside.Info, most int) ([
 // List yields every lock under the prefix that is held, waited for or parked on, or has a closed gate, in no order. It walks the keys with
 // SCAN, on every master of a Cluster, so it does not block Redis. It may miss locks that come and go meanwhile. After an error it ends. It
 // leaves out pools, whose keys have another form.
-func (e *Engine) List(ctx context.Context) iter.Seq2[inside.Info, error] {
-	return func(yield func(inside.Info, error) bool) {
+func (e *Engine) List(ctx context.Context) iter.Seq2[Info, error] {
+	return func(yield func(Info, error) bool) {
 		for c, err := range e.walk(ctx, inspectScript, func(*Ref) []any { return []any{int64(MaxHolders), "", ""} }) {
-			var info inside.Info
+			var info Info
 			if err == nil {
 				info, err = parseInspect(c.Keys[0], c.Reply)
 				if errors.Is(err, errForeign) {

@@ -16,7 +16,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/redisx"
@@ -58,7 +57,7 @@ func arrives(t *testing.T, e *Engine, r Ref, note, nonce string, ticket int64, s
 	return reply
 }
 
-func inspect(t *testing.T, e *Engine, r Ref, note string) inside.Info {
+func inspect(t *testing.T, e *Engine, r Ref, note string) Info {
 	t.Helper()
 	info, err := e.Inspect(t.Context(), r, MaxHolders, note, "")
 	redistest.Must(t, err)
@@ -68,7 +67,7 @@ func inspect(t *testing.T, e *Engine, r Ref, note string) inside.Info {
 // callsOf are the calls that ask Redis for something, by name.
 func callsOf(e *Engine) map[string]func(context.Context, Ref) error {
 	pool := func(r Ref) Ref { r.Pool = true; return r }
-	place := inside.Place{Nonce: "N", Ticket: 1, Most: -1}
+	place := Place{Nonce: "N", Ticket: 1, Most: -1}
 	take := func(ctx context.Context, r Request) error { _, err := e.Take(ctx, r); return err }
 	return map[string]func(context.Context, Ref) error{
 		"take": func(ctx context.Context, r Ref) error { return take(ctx, asked(r, "n")) },
@@ -88,11 +87,11 @@ func callsOf(e *Engine) map[string]func(context.Context, Ref) error {
 			return err
 		},
 		"order_act": func(ctx context.Context, r Ref) error {
-			return e.Act(ctx, r, inside.ActConfirm, inside.OrderItem{Nonce: "N", Ticket: 1, Note: "n"}, 0)
+			return e.Act(ctx, r, ActConfirm, OrderItem{Nonce: "N", Ticket: 1, Note: "n"}, 0)
 		},
 		"skip": func(ctx context.Context, r Ref) error { _, err := e.Skip(ctx, r, "n", 1); return err },
 		"head": func(ctx context.Context, r Ref) error { _, err := e.Head(ctx, r); return err },
-		"line": func(ctx context.Context, r Ref) error { _, err := e.Line(ctx, r, inside.Info{}, 10); return err },
+		"line": func(ctx context.Context, r Ref) error { _, err := e.Line(ctx, r, Info{}, 10); return err },
 		"list": func(ctx context.Context, _ Ref) (last error) {
 			for _, err := range e.List(ctx) {
 				last = err
@@ -234,7 +233,7 @@ func TestInspect(t *testing.T) {
 		began := time.Now()
 		le := must(t, e, asked(r, "note|1"))
 		time.Sleep(5 * time.Millisecond)
-		isTheHolder := func(info inside.Info) {
+		isTheHolder := func(info Info) {
 			t.Helper()
 			h := info.Holders
 			if info.Held != 1 || len(h) != 1 || h[0].Token != le.Token() || h[0].Owner != "a b|c" || h[0].Note != "note|1" ||
@@ -272,7 +271,7 @@ func TestInspect(t *testing.T) {
 			}
 			line[i].Since = time.Time{}
 		}
-		want := []inside.Waiter{{Owner: "a b|c", Note: "first"}, {Note: "p1", Parked: true}, {Note: "p2", Parked: true, Called: true}}
+		want := []Waiter{{Owner: "a b|c", Note: "first"}, {Note: "p1", Parked: true}, {Note: "p2", Parked: true, Called: true}}
 		if !slices.Equal(line, want) {
 			t.Errorf("the line is %+v", line)
 		}
@@ -329,6 +328,13 @@ func TestBreak(t *testing.T) {
 		breaks(le.Token(), BreakSlots, 1)
 		if le.Held() || !errors.Is(context.Cause(bound), ErrLost) {
 			t.Errorf("held %v, the context ended with %v", le.Held(), context.Cause(bound))
+		}
+		gone := must(t, e, asked(r, "1"))
+		redistest.Must(t, rdb.Del(t.Context(), r.keys()...).Err())
+		for _, le := range []*Lease{le, gone} { // one knows that its lock is lost, and one does not
+			if err := le.CloseGate(t.Context(), time.Minute); !errors.Is(err, ErrNotHeld) || le.Held() {
+				t.Errorf("CloseGate without the lock: %v, held %v", err, le.Held())
+			}
 		}
 
 		// In another process, by its messages, and to the next one in line.
@@ -395,11 +401,11 @@ func TestList(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		e := startAt(t, rdb)
-		want := map[string]inside.Info{}
+		want := map[string]Info{}
 		for i := range 230 {
 			r := e.ref(fmt.Sprint("lock ", i))
 			r.Limit = 3
-			info := inside.Info{Key: r.Key, Held: 1 + i%3, Waiting: i % 2}
+			info := Info{Key: r.Key, Held: 1 + i%3, Waiting: i % 2}
 			for j := range info.Held {
 				must(t, e, asked(r, fmt.Sprint(j)))
 			}
@@ -413,11 +419,11 @@ func TestList(t *testing.T) {
 		must(t, e, asked(lost, ""))
 		join(t, e, lost, "w.1", "", time.Hour)
 		redistest.Must(t, rdb.Del(t.Context(), lost.Key).Err())
-		want[lost.Key] = inside.Info{Key: lost.Key, Held: 1, Waiting: 1}
+		want[lost.Key] = Info{Key: lost.Key, Held: 1, Waiting: 1}
 		ordered := e.ref("ordered")
 		_, _, _, err := e.Stamp(t.Context(), ordered, "n", "N", time.Second, 0)
 		redistest.Must(t, err)
-		want[ordered.Key] = inside.Info{Key: ordered.Key, Queued: 1}
+		want[ordered.Key] = Info{Key: ordered.Key, Queued: 1}
 
 		// Not ours, or no locks, or nothing in them.
 		pool := Ref{Key: e.o.Prefix + ":{pool}:pool", Limit: 1, Pool: true}
@@ -437,15 +443,15 @@ func TestList(t *testing.T) {
 		redistest.Must(t, rdb.HSet(t.Context(), e.ref("hash").Key, "a", "b").Err())
 		redistest.Must(t, rdb.LPush(t.Context(), e.ref("list").Key, "a").Err())
 
-		got := map[string]inside.Info{}
+		got := map[string]Info{}
 		for info, err := range e.List(t.Context()) {
 			redistest.Must(t, err)
 			if _, twice := got[info.Key]; twice || len(info.Holders) != info.Held {
 				t.Errorf("twice: %v; %+v", twice, info)
 			}
-			got[info.Key] = inside.Info{Key: info.Key, Held: info.Held, Waiting: info.Waiting, Queued: info.Queued}
+			got[info.Key] = Info{Key: info.Key, Held: info.Held, Waiting: info.Waiting, Queued: info.Queued}
 		}
-		if !maps.EqualFunc(got, want, func(a, b inside.Info) bool {
+		if !maps.EqualFunc(got, want, func(a, b Info) bool {
 			return a.Held == b.Held && a.Waiting == b.Waiting && a.Queued == b.Queued
 		}) {
 			for key := range want {
@@ -552,7 +558,7 @@ func TestPut(t *testing.T) {
 			must(t, e, asked(r, ""))
 		}
 		info = inspect(t, e, r, "")
-		if len(info.Holders) != 151 || slices.ContainsFunc(info.Holders, func(h inside.Holder) bool { return h.Value == "" }) {
+		if len(info.Holders) != 151 || slices.ContainsFunc(info.Holders, func(h Holder) bool { return h.Value == "" }) {
 			t.Errorf("%+v", info.Holders)
 		}
 		// One is broken: its value is free again. And all of it goes.
@@ -573,9 +579,9 @@ func TestOrder(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		e := startAt(t, s.Client(t))
-		e.parking.caller = func(context.Context, string, string) inside.Fate { return inside.FateUnsure }
+		e.parking.caller = func(context.Context, string, string) Fate { return FateUnsure }
 		r := e.ref("o")
-		head := func() inside.Head {
+		head := func() Head {
 			t.Helper()
 			h, err := e.Head(t.Context(), r)
 			redistest.Must(t, err)
@@ -587,7 +593,7 @@ func TestOrder(t *testing.T) {
 		if _, err := e.Skip(t.Context(), r, "", 0); !errors.Is(err, ErrNotHead) {
 			t.Errorf("Skip of nothing: %v", err)
 		}
-		stamp := func(note, nonce string, deadline time.Duration, most int) (int64, int, []inside.OrderItem) {
+		stamp := func(note, nonce string, deadline time.Duration, most int) (int64, int, []OrderItem) {
 			t.Helper()
 			ticket, queued, look, err := e.Stamp(t.Context(), r, note, nonce, deadline, most)
 			redistest.Must(t, err)
@@ -600,15 +606,15 @@ func TestOrder(t *testing.T) {
 		second, _, _ := stamp("q2", "N2", time.Hour, 2)
 		time.Sleep(5 * time.Millisecond)
 		ticket, queued, look := stamp("q3", "N3", time.Hour, 2)
-		due := []inside.OrderItem{{State: "i", Nonce: "N1", Ticket: first, Seen: "0", Note: "q|1"}}
+		due := []OrderItem{{State: "i", Nonce: "N1", Ticket: first, Seen: "0", Note: "q|1"}}
 		if ticket != 0 || queued != 2 || !slices.Equal(look, due) {
 			t.Errorf("a full key: %d, %d, %+v", ticket, queued, look)
 		}
-		stamped := inside.Head{Key: r.Key, Queued: 2, State: "i", Note: "q|1", Nonce: "N1", Ticket: first, Since: time.UnixMicro(first)}
+		stamped := Head{Key: r.Key, Queued: 2, State: "i", Note: "q|1", Nonce: "N1", Ticket: first, Since: time.UnixMicro(first)}
 		if h := head(); h != stamped {
 			t.Errorf("%+v", h)
 		}
-		act := func(act inside.OrderAct, item inside.OrderItem) named {
+		act := func(act OrderAct, item OrderItem) named {
 			t.Helper()
 			n, err := e.actOrder(t.Context(), r, act, item, 0)
 			redistest.Must(t, err)
@@ -617,10 +623,10 @@ func TestOrder(t *testing.T) {
 		names := func(n named, want string) bool {
 			return n.free == 1 && n.parked == 2 && n.opens < 0 && len(n.called) == 1 && strings.HasPrefix(n.called[0], want)
 		}
-		if n := act(inside.ActNone, inside.OrderItem{}); !names(n, "|l|i|N1|") {
+		if n := act(ActNone, OrderItem{}); !names(n, "|l|i|N1|") {
 			t.Errorf("%+v", n)
 		}
-		act(inside.ActConfirm, inside.OrderItem{Nonce: "N1", Ticket: first, Note: "q|1"})
+		act(ActConfirm, OrderItem{Nonce: "N1", Ticket: first, Note: "q|1"})
 		if h := head(); h.State != "a" || h.Failed || !h.Since.After(time.UnixMicro(first)) {
 			t.Errorf("confirmed: %+v", h)
 		}
@@ -637,7 +643,7 @@ func TestOrder(t *testing.T) {
 		if h := info.Head; err != nil || info.Queued != 2 || info.Place != 1 || info.Held != 1 || !h.Runs || h.Failed || h.Queued != 3 {
 			t.Errorf("%+v, %v", info, err)
 		}
-		want := []inside.Waiter{
+		want := []Waiter{
 			{Note: "q2", Since: time.UnixMicro(second), Parked: true, Ordered: true},
 			{Owner: "a b|c", Note: "q3", Since: time.UnixMicro(third), Ordered: true},
 		}
@@ -657,7 +663,7 @@ func TestOrder(t *testing.T) {
 		if h := head(); !h.Failed || h.Runs {
 			t.Errorf("%+v", h)
 		}
-		n, err := e.actOrder(t.Context(), r, "skip", inside.OrderItem{Note: "q|1", Ticket: first}, 0)
+		n, err := e.actOrder(t.Context(), r, "skip", OrderItem{Note: "q|1", Ticket: first}, 0)
 		if err != nil || !names(n, "|c|c|N2|") || !strings.HasSuffix(n.called[0], "|q2") {
 			t.Errorf("Skip: %+v, %v", n, err)
 		}
@@ -667,7 +673,7 @@ func TestOrder(t *testing.T) {
 		h := head()
 		_, seen, _ := strings.Cut(n.called[0], fmt.Sprint(second, "|"))
 		seen, _, _ = strings.Cut(seen, "|")
-		act(inside.ActArchived, inside.OrderItem{State: "c", Nonce: "N2", Ticket: second, Seen: seen, Note: "q2"})
+		act(ActArchived, OrderItem{State: "c", Nonce: "N2", Ticket: second, Seen: seen, Note: "q2"})
 		if held := head(); h.State != "c" || !held.Held() || held.Since.Before(h.Since.Add(-time.Second)) {
 			t.Errorf("%+v, and archived %+v", h, held)
 		}

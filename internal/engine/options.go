@@ -117,8 +117,8 @@ func checkReplicas(rdb redisx.Client, n int) error {
 
 // CheckTTL returns why a lease cannot have that length, or nil. what names the length.
 func CheckTTL(what string, ttl time.Duration) error {
-	if ttl < inside.MinTTL {
-		return fmt.Errorf("lock: %s is %s: at least %s, or pauses of the program or the network would lose leases%s", what, ttl, inside.MinTTL, printable.MeantUnit(ttl))
+	if ttl < MinTTL {
+		return fmt.Errorf("lock: %s is %s: at least %s, or pauses of the program or the network would lose leases%s", what, ttl, MinTTL, printable.MeantUnit(ttl))
 	}
 	if ttl > inside.MaxTTL {
 		return fmt.Errorf("lock: %s is %s: at most %s; leases are renewed, so a short one lasts as long as its holder", what, ttl, inside.MaxTTL)
@@ -137,7 +137,7 @@ func (r *Request) Check() error {
 		return fmt.Errorf("lock: %q: %d holders: at least 1", r.Name, r.Limit)
 	case r.MaxHold < 0:
 		return fmt.Errorf("lock: %q: MaxHold is %s: not below 0, where 0 means no bound", r.Name, r.MaxHold)
-	case r.TTL < inside.MinTTL, r.TTL > inside.MaxTTL: // make the text only for an error: every task makes a request
+	case r.TTL < MinTTL, r.TTL > inside.MaxTTL: // make the text only for an error: every task makes a request
 		return CheckTTL(fmt.Sprintf("the TTL of %q", r.Name), given)
 	}
 	return nil

@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redisx"
 	"github.com/automutex/automutex/internal/turn"
@@ -32,7 +31,7 @@ var (
 // Stamp gives the task with that note and nonce the next place in order. If most tasks of the key or more are not done, it gives none, and
 // returns how many there are, and those of the first ones that should have come by now. The ticket is 0 then. deadline is when others may
 // look whether the task was enqueued. After an error it may have a place.
-func (e *Engine) Stamp(ctx context.Context, r Ref, note, nonce string, deadline time.Duration, most int) (ticket int64, queued int, look []inside.OrderItem, err error) {
+func (e *Engine) Stamp(ctx context.Context, r Ref, note, nonce string, deadline time.Duration, most int) (ticket int64, queued int, look []OrderItem, err error) {
 	reply, err := e.callOrder(ctx, orderStampScript, r, nonce, note, deadline.Milliseconds(), int64(most))
 	if err != nil {
 		return 0, 0, nil, err
@@ -60,7 +59,7 @@ func (e *Engine) callOrder(ctx context.Context, s *redisx.Script, r Ref, args ..
 
 // actOrder runs order_act, and has those called that it names. The error Is ErrHeadRuns or ErrNotHead if a skip was refused; of the latter
 // the head is what is called.
-func (e *Engine) actOrder(ctx context.Context, r Ref, act inside.OrderAct, item inside.OrderItem, after time.Duration) (n named, err error) {
+func (e *Engine) actOrder(ctx context.Context, r Ref, act OrderAct, item OrderItem, after time.Duration) (n named, err error) {
 	if err := e.Know(ctx, r.Key); err != nil {
 		return n, err
 	}
@@ -85,9 +84,9 @@ func (e *Engine) actOrder(ctx context.Context, r Ref, act inside.OrderAct, item 
 	return n, nil
 }
 
-// Act changes one task of an ordered key, and looks after the key. after is for inside.ActPresent: nobody looks for the task again
+// Act changes one task of an ordered key, and looks after the key. after is for ActPresent: nobody looks for the task again
 // before that.
-func (e *Engine) Act(ctx context.Context, r Ref, act inside.OrderAct, item inside.OrderItem, after time.Duration) error {
+func (e *Engine) Act(ctx context.Context, r Ref, act OrderAct, item OrderItem, after time.Duration) error {
 	_, err := e.actOrder(ctx, r, act, item, after)
 	return err
 }
@@ -103,7 +102,7 @@ func (e *Engine) Skip(ctx context.Context, r Ref, note string, ticket int64) (he
 		}
 		ticket = now.Ticket // the script compares the note
 	}
-	n, err := e.actOrder(ctx, r, "skip", inside.OrderItem{Note: note, Ticket: ticket}, 0)
+	n, err := e.actOrder(ctx, r, "skip", OrderItem{Note: note, Ticket: ticket}, 0)
 	if errors.Is(err, ErrNotHead) {
 		return n.called[0], err
 	}
@@ -111,15 +110,15 @@ func (e *Engine) Skip(ctx context.Context, r Ref, note string, ticket int64) (he
 }
 
 // Head returns the first task in order of the key. Its State is empty if no task is in order.
-func (e *Engine) Head(ctx context.Context, r Ref) (inside.Head, error) {
+func (e *Engine) Head(ctx context.Context, r Ref) (Head, error) {
 	r.Pool = false
 	info, err := e.Inspect(ctx, r, 1, "", "")
 	return info.Head, err
 }
 
 // parseHead reads {nonce, ticket, record} of the first task.
-func parseHead(key string, info inside.Info, f *fields) (h inside.Head, wrong bool) {
-	h = inside.Head{Key: key, Queued: info.Queued, Nonce: f.text(0), Ticket: f.score(1)}
+func parseHead(key string, info Info, f *fields) (h Head, wrong bool) {
+	h = Head{Key: key, Queued: info.Queued, Nonce: f.text(0), Ticket: f.score(1)}
 	if f.at(2) == nil { // its record was lost: see first_tasks in order.lua
 		h.State, h.Since = "a", time.UnixMicro(h.Ticket)
 		return h, f.wrong
@@ -159,28 +158,28 @@ func parseTask(record string) (t orderTask, ok bool) {
 }
 
 // ParseItem reads a task that a reply names, see lua/order_act.lua. ok is false for the note of a parked task.
-func ParseItem(named string) (item inside.OrderItem, ok bool) {
+func ParseItem(named string) (item OrderItem, ok bool) {
 	f := strings.SplitN(named, "|", 7)
 	if len(f) != 7 || f[0] != "" || f[1] != "c" && f[1] != "l" {
-		return inside.OrderItem{}, false
+		return OrderItem{}, false
 	}
 	ticket, err := strconv.ParseInt(f[4], 10, 64)
 	if err != nil || ticket <= 0 || ticket > math.MaxInt32*int64(math.MaxInt32) {
-		return inside.OrderItem{}, false
+		return OrderItem{}, false
 	}
-	return inside.OrderItem{Call: f[1] == "c", State: f[2], Nonce: f[3], Ticket: ticket, Seen: f[5], Note: f[6]}, true
+	return OrderItem{Call: f[1] == "c", State: f[2], Nonce: f[3], Ticket: ticket, Seen: f[5], Note: f[6]}, true
 }
 
 // Order is an attempt of an ordered task.
 type Order struct {
-	inside.Place
-	outcome atomic.Int32 // an inside.Outcome. It is set before the lease ends, and read by each release, also by one in the background
+	Place
+	outcome atomic.Int32 // an Outcome. It is set before the lease ends, and read by each release, also by one in the background
 }
 
-var outcomes = [...]string{inside.OutcomeStays: "stays", inside.OutcomeUnbegun: "unbegun", inside.OutcomeDone: "done", inside.OutcomeHeld: "held", inside.OutcomeLeft: "left"}
+var outcomes = [...]string{OutcomeStays: "stays", OutcomeUnbegun: "unbegun", OutcomeDone: "done", OutcomeHeld: "held", OutcomeLeft: "left"}
 
 // End sets how the attempt that holds le has ended. It does nothing for a lock that is not ordered.
-func (le *Lease) End(o inside.Outcome) {
+func (le *Lease) End(o Outcome) {
 	if le.request.Order != nil {
 		le.request.Order.outcome.Store(int32(o))
 	}
@@ -189,7 +188,7 @@ func (le *Lease) End(o inside.Outcome) {
 // endUnbegun says that the handler of a task, which had its turn, has not begun, if nothing else is known of its end.
 func (o *Order) endUnbegun() {
 	if o != nil {
-		o.outcome.CompareAndSwap(int32(inside.OutcomeStays), int32(inside.OutcomeUnbegun))
+		o.outcome.CompareAndSwap(int32(OutcomeStays), int32(OutcomeUnbegun))
 	}
 }
 
@@ -235,7 +234,7 @@ func (b *Busy) Because() (reason string, ends time.Duration) {
 		return reason, ends
 	}
 	if b.ServerUS > 0 {
-		reason = inside.ReasonHeld
+		reason = ReasonHeld
 	}
 	return reason, max(0, b.Deadline)
 }
@@ -250,27 +249,27 @@ func (b *Busy) behind() (reason string, comes time.Duration) {
 	record, _ := parseTask(head) // the script wrote it
 	switch {
 	case record.state == "h":
-		return inside.ReasonArchived, 0
+		return ReasonArchived, 0
 	case record.state != "a":
-		return inside.ReasonBehind, 0
+		return ReasonBehind, 0
 	case record.begun > 0:
-		reason = inside.ReasonFailed
+		reason = ReasonFailed
 	default:
-		reason = inside.ReasonBehind
+		reason = ReasonBehind
 	}
 	return reason, max(0, time.Duration(record.since-b.ServerUS/1000)*time.Millisecond)
 }
 
 // holderOf reads a holder's body, or the head of an ordered key, before whom nobody holds the lock.
-func holderOf(body string) inside.Holder {
+func holderOf(body string) Holder {
 	if head, ok := strings.CutPrefix(body, "o:"); ok {
 		task, _ := parseTask(head)
-		return inside.Holder{Note: task.note}
+		return Holder{Note: task.note}
 	}
 	if f := strings.SplitN(body, "|", 3); len(f) == 3 {
-		return inside.Holder{Token: f[0], Owner: keys.Unescape(f[1]), Note: f[2]}
+		return Holder{Token: f[0], Owner: keys.Unescape(f[1]), Note: f[2]}
 	}
-	return inside.Holder{}
+	return Holder{}
 }
 
 // GateText says why nobody gets a lock whose gate is closed for that reason. It is empty for a reason that is not one of the gate.
@@ -287,4 +286,4 @@ func GateText(reason string) string {
 }
 
 // Who is the holder that a busy reply names, or the head of an ordered key.
-func (b *Busy) Who() inside.Holder { return holderOf(b.Holder) }
+func (b *Busy) Who() Holder { return holderOf(b.Holder) }

@@ -7,15 +7,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/redisx"
 	"github.com/automutex/automutex/internal/turn"
 )
-
-// Caller brings parked work back; see [inside.Caller]. The note of an ordered key is |c|... or |l|..., as lua/order_act.lua names a task.
-type Caller = inside.Caller
 
 const (
 	// forgetAfter is how long the figures of a line without parked work are kept after its last use. Of maxIdleLines more are none kept.
@@ -387,7 +383,7 @@ func (p *parking) makeCalls() {
 
 // makeCall calls the Caller for one note, and handles its answer.
 func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
-	fate := inside.FateUnsure // stays so if the Caller panics: the call is repeated
+	fate := FateUnsure // stays so if the Caller panics: the call is repeated
 	p.withClaim(r, note, func(ctx context.Context) {
 		life.CallUser(p.engine.o.Log, "Options.Call", func() { fate = p.caller(ctx, r.Key, note) })
 		p.mu.Lock()
@@ -396,7 +392,7 @@ func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
 		if leaves {
 			// Within the claim, and while this call is under way: so neither another process nor this one calls the note once more before
 			// it has left. After an error the next check tries again.
-			c, sent := p.checkCall(r, note, map[inside.Fate]string{inside.FateGone: "gone", inside.FateLater: "later"}[fate]), time.Now()
+			c, sent := p.checkCall(r, note, map[Fate]string{FateGone: "gone", FateLater: "later"}[fate]), time.Now()
 			reply, _ := p.engine.conn.Run(context.Background(), c.Script, c.Keys, c.Args...)
 			if back, err := parseNamed(reply); err == nil {
 				p.noteNamed(r, back, sent)

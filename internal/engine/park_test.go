@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/story"
 	"github.com/automutex/automutex/internal/turn"
@@ -33,7 +32,7 @@ var began = time.Unix(1_000_000_000, 0)
 // told is the line of a story.
 type told parkedLine
 
-var fateNames = map[string]inside.Fate{"coming": inside.FateComing, "later": inside.FateLater, "gone": inside.FateGone, "unsure": inside.FateUnsure}
+var fateNames = map[string]Fate{"coming": FateComing, "later": FateLater, "gone": FateGone, "unsure": FateUnsure}
 
 func (s *told) play(e *story.Event) (string, error) {
 	n, now := (*parkedLine)(s), began.Add(e.At)
@@ -124,15 +123,15 @@ func (s *told) tell(led string) string {
 	return strings.Join(parts, "; ")
 }
 
-// callers is one Caller for several engines: it counts the calls of each note, and answers as said, else inside.FateUnsure.
+// callers is one Caller for several engines: it counts the calls of each note, and answers as said, else FateUnsure.
 type callers struct {
 	mu     sync.Mutex
-	says   func(ctx context.Context, note string, nth int) inside.Fate
+	says   func(ctx context.Context, note string, nth int) Fate
 	called []string
 	log    redistest.Log
 }
 
-func (c *callers) call(ctx context.Context, _, note string) inside.Fate {
+func (c *callers) call(ctx context.Context, _, note string) Fate {
 	c.mu.Lock()
 	c.called = append(c.called, note)
 	nth := c.countLocked(note)
@@ -161,7 +160,7 @@ func (c *callers) waitFor(t *testing.T, note string, times int) {
 	redistest.Eventually(t, redistest.Patience, func() bool { return c.count(note) >= times }, "%d calls of %s", times, note)
 }
 
-func startCalling(t *testing.T, s *redistest.Server, says func(ctx context.Context, note string, nth int) inside.Fate) (*Engine, *callers) {
+func startCalling(t *testing.T, s *redistest.Server, says func(ctx context.Context, note string, nth int) Fate) (*Engine, *callers) {
 	t.Helper()
 	c := &callers{says: says}
 	e := New(Options{Client: s.Client(t), Prefix: "automutex", Owner: "test", Log: c.log.Logger(), Call: c.call})
@@ -212,8 +211,8 @@ func releaseAndCall(t *testing.T, e *Engine, le *Lease) {
 	e.parking.noteNamed(r, back.named, sent)
 }
 
-func always(fate inside.Fate) func(context.Context, string, int) inside.Fate {
-	return func(context.Context, string, int) inside.Fate { return fate }
+func always(fate Fate) func(context.Context, string, int) Fate {
+	return func(context.Context, string, int) Fate { return fate }
 }
 
 func leftOf(t *testing.T, s *redistest.Server, r Request) (keys []string) {
@@ -233,7 +232,7 @@ func leftOf(t *testing.T, s *redistest.Server, r Request) (keys []string) {
 func TestChecksCallParked(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		e, c := startCalling(t, s, func(ctx context.Context, note string, nth int) inside.Fate {
+		e, c := startCalling(t, s, func(ctx context.Context, note string, nth int) Fate {
 			if by, ok := ctx.Deadline(); !ok || time.Until(by) > callTime/2 {
 				t.Errorf("a call may last until %v", by)
 			}
@@ -241,13 +240,13 @@ func TestChecksCallParked(t *testing.T) {
 			case note == "a" && nth == 1:
 				panic("a Caller that panics")
 			case note == "a" && nth == 2:
-				return inside.FateUnsure
+				return FateUnsure
 			case note == "a":
-				return inside.FateGone // then b is called at once, and asks to be passed over
+				return FateGone // then b is called at once, and asks to be passed over
 			case note == "b" && nth == 1:
-				return inside.FateLater // then c is
+				return FateLater // then c is
 			}
-			return inside.FateComing
+			return FateComing
 		})
 		r := request(t)
 		dead := start(t, s)
@@ -290,7 +289,7 @@ func TestChecksCallParked(t *testing.T) {
 // idleParking is one whose Engine is closed: nothing looks but the test.
 func idleParking(t *testing.T) *parking {
 	t.Helper()
-	e, _ := startCalling(t, redistest.Mini(t), always(inside.FateUnsure))
+	e, _ := startCalling(t, redistest.Mini(t), always(FateUnsure))
 	e.Close()
 	return e.parking
 }

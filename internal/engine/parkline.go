@@ -2,8 +2,6 @@ package engine
 
 import (
 	"time"
-
-	"github.com/automutex/automutex/internal/inside"
 )
 
 const (
@@ -15,7 +13,7 @@ const (
 	vainFloor = 1.0 / 2
 	// How long called work has to arrive before it is overdue. Work that took an hour does not make the line wait as long for the next.
 	minCallLife, maxCallLife = time.Second, time.Minute
-	maxNotNow                = 64 // notes of a line that go to its end between two checks, because their Caller answered inside.FateLater
+	maxNotNow                = 64 // notes of a line that go to its end between two checks, because their Caller answered FateLater
 
 	// checkEvery is the shortest interval between two checks of a line; twice that is the longest, unless there are more than maxChecks
 	// lines: so many checks begin within checkEvery at most.
@@ -47,7 +45,7 @@ type parkedLine struct {
 
 	// Whom this process calls.
 	calls  map[string]call // by note; nil while empty
-	notNow map[string]bool // notes whose Caller answered inside.FateLater since the last check; nil while empty
+	notNow map[string]bool // notes whose Caller answered FateLater since the last check; nil while empty
 
 	// Where it stands: parking's.
 	entry
@@ -69,7 +67,7 @@ const (
 	underWay callState = iota // queued; or the Caller is called, or Redis is told what it said
 	arrived                   // so, and the note has arrived meanwhile
 	again                     // so, and Redis has named it again since
-	coming                    // the Caller answered inside.FateComing
+	coming                    // the Caller answered FateComing
 )
 
 // callLife is how long called work has to arrive: twice the average, within bounds.
@@ -115,15 +113,15 @@ func (n *parkedLine) beginCall(note string) bool {
 
 // noteFate reports whether a note leaves its place among the called, after that answer of its Caller. Of one that is gone others may be,
 // too: more are called at once.
-func (n *parkedLine) noteFate(note string, fate inside.Fate) bool {
+func (n *parkedLine) noteFate(note string, fate Fate) bool {
 	if n.calls[note].state != underWay {
 		return false
 	}
-	if fate == inside.FateGone {
+	if fate == FateGone {
 		n.inbound = min(4*n.inbound, maxInbound)
 	}
-	if fate != inside.FateLater {
-		return fate == inside.FateGone
+	if fate != FateLater {
+		return fate == FateGone
 	}
 	// Beyond maxNotNow the note stays called, and is passed over too.
 	if n.notNow == nil {
@@ -134,9 +132,9 @@ func (n *parkedLine) noteFate(note string, fate inside.Fate) bool {
 }
 
 // endCall ends a call with the Caller's answer. It reports whether the note is to be called again.
-func (n *parkedLine) endCall(note string, fate inside.Fate, now time.Time) (callAgain bool) {
+func (n *parkedLine) endCall(note string, fate Fate, now time.Time) (callAgain bool) {
 	state := n.calls[note].state
-	if state == underWay && fate == inside.FateComing {
+	if state == underWay && fate == FateComing {
 		n.setCall(note, call{state: coming, since: now})
 		return false
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redisx"
 )
 
@@ -36,10 +35,10 @@ func (e *Engine) Forget(ctx context.Context, r Ref, note string) error {
 
 // Stop asks older holders and waiters to stop, as many as must so that the arrival is among the newest, and returns how it stands. The
 // request may be lost, and new holders may come: while the caller waits it calls Stop about once a second.
-func (e *Engine) Stop(ctx context.Context, r Ref, arrival int64) (inside.Standing, error) {
+func (e *Engine) Stop(ctx context.Context, r Ref, arrival int64) (Standing, error) {
 	if err := e.Know(ctx, r.Key); err != nil {
-		return inside.First, err
+		return First, err
 	}
-	n, err := e.code(ctx, int64(inside.BehindWaiters), stopScript, r.keys(), int64(e.limit(&r)), arrival)
-	return inside.Standing(n), err
+	n, err := e.code(ctx, int64(BehindWaiters), stopScript, r.keys(), int64(e.limit(&r)), arrival)
+	return Standing(n), err
 }

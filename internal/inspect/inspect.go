@@ -22,7 +22,6 @@ import (
 	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/nearest"
 	"github.com/automutex/automutex/internal/printable"
@@ -55,11 +54,11 @@ type Next struct {
 	Since   time.Time `json:"since"`
 	Blocked bool      `json:"blocked,omitempty"` // it has failed or is archived, and others wait for it
 	Held    bool      `json:"held,omitempty"`    // it is archived and holds its key
-	head    inside.Head
+	head    engine.Head
 }
 
 // Head is what package blocked says more of.
-func (n Next) Head() inside.Head { return n.head }
+func (n Next) Head() engine.Head { return n.head }
 
 // Work is the task of a holder or waiter. Note is set if there is none.
 type Work struct {
@@ -159,7 +158,7 @@ func OrderText(o control.Order, now time.Time) string {
 }
 
 // lockOf makes a Lock of what an Engine reads. now is Redis' time.
-func lockOf(info inside.Info, orders []control.Order, now time.Time) Lock {
+func lockOf(info engine.Info, orders []control.Order, now time.Time) Lock {
 	until := func(d time.Duration) time.Time { return now.Add(d).Truncate(time.Millisecond).UTC() }
 	parked := info.Parked + info.Called
 	l := Lock{Key: info.Key, Held: info.Held, Line: info.Waiting + parked + info.Queued, Parked: parked, Queued: info.Queued, Holders: []Holder{}}
@@ -252,7 +251,7 @@ func One(ctx context.Context, e *engine.Engine, rdb redis.UniversalClient, key s
 
 // WaiterState is what a place in line is: waiting, parked or called. A task of an ordered key may also be archived, and
 // hold its key, or be in order alone: asynq has it pending or retries it later.
-func WaiterState(w inside.Waiter) string {
+func WaiterState(w engine.Waiter) string {
 	switch {
 	case w.Held:
 		return "archived"

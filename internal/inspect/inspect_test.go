@@ -17,6 +17,7 @@ import (
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/config"
 	"github.com/automutex/automutex/internal/control"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
@@ -29,7 +30,7 @@ func TestTexts(t *testing.T) {
 	now := time.Date(2030, 5, 6, 7, 8, 9, 0, time.UTC)
 	for _, c := range [][2]string{
 		{Gate{Closed: lock.ReasonRate}.String(), "rate used up"}, {Gate{Closed: lock.ReasonCooldown}.String(), "cooling down"}, {Gate{Closed: lock.ReasonClosed}.String(), "closed"},
-		{WaiterState(inside.Waiter{Called: true, Parked: true}), "called"}, {WaiterState(inside.Waiter{Held: true}), "archived"}, {WaiterState(inside.Waiter{Ordered: true}), "in order"},
+		{WaiterState(engine.Waiter{Called: true, Parked: true}), "called"}, {WaiterState(engine.Waiter{Held: true}), "archived"}, {WaiterState(engine.Waiter{Ordered: true}), "in order"},
 		{TaskName("", "", "a note"), "a note"}, {TaskName("q", "id", ""), "q/id"},
 		{OrderText(control.Order{Limit: 3, OrderedBy: control.OrderedBy{By: "ann", Since: now.Add(-24 * time.Hour)}}, now), "limited to 3; ordered by ann at 2030-05-05 07:08"},
 		{OrderText(control.Order{Paused: true, Until: now.Add(time.Hour), OrderedBy: control.OrderedBy{By: "ann", Since: now, Why: "why"}}, now), "paused until 08:08; ordered by ann at 07:08: why"},

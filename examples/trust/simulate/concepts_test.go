@@ -1010,7 +1010,7 @@ func (p *plan) losesReplicas() bool {
 func (p *plan) grantSlack() time.Duration {
 	slack := 50 * time.Millisecond
 	if p.MinReplicas > 0 {
-		slack += inside.ReplicasWithin + 4*p.Latency
+		slack += engine.ReplicasWithin + 4*p.Latency
 	}
 	return slack
 }

@@ -18,8 +18,7 @@
 --
 -- wait: until the first deadline, or until the gate opens; -1: neither; 0: the script has stopped at its bound, ask again now.
 -- place: how many come before. named: a holder's body, that of a holder with the asker's note first; or "g:<reason> <for (us)>",
--- the gate that keeps the asker out.
--- An ask that is sent twice takes nothing twice.
+-- the gate that keeps the asker out. An ask that is sent twice takes nothing twice.
 local body, lease = ARGV[1], ARGV[2]
 local limit, park, every_wanted = tonumber(ARGV[5] or 1), ARGV[6] == '1', ARGV[8] or '0'
 
@@ -128,7 +127,7 @@ elseif stay > 0 then
   local new = call('ZADD', line, 'NX', int(ticket or now_us), token) == 1
   call('HSET', info, token, int(now_ms + stay) .. ' ' .. (ARGV[4] or ARGV[2]) .. ' ' .. string.sub(body, #token + 2))
   place = new and not ticket and call('ZCARD', line) - 1 or call('ZRANK', line, token)
-  -- Dead waiters in front leave, 25 at most with each ask: who comes first looks when the lease of the holder ends, or the gate opens.
+  -- Dead waiters in front leave, 25 at most with each ask: the first looks when the holder's lease ends.
   for _ = 1, math.min(place, 25) do
     local head = call('ZRANGE', line, '0', '0')[1]
     if tonumber(string.match(call('HGET', info, head) or '0', '^%d+')) > now_ms then break end
