@@ -728,6 +728,26 @@ func TestWorkers(t *testing.T) {
 	})
 }
 
+// The log names a head that asynq has called active for more than a minute and that does not hold its key, since its worker is dead.
+func TestInOrder_headOfADeadWorker(t *testing.T) {
+	t.Parallel()
+	s, log, prefix := redistest.Mini(t), &redistest.Log{}, redistest.Name(t)
+	rdb := s.Client(t)
+	guard := newGuardWith(t, s, Config{Rules: []Rule{{Task: "work", InOrder: true}}, Logger: log.Logger()})
+	_, err := asynq.NewClientFromRedisClient(rdb).Enqueue(asynq.NewTask("work", nil), asynq.Queue(prefix), asynq.TaskID("id"))
+	redistest.Must(t, err)
+	redistest.Must(t, rdb.HSet(t.Context(), "asynq:{"+prefix+"}:t:id", "state", "active").Err())
+	note := prefix + "/id"
+	for age, want := range map[time.Duration]int{10 * time.Second: 0, 2 * time.Minute: 1} {
+		item := engine.OrderItem{State: "a", Nonce: stamp.Unstamped(note), Ticket: 1, Seen: fmt.Sprint(time.Now().Add(-age).UnixMicro()), Note: note}
+		before := strings.Count(log.Text(slog.LevelWarn), "its worker is dead")
+		guard.wakeInOrder(t.Context(), guard.cfg.Prefix+":{work}", item)
+		if n := strings.Count(log.Text(slog.LevelWarn), "its worker is dead") - before; n != want {
+			t.Errorf("seen %s ago: %d warnings, want %d: %s", age, n, want, log.Text(slog.LevelDebug))
+		}
+	}
+}
+
 // A task without a rule whose type looks like the Task of a rule that nothing serves: that is said once for each rule. Rules of other
 // workers, and types that have a rule, say nothing.
 func TestMiddleware_looksLikeARule(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"math"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -405,12 +406,20 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item engine.OrderIt
 		case item.Call && act == engine.ActPresent && info.State == asynq.TaskStateActive:
 			return engine.FateUnsure, lookAgain
 		}
-		if err := g.engine.Act(ctx, orderedKey(key), act, item, after); err != nil {
-			g.log.Debug("automutex: what was seen of an ordered task could not be stored; it is looked for again", "key", key, "task", item.Note, "error", err)
-		} else if act == engine.ActArchived {
+		failed := g.engine.Act(ctx, orderedKey(key), act, item, after)
+		switch {
+		case failed != nil:
+			g.log.Debug("automutex: what was seen of an ordered task could not be stored; it is looked for again", "key", key, "task", item.Note, "error", failed)
+		case act == engine.ActArchived:
 			g.reportBlocked(func(e Event) { g.observeSafely(ctx, e) }, Event{Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id}, item.Note)
-		} else if act == engine.ActGone || act == engine.ActLeft {
+		case act == engine.ActGone, act == engine.ActLeft:
 			return engine.FateGone, answer
+		case act == engine.ActPresent && info.State == asynq.TaskStateActive:
+			seen, _ := strconv.ParseInt(item.Seen, 10, 64)
+			head := engine.Head{State: item.State, Since: time.UnixMicro(seen)}
+			if why := blocked.Why(blocked.Seen{Head: head, Info: info}); why != "" { // each minute, as it is looked for then
+				g.log.Warn("automutex: a key in order stands, since its next task "+why, "rule", rule.Name, "key", key, "task", item.Note)
+			}
 		}
 		return engine.FateUnsure, answer
 	})

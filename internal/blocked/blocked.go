@@ -204,7 +204,7 @@ func Why(s Seen) string {
 		return withLastErr("is archived; run it again or skip it to go on", s.Info.LastErr)
 	case held:
 		return "is archived; run it again or skip it to go on"
-	case s.Gone && s.Head.State != "i": // its producer may be about to enqueue it
+	case s.Gone && (s.Head.State != "i" || time.Since(s.Head.Since) > soon): // i: its producer may be about to enqueue it
 		return "is gone from asynq; the next task goes on in a moment"
 	case s.Queue != "":
 		return fmt.Sprintf("waits in queue %s, which %s", s.Info.Queue, s.Queue)
@@ -217,7 +217,7 @@ func Why(s Seen) string {
 		return withLastErr(fmt.Sprintf("failed and is retried in %s", in), s.Info.LastErr)
 	case s.Info.State == asynq.TaskStateScheduled && in > soon:
 		return fmt.Sprintf("is scheduled, and comes in %s", in)
-	case s.Info.State == asynq.TaskStateActive && s.Head.State != "w" && time.Since(s.Head.Since) > soon: // w: its worker waits for the key
+	case s.Info.State == asynq.TaskStateActive && time.Since(s.Head.Since) > soon: // one that waits in its worker is seen every few seconds
 		return "is active in asynq, and does not hold its key: its worker is dead, or hangs before the Guard; skip the task to go on"
 	}
 	return ""

@@ -42,10 +42,10 @@ func TestWhy(t *testing.T) {
 		{"a", false, info(asynq.TaskStatePending), nil, "", ""},
 		{"a", false, info(asynq.TaskStateRetry), nil, "", "failed and is retried in "},
 		{"i", false, info(asynq.TaskStateRetry), nil, "", ""},
-		{"i", false, nil, gone, "", ""},
+		{"i", false, nil, gone, "", "is gone from asynq; the next task goes on in a moment"},
 		{"a", false, info(asynq.TaskStateActive), nil, "", "is active in asynq, and does not hold its key"},
 		{"i", false, info(asynq.TaskStateActive), nil, "", "is active in asynq"},
-		{"w", false, info(asynq.TaskStateActive), nil, "", ""},
+		{"w", false, info(asynq.TaskStateActive), nil, "", "is active in asynq, and does not hold its key"},
 		{"a", false, info(asynq.TaskStateScheduled), nil, "", "is scheduled, and comes in 1h0m0s"},
 		{"i", false, info(asynq.TaskStatePending), nil, paused, "waits in queue q, which is paused; unpause it or skip the task"},
 		{"a", false, info(asynq.TaskStatePending), nil, paused, "waits in queue q, "},
@@ -56,8 +56,13 @@ func TestWhy(t *testing.T) {
 			t.Errorf("%+v: %q", c, got)
 		}
 	}
-	if why := Why(Seen{Head: engine.Head{State: "a", Since: time.Now()}, Info: info(asynq.TaskStateActive)}); why != "" {
-		t.Errorf("a task that has just begun: %q", why)
+	for _, seen := range []Seen{
+		{Head: engine.Head{State: "a"}, Info: info(asynq.TaskStateActive)}, {Head: engine.Head{State: "w"}, Info: info(asynq.TaskStateActive)}, {Head: engine.Head{State: "i"}, Gone: true, Err: gone},
+	} {
+		seen.Head.Since = time.Now()
+		if why := Why(seen); why != "" {
+			t.Errorf("a task that has just come: %q", why)
+		}
 	}
 	if s := In(nil).Look(engine.Head{Note: "default/1"}); s.Err == nil {
 		t.Errorf("without an Inspector: %+v", s)
