@@ -6,7 +6,7 @@
 //	server := automutextest.Serve(t, guard, newMux(guard.Guard))
 //	release := automutextest.Hold(t, guard, verifyTask(1, "a"))
 //	task := server.Enqueue(t, verifyTask(1, "b"))
-//	task.Becomes(t, automutextest.HandedBack)
+//	task.Becomes(t, automutextest.HandedBack) // under Park, beside a free worker: Waiting, and no Again
 //	release()
 //	task.Again(t)
 //	task.Becomes(t, automutextest.Done)
@@ -296,7 +296,7 @@ const (
 	Dropped Outcome = "dropped"
 	// Archived: asynq has archived the task: policy Archive, no key, or no attempts left.
 	Archived Outcome = "archived"
-	// HandedBack: asynq keeps the task for later, its attempt not spent: policies Retry, RetryIn and Park, a pause, a gate.
+	// HandedBack: asynq keeps the task for later, its attempt not spent: policies Retry and RetryIn, Park without a free worker, a pause, a gate.
 	HandedBack Outcome = "handed back"
 	// Failed: asynq keeps the task for later, its attempt spent: the handler returned an error, or the policy is Fail.
 	Failed Outcome = "failed"

@@ -462,14 +462,15 @@ func (a *app) given(text string) error {
 func newPause(a *app) *cobra.Command {
 	var o order
 	var length time.Duration
-	cmd := a.newOrder("pause TARGET [--for 5m] [--why TEXT]", `Let no task of a scope or key start, until resumed or for a time
+	var cmd *cobra.Command
+	cmd = a.newOrder("pause TARGET [--for 5m] [--why TEXT]", `Let no task of a scope or key start, until resumed or for a time
 
 Running tasks go on. Other tasks return to asynq without spending an attempt, whatever the
 policy of their rule, and run when the pause ends or up to 90 seconds later. Tasks on
 their last attempt wait in their workers. A new pause replaces the present one.`, cobra.ExactArgs(1), &o,
 		func(ctx context.Context, controls *control.Reader, args []string, shown string) error {
 			until, end := time.Time{}, "until somebody resumes it"
-			if length != 0 {
+			if cmd.Flags().Changed("for") { // 0 is over at once, and refused
 				until = time.Now().Add(length)
 				end = "for " + printable.Duration(length) + ", until " + until.UTC().Format(time.RFC3339)
 			}
