@@ -96,9 +96,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		}
 		return capRedelivery(retryDelay(n, err, t), n, err, t)
 	}
-
 	cfg.ErrorHandler = mark.errorHandler(cfg.ErrorHandler)
-
 	baseContext := cfg.BaseContext
 	if baseContext == nil {
 		baseContext = context.Background
