@@ -212,7 +212,8 @@ func TestRule03_UnknownOutcomeIsReleased(t *testing.T) {
 			eachSingle(t, func(t *testing.T, s *redistest.Server) {
 				var away atomic.Bool
 				near, far, p := through(t, s, func(o *redis.UniversalOptions) {
-					o.MaxRetries, o.DialerRetries, o.ReadTimeout, o.PoolSize = -1, 1, time.Second, 1
+					o.MaxRetries, o.ReadTimeout, o.PoolSize = -1, time.Second, 1
+					redistest.DialOnce(o)
 					o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 						if away.Load() {
 							return nil, &net.OpError{Op: "dial", Net: network, Err: errors.New("refused by the test")}

@@ -23,7 +23,10 @@ import (
 func behindProxy(t *testing.T, s *redistest.Server) (*redistest.Proxy, lock.Client) {
 	t.Helper()
 	p := redistest.NewProxy(t, s.Addr())
-	return p, p.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries, o.DialerRetries = -1, 1 })
+	return p, p.Client(t, func(o *redis.UniversalOptions) {
+		o.MaxRetries = -1
+		redistest.DialOnce(o)
+	})
 }
 
 func away(p *redistest.Proxy) {

@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"os"
+	"reflect"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -134,6 +135,14 @@ func newClient(t testing.TB, o *redis.UniversalOptions, opts []func(*redis.Unive
 	rdb := redis.NewUniversalClient(o)
 	t.Cleanup(func() { _ = rdb.Close() }) // the test may have closed it itself
 	return rdb
+}
+
+// DialOnce makes a client try only once to open a connection. Old versions of
+// go-redis, which have no such option, never try twice.
+func DialOnce(o *redis.UniversalOptions) {
+	if retries := reflect.ValueOf(o).Elem().FieldByName("DialerRetries"); retries.IsValid() {
+		retries.SetInt(1)
+	}
 }
 
 // own gives the process of a server from StartReal; a fault put on any other
