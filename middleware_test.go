@@ -48,12 +48,17 @@ func newGuardWith(t *testing.T, s *redistest.Server, cfg Config) *Guard {
 	return guard
 }
 
-// An Enqueue that took longer than the stamp's deadline takes its place again before it returns.
+// An Enqueue that took longer than the stamp's deadline takes its place again before it returns. The task's other rules are the worker's
+// business: one under Allow without a key, and one whose limit is not known now, refuse nothing.
 func TestInOrder_slowEnqueue(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
-		cfg := Config{Rules: []Rule{{Task: "work", On: []string{"id"}, InOrder: true}}, Prefix: redistest.Name(t)}
+		cfg := Config{Prefix: redistest.Name(t), Rules: []Rule{
+			{Task: "work", Scope: "none", On: []string{"none"}, Busy: Allow},
+			{Task: "work", Scope: "work", On: []string{"id"}, InOrder: true},
+			{Task: "work", Scope: "away", LimitOf: func(context.Context, *asynq.Task) (int, error) { return 0, errors.New("away") }},
+		}}
 		c, err := NewClient(rdb, asynq.NewClientFromRedisClient(rdb), cfg)
 		redistest.Must(t, err)
 		c.stampDeadline = 0 // so that every Enqueue is slow
