@@ -18,7 +18,7 @@ It is a module of its own: programs that do not import it do not download its de
 All names begin with automutex_. Durations are in seconds:
 
 	acquisitions_total    counter    locks taken
-	busy_total            counter    attempts that did not get their lock, by policy and by reason: held, rate, closed, cooldown, paused
+	busy_total            counter    attempts that did not get their lock, by policy and by reason: held, rate, closed, cooldown, behind, archived, paused
 	outcomes_total        counter    what the Guard did with tasks that did not get or keep their lock: skipped, retried, parked, replaced, archived, failed, allowed
 	controls              gauge      pauses and limits that this process obeys, by kind; see [Metrics.WatchControls]
 	wait_seconds          histogram  from asking for a lock to holding it, for tasks that got it
