@@ -57,7 +57,7 @@ func TestVerify_comesBackWhenBusy(t *testing.T) {
 	release := automutextest.Hold(t, guard, verifyTask(1, "a"))
 
 	task := server.Enqueue(t, verifyTask(1, "b"))
-	task.Becomes(t, automutextest.HandedBack)
+	task.Becomes(t, automutextest.HandedBack) // under Park: Waiting, without Again
 	release()
 	task.Again(t) // asynq would, in a few seconds
 	task.Becomes(t, automutextest.Done)
