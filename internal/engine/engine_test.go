@@ -328,3 +328,28 @@ func TestBrokenBeforeItIsHeld(t *testing.T) {
 		release(t, le)
 	})
 }
+
+// TestLeaves_pausedBeforeItStands: a pause that comes after a waiter's first ask and before it stands in line ends its wait.
+func TestLeaves_pausedBeforeItStands(t *testing.T) {
+	e := New(Options{Client: redistest.Mini(t).Client(t), Prefix: redistest.Name(t), Owner: "test", Log: slog.New(slog.DiscardHandler), Obeys: true})
+	t.Cleanup(e.Close)
+	r := Request{Ref: Ref{Key: e.o.Prefix + ":{work}", Limit: 1}, TTL: 30 * time.Second}
+	held := must(t, e, r)
+	r = inLine(r)
+	r.Leaves = true
+	r.OnWait = func() {
+		redistest.Must(t, e.Controls().Pause(t.Context(), "work", time.Time{}, ""))
+		redistest.Eventually(t, 30*time.Second, func() bool {
+			pause, _ := e.Controls().PauseOf(r.Key)
+			return pause != nil
+		}, "the engine knows of it")
+		e.AskAll()
+	}
+	within, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	var busy *Busy
+	if _, err := e.Take(within, r); !errors.As(err, &busy) || !busy.Left {
+		t.Errorf("%v, want that the pause ended the wait", err)
+	}
+	release(t, held)
+}

@@ -23,7 +23,7 @@ type waiter struct {
 	first  chan struct{} // closed with the first reply, if that ask goes in a pipeline; then nil
 	done   chan struct{} // closed when the wait has ended by itself
 	left   chan struct{} // closed when the leave was sent
-	paused chan struct{} // with Request.Leaves: closed when the lock is paused; then nil
+	paused chan struct{} // with Request.Leaves: closed when the lock is paused
 	ended  turn.Step     // with done: how
 	err    error         // with turn.Failed: what Take returns
 }
@@ -121,14 +121,13 @@ func (e *Engine) stand(w *waiter, began time.Time) error {
 	r := &w.lease.request
 	yield := r.Yield
 	e.mu.Lock()
-	paused := w.paused
 	e.endPaused(w) // what was ordered before the waiter was known
 	e.mu.Unlock()
 	for {
 		select {
 		case <-w.done:
 			return e.result(w, time.Since(began))
-		case <-paused:
+		case <-w.paused:
 			return &Busy{Answer: e.leave(w), Waited: time.Since(began), Left: true}
 		case <-yield:
 			yield = nil
@@ -405,11 +404,10 @@ func (e *Engine) AskAll() {
 
 // endPaused ends the wait of w if its lock is paused, and it is to leave then. Callers hold mu.
 func (e *Engine) endPaused(w *waiter) {
-	if w.paused == nil || e.controls == nil {
+	if w.paused == nil || e.controls == nil || isClosed(w.paused) {
 		return
 	}
 	if pause, _ := e.controls.PauseOf(w.lease.request.Key); pause != nil {
 		close(w.paused)
-		w.paused = nil
 	}
 }
