@@ -139,11 +139,8 @@ func (p *page) taskOf(note string) task {
 // controls gives what is in force. With an error it gives what was in force before.
 func (p *page) controls(ctx context.Context) ([]control.Order, error) {
 	return p.orders.get(ctx, func(ctx context.Context) ([]control.Order, time.Duration, error) {
-		state, err := p.engine.Controls().Fetch(ctx)
-		if err != nil {
-			return nil, freshFor, err
-		}
-		return state.Orders(), freshFor, nil
+		orders, err := p.engine.Controls().Orders(ctx)
+		return orders, freshFor, err
 	})
 }
 

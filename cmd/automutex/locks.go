@@ -493,12 +493,12 @@ read is removed. If the target has neither, the exit code is 1.`, cobra.ExactArg
 			if err != nil {
 				return err
 			}
-			state, err := controls.Fetch(ctx)
+			orders, err := controls.Orders(ctx)
 			if err != nil {
 				return err
 			}
 			after := ""
-			if _, _, pause := control.For(state.Orders(), inspect.TypedKey(a.conn.prefix, args[0])); pause != nil {
+			if _, _, pause := control.For(orders, inspect.TypedKey(a.conn.prefix, args[0])); pause != nil {
 				after = "; its scope " + printable.OneLine(pause.Target) + " is"
 			}
 			switch ended {

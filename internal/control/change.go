@@ -170,7 +170,7 @@ func (r *Reader) dropEnded(ctx context.Context, state *State, target string) {
 // Ended is what the end of an operator's order has ended.
 type Ended int
 
-// What the end of an order has ended.
+// Its values.
 const (
 	EndedNothing    Ended = iota // the order was not in force
 	EndedOrder                   // the order

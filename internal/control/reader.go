@@ -174,6 +174,15 @@ func (r *Reader) Know(ctx context.Context, key string) error {
 	})
 }
 
+// Orders fetches the orders in force.
+func (r *Reader) Orders(ctx context.Context) ([]Order, error) {
+	state, err := r.Fetch(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return state.Orders(), nil
+}
+
 // Fetch reads the controls for a caller. When it returns, every change that was made before the call is in force for this Locker.
 func (r *Reader) Fetch(ctx context.Context) (*State, error) {
 	if err := ctx.Err(); err != nil {

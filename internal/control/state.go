@@ -65,7 +65,7 @@ func For(list []Order, key string) (its []Order, limit int, pause *Order) {
 	return its, limit, pause
 }
 
-// Control is all that is ordered for a target: a pause, a limit or both. lock.Control has the same fields, and says what they mean.
+// Control has the fields of lock.Control, which says what they mean.
 type Control struct {
 	Target      string
 	Limit       int
@@ -80,7 +80,7 @@ func (o Order) Control() Control {
 	return Control{Target: o.Target, Limit: o.Limit, Paused: o.Paused, PausedUntil: o.Until, Why: o.Why, By: o.By, Since: o.Since}
 }
 
-// Text is that of the pause, or else of the limit.
+// Text is that of the pause, else of the limit.
 func (c Control) Text() string {
 	return Order{Paused: c.Paused, Until: c.PausedUntil, Limit: c.Limit, OrderedBy: OrderedBy{Why: c.Why, By: c.By, Since: c.Since}}.Text()
 }

@@ -306,14 +306,14 @@ func (d *doctor) fleet(ctx context.Context) (err error) {
 
 // paused tells what operators have paused or limited: it keeps tasks from running, and little else shows why.
 func (d *doctor) paused(ctx context.Context) error {
-	state, err := d.engine.Controls().Fetch(ctx)
+	orders, err := d.engine.Controls().Orders(ctx)
 	if said := redis.Error(nil); errors.As(err, &said) {
 		d.foundf(Bad, "paused", "pauses and limits cannot be read, so programs that start obey none: %s", printable.OneLine(err.Error()))
 		return nil
 	} else if err != nil {
 		return err
 	}
-	for _, o := range state.Orders() {
+	for _, o := range orders {
 		d.foundf(Note, "paused", "%s is %s", o.Target, o.Text())
 	}
 	return nil

@@ -14,12 +14,8 @@ const (
 	MaxTTL = 10 * 365 * 24 * time.Hour
 )
 
-// Of is what a type of a public package embeds, under an alias that is not exported, to carry a value that only this module reaches:
-//
-//	type core = inside.Of[*engine.Engine]
-//	type Locker struct{ core }
-//
-// Neither go doc nor another module sees the value. The packages of this module get it, and set it in a new Locker, with *inside.At(locker).
+// Of is what a type of a public package embeds, under an alias that is not exported, to carry a value that only this module reaches, as
+// lock.Locker carries its engine. The packages of this module get the value, and set it in a new Locker, with *inside.At(locker).
 type Of[T any] struct{ value T }
 
 // Make returns an Of with that value.

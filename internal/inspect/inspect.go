@@ -182,11 +182,8 @@ func lockOf(info engine.Info, orders []control.Order, now time.Time) Lock {
 
 // ordersOf lists the orders in force. A user without the right to read them has none: that is for doctor to say.
 func ordersOf(ctx context.Context, e *engine.Engine) []control.Order {
-	state, err := e.Controls().Fetch(ctx)
-	if err != nil {
-		return nil
-	}
-	return state.Orders()
+	list, _ := e.Controls().Orders(ctx)
+	return list
 }
 
 // batchSize is how many locks Walk reads before it hands any of them on: as many as one SCAN brings.
