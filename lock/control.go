@@ -98,8 +98,8 @@ func (c *Controls) ClearLimit(ctx context.Context, target string) error {
 	return err
 }
 
-// List reads from Redis all controls in force, sorted by target. It leaves out an entry that
-// this version cannot read, and logs it once.
+// List reads from Redis all controls in force, sorted by target. It leaves out a field that
+// cannot be read, and logs it once.
 func (c *Controls) List(ctx context.Context) ([]Control, error) {
 	state, err := c.inner().Fetch(ctx)
 	if err != nil {

@@ -157,16 +157,14 @@ func (p *page) newEngine(owner string) *engine.Engine {
 	return engine.New(engine.Options{Client: p.rdb, Prefix: p.o.Prefix, Owner: owner, Log: slog.New(slog.DiscardHandler), Obeys: true})
 }
 
-// resume ends a pause, and removes an entry that cannot be read.
+// resume ends a pause.
 func resume(ctx context.Context, controls *control.Reader, target string) (string, error) {
 	ended, err := controls.Resume(ctx, target)
 	switch name := printable.Short(target); {
 	case err != nil:
 		return "", err
-	case ended == control.EndedNothing:
+	case !ended:
 		return "", fmt.Errorf("%w: %s is not paused", errGone, name)
-	case ended == control.EndedUnreadable:
-		return "The entry of " + name + ", which could not be read and was not in force, is removed.", nil
 	default:
 		return name + " is not paused any more.", nil
 	}

@@ -486,8 +486,8 @@ their last attempt wait in their workers. A new pause replaces the present one.`
 func newResume(a *app) *cobra.Command {
 	return a.newOrder("resume TARGET", `End a pause
 
-Parked tasks are woken in their order, others run within 90 seconds. An entry that cannot be
-read is removed. If the target has neither, the exit code is 1.`, cobra.ExactArgs(1), &order{ends: true},
+Parked tasks are woken in their order, others run within 90 seconds. If the target is not
+paused, the exit code is 1.`, cobra.ExactArgs(1), &order{ends: true},
 		func(ctx context.Context, controls *control.Reader, args []string, shown string) error {
 			ended, err := controls.Resume(ctx, args[0])
 			if err != nil {
@@ -501,11 +501,8 @@ read is removed. If the target has neither, the exit code is 1.`, cobra.ExactArg
 			if _, _, pause := control.For(orders, inspect.TypedKey(a.conn.prefix, args[0])); pause != nil {
 				after = "; its scope " + printable.OneLine(pause.Target) + " is"
 			}
-			switch ended {
-			case control.EndedNothing:
+			if !ended {
 				return no("%s is not paused under the prefix %s%s", shown, a.conn.prefix, after)
-			case control.EndedUnreadable:
-				return a.say("removed: the entry of %s, which was not in force%s\n", shown, after)
 			}
 			return a.say("%s is resumed%s\n", shown, after)
 		})
@@ -526,7 +523,7 @@ scope. With --clear, if the target has no such limit, the exit code is 1.`, cobr
 				switch {
 				case err != nil:
 					return err
-				case ended == control.EndedNothing:
+				case !ended:
 					return no("%s has no limit of an operator under the prefix %s", shown, a.conn.prefix)
 				}
 				return a.say("%s has the limit of its program\n", shown)
@@ -548,7 +545,7 @@ func newControls(a *app) *cobra.Command {
 	var asJSON bool
 	cmd := a.onLocks("controls", `List the pauses and limits that are in force
 
-An entry that this version cannot read is noted, and is not in force.`, cobra.NoArgs, func(ctx context.Context, l locks, _ []string) error {
+One that cannot be read is noted, and is not in force.`, cobra.NoArgs, func(ctx context.Context, l locks, _ []string) error {
 		now, err := inspect.ServerTime(ctx, l.rdb)
 		if err != nil {
 			return err
@@ -558,8 +555,8 @@ An entry that this version cannot read is noted, and is not in force.`, cobra.No
 			return err
 		}
 		list, unreadable := state.Orders(), state.Unreadable()
-		for _, target := range slices.Sorted(maps.Keys(unreadable)) {
-			fmt.Fprintf(a.errs, "note: the entry of %s is not in force: %s; resume removes it\n", printable.OneLine(target), unreadable[target])
+		for _, field := range slices.Sorted(maps.Keys(unreadable)) {
+			fmt.Fprintf(a.errs, "note: the field %s is not in force: %s\n", printable.OneLine(field), unreadable[field])
 		}
 		if len(list) == 0 && !asJSON {
 			fmt.Fprintf(a.errs, "no controls under the prefix %q are in force\n", a.conn.prefix)

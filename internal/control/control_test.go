@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -110,9 +111,9 @@ func TestTarget(t *testing.T) {
 func TestSlots(t *testing.T) {
 	c := &fakeClient{}
 	for i, target := range []string{"a:", "a:b:", "a:b:c", "a:b:c|1", "a", "control"} {
-		c.entries = append(c.entries, target, fmt.Sprintf(`{"v":1,"limit":{"holders":%d}}`, i+2))
+		c.entries = append(c.entries, "limit "+target, fmt.Sprintf(`{"limit":%d}`, i+2))
 	}
-	c.entries = append(c.entries, "a:b:d", `{"v":1,"pause":{"by":"bob"}}`, "long", `{"v":1,"pause":{"until":"2500-01-01T00:00:00Z"}}`, "over", `{"v":1,"pause":{"until":"2001-01-01T00:00:00Z"}}`)
+	c.entries = append(c.entries, "pause a:b:d", `{"by":"bob"}`, "pause long", `{"until":"2500-01-01T00:00:00Z"}`, "pause over", `{"until":"2001-01-01T00:00:00Z"}`)
 	r := newReader(t, c, &redistest.Log{})
 	if got := r.Slots("p:{a:b:d}", 1, false); got != 0 {
 		t.Errorf("%d slots before anything was read", got)
@@ -163,18 +164,18 @@ func TestView(t *testing.T) {
 	}
 }
 
-// What cannot be read is logged once and left alone; the rest is obeyed. Any of it can be replaced or removed, but a newer version's.
+// What cannot be read is logged once and left alone; the rest is obeyed. Any of it can be replaced or removed.
 func TestUnreadable(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r, rdb, log := onServer(t, s)
 		ctx := t.Context()
 		wrong := map[string]string{
-			"text": "not JSON", "number": "17", "list": "[]", "none": "{}", "zero": `{"v":1,"limit":{"holders":0}}`, "below": `{"v":1,"limit":{"holders":-1}}`, "much": `{"v":1,"limit":{"holders":2147483648}}`,
-			"huge": `{"v":1,"limit":{"holders":1e300}}`, "until": `{"v":1,"pause":{"until":"tomorrow"}}`, "year": `{"v":1,"pause":{"by":"x","since":"9999-12-31T23:59:59-12:00"}}`,
-			"nul\x00": "\x00\xff", "a{b": "x", "a~b": "x", "report|~x": "x", "newer": `{"v":2,"stop":true}`,
+			"limit text": "not JSON", "limit number": "17", "pause list": "[]", "limit none": "{}", "limit zero": `{"limit":0}`, "limit below": `{"limit":-1}`,
+			"limit much": `{"limit":2147483648}`, "limit huge": `{"limit":1e300}`, "pause until": `{"until":"tomorrow"}`, "pause limit": `{"limit":3}`,
+			"pause year": `{"by":"x","since":"9999-12-31T23:59:59-12:00"}`, "pause nul\x00": "\x00\xff", "pause a{b": "x", "limit a~b": "x", "limit report|~x": "x", "report": "{}",
 		}
-		for target, text := range wrong {
-			redistest.Must(t, rdb.HSet(ctx, r.Keys[0], target, text).Err())
+		for field, text := range wrong {
+			redistest.Must(t, rdb.HSet(ctx, r.Keys[0], field, text).Err())
 		}
 		redistest.Must(t, r.Pause(ctx, "report", time.Time{}, ""))
 		for range 2 {
@@ -183,68 +184,71 @@ func TestUnreadable(t *testing.T) {
 				t.Fatalf("%v, %v", state.Unreadable(), err)
 			}
 		}
-		if n := strings.Count(log.String(), "cannot be read"); n != len(wrong) || strings.Count(log.String(), "update this program") != 1 {
+		if n := strings.Count(log.String(), "cannot be read"); n != len(wrong) {
 			t.Errorf("logged: %s", log.String())
 		}
-		if err := r.SetLimit(ctx, "newer", 3, ""); err == nil || !strings.Contains(err.Error(), "newer version") {
-			t.Errorf("SetLimit over a newer version's entry: %v", err)
-		}
-		for target := range wrong {
-			if target != "newer" && isInKey(target) { // the others no lock can have
+		for field := range wrong {
+			kind, target, _ := strings.Cut(field, " ")
+			if !isInKey(target) {
+				continue // no lock can have it
+			}
+			end := r.Resume
+			if kind == "limit" {
+				end = r.ClearLimit
 				redistest.Must(t, r.SetLimit(ctx, target, 2, ""))
 				if got := r.Slots(r.keyStart+target+"}", 1, false); got != 2 {
-					t.Errorf("%q was replaced: %d slots", target, got)
+					t.Errorf("%q was replaced: %d slots", field, got)
 				}
-				redistest.Must(t, rdb.HSet(ctx, r.Keys[0], target, "junk").Err())
+				redistest.Must(t, rdb.HSet(ctx, r.Keys[0], field, "junk").Err())
 			}
-			if ended, err := r.Resume(ctx, target); err != nil || ended != EndedUnreadable {
-				t.Errorf("Resume of %q: %v, %v", target, ended, err)
+			if ended, err := end(ctx, target); err != nil || ended {
+				t.Errorf("the end of %q: %v, %v", field, ended, err)
 			}
 		}
-		if left := rdb.HKeys(ctx, r.Keys[0]).Val(); len(left) != 1 {
+		if left := rdb.HKeys(ctx, r.Keys[0]).Val(); len(left) != 6 || !slices.Contains(left, "pause report") {
 			t.Errorf("left: %q", left)
 		}
 	})
 }
 
-// A change is in force when it returns, is logged and told of, and goes to no other target. Entries of pauses that have ended go.
+// A change is in force when it returns, is logged and told of, and goes to no other target. Pauses that have ended go.
 func TestChange(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		told := make(chan []Order, 20)
 		r, rdb, log := onServer(t, s, func(o *Options) { o.Changed = func(now *State) { told <- now.Orders() } })
 		ctx, kept := t.Context(), r.keyStart+"kept}"
-		end := func(do func(context.Context, string) (Ended, error), target string, want Ended) {
+		end := func(do func(context.Context, string) (bool, error), target string, want bool) {
 			t.Helper()
 			if got, err := do(ctx, target); err != nil || got != want {
 				t.Errorf("the end of an order for %q: %v, %v; want %v", target, got, err, want)
 			}
 		}
-		redistest.Must(t, rdb.HSet(ctx, r.Keys[0], "over", `{"v":1,"pause":{"until":"2001-01-01T00:00:00Z"}}`).Err())
-		end(r.Resume, "over", EndedNothing)
-		redistest.Must(t, rdb.HSet(ctx, r.Keys[0], "over", `{"v":1,"pause":{"until":"2001-01-01T00:00:00Z"}}`).Err())
+		redistest.Must(t, rdb.HSet(ctx, r.Keys[0], "pause over", `{"until":"2001-01-01T00:00:00Z"}`).Err())
+		end(r.Resume, "over", false)
+		redistest.Must(t, rdb.HSet(ctx, r.Keys[0], "pause over", `{"until":"2001-01-01T00:00:00Z"}`).Err())
 		redistest.Must(t, r.SetLimit(ctx, "kept", 3, "one"))
-		if done, err := r.write(ctx, "kept", "as it was before", ""); err != nil || done {
-			t.Errorf("an entry that has changed was overwritten: %v, %v", done, err)
+		if was, err := r.write(ctx, "limit kept", "", "as it was before"); err != nil || was == "" {
+			t.Errorf("an order that has changed was removed: %q, %v", was, err)
 		}
 		redistest.Must(t, r.Pause(ctx, "kept", time.Now().Add(time.Hour), "two"))
 		redistest.Must(t, r.Pause(ctx, "a b", time.Time{}, ""))
 		if pause, left := r.PauseOf(kept); pause == nil || left < 59*time.Minute || left > time.Hour+time.Second || pause.By != "alice" || pause.Why != "two" {
 			t.Errorf("%+v, %s", pause, left)
 		}
-		end(r.Resume, "a%20b", EndedNothing) // of another scope
-		end(r.Resume, "a%20b|x", EndedNothing)
-		end(r.ClearLimit, "a b", EndedNothing)
-		end(r.Resume, "kept", EndedOrder)
-		end(r.Resume, "kept", EndedNothing)
+		end(r.Resume, "a%20b", false) // of another scope
+		end(r.Resume, "a%20b|x", false)
+		end(r.ClearLimit, "a b", false)
+		end(r.Resume, "kept", true)
+		end(r.Resume, "kept", false)
 		if got := r.Slots(kept, 1, false); got != 3 {
 			t.Errorf("%d slots", got)
 		}
-		end(r.ClearLimit, kept, EndedOrder)
+		end(r.ClearLimit, kept, true)
 		orders := r.Latest().Orders()
-		if fields := rdb.HKeys(ctx, r.Keys[0]).Val(); len(fields) != 1 || fields[0] != "a%20b" || len(orders) != 1 || orders[0].Target != r.keyStart+"a%20b}" {
+		if fields := rdb.HKeys(ctx, r.Keys[0]).Val(); len(fields) != 1 || fields[0] != "pause a%20b" || len(orders) != 1 || orders[0].Target != r.keyStart+"a%20b}" {
 			t.Errorf("stored: %q; in force: %+v", fields, orders)
 		}
-		end(r.Resume, orders[0].Target, EndedOrder)
+		end(r.Resume, orders[0].Target, true)
 		for _, want := range []int{1, 2, 3, 2, 1, 0} {
 			if got := <-told; len(got) != want {
 				t.Errorf("told of %v, want %d", got, want)
@@ -272,13 +276,13 @@ func TestChange(t *testing.T) {
 	})
 }
 
-// Bad input is refused, with what is wrong and what to do. There is a most of what has controls; what has some can still be changed.
+// Bad input is refused, with what is wrong and what to do. There is a most of orders; what has one can be given another.
 func TestChange_refused(t *testing.T) {
 	r, rdb, _ := onServer(t, redistest.Mini(t))
 	ctx := t.Context()
 	entries := map[string]any{}
 	for i := range maxControls {
-		entries[fmt.Sprintf("report|%d", i)] = `{"v":1,"limit":{"holders":2}}`
+		entries[fmt.Sprintf("limit report|%d", i)] = `{"limit":2}`
 	}
 	redistest.Must(t, rdb.HSet(ctx, r.Keys[0], entries).Err())
 	for what, err := range map[string]error{
@@ -288,15 +292,15 @@ func TestChange_refused(t *testing.T) {
 		"limit of 214748": r.SetLimit(ctx, "report|7", 1<<31, ""),
 		"1001 bytes":      r.Pause(ctx, "report|7", time.Time{}, strings.Repeat("y", 1001)),
 		"ends with":       r.Pause(ctx, "report ", time.Time{}, ""),
-		"1000 targets":    r.Pause(ctx, "mail", time.Time{}, ""),
+		"1000 orders":     r.Pause(ctx, "mail", time.Time{}, ""),
 	} {
 		if err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("%v: want it to say %q", err, what)
 		}
 	}
-	redistest.Must(t, r.Pause(ctx, "report|7", time.Time{}, ""))
-	if _, err := r.ClearLimit(ctx, "report|8"); err != nil {
-		t.Error(err)
+	redistest.Must(t, r.SetLimit(ctx, "report|7", 3, ""))
+	if was, err := r.ClearLimit(ctx, "report|8"); err != nil || !was {
+		t.Error(was, err)
 	}
 	redistest.Must(t, r.Pause(ctx, "mail", time.Time{}, ""))
 	for i := range mostRead {

@@ -311,12 +311,9 @@ func (r *Reader) run() {
 
 var errLate = fmt.Errorf("no reply within %s", Delay)
 
-// read reads the controls once. It reuses the entries of the last state that have not changed.
+// read reads the controls once.
 func (r *Reader) read(sent time.Time) read {
-	reply, err := r.o.Conn.Run(r.o.Life.Closing, readScript, r.Keys, mostRead)
-	if redisx.IsWrongType(err) {
-		err = fmt.Errorf("something else than controls is stored under %q: look at it with TYPE, and remove it with DEL, or give the programs another Prefix: %w", r.Keys[0], err)
-	}
+	reply, err := r.call(r.o.Life.Closing, readScript, mostRead)
 	if err != nil {
 		return read{sent: sent, err: err}
 	}
@@ -325,6 +322,15 @@ func (r *Reader) read(sent time.Time) read {
 		state.sent = sent
 	}
 	return read{sent, state, err}
+}
+
+// call runs a script.
+func (r *Reader) call(ctx context.Context, s *redisx.Script, args ...any) (any, error) {
+	reply, err := r.o.Conn.Run(ctx, s, r.Keys, args...)
+	if redisx.IsWrongType(err) {
+		err = fmt.Errorf("something else than controls is stored under %q: look at it with TYPE, and remove it with DEL, or give the programs another Prefix: %w", r.Keys[0], err)
+	}
+	return reply, err
 }
 
 // note takes the result of a read: it puts what was read in force, or leaves in force what was read before.
@@ -383,18 +389,14 @@ func (r *Reader) tell(ended *read) {
 	r.news = make(chan struct{})
 }
 
-// noteChange logs the entries that cannot be read, the orders that came into force and those that have ended. If there are any such
+// noteChange logs the orders that cannot be read, the orders that came into force and those that have ended. If there are any such
 // orders, it calls Changed.
 func (r *Reader) noteChange(before, now *view) {
-	for target, t := range now.state.targets {
-		if t.wrong == nil || before.state != nil && before.state.targets[target] != nil && before.state.targets[target].raw == t.raw {
-			continue
+	for name, f := range now.state.fields {
+		if f.wrong != nil && (before.state == nil || before.state.fields[name] != f) {
+			r.o.Log.Error("automutex: a control cannot be read and is not in force; the others are", "key", r.Keys[0], "field", name, "problem", f.wrong,
+				"fix", "remove it with HDEL KEY FIELD")
 		}
-		fix := "remove it with automutex resume TARGET, or with HDEL KEY TARGET"
-		if errors.Is(t.wrong, errNewerVersion) {
-			fix = "update this program, or " + fix
-		}
-		r.o.Log.Error("automutex: a control cannot be read and is not in force; the others are", "key", r.Keys[0], "target", target, "problem", t.wrong, "fix", fix)
 	}
 	if slices.Equal(before.inForce, now.inForce) {
 		return

@@ -60,7 +60,7 @@ func TestReader_slow(t *testing.T) {
 				paused := false
 				for range 7 {
 					if paused = !paused; paused {
-						c.set("report", `{"v":1,"pause":{"by":"a"}}`)
+						c.set("pause report", `{"by":"a"}`)
 					} else {
 						c.set("report", "")
 					}
@@ -131,7 +131,7 @@ func TestReader_outage(t *testing.T) {
 				out(true)
 				know(3)
 				know(3)
-				c.set("report", `{"v":1,"pause":{"by":"a"}}`)
+				c.set("pause report", `{"by":"a"}`)
 				out(false)
 				if time.Sleep(time.Millisecond); what == "refused" { // the cause is gone: the next call reads
 					know(0)
@@ -173,7 +173,7 @@ func TestReader_outage(t *testing.T) {
 				if most := c.most.Load(); most > mostReads {
 					t.Errorf("%d reads at once", most)
 				}
-				c.set("report", `{"v":1,"pause":{"by":"a"}}`)
+				c.set("pause report", `{"by":"a"}`)
 				r = newReader(t, c, log)
 				out(true)
 				time.AfterFunc(time.Second, func() { out(false) })

@@ -1,15 +1,17 @@
 // Package control reads the orders of operators, keeps the last state that was read, and changes them.
 //
-// All orders of a prefix are in one hash: a field for each target (target.go), whose value has its pause and its limit (state.go). A
-// Reader reads the hash again and again (reader.go). Operators change it through a Reader, too (change.go).
+// All orders of a prefix are in one hash: a field for each pause and each limit of a target (target.go, state.go). A Reader reads the
+// hash again and again (reader.go). Operators change it through a Reader, too (change.go).
 package control
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/automutex/automutex/internal/printable"
@@ -19,8 +21,8 @@ import (
 type Order struct {
 	Target string    `json:"-"` // as Reader.Pause takes it
 	Paused bool      `json:"-"`
-	Until  time.Time `json:"until,omitzero"`    // of a pause, by Redis' clock; zero: until it is resumed
-	Limit  int       `json:"holders,omitempty"` // 0: it is a pause
+	Until  time.Time `json:"until,omitzero"`  // of a pause, by Redis' clock; zero: until it is resumed
+	Limit  int       `json:"limit,omitempty"` // 0: it is a pause
 	OrderedBy
 }
 
@@ -102,95 +104,104 @@ func (s *State) Controls() (list []Control) {
 	return list
 }
 
-// entry is the value of one target in Redis, as JSON.
-type entry struct {
-	Version int    `json:"v"`
-	Limit   *Order `json:"limit,omitempty"`
-	Pause   *Order `json:"pause,omitempty"`
-}
-
+// The field of an order is one of these and its target; the value is the Order as JSON.
 const (
-	entryVersion = 1         // that this code reads and writes
-	maxLimit     = 1<<31 - 1 // the highest limit
+	pauseOf  = "pause "
+	limitOf  = "limit "
+	maxLimit = 1<<31 - 1 // the highest limit
 )
 
-var (
-	errNewerVersion = errors.New("it was written by a newer version of automutex")
-	errNoEntry      = errors.New("it is no entry of automutex")
-)
+var errNoOrder = errors.New("it is no order of automutex")
 
-// parseEntry reads the entry of a target. It returns an error for every entry that is not safe to obey, whatever program wrote it.
-func parseEntry(target, raw string) (e entry, err error) {
-	err = json.Unmarshal([]byte(raw), &e) // reads the version of a newer entry even if the rest has another form
+// parseOrder reads an order of a kind. It returns an error for every text that is not safe to obey, whatever program wrote it.
+func parseOrder(kind, target, raw string) (o Order, err error) {
+	err = json.Unmarshal([]byte(raw), &o)
+	o.Target, o.Paused, o.Since, o.Until = target, kind == pauseOf, o.Since.UTC(), o.Until.UTC() // in UTC two reads of one order are ==
 	switch {
-	case e.Version > entryVersion:
-		return entry{}, fmt.Errorf("%w (its version is %d, this one reads %d)", errNewerVersion, e.Version, entryVersion)
-	case e.Version < 1 || err != nil:
-		return entry{}, errNoEntry
-	case e.Limit != nil && (e.Limit.Limit < 1 || e.Limit.Limit > maxLimit):
-		return entry{}, fmt.Errorf("its limit is %d: from 1 to %d", e.Limit.Limit, maxLimit)
+	case err != nil || o.Since.Year() > 9999 || o.Until.Year() > 9999 || o.Paused != (o.Limit == 0):
+		return Order{}, errNoOrder
+	case !o.Paused && (o.Limit < 1 || o.Limit > maxLimit):
+		return Order{}, fmt.Errorf("its limit is %d: from 1 to %d", o.Limit, maxLimit)
 	}
-	for _, o := range []*Order{e.Limit, e.Pause} {
-		if o != nil { // in UTC what two reads of one entry give is ==
-			o.Target, o.Paused, o.Since, o.Until = target, o == e.Pause, o.Since.UTC(), o.Until.UTC()
-		}
-	}
-	if e.Pause != nil {
-		e.Pause.Limit = 0
-	}
-	if _, err := json.Marshal(e); err != nil { // a time that is after the year 9999 in UTC
-		return entry{}, errNoEntry
-	}
-	return e, nil
+	return o, nil
 }
 
-// isPaused reports whether the entry has a pause that is in force at a time of Redis' clock.
-func (e entry) isPaused(now time.Time) bool {
-	return e.Pause != nil && (e.Pause.Until.IsZero() || e.Pause.Until.After(now))
-}
+// isOver reports whether the order is a pause that has ended by a time of Redis' clock.
+func (o Order) isOver(now time.Time) bool { return !o.Until.IsZero() && !o.Until.After(now) }
 
 // State is the controls as they were read at one time. It is immutable.
 type State struct {
-	targets    map[string]*controlled // by target, as it is stored
+	fields     map[string]*field      // all that there are
+	targets    map[string]*controlled // what is in force, by target, as it is stored
 	sent       time.Time              // the local time just before it was read: later changes may not be in it
 	serverTime time.Time              // when it was read, by Redis' clock
 	localTime  time.Time              // the local time just after it, with its monotonic reading
 }
 
-// controlled is the entry of one target.
-type controlled struct {
-	entry
-	raw   string
-	wrong error // why the entry cannot be read; nil: it can. A wrong entry has no orders
+// field is one field of the hash.
+type field struct {
+	raw    string
+	target string // as it is stored
+	order  Order
+	wrong  error // why it cannot be read; nil: it can
 }
+
+func (r *Reader) parseField(name, raw string) *field {
+	f := &field{raw: raw, wrong: errNoOrder}
+	for _, kind := range []string{pauseOf, limitOf} {
+		if target, is := strings.CutPrefix(name, kind); is && isInKey(target) {
+			f.target = target
+			f.order, f.wrong = parseOrder(kind, r.typed(target), raw)
+		}
+	}
+	return f
+}
+
+// controlled is the orders for one target.
+type controlled struct{ pause, limit *Order }
+
+// isPaused reports whether the pause is in force at a time of Redis' clock.
+func (t *controlled) isPaused(now time.Time) bool { return t.pause != nil && !t.pause.isOver(now) }
 
 var errManyControls = errors.New("too many controls")
 
-// parse reads a reply of the script read. It does not parse entries again that before has with the same text.
+// parse reads a reply of the script read. It does not parse fields again that before has with the same text.
 func (r *Reader) parse(reply any, before *State) (*State, error) {
 	list, _ := reply.([]any)
 	list = append(list, nil, nil, nil)
 	us, _ := list[0].(int64)
 	count, isCount := list[1].(int64)
-	entries, isList := list[2].([]any)
+	fields, isList := list[2].([]any)
 	switch {
-	case us <= 0 || !isCount || !isList || len(entries)%2 != 0:
+	case us <= 0 || !isCount || !isList || len(fields)%2 != 0:
 		return nil, fmt.Errorf("unexpected reply %v", reply)
 	case count > mostRead:
 		return nil, fmt.Errorf("%w: %d entries, and at most %d are read; see them with HSCAN, and remove some with HDEL", errManyControls, count, mostRead)
 	}
-	state := &State{serverTime: time.UnixMicro(us), localTime: time.Now(), targets: make(map[string]*controlled, count)}
-	for pair := range slices.Chunk(entries, 2) {
-		target, raw := fmt.Sprint(pair[0]), fmt.Sprint(pair[1])
-		if before != nil && before.targets[target] != nil && before.targets[target].raw == raw {
-			state.targets[target] = before.targets[target]
+	s := &State{
+		serverTime: time.UnixMicro(us), localTime: time.Now(), fields: make(map[string]*field, count), targets: make(map[string]*controlled, count),
+	}
+	for pair := range slices.Chunk(fields, 2) {
+		name, raw := fmt.Sprint(pair[0]), fmt.Sprint(pair[1])
+		var f *field
+		if before != nil {
+			f = before.fields[name]
+		}
+		if f == nil || f.raw != raw {
+			f = r.parseField(name, raw)
+		}
+		s.fields[name] = f
+		if f.wrong != nil || f.order.isOver(s.serverTime) {
 			continue
 		}
-		t := &controlled{raw: raw}
-		t.entry, t.wrong = parseEntry(r.typed(target), raw)
-		state.targets[target] = t
+		t := cmp.Or(s.targets[f.target], &controlled{})
+		if s.targets[f.target] = t; f.order.Paused {
+			t.pause = &f.order
+		} else {
+			t.limit = &f.order
+		}
 	}
-	return state, nil
+	return s, nil
 }
 
 // Now is the present time of Redis' clock: that of the read, plus the local time since.
@@ -205,12 +216,12 @@ func (s *State) skew() time.Duration {
 	return d
 }
 
-// Unreadable returns why each entry that cannot be read is wrong, by target as it is stored.
+// Unreadable returns why each field that cannot be read is wrong, by its name.
 func (s *State) Unreadable() map[string]string {
 	list := map[string]string{}
-	for target, t := range s.targets {
-		if t.wrong != nil {
-			list[target] = t.wrong.Error()
+	for name, f := range s.fields {
+		if f.wrong != nil {
+			list[name] = f.wrong.Error()
 		}
 	}
 	return list
@@ -223,10 +234,10 @@ func (s *State) Orders() (list []Order) {
 	for _, target := range slices.Sorted(maps.Keys(s.targets)) {
 		t := s.targets[target]
 		if t.isPaused(now) {
-			list = append(list, *t.Pause)
+			list = append(list, *t.pause)
 		}
-		if t.Limit != nil {
-			list = append(list, *t.Limit)
+		if t.limit != nil {
+			list = append(list, *t.limit)
 		}
 	}
 	return list
@@ -245,11 +256,11 @@ func (s *State) of(text string) (limit int, pause *Order) {
 		if t == nil {
 			continue
 		}
-		if limit == 0 && t.Limit != nil {
-			limit = t.Limit.Limit
+		if limit == 0 && t.limit != nil {
+			limit = t.limit.Limit
 		}
 		if pause == nil && t.isPaused(now) {
-			pause = t.Pause
+			pause = t.pause
 		}
 	}
 	return limit, pause

@@ -71,9 +71,9 @@ func Stored(prefix, secret string, isScope func(text string) bool, typed string)
 }
 
 // typed returns a stored target in a form that target takes for the same one: as it is, or as a whole key where that is something
-// else. A stored target that no lock can have stays as it is: only an end of an order takes it.
+// else.
 func (r *Reader) typed(stored string) string {
-	if text, err := r.target(stored); err == nil && text == stored || !isInKey(stored) {
+	if text, err := r.target(stored); err == nil && text == stored {
 		return stored
 	}
 	return r.keyStart + stored + "}"

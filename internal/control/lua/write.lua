@@ -1,21 +1,21 @@
--- write: change the entry of one target, unless somebody else has changed it meanwhile, and tell all who listen.
+-- write: change one order, and tell all who listen.
 --
 -- KEYS[1] controls
--- ARGV[1] target  <scope>, or <scope>|<v1>|...
--- ARGV[2] before  the entry as it was read: <json>; empty: there was none
--- ARGV[3] after   the entry that takes its place: <json>; empty: none
+-- ARGV[1] field  "pause " or "limit ", and the target: <scope>, or <scope>|<v1>|...
+-- ARGV[2] order  <json>; empty: none
+-- ARGV[3] only   if the field has this; empty: whatever it has
 --
--- reply 1: done; 0: the entry is another one by now, and stays
-local controls, target, before, after = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
-
-if (redis.call('HGET', controls, target) or '') ~= before then
-  return 0
+-- reply what the field had; empty: nothing
+local controls, field, order, only = KEYS[1], ARGV[1], ARGV[2], ARGV[3]
+local was = redis.call('HGET', controls, field) or ''
+if only ~= '' and was ~= only then
+  return was
 end
-if after == '' then
-  redis.call('HDEL', controls, target)
+if order == '' then
+  redis.call('HDEL', controls, field)
 else
-  redis.call('HSET', controls, target, after)
+  redis.call('HSET', controls, field, order)
 end
 -- pcall: an ACL without the channel must not abort the script after its writes.
-redis.pcall('PUBLISH', string.match(controls, '^[^{]*') .. 'control', target)
-return 1
+redis.pcall('PUBLISH', string.match(controls, '^[^{]*') .. 'control', field)
+return was
