@@ -123,10 +123,9 @@ func (d *delivery) warnSkippedClaim(t target) {
 	}
 }
 
-// supersededError is the error of Middleware for a task that another one has superseded: asynq drops
-// it.
-func (d *delivery) supersededError() error {
+// supersede is the verdict on a task that another one has superseded.
+func (d *delivery) supersede() error {
 	d.guard.log.Debug("automutex: superseded by a newer task of package unique", "key", d.claim.key, "task", d.note)
 	d.observe(Event{Kind: EventReplaced, Key: d.claim.key, Waited: time.Since(d.arrived)})
-	return &revoked{guard: d.guard, rule: d.task.Type(), key: d.claim.key}
+	return d.guard.revoke(d.task.Type(), d.claim.key, nil)
 }

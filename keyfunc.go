@@ -153,18 +153,18 @@ func Headers(names ...string) KeyFunc {
 	}
 	names = append([]string(nil), names...)
 	return func(_ context.Context, t *asynq.Task) ([]string, error) {
-		return headersParts(t, names)
+		return headersParts(t, nil, names)
 	}
 }
 
-func headersParts(t *asynq.Task, names []string) ([]string, error) {
-	parts := make([]string, len(names))
-	for i, name := range names {
+// headersParts adds the parts of the named headers.
+func headersParts(t *asynq.Task, parts, names []string) ([]string, error) {
+	for _, name := range names {
 		part, err := headerPart(t, name)
 		if err != nil {
 			return nil, err
 		}
-		parts[i] = part
+		parts = append(parts, part)
 	}
 	return parts, nil
 }

@@ -181,14 +181,7 @@ func (c *compiledRule) parts(ctx context.Context, t *asynq.Task, decoded bool) (
 			return nil, fieldError(t, failed, "the rule's On", decoded)
 		}
 	}
-	for _, name := range c.OnHeaders {
-		part, err := headerPart(t, name)
-		if err != nil {
-			return nil, err
-		}
-		parts = append(parts, part)
-	}
-	return parts, nil
+	return headersParts(t, parts, c.OnHeaders)
 }
 
 // mergeEqual makes one target of neighbours with equal keys.

@@ -52,8 +52,8 @@ func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 		case g.rules.match(t.Type()) == nil && !g.hasClaim(ctx):
 			return g.runWithoutRule(ctx, t, next)
 		case outer.guard != nil && outer.guard != g:
-			return archive{fmt.Errorf("automutex: the Middleware of two Guards (prefixes %q and %q) runs this task, and both have a rule for its type %q: give one Guard all rules of a type",
-				outer.guard.cfg.Prefix, g.cfg.Prefix, t.Type())}
+			return g.archive(fmt.Errorf("automutex: the Middleware of two Guards (prefixes %q and %q) runs this task, and both have a rule for its type %q: give one Guard all rules of a type",
+				outer.guard.cfg.Prefix, g.cfg.Prefix, t.Type()))
 		}
 		d := g.newDelivery(ctx, t)
 		d.warnNoServerConfig()
@@ -485,15 +485,15 @@ func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result erro
 		if errors.Is(met.err, asynq.SkipRetry) && met.ran {
 			return met.err, false
 		}
-		return archive{met.err}, false
+		return d.guard.archive(met.err), false
 	case decide.Spend:
 		return met.err, false
 	case decide.Drop:
 		switch {
 		case d.claim.superseded:
-			return d.supersededError(), false
+			return d.supersede(), false
 		case d.isReplaced():
-			return d.revoke(met), false
+			return d.revokeReplaced(met), false
 		}
 		return met.err, false
 	case decide.ToLine:
@@ -542,7 +542,7 @@ func (d *delivery) comeBack(when decide.When, met obstacle) error {
 	if met.ran {
 		return met.err // ServerConfig finds the RetryAfter in it
 	}
-	return d.returned(met.err, e.Delay)
+	return d.comeBackIn(e.Delay, met.err)
 }
 
 // delay returns how long a task stays away.
@@ -604,85 +604,65 @@ func (d *delivery) hasTimeFor(delay time.Duration) bool {
 	return !ok || time.Until(deadline)-margin > delay
 }
 
-// The errors that Middleware returns to asynq for a task that does not run, besides a plain
-// error: returnedTask, archive and revoked.
-
-// returnedTask is the error of Middleware for a task that returns to asynq, its attempt not
-// spent. comeBack makes it and observes EventRetried; park makes its own,
-// and observes EventParked. ServerConfig's functions recognize it by its guard. They leave
-// any other error to asynq: it is the handler's, even if it is a BusyError of a lock that
-// the handler took itself.
-type returnedTask struct {
+// verdict is the error of Middleware for a task that does not run, besides a plain error. ServerConfig's functions recognize their own
+// by the guard. They leave any other error to asynq: it is the handler's, even if it is a BusyError of a lock that the handler took itself.
+type verdict struct {
 	guard *Guard
+	kind  verdictKind
 	err   error
-	delay time.Duration
+	delay time.Duration // of goesBack
 }
 
-func (d *delivery) returned(err error, delay time.Duration) error {
+type verdictKind uint8
+
+const (
+	goesBack verdictKind = iota // it returns to asynq, its attempt not spent
+	archived                    // asynq archives it
+	revoked                     // asynq drops it, and counts it neither as done nor as failed
+)
+
+// Error is valid UTF-8, whatever a KeyFunc's error quotes. asynq cannot store other text: the task would stay active until asynq's own
+// lease on it ends.
+func (v *verdict) Error() string { return strings.ToValidUTF8(v.err.Error(), "\uFFFD") }
+
+func (v *verdict) Unwrap() []error {
+	switch v.kind {
+	case archived:
+		return []error{v.err, asynq.SkipRetry}
+	case revoked:
+		return []error{v.err, asynq.RevokeTask}
+	case goesBack:
+	}
+	return []error{v.err}
+}
+
+// comeBackIn is the verdict on a task that comes back after the delay; comeBack and park have observed that.
+func (d *delivery) comeBackIn(delay time.Duration, err error) error {
 	if d.server != nil {
 		d.server.noteReturned()
 	}
-	return &returnedTask{guard: d.guard, err: err, delay: delay}
+	return &verdict{d.guard, goesBack, err, delay}
 }
 
-// Error is valid UTF-8, since asynq stores no other text.
-func (r *returnedTask) Error() string { return strings.ToValidUTF8(r.err.Error(), "\uFFFD") }
+func (g *Guard) archive(err error) error { return &verdict{guard: g, kind: archived, err: err} }
 
-func (r *returnedTask) Unwrap() error { return r.err }
-
-// archive is the error of Middleware for a task that asynq must archive. Its text is the
-// reason, as valid UTF-8 whatever a KeyFunc's error quotes. asynq cannot store other text:
-// the task would stay active until asynq's own lease on it ends.
-type archive struct{ err error }
-
-func (e archive) Error() string { return strings.ToValidUTF8(e.err.Error(), "\uFFFD") }
-
-func (e archive) Unwrap() []error { return []error{e.err, asynq.SkipRetry} }
-
-// revoked is the error of Middleware for a task that was replaced: asynq drops the task,
-// and counts it neither as done nor as failed. ServerConfig's functions recognize it by its
-// guard.
-type revoked struct {
-	guard     *Guard
-	rule, key string
-	err       error // the handler's; nil when the handler has not run
-}
-
-func (r *revoked) Error() string {
-	text := fmt.Sprintf("automutex: rule %q: key %q: replaced by a newer task", r.rule, r.key)
-	if r.err != nil && !errors.Is(r.err, ErrReplaced) {
-		text += ": " + r.err.Error()
+// revoke is the verdict on a task that a newer one has replaced; err is its handler's, if that has run.
+func (g *Guard) revoke(rule, key string, err error) error {
+	text := fmt.Errorf("rule %q: key %q: %w", rule, key, ErrReplaced)
+	if err != nil {
+		text = fmt.Errorf("%w: %w", text, err)
 	}
-	return text
+	return &verdict{guard: g, kind: revoked, err: text}
 }
 
-func (r *revoked) Unwrap() []error {
-	if r.err == nil {
-		return []error{ErrReplaced, asynq.RevokeTask}
-	}
-	return []error{ErrReplaced, asynq.RevokeTask, r.err}
-}
-
-// findReturned returns the returnedTask of this Guard in err, or nil.
-func (g *Guard) findReturned(err error) *returnedTask {
-	var r *returnedTask
-	for errors.As(err, &r) {
-		if r.guard == g {
-			return r
+// verdictIn returns the verdict of this Guard in err, or nil.
+func (g *Guard) verdictIn(err error) *verdict {
+	var v *verdict
+	for errors.As(err, &v) {
+		if v.guard == g {
+			return v
 		}
-		err = r.err
+		err = v.err
 	}
 	return nil
-}
-
-// isRevoked reports whether err wraps a revoked of this Guard.
-func (g *Guard) isRevoked(err error) bool {
-	var r *revoked
-	for errors.As(err, &r) {
-		if r.guard == g {
-			return true
-		}
-		err = r.err
-	}
-	return false
 }

@@ -217,7 +217,7 @@ func TestMiddleware_passesErrorsThrough(t *testing.T) {
 	} {
 		got := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return want })).
 			ProcessTask(context.Background(), asynq.NewTask("work", nil))
-		if got != want || guard.findReturned(got) != nil {
+		if got != want || guard.verdictIn(got) != nil {
 			t.Errorf("got %v, want %v, which is no hand-back", got, want)
 		}
 	}
@@ -325,22 +325,22 @@ func TestReplace_askedBeforeItRuns(t *testing.T) {
 func TestReplace_answer(t *testing.T) {
 	t.Parallel()
 	one, other, cause := &Guard{}, &Guard{}, errors.New("cause")
-	own := &revoked{guard: one, rule: "r", key: "k", err: cause}
+	own := one.revoke("r", "k", cause)
 	for err, ours := range map[error][2]bool{
 		own:                                {true, false},
 		fmt.Errorf("more: %w", own):        {true, false},
-		&revoked{guard: other, err: own}:   {true, true},
+		other.revoke("r", "k", own):        {true, true},
 		cause:                              {false, false},
 		ErrReplaced:                        {false, false},
 		asynq.RevokeTask:                   {false, false},
 		&BusyError{Key: "k", cause: cause}: {false, false},
 	} {
-		if is := [2]bool{one.isRevoked(err), other.isRevoked(err)}; is != ours {
+		if is := [2]bool{one.verdictIn(err) != nil, other.verdictIn(err) != nil}; is != ours {
 			t.Errorf("%v is the answer of the one or the other: %v, want %v", err, is, ours)
 		}
 	}
 	if !errors.Is(own, asynq.RevokeTask) || !errors.Is(own, ErrReplaced) || !errors.Is(own, cause) ||
-		own.Error() != `automutex: rule "r": key "k": replaced by a newer task: cause` {
+		own.Error() != `rule "r": key "k": automutex: replaced by a newer task: cause` {
 		t.Errorf("got %v", own)
 	}
 }

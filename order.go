@@ -114,9 +114,9 @@ func (d *delivery) attempt(next asynq.Handler) (err error) {
 			d.guard.log.Error("automutex: the handler panicked on the task's last attempt", "type", d.task.Type(), "task", d.note, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 			err = fmt.Errorf("panic: %v", p)
 		}
-		final := err != nil && wantsRetryAfter(err) == nil && !errors.As(err, new(*returnedTask)) && !errors.Is(err, asynq.SkipRetry) && !errors.Is(err, asynq.RevokeTask)
+		final := err != nil && wantsRetryAfter(err) == nil && !errors.As(err, new(*verdict)) && !errors.Is(err, asynq.SkipRetry) && !errors.Is(err, asynq.RevokeTask)
 		if final && d.ctx.Err() == nil { // else asynq has stored its own decision already
-			err = archive{err}
+			err = d.guard.archive(err)
 		}
 	}()
 	return next.ProcessTask(ctx, d.task)

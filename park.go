@@ -67,7 +67,7 @@ func (d *delivery) park(t target, busy *BusyError) error {
 	delay := busy.parkDelay()
 	d.checkInspector()
 	d.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay, Busy: busy})
-	return d.returned(busy, delay)
+	return d.comeBackIn(delay, busy)
 }
 
 // parkDelay returns after how long a parked task returns if no process wakes it: about when its turn would come if the

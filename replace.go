@@ -206,8 +206,8 @@ func (d *delivery) replaceableContext() context.Context {
 	return ctx
 }
 
-// revoke returns the error of a replaced task, which its handler may have returned with an error.
-func (d *delivery) revoke(met obstacle) error {
+// revokeReplaced is the verdict on a replaced task, whose handler may have returned an error.
+func (d *delivery) revokeReplaced(met obstacle) error {
 	s := d.replacing
 	e := Event{Kind: EventReplaced, Rule: s.replacedAt.rule.Name, Key: s.replacedAt.key, Policy: s.replacedAt.rule.Busy}
 	var err error
@@ -218,7 +218,7 @@ func (d *delivery) revoke(met obstacle) error {
 	}
 	d.guard.log.Debug("automutex: replaced by a newer task", "rule", e.Rule, "key", e.Key, "task", d.note, "held", e.Held)
 	d.observe(e)
-	return &revoked{guard: d.guard, rule: e.Rule, key: e.Key, err: err}
+	return d.guard.revoke(e.Rule, e.Key, err)
 }
 
 // forgetArrivals ends the handler's context and its watcher. If the task does not run again it

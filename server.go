@@ -65,8 +65,8 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 
 	isFailure := cfg.IsFailure
 	cfg.IsFailure = func(err error) bool {
-		switch {
-		case g.findReturned(err) != nil:
+		switch v := g.verdictIn(err); {
+		case v != nil && v.kind == goesBack:
 			mark.failureAsked.Store(true)
 			return false
 		case wantsRetryAfter(err) != nil:
@@ -84,9 +84,9 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		retryDelay = asynq.DefaultRetryDelayFunc
 	}
 	cfg.RetryDelayFunc = func(n int, err error, t *asynq.Task) time.Duration {
-		if h := g.findReturned(err); h != nil {
+		if v := g.verdictIn(err); v != nil && v.kind == goesBack {
 			mark.delayAsked.Store(true)
-			return h.delay
+			return v.delay
 		}
 		if r := wantsRetryAfter(err); r != nil {
 			return notBefore(r.delay)
@@ -110,8 +110,8 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 // errorHandler is the ErrorHandler of the server; theirs is the program's, or nil.
 func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
 	return asynq.ErrorHandlerFunc(func(ctx context.Context, t *asynq.Task, err error) {
-		returned := s.guard.findReturned(err) != nil
-		if returned {
+		v := s.guard.verdictIn(err)
+		if v != nil && v.kind == goesBack {
 			s.handled.Store(true)
 		}
 		if !errors.Is(err, asynq.ErrLeaseExpired) { // of which asynq stores nothing before it is found to be lost
@@ -120,7 +120,7 @@ func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
 			s.noteCut(t, retried, maxRetry, err)
 		}
 		s.guard.noteUnseen(ctx, t)
-		if theirs != nil && !returned && !s.guard.isRevoked(err) && wantsRetryAfter(err) == nil {
+		if theirs != nil && (v == nil || v.kind == archived) && wantsRetryAfter(err) == nil {
 			theirs.HandleError(ctx, t, err)
 		}
 	})
