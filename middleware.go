@@ -365,7 +365,7 @@ func (d *delivery) report(met obstacle) obstacle {
 	case met.why == decide.KeyLater:
 		var failed *temporaryKeyError
 		if errors.As(met.err, &failed) {
-			failed.rule.keyOutage.recordFailure(d.guard.log, failed.function, d.note, met.err)
+			failed.rule.keyOutage.recordFailure(d.guard.log, "function", failed.function, "task", d.note, "error", met.err)
 		}
 		d.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Err: met.err})
 	case met.why == decide.KeyNever, met.why == decide.KeyDrop:

@@ -180,7 +180,7 @@ func TestBusy_endsAnOutage(t *testing.T) {
 	t.Parallel()
 	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
 	d, at := &delivery{facts: facts{guard: guard, ctx: context.Background()}}, target{rule: guard.rules.match("work")[0], key: "key"}
-	guard.outage.recordFailure(guard.log, "Redis", at.key, errors.New("away"))
+	guard.outage.recordFailure(guard.log)
 	if d.refused(at, &BusyError{Reason: ReasonPaused}); guard.outage.since.IsZero() {
 		t.Error("a pause has ended the outage")
 	}
@@ -430,7 +430,7 @@ func TestOutage_ofOneSubject(t *testing.T) {
 	o := redisOutage()
 	for want := 1; want <= 2; want++ {
 		for range 50 {
-			o.recordFailure(log, "Redis", "poisoned", errors.New("away"))
+			o.recordFailure(log, "key", "poisoned")
 			o.recordSuccess(log)
 		}
 		if text := text.String(); strings.Count(text, "cannot be asked") != want || strings.Count(text, "answers again") != want || !strings.Contains(text, "poisoned") {

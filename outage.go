@@ -11,32 +11,27 @@ import (
 // outage is the time for which something that the Guard depends on fails: Redis, or a function of the user. It ends when
 // that works for any task. What fails for one key or one task alone begins an outage each time that it is tried.
 type outage struct {
+	down, up string // what the log says when it begins, and when it ends
+
 	mu     sync.Mutex // guards what follows; held for moments
 	since  time.Time  // of the first failure; zero: it works
 	logged time.Time  // when an outage was last logged
-	what   string     // what the log says of: "Redis", "Config.Decode", "the rule's Key", ...; empty: of nothing
-
-	start, downText, upText string // of the log lines: start + what + downText, start + what + upText
+	told   bool       // this one was
 }
 
 // outageLogEvery bounds how often outages of the same thing are logged.
 const outageLogEvery = time.Minute
 
 func redisOutage() outage {
-	return outage{
-		start:    "automutex: ",
-		downText: " cannot be asked for locks; tasks with rules return to asynq, their attempts not spent",
-		upText:   " answers again",
-	}
+	return outage{down: "automutex: Redis cannot be asked for locks; tasks with rules return to asynq, their attempts not spent", up: "automutex: Redis answers again"}
 }
 
 // keyOutage returns the outage of a rule's Key and LimitOf, and of Config.Decode for this rule.
 // Each rule has its own, because a success for another rule says nothing about this one.
 func keyOutage(rule string) *outage {
 	return &outage{
-		start:    fmt.Sprintf("automutex: rule %q: ", rule),
-		downText: " fails with an error that is no *KeyError; its tasks return to asynq, their attempts not spent",
-		upText:   " works again",
+		down: fmt.Sprintf("automutex: rule %q: a function fails with an error that is no *KeyError; its tasks return to asynq, their attempts not spent", rule),
+		up:   fmt.Sprintf("automutex: rule %q: its functions work again", rule),
 	}
 }
 
@@ -49,32 +44,31 @@ func (d *delivery) recordKeysMade() {
 	}
 }
 
-// recordFailure records that `what` failed with err for a subject: a key or a task. It logs the first failure of an outage.
-func (o *outage) recordFailure(log *slog.Logger, what, subject string, err error) {
+// recordFailure records a failure, and logs the first one of an outage, with args.
+func (o *outage) recordFailure(log *slog.Logger, args ...any) {
 	now := time.Now()
 	o.mu.Lock()
-	begins := o.since.IsZero()
-	if begins {
+	logs := o.since.IsZero() && now.Sub(o.logged) >= outageLogEvery
+	if o.since.IsZero() {
 		o.since = now
 	}
-	logs := begins && now.Sub(o.logged) >= outageLogEvery
 	if logs {
-		o.logged, o.what = now, what
+		o.logged, o.told = now, true
 	}
 	o.mu.Unlock()
 	if logs {
-		log.Warn(o.start+what+o.downText, "subject", subject, "error", err)
+		log.Warn(o.down, args...)
 	}
 }
 
 // recordSuccess ends the outage, if there is one, and logs its length if its begin was logged.
 func (o *outage) recordSuccess(log *slog.Logger) {
 	o.mu.Lock()
-	since, what := o.since, o.what
-	o.since, o.what = time.Time{}, ""
+	since, told := o.since, o.told
+	o.since, o.told = time.Time{}, false
 	o.mu.Unlock()
-	if what != "" {
-		log.Info(o.start+what+o.upText, "after", time.Since(since).Round(time.Millisecond))
+	if told {
+		log.Info(o.up, "after", time.Since(since).Round(time.Millisecond))
 	}
 }
 
@@ -92,6 +86,6 @@ func (o *outage) delay() time.Duration {
 
 // backendError records and observes that Redis could not be asked for the lock of t.
 func (d *delivery) backendError(t target, err error) {
-	d.guard.outage.recordFailure(d.guard.log, "Redis", t.key, err)
+	d.guard.outage.recordFailure(d.guard.log, "key", t.key, "error", err)
 	d.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Key: t.key, Err: err})
 }
