@@ -15,7 +15,6 @@ import (
 
 	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/engine"
-	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
 )
@@ -157,29 +156,6 @@ func (g *Guard) wakeParked(ctx context.Context, key, note string) engine.Fate {
 // isOverdue reports whether the Deadline of a task has passed, so that asynq does not run it.
 func isOverdue(info *asynq.TaskInfo) bool {
 	return !info.Deadline.IsZero() && time.Now().After(info.Deadline)
-}
-
-// noteUnseen has a parked task looked at that has ended before it came to the Middleware: its Deadline has passed, or an outer
-// middleware has refused it. asynq is about to store that end. Close waits for the goroutine, which sends two commands for each key.
-func (g *Guard) noteUnseen(ctx context.Context, t *asynq.Task) {
-	m, _ := ctx.Value(serverKey{g}).(*taskMark)
-	if m == nil || m.came.Load() || g.rules.match(t.Type()) == nil || !g.enter() {
-		return
-	}
-	go func() {
-		defer g.leave()
-		queue, _ := asynq.GetQueueName(ctx)
-		id, _ := asynq.GetTaskID(ctx)
-		life.CallUser(g.log, "a rule's Key, LimitOf or Config.Decode", func() {
-			for _, target := range g.rules.targetsNeeded(context.WithoutCancel(ctx), t, g.cfg.Prefix, func(*compiledRule, error) {}) {
-				if target.rule.Busy.row().parks {
-					r := target.rule.request.Ref
-					r.Key, r.Limit, r.Ordered = target.key, target.limit, target.rule.InOrder
-					g.engine.LookAgain(r, tasknote.Of(queue, id))
-				}
-			}
-		})
-	}()
 }
 
 // next is what follows from a look at a task.

@@ -119,7 +119,6 @@ func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
 			maxRetry, _ := asynq.GetMaxRetry(ctx)
 			s.noteCut(t, retried, maxRetry, err)
 		}
-		s.guard.noteUnseen(ctx, t)
 		if theirs != nil && (v == nil || v.kind == archived) && wantsRetryAfter(err) == nil {
 			theirs.HandleError(ctx, t, err)
 		}
@@ -168,7 +167,6 @@ func (g *Guard) serverOf(ctx context.Context) *server {
 type taskMark struct {
 	server *server
 	inside atomic.Bool // the task is in the Middleware
-	came   atomic.Bool // it was
 }
 
 // newTask makes the mark of the next task. The first one starts a timer that checks
@@ -206,7 +204,6 @@ func (g *Guard) enterTask(ctx context.Context) (leave func()) {
 	if m == nil || !m.inside.CompareAndSwap(false, true) {
 		return func() {}
 	}
-	m.came.Store(true)
 	m.server.guarded.Store(true)
 	m.server.workers.taskStarted()
 	return func() {

@@ -314,29 +314,6 @@ func (p *parking) checkCall(r Ref, note, fate string) *redisx.Call {
 	return &redisx.Call{Script: checkScript, Keys: r.keys(), Args: []any{limit, inbound, life, note, fate}}
 }
 
-// LookAgain has the Caller called again, now, for work that it has called: the work has ended before it came to its lock.
-func (e *Engine) LookAgain(r Ref, note string) {
-	p := e.parking
-	if p.caller == nil || e.life.Enter() != nil {
-		return
-	}
-	defer e.life.Done()
-	p.mu.Lock()
-	if n := p.lines[r.Key]; n != nil {
-		for called := range n.calls {
-			if item, _ := ParseItem(called); called == note || item.Note == note {
-				n.noteArrival(called)
-			}
-		}
-	}
-	p.mu.Unlock()
-	c, sent := p.checkCall(r, "", ""), time.Now()
-	reply, _ := e.conn.Run(context.Background(), c.Script, c.Keys, c.Args...) // after an error the next check does the same
-	if back, err := parseNamed(reply); err == nil {
-		p.noteNamed(r, back, sent)
-	}
-}
-
 // queueCall queues a call. Callers hold mu.
 func (p *parking) queueCall(n *parkedLine, note string) {
 	if p.callers < maxCallers && len(n.queue) == 0 && !n.calling {

@@ -176,7 +176,7 @@ func (n *parkedLine) noteParked(note string, called bool) {
 }
 
 // noteNamed takes the notes whose turn has come, of the reply of a release or a check, and returns those that this process is to call: but
-// those that are queued, under way or coming, and those that cannot run now. One that is coming is called again after a third of life: it
+// those that are queued, under way or coming, and those that cannot run now. One that is coming is called again after a sixth of life: it
 // may have ended unseen before it came to the lock, which its Caller finds. While the lock is paused it calls none: a later check does, when
 // the lock is resumed.
 func (n *parkedLine) noteNamed(notes []string, paused bool, life time.Duration, now time.Time) (toCall []string) {
@@ -186,7 +186,7 @@ func (n *parkedLine) noteNamed(notes []string, paused bool, life time.Duration, 
 		c, known := n.calls[note]
 		switch {
 		case paused || n.notNow[note]:
-		case !known, c.state == coming && now.Sub(c.since) >= life/3:
+		case !known, c.state == coming && now.Sub(c.since) >= life/6:
 			toCall = append(toCall, note)
 		case c.state == arrived:
 			n.setCall(note, call{state: again})
