@@ -38,9 +38,8 @@ import (
 // Middleware is an [asynq.MiddlewareFunc]. Install it first: a middleware that is installed
 // before it runs outside of the locks, and also for tasks whose key is busy.
 func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
-	if !g.middlewareUsed.Swap(true) { // not again: under mux.Use it is called for each task
-		g.served.askMux(next, g.cfg.Rules)
-	}
+	g.middlewareUsed.Store(true)
+	g.served.askMux(next, g.cfg.Rules) // under mux.Use this is called for each task, and next is no mux
 	g.fleet.Begin()
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
 		g.noteType(t.Type())

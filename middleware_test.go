@@ -802,10 +802,11 @@ func TestMiddleware_looksLikeARule(t *testing.T) {
 			}
 		}
 	}
-	// What a mux serves exactly is no slip, also if the other type comes first.
+	// What a mux serves exactly is no slip, also if the other type comes first, and if it is that of a second server.
 	log, mux := &redistest.Log{}, asynq.NewServeMux()
 	guard := newGuardWith(t, redistest.Mini(t), Config{Rules: []Rule{{Task: "sync:us"}}, Logger: log.Logger()})
 	mux.Handle("sync:us", asynq.NotFoundHandler())
+	guard.Middleware(asynq.NewServeMux())
 	_ = guard.Middleware(mux).ProcessTask(t.Context(), asynq.NewTask("sync:eu", nil))
 	if text := log.Text(slog.LevelWarn); text != "" {
 		t.Errorf("logged %q", text)

@@ -246,7 +246,6 @@ func (g *Guard) RunContext(ctx context.Context, srv *asynq.Server, handler asynq
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, append([]os.Signal{syscall.SIGTERM, syscall.SIGINT}, inside.StopSignals...)...)
 	defer signal.Stop(signals)
-	g.served.askMux(handler, g.cfg.Rules)
 	if err := srv.Start(g.Middleware(handler)); err != nil {
 		return fmt.Errorf("automutex: Run: the server did not start: %w", err)
 	}
