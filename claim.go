@@ -56,7 +56,7 @@ func (d *delivery) noteInClaim(phase mark.Phase) error {
 	case d.claim.kind == mark.WindowNew:
 		length = 0 // it ends at its time
 	}
-	may, err := mark.Of(d.guard.engine.Life(), d.guard.engine.Conn(), d.claim.key).Start(d.roundTripContext(), tasknote.Of(d.queue, d.id), phase, d.claim.kind.EndsAtStart(), length)
+	may, err := d.guard.engine.Mark(d.claim.key).Start(d.roundTripContext(), tasknote.Of(d.queue, d.id), phase, d.claim.kind.EndsAtStart(), length)
 	if err != nil {
 		return err
 	}

@@ -82,7 +82,7 @@ func (asking) CloseGate(ctx context.Context, le *lock.Lease, d time.Duration) er
 }
 
 func (asking) Claim(l *lock.Locker, key string) mark.Mark {
-	return mark.Of(engineOf(l).Life(), engineOf(l).Conn(), key)
+	return engineOf(l).Mark(key)
 }
 
 // ByKey is the lock with that key, for operators.

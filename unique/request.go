@@ -155,7 +155,7 @@ func (req *request) try(ctx context.Context, old existing) (*asynq.TaskInfo, exi
 }
 
 func (req *request) claim() mark.Mark {
-	return mark.Of(req.client.engine.Life(), req.client.engine.Conn(), req.key)
+	return req.client.engine.Mark(req.key)
 }
 
 // take takes the claim for the new task, or announces the task in the claim of the one that it

@@ -25,6 +25,7 @@ import (
 	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/life"
+	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/redisx"
 	"github.com/automutex/automutex/internal/turn"
 )
@@ -158,8 +159,8 @@ func (e *Engine) ArriveWithin(d time.Duration) { e.parking.arriveWithin(d) }
 // Life counts what is under way, also of those who read the orders of operators, and claims, beside the locks.
 func (e *Engine) Life() *life.Life { return e.life }
 
-// Conn sends for them.
-func (e *Engine) Conn() *redisx.Conn { return e.conn }
+// Mark returns the mark beside the lock with that key.
+func (e *Engine) Mark(key string) mark.Mark { return mark.Of(e.life, e.conn, key) }
 
 // Close ends all waits with ErrClosed, and waits for what is under way. Leases are not renewed any more, and their contexts end with
 // them. They can still be released.
