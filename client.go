@@ -56,9 +56,9 @@ type Client struct {
 const stampDeadline = 10 * time.Second
 
 // NewClient makes a Client that enqueues through client. cfg is the workers' own: its Rules, Prefix, HashKeys and
-// Decode make the same keys. rdb is the workers' Redis for locks; it is only used for rules with InOrder, for which
-// cfg.Inspector, or one made from rdb, looks at asynq's tasks. NewClient does no I/O. The error joins all
-// mistakes; each one in cfg is a [*FieldError].
+// Decode make the same keys. rdb is the workers' Redis for locks, of an asynq.RedisConnOpt
+// opt.MakeRedisClient().(redis.UniversalClient); it is only used for rules with InOrder, for which cfg.Inspector, or
+// one made from rdb, looks at asynq's tasks. NewClient does no I/O. The error joins all mistakes; each one in cfg is a [*FieldError].
 func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, error) {
 	var problems []error
 	unfit := engine.CheckClient(rdb)

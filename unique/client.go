@@ -76,8 +76,8 @@ const (
 )
 
 // New makes a Client. client enqueues the tasks: an *asynq.Client, or what takes the same options.
-// inspector is asynq's. Both are on asynq's Redis. rdb is a client on the Redis of the workers'
-// Guard, which may be another one. New does no I/O. The error joins all mistakes. Each mistake in
+// inspector is asynq's. Both are on asynq's Redis. rdb is a client on the Redis of the workers' Guard, which may be another one; of an
+// asynq.RedisConnOpt it is opt.MakeRedisClient().(redis.UniversalClient). New does no I/O. The error joins all mistakes. Each mistake in
 // cfg is an *automutex.FieldError, which names the rule and the field. For tasks that
 // an *automutex.Client runs in order, New refuses Replace and Postpone, and HoldKey without KeepArchived; if that Client is in a
 // wrapper, EnqueueContext does.

@@ -17,6 +17,7 @@ import (
 	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/unique"
 )
 
 // What New refuses of two fields or two rules together; TestCompile_refuses has the fields by themselves.
@@ -172,7 +173,7 @@ func TestNew_fromConnOpt(t *testing.T) {
 	})
 }
 
-// asynq's own kinds of RedisConnOpt are taken, and what makes no client is refused.
+// asynq's own kinds of RedisConnOpt are taken, and what makes no client is refused. NewClient and unique.New take what they make.
 func TestNew_fromAsynqConnOpt(t *testing.T) {
 	t.Parallel()
 	var made any
@@ -188,9 +189,15 @@ func TestNew_fromAsynqConnOpt(t *testing.T) {
 		if (err == nil) != taken || (guard != nil) != taken {
 			t.Errorf("%T: %v", opt, err)
 		}
-		if guard != nil {
-			redistest.Must(t, guard.Close(t.Context()))
+		if guard == nil {
+			continue
 		}
+		redistest.Must(t, guard.Close(t.Context()))
+		rdb := opt.MakeRedisClient().(redis.UniversalClient)
+		client, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), automutex.Config{Rules: []automutex.Rule{{Task: "work"}}})
+		redistest.Must(t, err)
+		_, err = unique.New(client, asynq.NewInspectorFromRedisClient(rdb), rdb, unique.Config{Rules: []unique.Rule{{Task: "work"}}})
+		redistest.Must(t, errors.Join(err, rdb.Close()))
 	}
 }
 
