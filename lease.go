@@ -169,8 +169,8 @@ func (c *handlerContext) Value(key any) any {
 
 type lastAttemptKey struct{}
 
-// LastAttempt reports whether asynq archives the task of the handler whose context is ctx if the handler fails. A task
-// of a [Client] has one retry more by asynq.GetMaxRetry than it was enqueued with; LastAttempt goes by what was asked for.
+// LastAttempt reports whether asynq archives the task of the handler whose context is ctx if the handler fails; of an ErrorHandler, whether
+// that was its last attempt. A task of a [Client] has one retry more by asynq.GetMaxRetry than it was enqueued with; LastAttempt goes by what was asked for.
 func LastAttempt(ctx context.Context) bool {
 	if last, ok := ctx.Value(lastAttemptKey{}).(bool); ok {
 		return last

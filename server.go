@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"os"
 	"os/signal"
 	"runtime"
@@ -92,7 +91,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 			return notBefore(r.delay)
 		}
 		if errors.Is(err, asynq.ErrLeaseExpired) { // asynq asks IsFailure next
-			mark.noteCut(t, n, math.MaxInt, err)
+			mark.noteCut(t, t != nil && stamp.IsLast(t.Headers(), n), err)
 		}
 		return capRedelivery(retryDelay(n, err, t), n, err, t)
 	}
@@ -114,13 +113,13 @@ func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
 		if v != nil && v.kind == goesBack {
 			s.handled.Store(true)
 		}
+		d := s.guard.newDelivery(ctx, t)
+		last := d.place.isLast(&d.facts)
 		if !errors.Is(err, asynq.ErrLeaseExpired) { // of which asynq stores nothing before it is found to be lost
-			retried, _ := asynq.GetRetryCount(ctx)
-			maxRetry, _ := asynq.GetMaxRetry(ctx)
-			s.noteCut(t, retried, maxRetry, err)
+			s.noteCut(t, last && !d.last, err)
 		}
 		if theirs != nil && (v == nil || v.kind == archived) && wantsRetryAfter(err) == nil {
-			theirs.HandleError(ctx, t, err)
+			theirs.HandleError(context.WithValue(ctx, lastAttemptKey{}, last), t, err)
 		}
 	})
 }
@@ -140,8 +139,8 @@ func (s *server) noteReturned() {
 // noteCut notes that a task's attempt was cut, if it was the last one that the caller of a Client asked for: IsFailure, which is asked
 // next and does not see the task, counts it whatever the program's own says. Else asynq delivers the task again without bound. If two
 // attempts are cut at once the count may be given to the other one.
-func (s *server) noteCut(t *asynq.Task, retried, maxRetry int, err error) {
-	if t != nil && isCut(err) && retried < maxRetry && stamp.IsLast(t.Headers(), retried) && s.guard.rules.match(t.Type()) != nil {
+func (s *server) noteCut(t *asynq.Task, last bool, err error) {
+	if last && isCut(err) && s.guard.rules.match(t.Type()) != nil {
 		s.cut.Add(1)
 	}
 }

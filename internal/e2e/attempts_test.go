@@ -291,27 +291,30 @@ func TestReserved_options(t *testing.T) {
 	}
 }
 
-// A panic of the last attempt that the caller asked for archives the task, as a failure does. The handler knows by LastAttempt
-// that it is the last one, of a task of a Client and of any other.
+// A panic of the last attempt that the caller asked for archives the task, as a failure does. The handler and the ErrorHandler know by
+// LastAttempt that it is the last one, of a task of a Client and of any other.
 func TestReserved_panicOfTheLastAttempt(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		last := make(chan bool, 4)
-		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}}}, served: comingBack, handler: func(ctx context.Context, _ *asynq.Task) error {
+		last := make(chan bool, 6)
+		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}}}, served: func(c *asynq.Config) {
+			comingBack(c)
+			c.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, _ *asynq.Task, _ error) { last <- automutex.LastAttempt(ctx) })
+		}, handler: func(ctx context.Context, _ *asynq.Task) error {
 			last <- automutex.LastAttempt(ctx)
 			panic("no such account")
 		}})
 		id := r.enqueueInOrder(c, 1, asynq.MaxRetry(1))
-		if r.awaitRetried(id, 1); <-last {
+		if r.awaitRetried(id, 1); <-last || <-last {
 			t.Error("the first of two attempts is the last one")
 		}
 		r.rerun(id)
 		info := r.await(id, asynq.TaskStateArchived)
-		if !<-last || info.Retried != 1 || !strings.Contains(info.LastErr, "no such account") {
+		if !<-last || !<-last || info.Retried != 1 || !strings.Contains(info.LastErr, "no such account") {
 			t.Errorf("%+v", info)
 		}
 		r.await(r.enqueue("work", one, asynq.MaxRetry(0)), asynq.TaskStateArchived)
-		if !<-last {
+		if !<-last || !<-last {
 			t.Error("the only attempt of a plain task is not the last one")
 		}
 	})
