@@ -175,8 +175,12 @@ type LimitField struct {
 	Most int
 }
 
-func (l *LimitField) check() error {
-	switch _, err := keys.ParsePath(l.Path); {
+func (l *LimitField) check(payload any) error {
+	segments, err := keys.ParsePath(l.Path)
+	if err == nil && payload != nil {
+		err = keys.CheckType(payload, segments)
+	}
+	switch {
 	case err != nil:
 		return fmt.Errorf("%q %w", l.Path, err)
 	case l.Path == keys.Whole:

@@ -53,8 +53,8 @@ type Rule struct {
 	Optional bool
 
 	// Payload is a value of the Go type that the payload, or the result of
-	// [Config].Decode, is decoded into. With it, New refuses a path in On for which
-	// the type has no JSON field. Only the type matters, not the value. nil means
+	// [Config].Decode, is decoded into. With it, New refuses a path in On or LimitField for
+	// which the type has no JSON field. Only the type matters, not the value. nil means
 	// that paths are not checked.
 	Payload any
 
@@ -296,7 +296,7 @@ func (c *compiledRule) checkLimit(mistakes *fieldErrors) {
 		if c.LimitOf != nil {
 			mistakes.addf("LimitField", "excludes LimitOf; keep the one or the other")
 		}
-		if err := c.LimitField.check(); err != nil {
+		if err := c.LimitField.check(c.Payload); err != nil {
 			mistakes.addf("LimitField", "%w", err)
 		}
 	}

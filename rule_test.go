@@ -107,7 +107,9 @@ func TestCompile_refuses(t *testing.T) {
 		}},
 		{"headers", one(Rule{OnHeaders: []string{"", "h", "h"}}), []string{`OnHeaders[0]: is empty`, `OnHeaders[2]: "h" is there twice`}},
 		{"key and on", one(Rule{Key: key, On: []string{"a"}}), []string{`Key: excludes On and OnHeaders; `}},
-		{"payload", one(Rule{On: []string{"id", "idd"}, Payload: payload{}}), []string{`On[1]: "idd" is not in the JSON of automutex.payload: `}},
+		{"payload", one(Rule{On: []string{"id", "idd"}, LimitField: &LimitField{Path: "mx", Default: 1}, Payload: payload{}}), []string{
+			`On[1]: "idd" is not in the JSON of automutex.payload: `, `LimitField: "mx" is not in the JSON of automutex.payload: `,
+		}},
 		{"limit", one(Rule{Limit: -1}), []string{`Limit: -1 is negative; `}},
 		{"short TTL", one(Rule{TTL: 100*time.Millisecond - 1}), []string{`TTL: 99.999999ms is too short; `}},
 		{"wait of a bare number", one(Rule{Wait: 10}), []string{`Wait: 10ns is too short; use 0 to not wait in line, or at least 1ms; did you mean 10s? `}},
