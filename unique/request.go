@@ -121,7 +121,7 @@ func (req *request) try(ctx context.Context, old existing) (*asynq.TaskInfo, exi
 		found := existing{queue: req.rule.Queue, id: req.id}
 		seen, looked := req.look(found.queue, found.id)
 		switch {
-		case full && seen == nil, looked != nil:
+		case full && (seen == nil || isEnded(seen) && !req.rule.KeepArchived), looked != nil:
 			return nil, existing{}, errors.Join(err, looked)
 		case isLost(seen):
 			return nil, existing{}, lostError(found.queue, found.id)
@@ -299,7 +299,7 @@ func (req *request) facts(found existing) decide.Existing {
 	switch {
 	case found.info == nil, isLost(found.info):
 		e.Task = decide.Absent
-	case found.info.State == asynq.TaskStateArchived, found.info.State == asynq.TaskStateCompleted:
+	case isEnded(found.info):
 		e.Task = decide.Ended
 	case found.info.State == asynq.TaskStateActive && found.claim.Phase != mark.Waiting:
 		e.Task = decide.Active
@@ -339,7 +339,7 @@ func (req *request) replaceEnded(ctx context.Context) (*asynq.TaskInfo, error) {
 	defer lease.Release(ctx, engine.Ending{}) //nolint:errcheck // the lease ends at its TTL; the context says if it was lost
 	bound := lease.Bind(ctx)
 	found, err := req.look(req.rule.Queue, req.id)
-	if err != nil || found == nil || found.State != asynq.TaskStateArchived && found.State != asynq.TaskStateCompleted {
+	if err != nil || found == nil || !isEnded(found) {
 		return nil, err
 	}
 	if bound.Err() != nil {
@@ -396,6 +396,10 @@ func (req *request) look(queue, id string) (*asynq.TaskInfo, error) {
 		return nil, nil //nolint:nilnil // documented: nil means no task
 	}
 	return info, err
+}
+
+func isEnded(info *asynq.TaskInfo) bool {
+	return info.State == asynq.TaskStateArchived || info.State == asynq.TaskStateCompleted
 }
 
 // isLost reports whether a task is in none of asynq's lists, so that it never runs.
