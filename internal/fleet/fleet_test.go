@@ -125,6 +125,8 @@ func TestDifferences(t *testing.T) {
 	skips, other := rule("a", "s", "1"), rule("b", "s", "1")
 	skips.Busy, other.Busy, other.On = raw(`"skip"`), raw(`{"retry_in":"5s"}`), []string{"id"}
 	field := rule("b", "s", `{"field":"max","default":2}`)
+	goesOn, full := rule("b", "s", "1"), rule("b", "s", "1")
+	goesOn.OnArchive, full.MaxQueued = "continue", 5
 	for what, c := range map[string]struct {
 		one, other Process
 		want       string // in the text; empty: they agree
@@ -134,6 +136,8 @@ func TestDifferences(t *testing.T) {
 		"two of one task":   {Process{Rules: []Rule{rule("b", "s", "1"), other}}, Process{Rules: []Rule{rule("b", "s", "1"), other}}, ""},
 		"two tasks":         {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{other}}, ""},
 		"two tasks, limits": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{field}}, "differ: limit 1, lease 30s in , and limit <max> (default 2), lease 30s in"},
+		"two ends":          {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{goesOn}}, "lease 30s, on archive continue in"},
+		"two bounds":        {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{full}}, "lease 30s, at most 5 queued in"},
 		"two scopes":        {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{rule("b", "", "2")}}, ""},
 		"one hashes":        {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{rule("a", "s", "1")}, Hashed: true}, "keys hashed"},
 	} {

@@ -123,6 +123,8 @@ func (r Rule) Also() (also []string) {
 		}
 	}
 	add(r.InOrder, "in order")
+	add(r.OnArchive != "", "on archive %s", r.OnArchive)
+	add(r.MaxQueued > 0, "at most %d queued", r.MaxQueued)
 	add(r.Fence, "fenced")
 	add(r.Optional, "optional")
 	if r.Rate != nil {
@@ -180,7 +182,7 @@ func Differences(processes []Process) (all []Difference) {
 		alike := map[[2]string]int{} // a task may have several rules of one scope, which are told apart by their order
 		for _, r := range p.Rules {
 			scope, _ := r.ScopeText()
-			shared := Rule{Limit: r.Limit, TTL: r.TTL, Rate: r.Rate, Fence: r.Fence, InOrder: r.InOrder}
+			shared := Rule{Limit: r.Limit, TTL: r.TTL, Rate: r.Rate, Fence: r.Fence, InOrder: r.InOrder, OnArchive: r.OnArchive, MaxQueued: r.MaxQueued}
 			alike[[2]string{scope, r.Task}]++
 			task := fmt.Sprint(r.Task, " ", alike[[2]string{scope, r.Task}])
 			for _, s := range [][2]string{{task, r.String()}, {"", shared.ofKeys()}} {
