@@ -190,6 +190,7 @@ func (d *delivery) run(next asynq.Handler) error {
 	ends := decide.End(decide.Result{Said: decide.Panicked})
 	defer func() {
 		d.release(ends)
+		d.endUntaken(ends)
 		d.endClaim(ends)
 	}()
 	met := obstacle{why: decide.Nothing}

@@ -194,14 +194,19 @@ func (d *delivery) joinAtArrival(t target) {
 	if d.inOrder.leftOld {
 		return
 	}
-	item := engine.OrderItem{Nonce: d.place.Nonce, Ticket: d.place.Ticket, Note: d.note}
-	_, err := engine.ParseKey(d.guard.cfg.Prefix, d.place.Key) // a header says what its producer likes
-	if err == nil {
-		err = d.guard.engine.Act(d.roundTripContext(), orderedKey(d.place.Key), engine.ActWithdraw, item, 0)
-	}
+	err := d.withdraw()
 	d.inOrder.leftOld = err == nil
 	d.guard.warnOnce("other key "+d.task.Type(), "the key of an ordered task is not the one that it was enqueued for, so it runs after the tasks of its new key: "+
 		"its payload was changed, or the rules of producer and worker differ", "rule", t.rule.Name, "type", d.task.Type(), "task", d.note, "error", err)
+}
+
+// withdraw gives up the place that the task was enqueued with.
+func (d *delivery) withdraw() error {
+	if _, err := engine.ParseKey(d.guard.cfg.Prefix, d.place.Key); err != nil {
+		return err // a header says what its producer likes
+	}
+	item := engine.OrderItem{Nonce: d.place.Nonce, Ticket: d.place.Ticket, Note: d.note}
+	return d.guard.engine.Act(d.roundTripContext(), orderedKey(d.place.Key), engine.ActWithdraw, item, 0)
 }
 
 // wakeNext calls the next task after this one has left the order, on a goroutine that Close waits for.
@@ -256,6 +261,19 @@ func (d *delivery) endUnrun(h *heldLease, decision decide.Decision) {
 		h.lease.End(engine.OutcomeUnbegun)
 	default:
 		d.endPlace(d.observeSafely, h, decision, nil) // the other leases are still to be released
+	}
+}
+
+// endUntaken gives up the place of a task that has ended and did not come to its ordered lock: no key could be made for one of its rules. If
+// there is an error, or the task holds its key now, a look finds that.
+func (d *delivery) endUntaken(decision decide.Decision) {
+	if d.place.Nonce == "" || decision.What == decide.Leave || slices.ContainsFunc(d.targets, d.place.in) {
+		return
+	}
+	if rule := d.guard.rules.orderedRule(d.guard.cfg.Prefix, d.place.Key); rule != nil {
+		if outcome := d.orderOutcome(target{rule: rule}, decision); outcome == engine.OutcomeDone || outcome == engine.OutcomeLeft {
+			_ = d.withdraw()
+		}
 	}
 }
 

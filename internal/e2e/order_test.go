@@ -735,6 +735,21 @@ func TestInOrder_endedByAnotherRule(t *testing.T) {
 	}
 }
 
+// So does one for which no key of another rule can be made, and which never comes to its ordered lock: before it is archived there is room
+// for the next one.
+func TestInOrder_noKeyForAnotherRule(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{
+			{Task: "work", Name: "order", Scope: "order", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue, MaxQueued: 1},
+			{Task: "work", Name: "other", Scope: "other", On: []string{"tenant"}},
+		}})
+		for range 5 {
+			r.await(r.enqueueInOrder(c, 1), asynq.TaskStateArchived)
+		}
+	})
+}
+
 // Who waits for the lock of an ordered key in no order, as package lock does, and the tasks of a rule of which InOrder was taken out, takes
 // turns with the tasks in order: it has the lock after the one that holds it, and before the next.
 func TestInOrder_besideAPlainWaiter(t *testing.T) {
