@@ -144,21 +144,18 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	return e.enqueueInOrder(ctx, t)
 }
 
-// orderedTarget returns the ordered lock that the task needs, if it needs one. The task's other rules are the worker's business.
+// orderedTarget returns the ordered lock that the task needs, if it needs one. The task's other rules are the worker's business: none of their
+// functions is called.
 func (c *Client) orderedTarget(ctx context.Context, p *pattern, task *asynq.Task) (t target, ordered bool, err error) {
-	if p.ordered() == nil {
+	rule := p.ordered()
+	if rule == nil {
 		return target{}, false, nil
 	}
-	targets := c.rules.targetsNeeded(ctx, task, c.prefix, func(rule *compiledRule, failed error) {
-		if rule.InOrder {
-			err = failed
-		}
-	})
-	i := slices.IndexFunc(targets, func(t target) bool { return t.rule.InOrder })
-	if err != nil || i < 0 {
+	targets := c.rules.targetsNeeded(ctx, task, c.prefix, []*compiledRule{rule}, func(_ *compiledRule, failed error) { err = failed })
+	if len(targets) == 0 {
 		return target{}, false, err
 	}
-	return targets[i], true, nil
+	return targets[0], true, nil
 }
 
 // enqueueing is one call of EnqueueContext.

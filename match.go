@@ -27,8 +27,6 @@ type ruleSet struct {
 type pattern struct {
 	task  string
 	rules []*compiledRule // in order of declaration
-
-	readsPayload bool // some rule makes its key from the payload
 }
 
 // target is one lock that a task needs.
@@ -50,7 +48,6 @@ func newRuleSet(rules []*compiledRule) *ruleSet {
 			rs.declared = append(rs.declared, p)
 		}
 		p.rules = append(p.rules, rule)
-		p.readsPayload = p.readsPayload || rule.readsPayload()
 		rs.parks = rs.parks || rule.Busy.row().parks
 	}
 
@@ -100,7 +97,7 @@ func (rs *ruleSet) match(taskType string) []*compiledRule {
 // The error is or wraps a *KeyError, or is a *temporaryKeyError.
 func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([]target, error) {
 	var first error
-	targets := rs.targetsNeeded(ctx, t, prefix, func(_ *compiledRule, err error) {
+	targets := rs.targetsNeeded(ctx, t, prefix, rs.match(t.Type()), func(_ *compiledRule, err error) {
 		if first == nil {
 			first = err
 		}
@@ -111,17 +108,13 @@ func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([
 	return targets, nil
 }
 
-// targetsNeeded is targets for a task that may run without the lock of some rules: it calls failed
+// targetsNeeded is targets for those rules and a task that may run without the lock of some: it calls failed
 // for each rule for which no key can be made, with the reason, and leaves the rule out. The
 // result is not nil.
-func (rs *ruleSet) targetsNeeded(ctx context.Context, t *asynq.Task, prefix string, failed func(*compiledRule, error)) []target {
-	p := rs.find(t.Type())
-	if p == nil {
-		return []target{}
-	}
-	t, undecoded := rs.decoded(p, t)
-	targets := make([]target, 0, len(p.rules))
-	for _, rule := range p.rules {
+func (rs *ruleSet) targetsNeeded(ctx context.Context, t *asynq.Task, prefix string, rules []*compiledRule, failed func(*compiledRule, error)) []target {
+	t, undecoded := rs.decoded(rules, t)
+	targets := make([]target, 0, len(rules))
+	for _, rule := range rules {
 		scope := rule.scope(t.Type())
 		var parts []string
 		var err error
@@ -154,12 +147,12 @@ func (rs *ruleSet) targetsNeeded(ctx context.Context, t *asynq.Task, prefix stri
 	return targets
 }
 
-// decoded returns the task as the rules of p read it: with the payload that
+// decoded returns the task as the rules read it: with the payload that
 // Config.Decode returns. It calls Decode once for all rules, and only if one of them
 // reads the payload. With an error it returns t itself, for the rules that do not read
 // the payload.
-func (rs *ruleSet) decoded(p *pattern, t *asynq.Task) (*asynq.Task, error) {
-	if rs.decode == nil || !p.readsPayload {
+func (rs *ruleSet) decoded(rules []*compiledRule, t *asynq.Task) (*asynq.Task, error) {
+	if rs.decode == nil || !slices.ContainsFunc(rules, (*compiledRule).readsPayload) {
 		return t, nil
 	}
 	payload, err := rs.decode(t)

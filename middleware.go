@@ -265,7 +265,7 @@ func (d *delivery) makeKeys() obstacle {
 		return obstacle{why: decide.Nothing}
 	}
 	met := obstacle{why: decide.Nothing}
-	targets := d.guard.rules.targetsNeeded(d.ctx, d.task, d.guard.cfg.Prefix, func(rule *compiledRule, err error) {
+	targets := d.guard.rules.targetsNeeded(d.ctx, d.task, d.guard.cfg.Prefix, d.guard.rules.match(d.task.Type()), func(rule *compiledRule, err error) {
 		o := obstacle{why: whyNoKey(err), target: target{rule: rule}, err: err}
 		if r := wantsRetryAfter(err); r != nil {
 			o.delay = r.delay

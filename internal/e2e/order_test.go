@@ -743,6 +743,12 @@ func TestInOrder_noKeyForAnotherRule(t *testing.T) {
 		r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{
 			{Task: "work", Name: "order", Scope: "order", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue, MaxQueued: 1},
 			{Task: "work", Name: "other", Scope: "other", On: []string{"tenant"}},
+			{Task: "work", Name: "asks", Scope: "asks", LimitOf: func(ctx context.Context, _ *asynq.Task) (int, error) {
+				if _, worker := asynq.GetTaskID(ctx); !worker {
+					t.Error("the producer asks for more than the ordered key")
+				}
+				return 1, nil
+			}},
 		}})
 		for range 5 {
 			r.await(r.enqueueInOrder(c, 1), asynq.TaskStateArchived)
