@@ -3,7 +3,6 @@ package control
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -49,7 +48,7 @@ func newReader(t *testing.T, rdb redisx.Client, log *redistest.Log, change ...fu
 	for _, change := range change {
 		change(&o)
 	}
-	o.Conn = redisx.New(rdb, redisx.Options{Prefix: o.Prefix, Log: slog.New(slog.DiscardHandler), Closing: l.Closing.Done()})
+	o.Conn = redisx.New(rdb, l.Closing.Done())
 	t.Cleanup(func() { l.Close(func() {}) })
 	return New(o)
 }

@@ -120,7 +120,7 @@ func New(o Options) *Engine {
 		o: o, owner: keys.Escape(o.Owner), life: life.New(), channel: base64.RawURLEncoding.EncodeToString(id[:]), waiters: map[string]*waiter{}, leases: map[string]*Lease{}, firsts: map[string]int{},
 	}
 	if e.life.Refuse(unfit); unfit == nil {
-		e.conn = redisx.New(o.Client, redisx.Options{Prefix: o.Prefix, Log: o.Log, Closing: e.life.Closing.Done()})
+		e.conn = redisx.New(o.Client, e.life.Closing.Done())
 	}
 	e.contended.seed, e.contended.began = maphash.MakeSeed(), time.Now()
 	e.alarm.Ring = e.ring
@@ -356,7 +356,7 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode turn.Ask) (a turn.Answ
 	if r.Whole {
 		ctx = context.WithoutCancel(ctx)
 	}
-	if mode != turn.Park && r.Every == 0 && !r.Pool && !r.Ordered && e.limit(&r.Ref) > 0 && !e.contended.has(r.Key) && (r.Fenced || e.conn.MaySet()) {
+	if mode != turn.Park && r.Every == 0 && !r.Pool && !r.Ordered && e.limit(&r.Ref) > 0 && !e.contended.has(r.Key) {
 		var yours bool
 		var fence int64
 		if r.Fenced {

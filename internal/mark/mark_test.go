@@ -2,7 +2,6 @@ package mark
 
 import (
 	"context"
-	"log/slog"
 	"slices"
 	"testing"
 	"time"
@@ -27,7 +26,7 @@ type rig struct {
 func start(t *testing.T, s *redistest.Server) rig {
 	rdb, l := s.Client(t), life.New()
 	t.Cleanup(func() { l.Close(func() {}) })
-	conn := redisx.New(rdb, redisx.Options{Prefix: "automutex", Log: slog.New(slog.DiscardHandler), Closing: l.Closing.Done()})
+	conn := redisx.New(rdb, l.Closing.Done())
 	return rig{Of(l, conn, "automutex:{"+redistest.Name(t)+"}"), t, rdb}
 }
 

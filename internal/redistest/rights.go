@@ -42,27 +42,16 @@ func AllRights(t testing.TB, page string) (rights []string) {
 	return rights
 }
 
-// nativeRights are those to the commands that compare and delete, on a server that has one.
-func nativeRights(t *testing.T) (rights []string) {
-	t.Helper()
-	rdb := Real(t).Client(t)
-	for _, name := range []string{"delex", "delifeq"} {
-		if known, err := rdb.Do(t.Context(), "COMMAND", "INFO", name).Slice(); err == nil && len(known) == 1 && known[0] != nil {
-			rights = append(rights, "+"+name)
-		}
-	}
-	return rights
-}
-
 // AsUser runs tests of this binary again, in a process whose clients are a user
-// with these rights, and that to a native release where the server has one, and no others, on a redis-server and, with [AllEnv], a Redis Cluster. The tests
-// are named without Test, use [Each], and look at Redis with no more rights.
+// with these rights and no others, on a redis-server and, with [AllEnv], a Redis
+// Cluster. The tests are named without Test, use [Each], and look at Redis with no
+// more rights.
 func AsUser(t *testing.T, rights, tests []string) {
 	t.Helper()
 	needBinary(t)
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.timeout=2m",
 		"-test.run", "^Test("+strings.Join(tests, "|")+")$/^(redis|cluster)$")
-	cmd.Env = append(os.Environ(), RightsEnv+"="+strings.Join(append(rights, nativeRights(t)...), " "))
+	cmd.Env = append(os.Environ(), RightsEnv+"="+strings.Join(rights, " "))
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("with the documented rights: %v\n%s", err, out)

@@ -1,12 +1,11 @@
 // Package redisx sends scripts, single commands and pipelines to one Redis through a client of go-redis. It bounds every exchange,
-// finds out which commands the server has, and waits for replicas. It knows no locks.
+// and waits for replicas. It knows no locks.
 package redisx
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -19,15 +18,6 @@ type Client interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 	Pipeline() redis.Pipeliner
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
-}
-
-// Options are how a Conn sends.
-type Options struct {
-	// Prefix of the keys, for the rights that an error names.
-	Prefix string
-	Log    *slog.Logger
-	// Closing is closed when the owner of the Conn closes; idle goroutines end then.
-	Closing <-chan struct{}
 }
 
 // Timeout bounds each exchange with Redis, retries of the client included.
@@ -43,13 +33,11 @@ type Conn struct {
 	closing    <-chan struct{}
 	slotsKnown atomic.Bool // the client knows which master has which slots
 	deadlines  deadlines
-	denied     denials
-	refused    refusals
 }
 
-// New makes a Conn on rdb. It does no I/O and starts no goroutine.
-func New(rdb Client, o Options) *Conn {
-	c := &Conn{rdb: rdb, jobs: make(chan func()), closing: o.Closing, denied: denials{prefix: o.Prefix, log: o.Log}}
+// New makes a Conn on rdb. Its idle goroutines end when closing is closed. New does no I/O and starts no goroutine.
+func New(rdb Client, closing <-chan struct{}) *Conn {
+	c := &Conn{rdb: rdb, jobs: make(chan func()), closing: closing}
 	switch rdb := rdb.(type) {
 	case *redis.Client:
 		c.bounded = rdb.Options().ContextTimeoutEnabled || isWithinTimeout(rdb.Options().ReadTimeout)
@@ -102,17 +90,13 @@ func (c *Conn) runThroughMove(ctx, bound context.Context, s *Script, keys []stri
 // maxMovePause bounds the pauses after which Run sends a script again: they are 10 ms, and double each time.
 const maxMovePause = 320 * time.Millisecond
 
-// runOnce sends s by EVALSHA, and by EVAL if the server does not run it by its hash.
-func (c *Conn) runOnce(ctx context.Context, s *Script, keys []string, args []any) (v any, err error) {
-	bySource := c.denied.noHash.Load()
-	if !bySource {
-		v, err = c.send(ctx, "evalsha", s.shaArg, keys, args)
-		bySource = c.denied.mustSendSource(err)
-	}
-	if bySource {
+// runOnce sends s by EVALSHA, and by EVAL if the server does not know the hash. Such a script has not run.
+func (c *Conn) runOnce(ctx context.Context, s *Script, keys []string, args []any) (any, error) {
+	v, err := c.send(ctx, "evalsha", s.shaArg, keys, args)
+	if HasCode(err, "NOSCRIPT") {
 		v, err = c.send(ctx, "eval", s.Source, keys, args)
 	}
-	return v, c.denied.describe(s, err)
+	return v, err
 }
 
 func (c *Conn) send(ctx context.Context, command, script any, keys []string, args []any) (v any, err error) {
@@ -130,7 +114,7 @@ func (c *Conn) send(ctx context.Context, command, script any, keys []string, arg
 	cmd.SetFirstKeyPos(3) // where a Cluster sends it
 	v, err = replyOf(cmd, c.rdb.Process(ctx, cmd))
 	c.noteUnreached(err)
-	return v, err
+	return v, explain(err)
 }
 
 // Counted is an argument that knows whether the client has sent its command again: then an earlier one may have run.
@@ -148,9 +132,6 @@ func (a *Counted) MarshalBinary() ([]byte, error) {
 // Resent reports whether the command was sent more than once.
 func (a *Counted) Resent() bool { return a.sends.Load() > 1 }
 
-// MaySet reports whether SetNX may be sent: Redis has refused no script to this user.
-func (c *Conn) MaySet() bool { return !c.denied.noSet.Load() }
-
 // SetNX sets key to body for ttl (ms) if the key does not exist. ok is false without an error if it does.
 func (c *Conn) SetNX(ctx context.Context, key string, body, ttl any) (ok bool, err error) {
 	if c.runsHere(ctx) {
@@ -165,7 +146,17 @@ func (c *Conn) setNX(bound context.Context, key string, body, ttl any) (bool, er
 	cmd := redis.NewStatusCmd(bound, "set", key, body, "nx", "px", ttl)
 	ok, err := setReplyOf(cmd, c.rdb.Process(bound, cmd))
 	c.noteUnreached(err)
-	return ok, c.denied.describe(nil, err)
+	return ok, explain(err)
+}
+
+// DeleteIfEqual deletes the string at key if it is body, by script, which replies 1 if it has deleted the key. deleted is false without
+// an error if the key is another string, of another type, or not there.
+func (c *Conn) DeleteIfEqual(ctx context.Context, script *Script, key string, body any) (deleted bool, err error) {
+	reply, err := c.Run(ctx, script, []string{key}, body)
+	if IsWrongType(err) {
+		return false, nil
+	}
+	return reply == any(int64(1)), err
 }
 
 // Within runs f, an exchange with the context bound, for a caller with ctx. It returns when f returns, after Timeout, or AnswerGrace
@@ -236,7 +227,7 @@ func leftAtEndOf(ctx context.Context) error {
 const workerIdle = time.Second
 
 // onWorker runs f on a worker goroutine. Workers are reused for their stacks: go-redis calls deep, and each new goroutine would
-// have to grow its stack. A worker ends when it was idle for workerIdle, or is idle when Options.Closing is closed.
+// have to grow its stack, which costs a task a quarter of its time.
 func (c *Conn) onWorker(f func()) {
 	select {
 	case c.jobs <- f: // an idle worker takes it
@@ -270,7 +261,7 @@ type boundContext struct {
 func (c boundContext) Value(key any) any { return c.values.Value(key) }
 
 // deadlines hands out contexts that end in four to five fifths of Timeout. All exchanges that begin within one fifth share a
-// context, so that not each of them needs a timer.
+// context: a timer for each of them would be two thirds more allocations for a lock that is free.
 type deadlines struct {
 	mu    sync.Mutex      // guards the fields below
 	ctx   context.Context // shared by short exchanges, ends by itself

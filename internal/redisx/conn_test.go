@@ -3,7 +3,6 @@ package redisx
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"testing"
 	"time"
 
@@ -42,7 +41,7 @@ func TestMovingSlot(t *testing.T) {
 			s.answers <- redistest.ReplyError(text)
 		}
 		close(s.answers)
-		c := New(s, Options{Log: slog.New(slog.DiscardHandler)})
+		c := New(s, nil)
 		if v, err := c.Run(context.Background(), NewScript("some", "return 7"), []string{"k"}); err != nil || v != int64(7) {
 			t.Errorf("%s: %v, %v", text, v, err)
 		}
@@ -54,7 +53,7 @@ func TestLeave(t *testing.T) {
 	t.Parallel()
 	s := &scripted{answers: make(chan error)}
 	defer close(s.answers)
-	c := New(s, Options{Log: slog.New(slog.DiscardHandler)})
+	c := New(s, nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	time.AfterFunc(10*time.Millisecond, cancel)
 	if _, err := c.Run(ctx, NewScript("some", "return 7"), []string{"k"}); !errors.Is(err, ErrNoAnswer) || !errors.Is(err, context.Canceled) {
@@ -62,11 +61,11 @@ func TestLeave(t *testing.T) {
 	}
 }
 
-// TestDeleteIfEqual: a string goes only if it is the caller's, on servers with and without a command for it.
+// TestDeleteIfEqual: a string goes only if it is the caller's.
 func TestDeleteIfEqual(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
-		c := New(rdb, Options{Prefix: "automutex", Log: slog.New(slog.DiscardHandler)})
+		c := New(rdb, nil)
 		script := NewScript("drop", "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0")
 		ctx, key := context.Background(), "automutex:{"+redistest.Name(t)+"}"
 		for range 2 {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -16,6 +17,17 @@ var ErrBackend = errors.New("lock: backend error")
 // Failed makes an ErrBackend of err, for the operation op on key.
 func Failed(op, key string, err error) error {
 	return fmt.Errorf("%w: %s %q: %w", ErrBackend, op, key, err)
+}
+
+// refusal matches how Redis 6 and 7 and Valkey 8 refuse a command to a user, and one that does not exist or was renamed.
+var refusal = regexp.MustCompile("(?i)^NOPERM |ACL failure in script|unknown (redis )?command|can't run this command")
+
+// explain returns err, and says where the rights stand if the server refuses a command to this client.
+func explain(err error) error {
+	if isServers(err) && refusal.MatchString(err.Error()) {
+		return fmt.Errorf("%w; docs/redis.md has the ACL line that suffices", err)
+	}
+	return err
 }
 
 // errNoReply: go-redis returned a command with neither a reply nor an error, and its pipeline with no error either. The command may

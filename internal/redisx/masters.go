@@ -90,15 +90,14 @@ func InBatches[T any](c *Conn, branch func(f func()), items []T, key func(T) str
 	})
 }
 
-// noteUnreached is called with the error of each exchange. If there was no reply, it forgets which commands the nodes have refused:
-// another version may come up. And if a node of a Cluster could not be reached, it has the client reload which node has which slots.
-// go-redis by itself reloads only if a node redirects it, which a dead node does not do, and once a minute. By then leases on that
-// node would be lost. The reload runs in the background, one at a time.
+// noteUnreached is called with the error of each exchange. If a node of a Cluster could not be reached, or has a slot no more, it has
+// the client reload which node has which slots. go-redis by itself reloads only if a node redirects a command that go-redis itself has
+// routed, which a dead node does not do, and once a minute. By then leases on that node would be lost. The reload runs in the
+// background, one at a time.
 func (c *Conn) noteUnreached(err error) {
-	if err == nil || isServers(err) || errors.Is(err, redis.Nil) || errors.Is(err, redis.ErrClosed) {
+	if err == nil || isServers(err) && !HasCode(err, "MOVED") || errors.Is(err, redis.Nil) || errors.Is(err, redis.ErrClosed) {
 		return
 	}
-	c.refused.forget()
 	if cluster, ok := c.rdb.(interface{ ReloadState(ctx context.Context) }); ok {
 		cluster.ReloadState(context.Background())
 	}

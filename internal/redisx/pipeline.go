@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -21,20 +20,14 @@ type Call struct {
 	Err   error
 }
 
-// Pipeline runs the calls in one round trip (one per node). Every call ends with a reply or an error. A server that does not run a
-// script by its hash says so for each command; Pipeline sends those again by EVAL.
+// Pipeline runs the calls in one round trip (one per node). Every call ends with a reply or an error. A server that does not know
+// the hash of a script says so for each command; Pipeline sends those again by EVAL.
 func (c *Conn) Pipeline(ctx context.Context, calls []*Call) {
 	c.exchange(ctx, calls, func(bound context.Context, calls []*Call) {
-		bySource := calls
-		if !c.denied.noHash.Load() {
-			c.sendAll(bound, c.rdb.Pipeline(), calls, false)
-			bySource = slices.DeleteFunc(slices.Clone(calls), func(x *Call) bool { return !c.denied.mustSendSource(x.Err) })
-		}
+		c.sendAll(bound, c.rdb.Pipeline(), calls, false)
+		bySource := slices.DeleteFunc(slices.Clone(calls), func(x *Call) bool { return !HasCode(x.Err, "NOSCRIPT") })
 		if len(bySource) > 0 {
 			c.sendAll(bound, c.rdb.Pipeline(), bySource, true)
-		}
-		for _, x := range calls {
-			x.Err = c.denied.describe(x.Script, x.Err)
 		}
 	})
 }
@@ -76,6 +69,7 @@ func (c *Conn) sendAll(ctx context.Context, p redis.Pipeliner, calls []*Call, by
 	for i, x := range calls {
 		x.Reply, x.Err = replyOf(cmds[i], failed)
 		c.noteUnreached(x.Err)
+		x.Err = explain(x.Err)
 	}
 }
 
@@ -112,11 +106,10 @@ func (c *Conn) Confirm(ctx context.Context, calls []*Call, written int64, replic
 	c.exchange(ctx, calls, func(bound context.Context, calls []*Call) {
 		var wg sync.WaitGroup // its goroutines end when their exchanges do, by the deadline of bound
 		for at, calls := range c.byMaster(bound, calls) {
-			w := &confirm{c, written, replicas, waitTimeout(at, within)}
 			wg.Add(1)
 			go func() {
 				defer wg.Done()
-				w.confirmAt(bound, at, calls)
+				c.confirmAt(bound, at, calls, written, replicas, waitTimeout(at, within))
 			}()
 		}
 		wg.Wait()
@@ -147,64 +140,21 @@ func (c *Conn) byMaster(ctx context.Context, calls []*Call) map[master][]*Call {
 	return sorted
 }
 
-// confirm is one call of Confirm: what its goroutines share. It is immutable.
-type confirm struct {
-	conn     *Conn
-	written  int64
-	replicas int
-	within   time.Duration
-}
-
-// confirmAt has one master confirm calls. If a slot has moved, it follows the redirection once. go-redis would follow it too, but not
-// with the WAIT on the same connection.
-func (w *confirm) confirmAt(ctx context.Context, at master, calls []*Call) {
-	w.sendTo(ctx, at, calls, false)
-	for _, x := range calls {
-		addr, asking, elsewhere := redirected(x.Err)
-		if !elsewhere {
-			continue
-		}
-		// go-redis does not know a master without slots, to which the first slot is moving: then the caller tries again later.
-		masters, _ := Masters(ctx, w.conn.rdb)
-		for _, there := range masters {
-			if there.Options().Addr == addr {
-				w.sendTo(ctx, there, []*Call{x}, asking)
-			}
-		}
-	}
-}
-
-// sendTo sends one pipeline. It uses EVAL: a server that does not know the hash, as after a failover, would make the caller wait for
-// the replicas twice.
-func (w *confirm) sendTo(ctx context.Context, at master, calls []*Call, asking bool) {
+// confirmAt sends one pipeline. It uses EVAL: a server that does not know the hash, as after a failover, would make the caller wait for
+// the replicas twice. go-redis would follow a redirection, but not with the WAIT on the same connection: so a call whose slot has moved,
+// or moves, fails.
+func (c *Conn) confirmAt(ctx context.Context, at master, calls []*Call, written int64, replicas int, within time.Duration) {
 	p := at.Pipeline()
-	if asking {
-		p.Do(ctx, "ASKING")
-	}
 	var acks *redis.Cmd
-	w.conn.sendAll(ctx, p, calls, true, func() { acks = p.Do(ctx, "WAIT", w.replicas, w.within.Milliseconds()) })
+	c.sendAll(ctx, p, calls, true, func() { acks = p.Do(ctx, "WAIT", replicas, within.Milliseconds()) })
 	got, err := acks.Int64() // also an error if WAIT got no reply
 	for _, x := range calls {
-		x.Err = w.conn.denied.describe(x.Script, x.Err)
 		switch {
-		case x.Err != nil || x.Reply != w.written:
+		case x.Err != nil || x.Reply != written:
 		case err != nil:
 			x.Err = fmt.Errorf("WAIT, which MinReplicas needs: %w", err)
-		case got < int64(w.replicas):
-			x.Err = &TooFew{Got: got, Want: w.replicas, Within: w.within}
+		case got < int64(replicas):
+			x.Err = &TooFew{Got: got, Want: replicas, Within: within}
 		}
 	}
-}
-
-// redirected reads a MOVED or ASK error: the address of the node to send the command to. asking means that the slot is being moved,
-// and that ASKING has to come before the command.
-func redirected(err error) (addr string, asking, ok bool) {
-	if err == nil {
-		return "", false, false
-	}
-	asking = redis.HasErrorPrefix(err, "ASK ")
-	if f := strings.Fields(err.Error()); len(f) == 3 && (asking || redis.HasErrorPrefix(err, "MOVED ")) {
-		return f[2], asking, true
-	}
-	return "", false, false
 }
