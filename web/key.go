@@ -30,10 +30,9 @@ type keyView struct {
 	Behind          *blockedRow     // the next task of an ordered key, if it keeps others waiting
 	Actions         []Action        // about this lock, newest first
 
-	Bars   *bars     // who ran when; nil: nothing is known
-	Kept   bool      // workers keep the runs of the key
-	Unread string    // why these were not read
-	Seen   time.Time // since when looks at it are remembered
+	Bars   *bars  // who ran when; nil: nothing is known
+	Kept   bool   // workers keep the runs of the key
+	Unread string // why these were not read
 }
 
 type holderView struct {
@@ -80,8 +79,7 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 				v.Behind = &b
 			}
 		}
-		runs, since := p.seen.look(info, p.task)
-		v.Bars, v.Kept, v.Seen, v.Unread = newBars(joined(kept, runs, p.taskOf), info.At), len(kept) > 0, since, trouble(unread, triesAgain)
+		v.Bars, v.Kept, v.Unread = newBars(p.runsOf(kept, info), info.At), len(kept) > 0, trouble(unread, triesAgain)
 		p.rulesNow(ctx)
 	}
 	v.Rule = p.rulesOf(key)

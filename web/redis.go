@@ -43,8 +43,7 @@ const (
 // row is one lock, as it was when somebody looked. All times are by Redis' clock.
 type row struct {
 	inspect.Lock
-	At   time.Time     // Redis' time before the look
-	late time.Duration // after At the look had ended
+	At time.Time // Redis' time before the look
 }
 
 // walk looks at all locks.
@@ -79,9 +78,8 @@ func (p *page) walk(ctx context.Context) (s *snapshot, pause time.Duration, err 
 // look asks for one lock and the beginning of its line.
 func (p *page) look(ctx context.Context, key string) (row, error) {
 	return within(ctx, func(ctx context.Context) (row, error) {
-		began := time.Now()
 		l, now, err := inspect.One(ctx, p.engine, p.rdb, key)
-		return row{l, now, time.Since(began)}, err
+		return row{l, now}, err
 	})
 }
 

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/automutex/automutex/internal/history"
@@ -14,110 +13,38 @@ import (
 
 // Who ran when, on one key: a picture, and the same as a table. Times are by Redis' clock.
 
-const (
-	// mostBars is how many runs and waits of a key are read of its history, and kept of what looks saw.
-	mostBars = 200
-	// seenWithin is how far what looks saw may be from what the history says of the same run.
-	seenWithin = 2 * time.Second
-	// maxSeen is of how many keys the page keeps what looks saw.
-	maxSeen = 500
-)
+// mostBars is how many runs and waits of a key are read of its history, and drawn.
+const mostBars = 200
 
-// run is a run of a task, a wait, or both: the history of the key tells of it, or looks saw it.
+// run is a run of a task, a wait, or both: the history of the key tells of it, or it goes on.
 type run struct {
 	Task            task
 	Worker, Outcome string
 	Came            time.Time // when it came to the lock; zero: not known
 	Start           time.Time // when its handler started; zero: it did not
-	End             time.Time // if it goes on: the last look
+	End             time.Time // if it goes on: the look
 	Open            bool      // it goes on
 }
 
-// begin is when it came, or was seen first.
+// begin is when it came, or started.
 func (r run) begin() time.Time { return cmp.Or(r.Came, r.Start) }
 
 // waits reports whether the run has not begun: the line of the key shows it.
 func (r run) waits() bool { return r.Open && r.Start.IsZero() }
 
-// seenRuns is what the looks of the key views saw: without a history, it is all that is known of the past.
-type seenRuns struct {
-	mu   sync.Mutex          // guards keys; nobody does I/O under it
-	keys map[string]*seenKey // at most maxSeen
-}
-
-// seenKey is what looks at one key saw.
-type seenKey struct {
-	first, last time.Time // looks
-	open        map[string]run
-	past        []run // at most mostBars, the newest last
-}
-
-// look adds a look at a key, and returns all that is known of it and since when.
-func (s *seenRuns) look(info row, task func(queue, id, note string) task) (runs []run, first time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	k := s.of(info.Key, info.At)
-	open, holds := map[string]run{}, map[string]bool{}
-	for _, h := range info.Holders {
-		r, known := k.open[h.Token]
-		if !known {
-			r = run{Task: task(h.Queue, h.Task, h.Note), Worker: h.Owner, Start: info.At.Add(info.late - info.held())} // not before the end that a look saw
-			for _, waited := range k.open {
-				if waited.Start.IsZero() && waited.Task == r.Task && r.Task.Text != "" {
-					r.Came = waited.Came
-				}
-			}
-		}
-		open[h.Token], holds[r.Task.Text] = r, r.Task.Text != ""
-	}
-	for _, w := range info.Waiters {
-		its := task(w.Queue, w.Task, w.Note)
-		// Two that wait may have the same note, or none, and not the same time.
-		open[its.Text+" "+strconv.FormatInt(w.Since.UnixNano(), 10)] = run{Task: its, Worker: w.Owner, Came: w.Since}
-	}
-	for id, r := range k.open {
-		if _, still := open[id]; still || r.Start.IsZero() && holds[r.Task.Text] {
-			continue // the wait of a holder is in its run
-		}
-		r.Open, r.End = false, k.last
-		k.past = append(k.past, r)
-	}
-	k.past = k.past[max(0, len(k.past)-mostBars):]
-	k.open, k.last = open, info.At
-	for id, r := range open {
-		r.Open, r.End = true, info.At
-		open[id] = r
-		runs = append(runs, r)
-	}
-	return append(runs, k.past...), k.first
-}
-
-// of is what is known of a key.
-func (s *seenRuns) of(key string, now time.Time) *seenKey {
-	if k := s.keys[key]; k != nil {
-		return k
-	}
-	if s.keys == nil || len(s.keys) >= maxSeen {
-		s.keys = map[string]*seenKey{} // rather than find out which one to forget
-	}
-	k := &seenKey{first: now, last: now}
-	s.keys[key] = k
-	return k
-}
-
-// joined is what the history of a key tells, and of what looks saw that which it does not tell, the newest first.
-func joined(kept []history.Run, seen []run, taskOf func(note string) task) []run {
-	all := make([]run, 0, len(kept)+len(seen))
+// runsOf is what the history of a key tells, which was read before the look, and what goes on, the newest first. Of several
+// holders it is not known when they began.
+func (p *page) runsOf(kept []history.Run, look row) []run {
+	all := make([]run, 0, len(kept)+len(look.Waiters)+1)
 	for _, r := range kept {
-		all = append(all, run{Task: taskOf(r.Task), Worker: r.Worker, Outcome: r.Outcome, Came: r.Came, Start: r.Start, End: r.End})
+		all = append(all, run{Task: p.taskOf(r.Task), Worker: r.Worker, Outcome: r.Outcome, Came: r.Came, Start: r.Start, End: r.End})
 	}
-	for _, s := range seen {
-		// What goes on is in no history yet: that was read before the look.
-		if s.Open || !slices.ContainsFunc(all[:len(kept)], func(r run) bool {
-			return r.Task == s.Task && r.Came.Before(s.End.Add(seenWithin)) && r.End.After(s.begin().Add(-seenWithin))
-		}) {
-			all = append(all, s)
-		}
+	if look.held() > 0 {
+		h := look.Holders[0]
+		all = append(all, run{Task: p.task(h.Queue, h.Task, h.Note), Worker: h.Owner, Start: look.At.Add(-look.held()), End: look.At, Open: true})
+	}
+	for _, w := range look.Waiters {
+		all = append(all, run{Task: p.task(w.Queue, w.Task, w.Note), Worker: w.Owner, Came: w.Since, End: look.At, Open: true})
 	}
 	slices.SortFunc(all, func(a, b run) int {
 		return cmp.Or(b.End.Compare(a.End), b.begin().Compare(a.begin()), strings.Compare(a.Task.Text, b.Task.Text))
@@ -285,7 +212,7 @@ func (r run) Waited() string {
 	case r.Came.IsZero():
 		return ""
 	case r.Start.IsZero():
-		return r.untilEnd(r.Came)
+		return printable.Duration(r.End.Sub(r.Came))
 	}
 	return printable.Duration(r.Start.Sub(r.Came))
 }
@@ -295,16 +222,7 @@ func (r run) Ran() string {
 	if r.Start.IsZero() {
 		return ""
 	}
-	return r.untilEnd(r.Start)
-}
-
-// untilEnd is the time from begin to the end. The end of what looks alone saw is the last look that saw it.
-func (r run) untilEnd(begin time.Time) string {
-	text := printable.Duration(r.End.Sub(begin))
-	if !r.Open && r.Outcome == "" {
-		return "at least " + text
-	}
-	return text
+	return printable.Duration(r.End.Sub(r.Start))
 }
 
 // part is how much of the axis a time is, in percent.

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/history"
-	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -78,66 +77,19 @@ func TestRuns_many(t *testing.T) {
 	}
 }
 
-// Without a history the page draws what goes on, and what it saw.
-func TestRuns_seen(t *testing.T) {
+// Without a history the page draws what goes on.
+func TestRuns_open(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		v := serve(t, s, Options{})
 		m := v.locker.Mutex("report", lock.Note("q/holds"))
 		lease := v.hold(m)
 		v.wait(v.locker.Mutex("report", lock.Note("q/waits")))
-		v.get(keyPath(m.Key())).want(200, `class="run open" x=`, `class="wait open" x=`, "Seen by this page since", "Config.History", `data-name="Outcome">runs</td>`, "called: its turn has come").
+		v.get(keyPath(m.Key())).want(200, `class="run open" x=`, "q/holds on worker-1:4242", `class="wait open" x=`, "Config.History", `data-name="Outcome">runs</td>`, "called: its turn has come").
 			without(`data-name="Outcome">waits</td>`) // the line has it
 		redistest.Must(t, lease.Unlock(context.Background()))
-		// The one who waited gets the lock and gives it back: the first one has ended in any case.
-		v.find(keyPath(m.Key()), `data-name="Outcome">ended</td>`).want(200, "q/holds on worker-1:4242", `data-name="Ran">at least `)
+		v.find(keyPath(m.Key()), "Nothing is known of who ran on this key").without("q/holds on")
 	})
-}
-
-// What looks saw is in its history once: the history tells it better.
-func TestRuns_joined(t *testing.T) {
-	t.Parallel()
-	at := time.Unix(1_700_000_000, 0)
-	after := func(s int) time.Time { return at.Add(time.Duration(s) * time.Second) }
-	var p page
-	look := func(key string, now int, since int, token, holds string, waits ...inspect.Waiter) ([]run, time.Time) {
-		l := inspect.Lock{Key: key, Waiters: waits}
-		if token != "" {
-			start := after(since)
-			l.Held, l.Since, l.Holders = 1, &start, []inspect.Holder{{Token: token, Work: inspect.Work{Queue: "q", Task: holds}, Owner: "w"}}
-		}
-		return p.seen.look(row{l, after(now), 0}, p.task)
-	}
-	look("k", 0, -5, "1", "a")
-	look("k", 2, -5, "1", "a", inspect.Waiter{Work: inspect.Work{Queue: "q", Task: "b"}, Since: after(1)})
-	look("k", 4, 3, "2", "b")
-	runs, first := look("k", 6, 0, "", "")
-	if len(runs) != 2 || !first.Equal(at) {
-		t.Fatalf("%+v since %s", runs, first)
-	}
-	a, b := runs[0], runs[1]
-	if a.Task.Text != "q/a" || !a.Start.Equal(after(-5)) || !a.End.Equal(after(2)) || a.Open || !a.Came.IsZero() {
-		t.Errorf("a: %+v", a)
-	}
-	if b.Task.Text != "q/b" || !b.Came.Equal(after(1)) || !b.Start.Equal(after(3)) || !b.End.Equal(after(4)) || b.Open {
-		t.Errorf("b: %+v", b)
-	}
-	kept := []history.Run{{Task: "q/b", Outcome: "done", Came: after(1), Start: after(3), End: after(5)}}
-	all := joined(kept, runs, p.taskOf)
-	if len(all) != 2 || all[0].Task.Text != "q/b" || all[0].Outcome != "done" || !all[0].End.Equal(after(5)) || all[1].Task.Text != "q/a" {
-		t.Errorf("%+v", all)
-	}
-	start := after(5)
-	slow := inspect.Lock{Key: "slow", Held: 1, Since: &start, Holders: []inspect.Holder{{Token: "1"}}}
-	if runs, _ := p.seen.look(row{slow, after(6), 80 * time.Millisecond}, p.task); !runs[0].Start.Equal(after(5).Add(80 * time.Millisecond)) {
-		t.Errorf("a look that took 80 ms has a run that begins at %s, maybe before the end of the one before", runs[0].Start)
-	}
-	for i := range maxSeen + 3 {
-		look(fmt.Sprint(i), 10+i, 0, "", "")
-	}
-	if len(p.seen.keys) > maxSeen {
-		t.Errorf("%d keys", len(p.seen.keys))
-	}
 }
 
 // A time of another day says which. A long line takes no place from the runs.
@@ -154,7 +106,7 @@ func TestBars(t *testing.T) {
 	for range 100 {
 		runs = append(runs, run{Task: task{Text: "q/waits"}, Came: now.Add(-time.Minute), End: now, Open: true})
 	}
-	if b := newBars(joined(nil, runs, nil), now); len(b.Rows) != 1 || b.Rows[0].Ran() != "1m" || b.More != 0 {
+	if b := newBars(runs, now); len(b.Rows) != 1 || b.Rows[0].Ran() != "1m" || b.More != 0 {
 		t.Errorf("%+v and %d more, want the run alone", b.Rows, b.More)
 	}
 }

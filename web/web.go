@@ -139,7 +139,6 @@ type page struct {
 	engine  *engine.Engine
 	own     *known // by the Options
 	hour    hour
-	seen    seenRuns
 	actions actionLog
 	streams chan struct{} // a slot for each live stream
 	asynq   chan struct{} // a slot for each question to asynq
