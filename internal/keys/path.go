@@ -63,7 +63,8 @@ func checkNotation(path string) error {
 	case strings.HasPrefix(bare, "$.") || strings.HasPrefix(bare, "$["):
 		return fmt.Errorf(`begins as JSONPath does; write %q (a path begins at the payload), and \$ for a dollar sign as a name`, plainPath(path))
 	case strings.Contains(bare, ","):
-		return fmt.Errorf(`has a comma; write %s, one path each, and \, for a comma in a name`, quotedList(path, bare))
+		return fmt.Errorf(`has a comma; write "%s", one path each, and \, for a comma in a name`,
+			strings.NewReplacer(" ", "", ",", `", "`).Replace(plainPath(path)))
 	case strings.HasPrefix(bare, "/"):
 		return fmt.Errorf(`begins as a JSON pointer does; write %q, and \/ for a slash that begins a name`, strings.ReplaceAll(path[1:], "/", "."))
 	case bracketIndex.MatchString(bare) || bracketName.MatchString(path):
@@ -82,23 +83,5 @@ func plainPath(path string) string {
 		return "." + strings.NewReplacer(`\`, `\\`, ".", `\.`, "[", `\[`, ",", `\,`).Replace(s[2:len(s)-2])
 	})
 	path = bracketIndex.ReplaceAllString(path, ".$1")
-	segments := strings.Split(strings.TrimPrefix(strings.TrimPrefix(path, "$"), "."), ".")
-	for i, segment := range segments {
-		if segment == "*" {
-			segments[i] = "0"
-		}
-	}
-	return strings.Join(segments, ".")
-}
-
-// quotedList takes a path apart at the commas of bare, which has no escaped ones.
-func quotedList(path, bare string) string {
-	var quoted []string
-	for _, part := range strings.Split(bare, ",") {
-		if one := strings.TrimSpace(path[:len(part)]); one != "" {
-			quoted = append(quoted, fmt.Sprintf("%q", plainPath(one)))
-		}
-		path = path[min(len(part)+1, len(path)):]
-	}
-	return strings.Join(quoted, ", ")
+	return strings.ReplaceAll(strings.TrimPrefix(strings.TrimPrefix(path, "$"), "."), "*", "0")
 }

@@ -35,9 +35,6 @@ func Key(prefix, scope string, parts ...string) string { return HashedKey("", pr
 // HMAC-SHA256, under the secret, of the text that values and scope stand for replaces the values. So one value has
 // another hash in each scope, and who does not know the secret cannot find a value by hashing guesses. The scope
 // stays readable, and a key without values is as Key makes it. With an empty secret HashedKey is Key.
-//
-// No text that Key would write, whatever its values, is one of these, nor one made under another secret: SHA-256
-// answers for that.
 func HashedKey(secret, prefix, scope string, parts ...string) string {
 	var onStack [256]byte // enough for most keys, so that only the string is allocated
 	text := onStack[:0]

@@ -1,6 +1,7 @@
 package keys
 
 import (
+	"cmp"
 	"encoding"
 	"encoding/json"
 	"fmt"
@@ -62,7 +63,7 @@ func fieldStep(t reflect.Type, segment string) (next reflect.Type, problem strin
 		return nil, "has no JSON fields; leave the path out, or Payload"
 	}
 	names := slices.Sorted(maps.Keys(fields))
-	if fields[segment].t == nil {
+	if fields[segment].Type == nil {
 		names = nearest.Names(segment, names)
 		return nil, fmt.Sprintf(`has no JSON field %q; did you mean "%s"?`, segment, strings.Join(names[:min(len(names), 3)], `", "`))
 	}
@@ -71,64 +72,30 @@ func fieldStep(t reflect.Type, segment string) (next reflect.Type, problem strin
 			return nil, fmt.Sprintf("has the JSON fields %q and %q, which differ in letter case alone; a payload with both has no key, so rename one", segment, name)
 		}
 	}
-	return fields[segment].t, ""
+	return fields[segment].Type, ""
 }
 
-// jsonFields gives the fields that encoding/json reads into a struct. Of fields with
-// one name the least deeply embedded one counts, then the tagged one; when that leaves several, none does.
-func jsonFields(t reflect.Type) map[string]jsonField {
-	all := map[string]jsonField{}
-	level, seen := []reflect.Type{t}, map[reflect.Type]bool{}
-	for depth := 0; len(level) > 0; depth++ {
-		var embedded []reflect.Type
-		for _, s := range level {
-			seen[s] = true
-			for i := range s.NumField() {
-				field := s.Field(i)
-				name, tagged := jsonName(field)
-				ft := field.Type
-				if ft.Kind() == reflect.Pointer {
-					ft = ft.Elem()
-				}
-				switch old, known := all[name]; {
-				case name == "":
-				case field.Anonymous && !tagged && ft.Kind() == reflect.Struct:
-					embedded = append(embedded, ft)
-				case !field.IsExported() || known && old.depth < depth || known && old.tagged && !tagged:
-				case known && old.tagged == tagged:
-					old.count++
-					all[name] = old
-				default:
-					all[name] = jsonField{field.Type, tagged, depth, 1}
-				}
-			}
+// jsonFields gives the fields that encoding/json reads into a struct. Of fields with one name the least deeply embedded one counts,
+// then the tagged one. A field that another of its name in Go hides is left out, whatever its name in JSON.
+func jsonFields(t reflect.Type) map[string]reflect.StructField {
+	fields := map[string]reflect.StructField{}
+	var within []int // the index of an embedded struct with a name in JSON: what is in it is none of t
+	for _, f := range reflect.VisibleFields(t) {
+		tag := f.Tag.Get("json")
+		name, _, _ := strings.Cut(tag, ",")
+		isStruct := f.Type.Kind() == reflect.Struct || f.Type.Kind() == reflect.Pointer && f.Type.Elem().Kind() == reflect.Struct
+		inside := len(within) > 0 && len(f.Index) > len(within) && slices.Equal(f.Index[:len(within)], within)
+		if inside || !f.IsExported() || tag == "-" || f.Anonymous && name == "" && isStruct {
+			continue
 		}
-		level = slices.DeleteFunc(embedded, func(s reflect.Type) bool { return seen[s] })
-	}
-	maps.DeleteFunc(all, func(_ string, f jsonField) bool { return f.count > 1 })
-	return all
-}
-
-type jsonField struct {
-	t            reflect.Type
-	tagged       bool
-	depth, count int // how many structs are around it, and how many fields there have the name
-}
-
-// jsonName gives the name of a field in JSON, "" for one that encoding/json leaves out, and whether a tag gave it.
-func jsonName(field reflect.StructField) (name string, tagged bool) {
-	tag := field.Tag.Get("json")
-	if name, _, _ = strings.Cut(tag, ","); name == "" || !field.IsExported() {
-		return field.Name, name != ""
-	}
-	// What becomes of a quote in it differs between versions of Go.
-	one := reflect.New(reflect.StructOf([]reflect.StructField{{Name: field.Name, Type: reflect.TypeFor[bool](), Tag: field.Tag}})).Elem()
-	one.Field(0).SetBool(true) // past omitempty
-	var all map[string]any
-	if text, err := json.Marshal(one.Interface()); err == nil && json.Unmarshal(text, &all) == nil {
-		for key := range all {
-			return key, key != field.Name || key == name
+		tagged := name != ""
+		if f.Anonymous {
+			within = f.Index
+		}
+		name = cmp.Or(name, f.Name)
+		if known, is := fields[name]; !is || len(f.Index) < len(known.Index) || len(f.Index) == len(known.Index) && tagged {
+			fields[name] = f
 		}
 	}
-	return "", false
+	return fields
 }
