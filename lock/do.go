@@ -18,30 +18,11 @@ import (
 // error of f. If the lease was lost before f returned, the error is joined with ErrLost:
 // another holder may have worked beside f. f may end the lease itself, with Unlock or
 // Cooldown; see [FromContext].
-func (m *Lock) Do(ctx context.Context, f func(ctx context.Context) error) error {
-	return m.do(ctx, f, m.Lock)
-}
-
-// TryDo is [Lock.Do] without a wait: if the lock is busy it returns a *BusyError and does not
-// call f. f may return the *BusyError of another lock: to tell the two apart, have f record
-// that it ran.
-func (m *Lock) TryDo(ctx context.Context, f func(ctx context.Context) error) error {
-	return m.do(ctx, f, m.TryLock)
-}
-
-// DoWithin is [Lock.Do] with a bound on the time in line: after wait it returns a *BusyError
-// and does not call f. The error also Is context.DeadlineExceeded, even if ctx has no deadline.
-// wait does not bound f. With a wait of 0 DoWithin is [Lock.TryDo]; a negative wait is an error.
-func (m *Lock) DoWithin(ctx context.Context, wait time.Duration, f func(ctx context.Context) error) error {
-	return m.do(ctx, f, func(ctx context.Context) (*Lease, error) { return m.lockWithin(ctx, wait) })
-}
-
-// do runs f while a lease is held that take has taken, and releases it.
-func (m *Lock) do(ctx context.Context, f func(ctx context.Context) error, take func(ctx context.Context) (*Lease, error)) (err error) {
+func (m *Lock) Do(ctx context.Context, f func(ctx context.Context) error) (err error) {
 	if f == nil {
 		return fmt.Errorf("lock: %q: the function to run is nil", m.name())
 	}
-	le, err := take(ctx)
+	le, err := m.Lock(ctx)
 	if err != nil {
 		return err
 	}
@@ -57,18 +38,6 @@ func (m *Lock) do(ctx context.Context, f func(ctx context.Context) error, take f
 	return f(le.Bind(ctx))
 }
 
-// Acquire takes the lock, and reports with ok whether it did: a busy lock is no error.
-// within is the longest wait in line. 0 tries once, as [Lock.TryLock]; a negative within is
-// an error. Acquire takes a free lock however short within is. If ctx ends, the error is
-// that of ctx. Other errors are those of [Lock.Lock].
-func (m *Lock) Acquire(ctx context.Context, within time.Duration) (lease *Lease, ok bool, err error) {
-	lease, err = m.lockWithin(ctx, within)
-	if errors.Is(err, ErrBusy) {
-		return nil, false, ctx.Err()
-	}
-	return lease, err == nil, err
-}
-
 // With is [Lock.Do] for a function that returns a value. It returns f's value even with an
 // error, and the zero value if f was not called. If the lease was lost before f returned, the
 // error Is ErrLost.
@@ -82,12 +51,8 @@ func With[T any](ctx context.Context, m *Lock, f func(ctx context.Context) (T, e
 	return value, err
 }
 
-// How long a campaign pauses when Redis cannot be asked: the first pause doubles
-// up to the longest, each with up to half of it added at random.
-const (
-	campaignPause     = 500 * time.Millisecond
-	campaignPauseMost = 8 * time.Second
-)
+// campaignPause follows an attempt to ask a Redis that is away: so long, and up to as long again, at random.
+const campaignPause = 2 * time.Second
 
 // Lead runs f in one process at a time, of all that call Lead with the same
 // name on the same Redis and prefix. The process that runs f is the leader.
@@ -97,9 +62,8 @@ const (
 // should then stop and return. If the lease was lost Lead campaigns again, and may call f
 // again, in a new term. Otherwise Lead releases the lease and returns f's error, or nil.
 //
-// An outage of Redis does not end a campaign: Lead logs it and tries again, with
-// growing pauses of at most 12 s. When ctx ends before f is called, Lead returns
-// the cause of ctx. When the Locker is closed it returns ErrClosed: end ctx
+// An outage of Redis does not end a campaign: Lead logs it and tries again, after
+// two to four seconds. When ctx ends before f is called, Lead returns the cause of ctx. When the Locker is closed it returns ErrClosed: end ctx
 // first. An error in name, f or options is returned at once.
 //
 // A leader that dies is replaced when its lease has ended, at most a TTL later. A leader that
@@ -136,27 +100,19 @@ func (l *Locker) Lead(ctx context.Context, name string, f func(ctx context.Conte
 
 // campaign waits for the lease until ctx ends or the Locker closes.
 func (m *Lock) campaign(ctx context.Context) (*Lease, error) {
-	for pause := campaignPause; ; pause = min(2*pause, campaignPauseMost) {
+	for {
 		lease, err := m.Lock(ctx)
 		switch {
-		case err == nil:
-			return lease, nil
-		case ctx.Err() != nil:
+		case err != nil && ctx.Err() != nil:
 			return nil, context.Cause(ctx)
 		case !errors.Is(err, ErrBackend):
-			return nil, err // the Locker is closed
+			return lease, err // the only other error: the Locker is closed
 		}
 		m.engine().Log().Warn("lock: a candidate for leadership cannot ask Redis; it tries again", "name", m.name(), "error", err)
-		// The timer is this goroutine's own; ctx and Close end the pause early.
-		timer := time.NewTimer(pause + rand.N(pause/2)) //nolint:gosec // jitter, no secret
-		select {
-		case <-timer.C:
+		select { // then Lock finds out why
+		case <-time.After(campaignPause + rand.N(campaignPause)): //nolint:gosec // jitter, no secret
 		case <-ctx.Done():
-			timer.Stop()
-			return nil, context.Cause(ctx)
 		case <-m.engine().Life().Closing.Done():
-			timer.Stop()
-			return nil, ErrClosed
 		}
 	}
 }
@@ -165,16 +121,9 @@ func (m *Lock) campaign(ctx context.Context) (*Lease, error) {
 // has to campaign again.
 func (m *Lock) serveTerm(ctx context.Context, le *Lease, f func(ctx context.Context) error) (again bool, err error) {
 	term := le.Bind(ctx)
-	// A plain defer, no recover: the lease is released on a panic and on
-	// runtime.Goexit too, and the panic keeps its stack. A lost lease is released
-	// without effect for its successor.
-	defer func() {
-		released := le.Unlock(ctx)
-		if !again && errors.Is(released, ErrNotHeld) {
-			m.engine().Log().Warn("lock: leadership had ended before the leader's function returned; another process may have led meanwhile",
-				"name", m.name())
-		}
-	}()
+	// A plain defer, no recover: the lease is released on a panic and on runtime.Goexit too, and the panic keeps its stack. It does not
+	// matter what the release says: a lost lease is released without effect for its successor.
+	defer le.Unlock(ctx) //nolint:errcheck // see above
 	err = f(term)
 	cause := context.Cause(term)
 	again = errors.Is(cause, ErrLost) && ctx.Err() == nil

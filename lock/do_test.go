@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -27,62 +26,6 @@ func TestDoWaits(t *testing.T) {
 			t.Errorf("Do: %v", err)
 		}
 		free(t, m)
-	})
-}
-
-// TryDo and DoWithin run their function only with the lock, and give up as TryLock and
-// Lock do: at once, or after the wait.
-func TestTryDo_andDoWithin(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
-		for name, do := range map[string]func(f func(context.Context) error) error{
-			"TryDo": func(f func(context.Context) error) error { return m.TryDo(t.Context(), f) },
-			"DoWithin": func(f func(context.Context) error) (err error) {
-				for within := time.Millisecond; within < soon; within *= 4 { // it may be over before Redis has replied
-					if err = m.DoWithin(t.Context(), within, f); !errors.Is(err, lock.ErrBackend) {
-						break
-					}
-				}
-				return err
-			},
-			"DoWithin 0":         func(f func(context.Context) error) error { return m.DoWithin(t.Context(), 0, f) },
-			"DoWithin ten years": func(f func(context.Context) error) error { return m.DoWithin(t.Context(), inside.MaxTTL, f) },
-		} {
-			failure, ran := errors.New("failure"), false
-			err := do(func(ctx context.Context) error {
-				ran = true
-				mustBeBusy(t, m)
-				if _, ok := lock.FromContext(ctx); !ok {
-					t.Errorf("%s: its context has no lease", name)
-				}
-				return failure
-			})
-			if !ran || !errors.Is(err, failure) {
-				t.Errorf("%s: ran: %v, %v", name, ran, err)
-			}
-			free(t, m)
-			if name == "DoWithin ten years" {
-				continue
-			}
-			held := mustTry(t, m)
-			err = do(func(context.Context) error { t.Errorf("%s ran beside another holder", name); return nil })
-			var busy *lock.BusyError
-			if !errors.As(err, &busy) || (busy.Waited > 0) != (name == "DoWithin") || errors.Is(err, context.DeadlineExceeded) != (name == "DoWithin") {
-				t.Errorf("%s of a busy lock: %v", name, err)
-			}
-			mustUnlock(t, held)
-			free(t, m)
-		}
-		never := func(context.Context) error { t.Error("ran"); return nil }
-		if err := m.DoWithin(t.Context(), -time.Second, never); err == nil || errors.Is(err, lock.ErrBusy) {
-			t.Errorf("a wait of -1s: %v", err)
-		}
-		ended, cancel := context.WithCancel(t.Context())
-		cancel()
-		if err := m.TryDo(ended, never); !errors.Is(err, context.Canceled) {
-			t.Errorf("TryDo under a context that has ended: %v", err)
-		}
 	})
 }
 
@@ -165,12 +108,8 @@ func TestDoJoinsErrLost(t *testing.T) {
 func TestDo_withoutAFunction(t *testing.T) {
 	t.Parallel()
 	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t))
-	for name, err := range map[string]error{
-		"Do": m.Do(t.Context(), nil), "TryDo": m.TryDo(t.Context(), nil), "DoWithin": m.DoWithin(t.Context(), time.Second, nil),
-	} {
-		if err == nil || !strings.Contains(err.Error(), "the function to run is nil") {
-			t.Errorf("%s: %v", name, err)
-		}
+	if err := m.Do(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "the function to run is nil") {
+		t.Error(err)
 	}
 	free(t, m)
 }

@@ -21,8 +21,7 @@ Package lock is a distributed mutex and semaphore on Redis, with a fair line.
 Take a lock: [Lock.Lock] waits until ctx ends, [Lock.TryLock] does not wait, and
 [Lock.Acquire] waits for a given time and reports with a boolean whether it took the lock.
 
-Hold a lock while a function runs: [Lock.Do], [Lock.TryDo], [Lock.DoWithin], or [With] for
-a function that returns a value. [Locker.For] returns the lock of a value with an ID.
+Hold a lock while a function runs: [Lock.Do], or [With] for a function that returns a value. [Locker.For] returns the lock of a value with an ID.
 
 Release a lock: [Lease.Unlock]. [Lease.Release] also returns how many slots are free, and
 [Lease.Cooldown] lets nobody have the lock for a while.
@@ -37,21 +36,6 @@ A failed call leaves nothing behind unless its comment says otherwise. Test erro
 errors.Is: [ErrBusy], [ErrNotHeld], [ErrLost], [ErrClosed], [ErrBackend], [ErrNotReplicated].
 
 This package does not depend on asynq: package automutex uses it to lock tasks.
-
-# How it works
-
-A lock that one holds and nobody else wants is a string in Redis, which expires at the
-holder's deadline. Whoever wants it besides makes it a record of a few keys: the holders by
-deadline, the line by ticket. Three scripts change them. Ask takes a slot or joins the line.
-Release gives the slot back and grants it to the head of the line in the same step. Renew
-moves a deadline, which scripts compare with Redis' clock.
-
-Each Locker has one subscription, whose messages wake its waiters. Every waiter also asks
-again once a second, so a lost message costs about a second. All waiters of a Locker ask in
-one pipeline.
-
-To take and release a free lock costs two round trips and no goroutine. A lease is renewed
-after a third of its length. Renewals that are due together share a pipeline.
 
 # What is promised
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -101,24 +100,6 @@ func ExampleLock_Acquire() {
 }
 
 // With gives what the function gives.
-func ExampleLock_DoWithin() {
-	ctx := context.Background()
-	locker := newExampleLocker()
-	defer locker.Close()
-	m := locker.Mutex("invoice:7")
-
-	// Waits for at most two seconds. The work itself may take longer.
-	err := m.DoWithin(ctx, 2*time.Second, func(ctx context.Context) error {
-		return enter(ctx)
-	})
-	switch {
-	case errors.Is(err, lock.ErrBusy):
-		fmt.Println("somebody else is at it")
-	case err != nil:
-		log.Fatal(err)
-	}
-}
-
 func ExampleWith() {
 	locker := newExampleLocker()
 	defer locker.Close()

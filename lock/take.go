@@ -46,22 +46,25 @@ func (m *Lock) Lock(ctx context.Context) (*Lease, error) {
 	return m.take(ctx, r)
 }
 
-// lockWithin is [Lock.Lock] with a bound on the time in line: after wait it returns a
-// *BusyError. It takes a free lock however short wait is, and however long Redis takes to
-// reply, as long as ctx has not ended. With a wait of 0 it is TryLock; a negative wait is an
-// error.
-func (m *Lock) lockWithin(ctx context.Context, wait time.Duration) (*Lease, error) {
-	switch {
-	case wait == 0:
-		return m.TryLock(ctx)
-	case wait < 0:
-		return nil, fmt.Errorf("lock: %q: a wait of %s: 0 tries once; to wait as long as the context allows, use Lock", m.name(), wait)
+// Acquire takes the lock, and reports with ok whether it did: a busy lock is no error.
+// within is the longest wait in line. 0 tries once, as [Lock.TryLock]; a negative within is
+// an error. Acquire takes a free lock however short within is, and however long Redis takes
+// to reply. If ctx ends, the error is that of ctx. Other errors are those of [Lock.Lock].
+func (m *Lock) Acquire(ctx context.Context, within time.Duration) (lease *Lease, ok bool, err error) {
+	if within < 0 {
+		return nil, false, fmt.Errorf("lock: %q: a wait of %s: 0 tries once; to wait as long as the context allows, use Lock", m.name(), within)
 	}
-	within, cancel := context.WithTimeout(ctx, wait)
-	defer cancel()
 	r := inside.At(m).Request
-	r.Wait, r.Within = true, within
-	return m.take(ctx, r)
+	if within > 0 {
+		bound, cancel := context.WithTimeout(ctx, within)
+		defer cancel()
+		r.Wait, r.Within = true, bound
+	}
+	lease, err = m.take(ctx, r)
+	if errors.Is(err, ErrBusy) {
+		return nil, false, ctx.Err()
+	}
+	return lease, err == nil, err
 }
 
 func (m *Lock) take(ctx context.Context, r engine.Request) (*Lease, error) {

@@ -34,6 +34,9 @@ func TestAcquireTellsWhatIsNotBusy(t *testing.T) {
 				}
 			}
 		}
+		if _, ok, err := m.Acquire(t.Context(), -time.Second); ok || err == nil || !strings.Contains(err.Error(), "a wait of -1s") {
+			t.Errorf("Acquire within -1s: %v, %v", ok, err)
+		}
 		mustUnlock(t, held)
 		_ = l.Close()
 		for _, within := range []time.Duration{0, time.Second, inside.MaxTTL} {
