@@ -22,10 +22,14 @@ type candidate struct {
 	done   chan error           // what Lead returned
 }
 
+// errStopped is the cause with which the context of a candidate ends.
+var errStopped = fmt.Errorf("stopped: %w", context.Canceled)
+
 // runFor calls Lead on a goroutine that ends with the test at the latest.
 func runFor(t *testing.T, l *lock.Locker, name string, options ...lock.Option) *candidate {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, stop := context.WithCancelCause(context.Background())
+	cancel := func() { stop(errStopped) }
 	c := &candidate{cancel: cancel, terms: make(chan context.Context, 10), finish: make(chan error), done: make(chan error, 1)}
 	ended := make(chan struct{})
 	go func() {
@@ -102,7 +106,7 @@ func TestLead_campaignEnds(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, away := range []bool{false, true} {
-			for _, ends := range []error{context.Canceled, lock.ErrClosed, nil} {
+			for _, ends := range []error{errStopped, lock.ErrClosed, nil} {
 				t.Run(fmt.Sprintf("away %t, %v", away, ends), func(t *testing.T) {
 					t.Parallel()
 					rdb, hook, log := s.Client(t), &redistest.FailHook{}, &redistest.Log{}
@@ -125,7 +129,7 @@ func TestLead_campaignEnds(t *testing.T) {
 						waiting(t, l.Mutex(name), 1)
 					}
 					switch {
-					case errors.Is(ends, context.Canceled):
+					case errors.Is(ends, errStopped):
 						c.cancel()
 					case errors.Is(ends, lock.ErrClosed):
 						redistest.Must(t, l.Close())

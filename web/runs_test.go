@@ -48,6 +48,9 @@ func TestRuns_history(t *testing.T) {
 				t.Errorf("%d bars of class %q, want %d", got, class, n)
 			}
 		}
+		if table := a.body[strings.Index(a.body, `id="runs"`):]; strings.Index(table, "failed") > strings.Index(table, ">done<") || strings.Index(table, ">done<") > strings.Index(table, "skipped") {
+			t.Error("the table does not begin with what ended last")
+		}
 		// The axis fits: the first bar begins where it does, and the last one ends where it does.
 		if !strings.Contains(a.body, `x="0.00%" y="0" width="60.`) && !strings.Contains(a.body, `x="0.00%" y="0" width="59.`) {
 			t.Errorf("the first run is not at the beginning:\n%s", a.body)
