@@ -1,10 +1,10 @@
 package metrics
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -47,8 +47,6 @@ type Metrics struct {
 	all      []prometheus.Collector
 }
 
-var _ prometheus.Collector = (*Metrics)(nil)
-
 // New makes Metrics and registers them with reg; nil means prometheus.DefaultRegisterer. After
 // an error, because an option is wrong or reg has such metrics already, nothing is registered.
 //
@@ -58,15 +56,10 @@ func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 	if reg == nil {
 		reg = prometheus.DefaultRegisterer
 	}
-	if v := reflect.ValueOf(reg); v.Kind() == reflect.Pointer && v.IsNil() {
-		return nil, fmt.Errorf("metrics: the registerer is a nil %T: pass one that was made, or nil for the default one", reg)
-	}
 	if err := o.check(); err != nil {
 		return nil, err
 	}
-	if o.MaxTypes == 0 {
-		o.MaxTypes = defaultMaxTypes
-	}
+	o.MaxTypes = cmp.Or(o.MaxTypes, defaultMaxTypes)
 	if len(o.Buckets) == 0 {
 		o.Buckets = defaultBuckets
 	}
@@ -154,7 +147,11 @@ func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 	if first {
 		m.begin(rule, task)
 	}
-	if outcome := outcomeOf(e); outcome != "" {
+	outcome := outcomes[e.Kind]
+	if e.Kind == automutex.EventBusy {
+		outcome = busyOutcomes[e.Policy.String()]
+	}
+	if outcome != "" {
 		m.outcomes.WithLabelValues(rule, task, outcome).Inc()
 	}
 	switch e.Kind {
@@ -217,27 +214,13 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 // outcomeArchived is the outcome of a task that its policy has archived.
 const outcomeArchived = "archived"
 
-// outcomeOf says what became of an attempt that did not get its lock; empty for events
-// that do not tell. What AfterFailure answers has no outcome of its own.
-func outcomeOf(e automutex.Event) string {
-	switch e.Kind {
-	case automutex.EventSkipped:
-		return "skipped"
-	case automutex.EventRetried:
-		return "retried"
-	case automutex.EventParked:
-		return "parked"
-	case automutex.EventReplaced:
-		return "replaced"
-	case automutex.EventBusy:
-		switch e.Policy.String() {
-		case automutex.Archive.String():
-			return outcomeArchived
-		case automutex.Fail.String():
-			return "failed"
-		case automutex.Allow.String():
-			return "allowed"
-		}
+// outcomes are those of events that tell what became of an attempt that did not get its lock, and busyOutcomes those of a busy lock,
+// by policy. What AfterFailure answers has no outcome of its own.
+var (
+	outcomes = map[automutex.EventKind]string{
+		automutex.EventSkipped: "skipped", automutex.EventRetried: "retried", automutex.EventParked: "parked", automutex.EventReplaced: "replaced",
 	}
-	return ""
-}
+	busyOutcomes = map[string]string{
+		automutex.Archive.String(): outcomeArchived, automutex.Fail.String(): "failed", automutex.Allow.String(): "allowed",
+	}
+)

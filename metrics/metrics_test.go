@@ -72,7 +72,6 @@ func TestNew_refuses(t *testing.T) {
 	t.Parallel()
 	taken := prometheus.NewRegistry()
 	mustNew(t, taken, Options{})
-	var none *prometheus.Registry
 	for name, c := range map[string]struct {
 		reg  prometheus.Registerer
 		o    Options
@@ -80,7 +79,6 @@ func TestNew_refuses(t *testing.T) {
 	}{
 		"twice":                {taken, Options{}, []string{"has these metrics already", "share one Metrics", "Options.Labels"}},
 		"other label names":    {taken, Options{Labels: prometheus.Labels{"guard": "a"}}, []string{"Options.Labels", "same ones for all"}},
-		"a nil registry":       {none, Options{}, []string{"nil *prometheus.Registry"}},
 		"a label of ours":      {prometheus.NewRegistry(), Options{Labels: prometheus.Labels{"rule": "a"}}, []string{"Options.Labels", "none of rule"}},
 		"a bad label name":     {prometheus.NewRegistry(), Options{Labels: prometheus.Labels{"": "a"}}, []string{"Options.Labels", "valid names"}},
 		"a bad label value":    {prometheus.NewRegistry(), Options{Labels: prometheus.Labels{"a": "\xff"}}, []string{"Options.Labels"}},

@@ -41,8 +41,9 @@ func Trace(ctx context.Context, e automutex.Event) {
 	if e.Busy != nil && e.Busy.Holder != "" {
 		attributes = append(attributes, attribute.String("automutex.holder", valid(e.Busy.Holder)))
 	}
-	for name, d := range map[string]time.Duration{"waited": e.Waited, "parked": e.Parked, "held": e.Held, "delay": e.Delay} {
+	for i, d := range []time.Duration{e.Waited, e.Parked, e.Held, e.Delay} {
 		if d > 0 {
+			name := []string{"waited", "parked", "held", "delay"}[i]
 			attributes = append(attributes, attribute.Float64("automutex."+name+"_seconds", d.Seconds()))
 		}
 	}
