@@ -116,7 +116,7 @@ type askView struct {
 	Effects          []string
 	Back             string // where the operator goes who leaves it as it is
 	Holders          []holderView
-	Unknown, Meant   string // why no task has Target, and the target that was probably meant
+	Unknown          string // why no task has Target
 }
 
 // operators lets nobody but operators through.
@@ -160,7 +160,7 @@ func (p *page) show(w http.ResponseWriter, r *http.Request, status int, f form) 
 		}
 	}
 	if (f.Action == "pause" || f.Action == "limit") && !f.Anyway {
-		v.Unknown, v.Meant = p.unknownTarget(r.Context(), f.Target)
+		v.Unknown = p.unknownTarget(r.Context(), f.Target)
 	}
 	v.describe()
 	v.Title = v.Question
@@ -236,7 +236,7 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if (f.Action == "pause" || f.Action == "limit") && !f.Anyway {
-		if unknown, _ := p.unknownTarget(r.Context(), f.Target); unknown != "" {
+		if unknown := p.unknownTarget(r.Context(), f.Target); unknown != "" {
 			p.show(w, r, http.StatusUnprocessableEntity, f)
 			return
 		}

@@ -47,7 +47,7 @@ func (v *site) stand(s *snapshot, age time.Duration) {
 func heldRow(key string, held time.Duration) row {
 	at := time.Unix(1_700_000_000, 0)
 	since := at.Add(-held)
-	return row{inspect.Lock{Key: key, Held: 1, Since: &since, Holders: []inspect.Holder{{Owner: "w", Until: at.Add(time.Second)}}}, at}
+	return row{inspect.Lock{Key: key, Held: 1, Since: &since, Holders: []inspect.Holder{{Owner: "w", Until: at.Add(time.Second)}}, At: at}}
 }
 
 // What an old look has found is shown as it was, with its age beside it: a lock that was held for 200 ms then is not

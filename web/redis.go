@@ -41,10 +41,7 @@ const (
 )
 
 // row is one lock, as it was when somebody looked. All times are by Redis' clock.
-type row struct {
-	inspect.Lock
-	At time.Time // Redis' time before the look
-}
+type row struct{ inspect.Lock }
 
 // walk looks at all locks.
 func (p *page) walk(ctx context.Context) (s *snapshot, pause time.Duration, err error) {
@@ -56,18 +53,12 @@ func (p *page) walk(ctx context.Context) (s *snapshot, pause time.Duration, err 
 	began := time.Now()
 	bound, cancel := context.WithTimeout(ctx, p.within.redis)
 	defer cancel()
-	now, err := within(bound, func(ctx context.Context) (time.Time, error) { return inspect.ServerTime(ctx, p.rdb) })
-	if err != nil {
-		return nil, 0, err
-	}
 	s = &snapshot{}
-	for some, err := range inspect.Walk(ctx, p.engine, p.rdb) {
+	for l, err := range inspect.Walk(bound, p.engine) {
 		if err != nil {
 			return nil, 0, err
 		}
-		for _, l := range some {
-			s.add(row{Lock: l, At: now.Add(time.Since(began))})
-		}
+		s.add(row{Lock: l})
 	}
 	s.trim()
 	s.at = time.Now()
@@ -78,8 +69,8 @@ func (p *page) walk(ctx context.Context) (s *snapshot, pause time.Duration, err 
 // look asks for one lock and the beginning of its line.
 func (p *page) look(ctx context.Context, key string) (row, error) {
 	return within(ctx, func(ctx context.Context) (row, error) {
-		l, now, err := inspect.One(ctx, p.engine, p.rdb, key)
-		return row{l, now}, err
+		l, err := inspect.One(ctx, p.engine, key)
+		return row{l}, err
 	})
 }
 
@@ -193,10 +184,10 @@ func (p *page) skip(ctx context.Context, key, task string, ticket int64) error {
 // Of ordered keys.
 
 // mayBlock reports whether the next task of an ordered key may keep others waiting: asynq knows.
-func (r row) mayBlock() bool { return r.Next != nil && r.Next.Head().MayBlock() }
+func (r row) mayBlock() bool { return r.Next != nil && r.Next.Head.MayBlock() }
 
 // earlierHead orders keys whose next task may keep others waiting: archived ones first, then by age.
-func earlierHead(a, b row) int { return blocked.First(a.Next.Head(), b.Next.Head()) }
+func earlierHead(a, b row) int { return blocked.First(a.Next.Head, b.Next.Head) }
 
 type blockedRow struct {
 	row
@@ -210,11 +201,11 @@ type blockedRow struct {
 // blockedOf asks asynq for the next task of each of those keys, and leaves out those that go on by themselves.
 func (p *page) blockedOf(ctx context.Context, rows []row) (all []blockedRow) {
 	whys := askAsynq(ctx, p, func(asked *asynq.Inspector) []string {
-		in, whys := blocked.In(asked), make([]string, len(rows))
+		heads := make([]engine.Head, len(rows))
 		for i, r := range rows {
-			whys[i] = blocked.Why(in.Look(r.Next.Head()))
+			heads[i] = r.Next.Head
 		}
-		return whys
+		return blocked.Whys(asked, heads)
 	})
 	for i, r := range rows {
 		why := ""
@@ -224,7 +215,7 @@ func (p *page) blockedOf(ctx context.Context, rows []row) (all []blockedRow) {
 		case r.Next.Held: // asynq did not say in time
 			why = "is archived"
 		}
-		if head := r.Next.Head(); why != "" {
+		if head := r.Next.Head; why != "" {
 			all = append(all, blockedRow{r, inspect.InBraces(r.Key), p.rulesOf(r.Key), p.taskOf(r.Next.Task), head.Ticket, printable.Short(why), head.Queued - 1})
 		}
 	}
@@ -321,26 +312,27 @@ func (p *page) rulesOf(key string) string {
 }
 
 // unknownTarget says why no task has the target of an order, as far as rules and live locks tell; empty if one may
-// have it. meant is the target that was probably meant.
-func (p *page) unknownTarget(ctx context.Context, target string) (why, meant string) {
+// have it.
+func (p *page) unknownTarget(ctx context.Context, target string) string {
 	ctx, cancel := context.WithTimeout(ctx, p.within.redis)
 	defer cancel()
 	s, _ := p.snapshot(ctx)
 	if s == nil {
-		return "", ""
+		return ""
 	}
 	k := p.rulesNow(ctx)
-	if why, meant = inspect.Unknown(k.rules, k.hashed || p.o.HashKeys != "", p.o.Prefix, target); why == "" {
-		return "", ""
+	why := inspect.Unknown(k.rules, k.hashed || p.o.HashKeys != "", p.o.Prefix, target)
+	if why == "" {
+		return ""
 	}
 	key := p.keyOf(target)
 	name := inspect.InBraces(key)
 	if slices.ContainsFunc(s.rows, func(r row) bool {
 		return r.Key == key || !strings.Contains(name, "|") && inspect.ScopeOf(r.Key) == name
 	}) {
-		return "", ""
+		return ""
 	}
-	return why + " Nor is there such a lock now.", meant
+	return why + " Nor is there such a lock now."
 }
 
 // foundTask is a task whose ID somebody searched for.

@@ -132,7 +132,6 @@ var views = func() map[string]*template.Template {
 		"inBraces": inspect.InBraces,
 		"sep":      func(n int) string { return separated(strconv.Itoa(n)) },
 		"bar":      func(n, most int) int { return max(1, 100*n/max(most, 1)) },
-		"order":    inspect.OrderText,
 		"more":     func(n int) int { return n - 1 },
 	}).ParseFS(templateFiles, "templates/layout.html"))
 	all := map[string]*template.Template{}

@@ -182,9 +182,9 @@ func (q keysQuery) find(rows []row, k *known) (found []row) {
 	if q.values(1) == "" {
 		return rows
 	}
-	search, ofRule := inspect.Compile(q.Search), map[string]bool{} // whether the rule makes keys with that scope
+	ofRule := map[string]bool{} // whether the rule makes keys with that scope
 	for _, r := range rows {
-		if q.Waiting && r.Line == 0 || q.Closed && r.Gate == nil || q.Search != "" && !r.matches(search) {
+		if q.Waiting && r.Line == 0 || q.Closed && r.Gate == nil || q.Search != "" && !r.matches(q.Search) {
 			continue
 		}
 		if q.longer > 0 && r.Held <= 1 && r.held() <= q.longer { // of several holders any may be as old
@@ -207,10 +207,10 @@ func (q keysQuery) find(rows []row, k *known) (found []row) {
 }
 
 // matches reports whether a row has a text: in its key, in the label or the task of a holder, or in the next task in order.
-func (r row) matches(text inspect.Pattern) bool {
-	return text.Matches(inspect.InBraces(r.Key)) || text.Matches(r.Key) || r.Next != nil && text.Matches(r.Next.Task) ||
+func (r row) matches(pattern string) bool {
+	return inspect.Matches(pattern, inspect.InBraces(r.Key)) || inspect.Matches(pattern, r.Key) || r.Next != nil && inspect.Matches(pattern, r.Next.Task) ||
 		slices.ContainsFunc(r.Holders, func(h inspect.Holder) bool {
-			return text.Matches(h.Owner) || text.Matches(inspect.TaskName(h.Queue, h.Task, h.Note))
+			return inspect.Matches(pattern, h.Owner) || inspect.Matches(pattern, inspect.TaskName(h.Queue, h.Task, h.Note))
 		})
 }
 

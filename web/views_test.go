@@ -209,7 +209,7 @@ func TestDo_controls(t *testing.T) {
 		}
 		at := "/locks" + keyPath(keys.Key(v.prefix, "report", "acme"))
 		v.get("/locks/do?action=pause&target=report").want(200, "Pause report?", "within two seconds", `name="for"`)
-		order("pause", "report", "for", "1h").want(200, "report is paused for 1h.", "; ordered by ann at ", "the API is down", "resume")
+		order("pause", "report", "for", "1h").want(200, "report is paused for 1h.", ", ordered by ann at ", "the API is down", "resume")
 		if all := list(); len(all) != 1 || !all[0].Paused || all[0].PausedUntil.IsZero() || all[0].Why != "the API is down" || all[0].By != "ann" {
 			t.Errorf("controls: %+v", all)
 		}
@@ -219,8 +219,8 @@ func TestDo_controls(t *testing.T) {
 		for _, path := range []string{"/locks/rules", at} {
 			a := v.find(path, "repair").want(200)
 			for _, pattern := range []string{
-				`<bdi>report</bdi>(</b>)?:? paused until somebody resumes it; ordered by worker-1:4242 at \d\d:\d\d: repair`,
-				`<bdi>report</bdi>(</b>)?:? limited to 7; ordered by ann at \d\d:\d\d: the API is down`,
+				`<bdi>report</bdi>(</b>)?:? paused until somebody resumes it, ordered by worker-1:4242 at [\dTZ:-]+ \(repair\)`,
+				`<bdi>report</bdi>(</b>)?:? limited to 7, ordered by ann at [\dTZ:-]+ \(the API is down\)`,
 			} {
 				if !regexp.MustCompile(pattern).MatchString(a.body) {
 					t.Errorf("%s: no %s in\n%s", path, pattern, a.body)
@@ -279,7 +279,7 @@ func fleetOf(t testing.TB, rdb redis.UniversalClient, prefix string, n int, chan
 	redistest.Must(t, rdb.HSet(t.Context(), fleet.Key(prefix), fields).Err())
 }
 
-// The page knows the rules that workers say they run: it names them in each view, and finds the target that was meant.
+// The page knows the rules that workers say they run: it names them in each view, and says which scopes they have.
 func TestFleet(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		v := serve(t, s, Options{Access: func(*http.Request) Access { return AccessOperate }})
@@ -295,9 +295,9 @@ func TestFleet(t *testing.T) {
 		v.get(keyPath(m.Key())).want(200, "rule <bdi>report</bdi>").without("Resume")
 
 		// A target that nobody has is asked about, and refused without the tick.
-		v.get("/do?action=pause&target=reprot").want(200, "No rule has the scope of reprot. Nor is there such a lock now.", `target=report&amp;`, `name="anyway"`)
+		v.get("/do?action=pause&target=reprot").want(200, "No rule has the scope of reprot (scopes: report). Nor is there such a lock now.", `name="anyway"`)
 		form := url.Values{"action": {"pause"}, "target": {"reprot"}}
-		v.post("/do", form).want(http.StatusUnprocessableEntity, "Did you mean")
+		v.post("/do", form).want(http.StatusUnprocessableEntity, "Nor is there such a lock now.")
 		if all, err := v.locker.Controls().List(t.Context()); err != nil || len(all) != 0 {
 			t.Errorf("controls: %v, %v", all, err)
 		}
@@ -331,7 +331,7 @@ func TestViews_refusedCommand(t *testing.T) {
 		err           error
 		want          string
 	}{
-		{"/key?key=a", "time", refused, string(refused)},
+		{"/key?key=a", "evalsha", refused, string(refused)},
 		{"/key?key=a", "xrevrange", refused, "were not read"},
 		{"/", "zrevrangebyscore", refused, "Pauses and limits"},
 		{"/keys", "scan", &net.OpError{Op: "dial", Err: errors.New("refused")}, "Redis cannot be reached (dial: refused); the page tries again"},

@@ -7,9 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,7 +15,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/doctor"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/redistest"
@@ -82,10 +79,10 @@ end`
 	if rows := strings.Count(r.stdout, "\n"); rows != many+1 {
 		t.Errorf("%d rows, want %d and a header", rows, many)
 	}
-	stats := doctor.ParseInfo(rdb.Info(t.Context(), "commandstats").Val())
+	stats := rdb.InfoMap(t.Context(), "commandstats")
 	for command, most := range map[string]int{"scan": many, "get": many + 1000, "keys": 0} {
 		calls := 0
-		_, _ = fmt.Sscanf(stats["cmdstat_"+command], "calls=%d,", &calls)
+		_, _ = fmt.Sscanf(stats.Item("Commandstats", "cmdstat_"+command), "calls=%d,", &calls)
 		if calls > most || most > 0 && calls < many/1000 {
 			t.Errorf("%s: %d calls", command, calls)
 		}
@@ -210,37 +207,6 @@ func testReadme(t *testing.T, b binary) {
 		args := strings.ReplaceAll(m[1], "'", "") // no shell here: what is quoted falls apart, but for its flags
 		b.run(t, append(strings.Fields(args), "--help")...).want(t, exitOK, "Usage:\n  automutex "+strings.Fields(args)[0])
 	}
-}
-
-// Every command that a script or the engine sends is tried.
-func TestDoctor_triesWhatTheScriptsCall(t *testing.T) {
-	t.Parallel()
-	tried := []string{"multi", "exec"} // of go-redis, not of ours
-	tried = append(tried, doctor.Commands()...)
-	for _, command := range scriptCommands(t) {
-		if !slices.Contains(tried, command) {
-			t.Errorf("%s is called by a script, and not tried", command)
-		}
-	}
-}
-
-// scriptCommands are the commands that the engine's scripts call.
-func scriptCommands(t *testing.T) (commands []string) {
-	t.Helper()
-	files, err := filepath.Glob("../../internal/*/lua/*.lua")
-	if err != nil || len(files) == 0 {
-		t.Fatal(err)
-	}
-	call := regexp.MustCompile(`call\('(\w+)'`)
-	for _, f := range files {
-		source, err := os.ReadFile(f)
-		redistest.Must(t, err)
-		for _, m := range call.FindAllStringSubmatch(string(source), -1) {
-			commands = append(commands, strings.ToLower(m[1]))
-		}
-	}
-	slices.Sort(commands)
-	return slices.Compact(commands)
 }
 
 // online are commands that need Redis.

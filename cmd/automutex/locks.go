@@ -16,6 +16,7 @@ import (
 
 	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/control"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
@@ -36,7 +37,7 @@ type filter struct {
 func (f filter) passes(l inspect.Lock, now time.Time) bool {
 	held := func(passes func(inspect.Holder) bool) bool { return slices.ContainsFunc(l.Holders, passes) }
 	switch {
-	case !inspect.Compile(f.match).Matches(l.Key), f.waiting && l.Line == 0:
+	case !inspect.Matches(f.match, l.Key), f.waiting && l.Line == 0:
 		return false
 	case f.holder != "" && !held(func(h inspect.Holder) bool { return strings.Contains(h.Owner, f.holder) }):
 		return false
@@ -88,25 +89,33 @@ what an operator has ordered. --json has the tokens of the holders, which break 
 // than a fifth of its time on list -w.
 const rest = 4
 
-// list prints the locks as they are found.
+// list prints the locks as they are found, a thousand at a time.
 func (a *app) list(ctx context.Context, l locks, f filter, asJSON bool) error {
-	began, err := inspect.ServerTime(ctx, l.rdb)
-	if err != nil {
+	header := lockHeader
+	var some []inspect.Lock
+	flush := func() error {
+		if len(some) == 0 {
+			return nil
+		}
+		err := printAll(a.out, some, asJSON, header, func(s inspect.Lock) [][]string { return rows(s, s.At) })
+		some, header = nil, nil
 		return err
 	}
-	local, header := time.Now(), lockHeader
-	for some, err := range inspect.Walk(ctx, l.Engine, l.rdb) {
+	for s, err := range inspect.Walk(ctx, l.Engine) {
 		if err != nil {
 			return err
 		}
-		now := began.Add(time.Since(local))
-		if some = slices.DeleteFunc(some, func(s inspect.Lock) bool { return !f.passes(s, now) }); len(some) == 0 {
-			continue
+		if f.passes(s, s.At) {
+			some = append(some, s)
 		}
-		if err := printAll(a.out, some, asJSON, header, func(s inspect.Lock) [][]string { return rows(s, now) }); err != nil {
-			return err
+		if len(some) == 1000 {
+			if err := flush(); err != nil {
+				return err
+			}
 		}
-		header = nil
+	}
+	if err := flush(); err != nil {
+		return err
 	}
 	if header != nil && !asJSON {
 		fmt.Fprintf(a.errs, "no locks under the prefix %q are held or waited for, as far as the filters show them\n", a.conn.prefix)
@@ -161,7 +170,7 @@ func newShow(a *app) *cobra.Command {
 KEY is as list prints it, or a scope and its parts as the program has them ("report|new york").
 Of a line the first hundred are shown. When nobody holds or waits for the lock, nothing keeps tasks from starting, and no
 control is for it, the exit code is 1.`, cobra.ExactArgs(1), func(ctx context.Context, l locks, args []string) error {
-		s, now, err := a.one(ctx, l, args[0])
+		s, err := a.one(ctx, l, args[0])
 		switch {
 		case err != nil:
 			return err
@@ -170,7 +179,7 @@ control is for it, the exit code is 1.`, cobra.ExactArgs(1), func(ctx context.Co
 		case asJSON:
 			return printJSON(a.out, s)
 		}
-		return a.printLock(s, now, l)
+		return a.printLock(s, s.At, l)
 	})
 	cmd.Example = `  automutex show 'automutex:{itunes:verify|7}'
   automutex show 'itunes:verify|7'`
@@ -178,13 +187,13 @@ control is for it, the exit code is 1.`, cobra.ExactArgs(1), func(ctx context.Co
 	return cmd
 }
 
-// one reads the lock that an operator names. now is Redis' time.
-func (a *app) one(ctx context.Context, l locks, name string) (s inspect.Lock, now time.Time, err error) {
+// one reads the lock that an operator names.
+func (a *app) one(ctx context.Context, l locks, name string) (inspect.Lock, error) {
 	key := inspect.TypedKey(a.conn.prefix, name)
 	if _, err := l.Ref(key); err != nil {
-		return s, now, usage("KEY: %w", err)
+		return inspect.Lock{}, usage("KEY: %w", err)
 	}
-	return inspect.One(ctx, l.Engine, l.rdb, key)
+	return inspect.One(ctx, l.Engine, key)
 }
 
 func (a *app) printLock(s inspect.Lock, now time.Time, l locks) error {
@@ -203,7 +212,7 @@ func (a *app) printLock(s inspect.Lock, now time.Time, l locks) error {
 		add(true, "\nnobody starts for %s: %s", printable.Duration(s.Gate.Opens.Sub(now)), s.Gate)
 	}
 	if s.Next != nil {
-		why := blocked.Why(blocked.In(l.inspector).Look(s.Next.Head()))
+		why := blocked.Whys(l.inspector, []engine.Head{s.Next.Head})[0]
 		add(why != "", "\nbehind %s, which %s", s.Next.Task, why)
 	}
 	for _, c := range s.Controls {
@@ -258,7 +267,7 @@ break a lock whose holder is known to hang. When nothing was broken, the exit co
 
 // breakLock shows what a break is for, asks unless yes, and breaks. Without tokens it is for all holders and the gate.
 func (a *app) breakLock(ctx context.Context, l locks, key string, tokens []string, yes bool) error {
-	s, now, err := a.one(ctx, l, key)
+	s, err := a.one(ctx, l, key)
 	if err != nil {
 		return err
 	}
@@ -281,11 +290,11 @@ func (a *app) breakLock(ctx context.Context, l locks, key string, tokens []strin
 	case len(tokens) > 0:
 		return no("nobody with the token %q holds %s", strings.Join(tokens, ", "), s.Key)
 	case s.Gate != nil:
-		return no("nobody holds %s; its rate is used up, which break leaves as it is: the next starts in %s", s.Key, printable.Duration(s.Gate.Opens.Sub(now)))
+		return no("nobody holds %s; its rate is used up, which break leaves as it is: the next starts in %s", s.Key, printable.Duration(s.Gate.Opens.Sub(s.At)))
 	default:
 		return no("nobody holds %s", s.Key)
 	}
-	if err := a.printLock(s, now, l); err != nil {
+	if err := a.printLock(s, s.At, l); err != nil {
 		return err
 	}
 	question := strings.Join(what, ", and ")
@@ -360,10 +369,6 @@ func newBlocked(a *app) *cobra.Command {
 
 BEHIND is how many tasks of the key wait behind that task. To go on, run the task again with
 asynq's tools, or skip it: automutex skip KEY TASK.`, cobra.NoArgs, func(ctx context.Context, l locks, _ []string) error {
-		now, err := inspect.ServerTime(ctx, l.rdb)
-		if err != nil {
-			return err
-		}
 		keys, err := blocked.List(ctx, l.Engine, l.inspector)
 		if err != nil {
 			return err
@@ -373,7 +378,7 @@ asynq's tools, or skip it: automutex skip KEY TASK.`, cobra.NoArgs, func(ctx con
 			return nil
 		}
 		return printAll(a.out, keys, asJSON, []string{"KEY", "TASK", "SINCE", "BEHIND", "WHY"}, func(key blocked.Key) [][]string {
-			return [][]string{{key.Key, key.Task, now.Sub(key.Since).Round(time.Second).String(), strconv.Itoa(key.Behind), key.Why}}
+			return [][]string{{key.Key, key.Task, time.Since(key.Since).Round(time.Second).String(), strconv.Itoa(key.Behind), key.Why}}
 		})
 	})
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line for each key")
@@ -447,7 +452,7 @@ func (a *app) target(ctx context.Context, l locks, typed string, force bool) (st
 		}
 	}
 	a.conn.known = rules
-	return inspect.Target(ctx, l.Engine, l.rdb, rules, hashed, a.conn.prefix, typed, force)
+	return inspect.Target(ctx, l.Engine, rules, hashed, a.conn.prefix, typed, force)
 }
 
 // given says that an order was given.
@@ -546,15 +551,11 @@ func newControls(a *app) *cobra.Command {
 	cmd := a.onLocks("controls", `List the pauses and limits that are in force
 
 One that cannot be read is noted, and is not in force.`, cobra.NoArgs, func(ctx context.Context, l locks, _ []string) error {
-		now, err := inspect.ServerTime(ctx, l.rdb)
-		if err != nil {
-			return err
-		}
 		state, err := l.Controls().Fetch(ctx)
 		if err != nil {
 			return err
 		}
-		list, unreadable := state.Orders(), state.Unreadable()
+		list, unreadable, now := state.Orders(), state.Unreadable(), state.Now()
 		for _, field := range slices.Sorted(maps.Keys(unreadable)) {
 			fmt.Fprintf(a.errs, "note: the field %s is not in force: %s\n", printable.OneLine(field), unreadable[field])
 		}
@@ -576,7 +577,7 @@ func what(c inspect.Control, now time.Time) string {
 	switch {
 	case !c.Paused:
 		return fmt.Sprintf("limit %d", c.Limit)
-	case c.PausedUntil == nil:
+	case c.PausedUntil.IsZero():
 		return "paused until somebody resumes it"
 	}
 	return "paused for " + printable.Duration(c.PausedUntil.Sub(now))

@@ -282,15 +282,14 @@ func uniqueMatch(ctx context.Context, cfg unique.Config, t *asynq.Task) (matches
 }
 
 func newDoctor(a *app) *cobra.Command {
-	var options doctor.Options
+	var rules *automutex.Config
 	var asJSON bool
 	cmd := a.online("doctor [FILE]", `Check Redis' settings and rights, and whether rules fit the tasks
 
 Of Redis: its version, eviction, clock, the rights of this user, keys of another program where locks stand. Of the
 workers: a prefix that none has, and rules that differ. What is paused, and ordered keys that do not go on. With the
-rules of the FILE, or those that the workers say they run: rules whose task nothing serves while one that is spelt
-alike is served, tasks that no key can be made from, waits longer than the Timeout of tasks, and an asynq that is not
-in this database.
+rules of the FILE, or those that the workers say they run: tasks that no key can be made from, waits longer than the
+Timeout of tasks, and an asynq that is not in this database.
 
 Each finding is a line: ok, note (may cause trouble later, or could not be checked) or bad
 (causes trouble now). Something bad makes the exit code 1.`, cobra.MaximumNArgs(1), func(cmd *cobra.Command, args []string) error {
@@ -299,20 +298,20 @@ Each finding is a line: ok, note (may cause trouble later, or could not be check
 			if err != nil {
 				return err
 			}
-			options.Config = &cfg
+			rules = &cfg
 		}
 		rdb, err := a.conn.open(cmd.Context())
 		if err != nil {
 			return err
 		}
-		options.Prefix = a.conn.prefix
-		findings, err := doctor.Examine(cmd.Context(), rdb, options)
+		findings, err := doctor.Examine(cmd.Context(), rdb, a.conn.prefix, rules)
 		printed := printAll(a.out, findings, asJSON, nil, func(f doctor.Finding) [][]string { return [][]string{{f.Level, f.What, f.Text}} })
 		if err := errors.Join(err, rdb.Close(), printed); err != nil {
 			return err
 		}
-		if n := doctor.CountBad(findings); n > 0 {
-			return no("%d of %s bad", n, printable.Count(len(findings), "finding"))
+		all := printable.Count(len(findings), "finding")
+		if bad := slices.DeleteFunc(findings, func(f doctor.Finding) bool { return f.Level != doctor.Bad }); len(bad) > 0 {
+			return no("%d of %s bad", len(bad), all)
 		}
 		return nil
 	})

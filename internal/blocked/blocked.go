@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -61,72 +60,66 @@ func First(a, b engine.Head) int {
 // first task of each. With a nil inspector it does not.
 func List(ctx context.Context, e *engine.Engine, inspector *asynq.Inspector) (found []Key, err error) {
 	heads, err := Heads(ctx, e)
-	seen := In(inspector)
-	for _, head := range heads {
-		if why := Why(seen.Look(head)); why != "" {
+	for i, why := range Whys(inspector, heads) {
+		if head := heads[i]; why != "" {
 			found = append(found, Key{Key: head.Key, Task: head.Note, Since: head.Since, Why: why, Behind: head.Queued - 1})
 		}
 	}
 	return found, err
 }
 
-// Asynq is what asynq says of heads, for one list of them: it asks for a queue once. Safe for concurrent use.
-type Asynq struct {
-	inspector *asynq.Inspector
-	queues    sync.Map // why asynq delivers no task of a queue, by its name
-}
-
-// In returns what the Inspector says. With a nil one nothing is known.
-func In(inspector *asynq.Inspector) *Asynq {
-	return &Asynq{inspector: inspector}
+// Whys is Why of each head. It asks asynq for the task of each, and for a queue once. With a nil inspector it asks nobody.
+func Whys(inspector *asynq.Inspector, heads []engine.Head) []string {
+	whys, queues := make([]string, len(heads)), map[string]string{}
+	for i, head := range heads {
+		whys[i] = Why(look(inspector, head, queues))
+	}
+	return whys
 }
 
 // Seen is a head, and what asynq says of its task.
 type Seen struct {
 	Head engine.Head
-	Info *asynq.TaskInfo
-	Gone bool // asynq does not have the task
-	Err  error
+	Info *asynq.TaskInfo // nil: it is gone, or nothing is known of it
+	Gone bool            // asynq does not have the task, but may have another one with its ID
 
 	// Queue is why asynq delivers no task of the task's queue, and what ends that. It is empty if asynq does, or if that is
 	// not known, and for a task that does not wait for a worker.
 	Queue string
 }
 
-// Look asks asynq for the task of a head.
-func (a *Asynq) Look(head engine.Head) Seen {
-	s := Seen{Head: head, Err: errors.New("there is no Inspector")}
+// look asks asynq for the task of a head. queues has the answers of undelivered.
+func look(inspector *asynq.Inspector, head engine.Head, queues map[string]string) Seen {
+	s := Seen{Head: head}
 	queue, id, ok := tasknote.Parse(head.Note)
-	if !ok || a.inspector == nil {
+	if !ok || inspector == nil {
 		return s
 	}
-	s.Info, s.Gone, s.Err = Find(a.inspector, nil, queue, id)
+	s.Info, s.Gone, _ = Find(inspector, nil, queue, id) // an error: nothing is known
 	switch {
-	case s.Err != nil:
+	case s.Info == nil:
 	case IsOther(s.Info, head.Key, head.Note, head.Nonce):
 		s.Gone = true
 	case s.Info.State == asynq.TaskStatePending, isParked(s.Info, head.Key):
-		s.Queue = a.queue(queue)
+		if _, known := queues[queue]; !known {
+			queues[queue] = undelivered(inspector, queue)
+		}
+		s.Queue = queues[queue]
 	}
 	return s
 }
 
-// queue returns what keeps asynq from delivering the tasks of a queue.
-func (a *Asynq) queue(name string) string {
-	if why, found := a.queues.Load(name); found {
-		return why.(string) //nolint:forcetypeassert // Store below
-	}
-	why := ""
-	info, err := a.inspector.GetQueueInfo(name)
-	servers, unknown := a.inspector.Servers()
+// undelivered returns what keeps asynq from delivering the tasks of a queue.
+func undelivered(inspector *asynq.Inspector, queue string) string {
+	info, err := inspector.GetQueueInfo(queue)
+	servers, unknown := inspector.Servers()
 	switch {
 	case err == nil && info.Paused:
-		why = "is paused; unpause it or skip the task"
-	case unknown == nil && !serves(servers, name):
-		why = "no server serves; start one or skip the task"
+		return "is paused; unpause it or skip the task"
+	case unknown == nil && !serves(servers, queue):
+		return "no server serves; start one or skip the task"
 	}
-	a.queues.Store(name, why)
-	return why
+	return ""
 }
 
 // Find asks the Inspector for a task, and is the one place that says what the answer means. rdb is a client that may be on
@@ -137,40 +130,31 @@ func (a *Asynq) queue(name string) string {
 // client does, and asks again. If the Inspector still does not see the task, it looks at another database: gone is false.
 // If rdb has no such task either, it is gone if asynq works where the Inspector looks; without rdb, if no server serves the queue.
 func Find(inspector *asynq.Inspector, rdb redis.UniversalClient, queue, id string) (info *asynq.TaskInfo, gone bool, err error) {
-	info, err = inspector.GetTaskInfo(queue, id)
-	unlisted := errors.Is(err, asynq.ErrQueueNotFound)
-	if !unlisted && (rdb == nil || !errors.Is(err, asynq.ErrTaskNotFound)) {
-		return info, errors.Is(err, asynq.ErrTaskNotFound), err
-	}
-	if rdb != nil {
-		kept, unknown := IsKept(rdb, queue, id)
+	for range 10 { // a task with that ID may come and go between two looks
+		info, err = inspector.GetTaskInfo(queue, id)
+		unlisted := errors.Is(err, asynq.ErrQueueNotFound)
+		if !unlisted && !errors.Is(err, asynq.ErrTaskNotFound) {
+			return info, false, err
+		}
+		kept, unknown := false, error(nil)
+		if rdb != nil {
+			kept, unknown = IsKept(rdb, queue, id)
+		}
 		switch {
 		case unknown != nil: // rdb may be without the right to asynq's keys
 			return nil, !unlisted, err
-		case kept:
-			if unlisted {
-				_ = rdb.SAdd(context.Background(), "asynq:queues", queue).Err() // without the right to, the next answer is the same
-			}
-			for range 10 { // a task with that ID may come and go between two looks
-				info, err = inspector.GetTaskInfo(queue, id)
-				if !errors.Is(err, asynq.ErrTaskNotFound) && !errors.Is(err, asynq.ErrQueueNotFound) {
-					return info, false, err
-				}
-				if kept, unknown = IsKept(rdb, queue, id); !kept {
-					return nil, unknown == nil, err
-				}
-			}
-			return nil, false, fmt.Errorf("%w: task %q of queue %q is in Redis: %w", ErrElsewhere, id, queue, err)
-		case !unlisted:
+		case kept && unlisted:
+			_ = rdb.SAdd(context.Background(), "asynq:queues", queue).Err() // without the right to, the next answer is the same
+		case unlisted:
+			servers, unknown := inspector.Servers()
+			queues, _ := inspector.Queues() // an error: there is none to rely on
+			works := unknown == nil && len(servers)+len(queues) > 0
+			return nil, works && (rdb != nil || !serves(servers, queue)), err
+		case !kept:
 			return nil, true, err
 		}
 	}
-	servers, unknown := inspector.Servers()
-	queues, _ := inspector.Queues() // an error: there is none to rely on
-	if unknown != nil || len(servers)+len(queues) == 0 {
-		return nil, false, err
-	}
-	return nil, rdb != nil || !serves(servers, queue), err
+	return nil, false, fmt.Errorf("%w: task %q of queue %q is in Redis: %w", ErrElsewhere, id, queue, err)
 }
 
 // ErrElsewhere says that the Inspector looks at another Redis, or another database, than asynq.
@@ -192,29 +176,30 @@ const soon = time.Minute
 // Why says what keeps a head from running, and what ends that, as in "behind default/8a1c, which failed and is
 // retried in 40s". It is empty if nothing is known to.
 func Why(s Seen) string {
-	held := s.Head.Held()
+	held, lastErr := s.Head.Held(), ""
+	if s.Info != nil && s.Info.LastErr != "" {
+		lastErr = ": " + s.Info.LastErr
+	}
 	switch {
 	case s.Head.State == "" || s.Head.Runs:
 		return ""
 	case held && s.Gone:
 		return "is archived, and since then gone from asynq; skip it to go on"
-	case held && s.Err == nil && s.Info.State != asynq.TaskStateArchived:
+	case held && s.Info != nil && s.Info.State != asynq.TaskStateArchived:
 		return fmt.Sprintf("was archived, and is now %s", s.Info.State)
-	case held && s.Err == nil:
-		return withLastErr("is archived; run it again or skip it to go on", s.Info.LastErr)
 	case held:
-		return "is archived; run it again or skip it to go on"
+		return "is archived; run it again or skip it to go on" + lastErr
 	case s.Gone && (s.Head.State != "i" || time.Since(s.Head.Since) > soon): // i: its producer may be about to enqueue it
 		return "is gone from asynq; the next task goes on in a moment"
 	case s.Queue != "":
 		return fmt.Sprintf("waits in queue %s, which %s", s.Info.Queue, s.Queue)
-	case s.Err != nil:
+	case s.Info == nil:
 		return ""
 	}
 	in := max(0, time.Until(s.Info.NextProcessAt)).Round(time.Second)
 	switch {
 	case s.Info.State == asynq.TaskStateRetry && s.Head.State == "a":
-		return withLastErr(fmt.Sprintf("failed and is retried in %s", in), s.Info.LastErr)
+		return fmt.Sprintf("failed and is retried in %s%s", in, lastErr)
 	case s.Info.State == asynq.TaskStateScheduled && in > soon:
 		return fmt.Sprintf("is scheduled, and comes in %s", in)
 	case s.Info.State == asynq.TaskStateActive && time.Since(s.Head.Since) > soon: // one that waits in its worker is seen every few seconds
@@ -235,13 +220,6 @@ func IsOther(info *asynq.TaskInfo, key, note, nonce string) bool {
 	return s.Nonce != nonce && (!strings.HasPrefix(nonce, "~") || s.Key == key)
 }
 
-func withLastErr(why, lastErr string) string {
-	if lastErr == "" {
-		return why
-	}
-	return why + ": " + lastErr
-}
-
 // ParkedOn is in the last error of a task that is parked on the key, and of no other: who wakes the task
 // knows it by that. It ends in a comma, so that the text of one key is not part of that of a longer key.
 func ParkedOn(key string) string { return "parked on " + key + "," }
@@ -249,11 +227,8 @@ func ParkedOn(key string) string { return "parked on " + key + "," }
 // WakeNext has asynq run the head of key if that is parked. The workers that would wake the head may have ended since
 // it parked; an operator does not wait for the head's own return. Errors are ignored, since the head returns anyway.
 func WakeNext(ctx context.Context, e *engine.Engine, inspector *asynq.Inspector, key string) {
-	head, err := e.Head(ctx, engine.Ref{Key: key})
-	if err != nil || head.State != "p" && head.State != "c" {
-		return
-	}
-	if s := In(inspector).Look(head); s.Err == nil && !s.Gone && isParked(s.Info, key) {
+	head, _ := e.Head(ctx, engine.Ref{Key: key})
+	if s := look(inspector, head, map[string]string{}); s.Info != nil && !s.Gone && isParked(s.Info, key) {
 		_ = inspector.RunTask(s.Info.Queue, s.Info.ID)
 	}
 }

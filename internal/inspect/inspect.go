@@ -16,14 +16,12 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/keys"
-	"github.com/automutex/automutex/internal/nearest"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/internal/tasktype"
@@ -46,19 +44,18 @@ type Lock struct {
 	Paused   bool      `json:"paused,omitempty"`   // by an operator
 	Limit    int       `json:"limit,omitempty"`    // set by an operator; 0: the program's own
 	Controls []Control `json:"controls,omitempty"` // the orders that are for it
+
+	At time.Time `json:"-"` // Redis' time before the look
 }
 
 // Next is the task that is next in the order of its key, and does not run.
 type Next struct {
-	Task    string    `json:"task"` // queue/id
-	Since   time.Time `json:"since"`
-	Blocked bool      `json:"blocked,omitempty"` // it has failed or is archived, and others wait for it
-	Held    bool      `json:"held,omitempty"`    // it is archived and holds its key
-	head    engine.Head
+	Task    string      `json:"task"` // queue/id
+	Since   time.Time   `json:"since"`
+	Blocked bool        `json:"blocked,omitempty"` // it has failed or is archived, and others wait for it
+	Held    bool        `json:"held,omitempty"`    // it is archived and holds its key
+	Head    engine.Head `json:"-"`                 // what package blocked says more of
 }
-
-// Head is what package blocked says more of.
-func (n Next) Head() engine.Head { return n.head }
 
 // Work is the task of a holder or waiter. Note is set if there is none.
 type Work struct {
@@ -99,13 +96,7 @@ type Gate struct {
 
 // String says why, for an operator.
 func (g Gate) String() string {
-	switch g.Closed {
-	case lock.ReasonRate:
-		return "rate used up"
-	case lock.ReasonCooldown:
-		return "cooling down"
-	}
-	return "closed"
+	return map[string]string{lock.ReasonRate: "rate used up", lock.ReasonCooldown: "cooling down", lock.ReasonClosed: "closed"}[g.Closed]
 }
 
 // Breakable reports whether a break of all opens a gate that was closed for that reason: a hold or a cooldown has
@@ -116,54 +107,30 @@ func Breakable(closed string) bool {
 
 // Control is an operator's order that is in force: a pause or a limit. Its JSON is what the command prints with --json.
 type Control struct {
-	Target      string     `json:"target"`
-	Paused      bool       `json:"paused,omitempty"`
-	PausedUntil *time.Time `json:"paused_until,omitempty"` // nil: until resumed
-	Limit       int        `json:"limit,omitempty"`
-	Why         string     `json:"why,omitempty"`
-	By          string     `json:"by"`
-	Since       time.Time  `json:"since"`
+	Target      string    `json:"target"`
+	Limit       int       `json:"limit,omitempty"`
+	Paused      bool      `json:"paused,omitempty"`
+	PausedUntil time.Time `json:"paused_until,omitzero"` // zero: until resumed
+	Why         string    `json:"why,omitempty"`
+	By          string    `json:"by"`
+	Since       time.Time `json:"since"`
 }
 
 // FromOrders makes Controls of orders.
 func FromOrders(list []control.Order) (all []Control) {
 	for _, o := range list {
-		made := Control{Target: o.Target, Paused: o.Paused, Limit: o.Limit, Why: o.Why, By: o.By, Since: o.Since.UTC()}
-		if until := o.Until.UTC(); !until.IsZero() {
-			made.PausedUntil = &until
-		}
-		all = append(all, made)
+		all = append(all, Control(o.Control()))
 	}
 	return all
-}
-
-// OrderText says what an order is, who gave it, when and why. Times are UTC, with the day if it
-// is not that of now.
-func OrderText(o control.Order, now time.Time) string {
-	clock := func(t time.Time) string {
-		return strings.TrimPrefix(t.UTC().Format("2006-01-02 15:04"), now.UTC().Format(time.DateOnly+" "))
-	}
-	text := fmt.Sprintf("limited to %d", o.Limit)
-	switch {
-	case o.Paused && o.Until.IsZero():
-		text = "paused until somebody resumes it"
-	case o.Paused:
-		text = "paused until " + clock(o.Until)
-	}
-	text += fmt.Sprintf("; ordered by %s at %s", o.By, clock(o.Since))
-	if o.Why != "" {
-		text += ": " + o.Why
-	}
-	return text
 }
 
 // lockOf makes a Lock of what an Engine reads. now is Redis' time.
 func lockOf(info engine.Info, orders []control.Order, now time.Time) Lock {
 	until := func(d time.Duration) time.Time { return now.Add(d).Truncate(time.Millisecond).UTC() }
 	parked := info.Parked + info.Called
-	l := Lock{Key: info.Key, Held: info.Held, Line: info.Waiting + parked + info.Queued, Parked: parked, Queued: info.Queued, Holders: []Holder{}}
+	l := Lock{Key: info.Key, Held: info.Held, Line: info.Waiting + parked + info.Queued, Parked: parked, Queued: info.Queued, Holders: []Holder{}, At: now}
 	if h := info.Head; info.Queued > 0 && !h.Runs {
-		l.Next = &Next{Task: h.Note, Since: h.Since.UTC(), Blocked: h.Blocks(), Held: h.Held(), head: h}
+		l.Next = &Next{Task: h.Note, Since: h.Since.UTC(), Blocked: h.Blocks(), Held: h.Held(), Head: h}
 	}
 	if info.Held > 0 && info.Granted > 0 {
 		at := now.Add(-info.Granted).UTC()
@@ -180,70 +147,47 @@ func lockOf(info engine.Info, orders []control.Order, now time.Time) Lock {
 	return l
 }
 
-// ordersOf lists the orders in force. A user without the right to read them has none: that is for doctor to say.
-func ordersOf(ctx context.Context, e *engine.Engine) []control.Order {
-	list, _ := e.Controls().Orders(ctx)
-	return list
+// present returns the clock of Redis and the orders in force. A user without the right to read orders has none, and the
+// clock of this machine: that is for doctor to say.
+func present(ctx context.Context, e *engine.Engine) (now func() time.Time, orders []control.Order) {
+	state, err := e.Controls().Fetch(ctx)
+	if err != nil {
+		return time.Now, nil
+	}
+	return state.Now, state.Orders()
 }
-
-// batchSize is how many locks Walk reads before it hands any of them on: as many as one SCAN brings.
-const batchSize = 1000
 
 // Walk reads all locks under the Engine's prefix, some at a time, so that neither Redis nor the caller ever has all of
 // them at hand. An error ends it.
-func Walk(ctx context.Context, e *engine.Engine, rdb redis.UniversalClient) iter.Seq2[[]Lock, error] {
-	return func(yield func([]Lock, error) bool) {
-		now, err := ServerTime(ctx, rdb)
-		if err != nil {
-			yield(nil, err)
-			return
-		}
-		start, orders := time.Now(), ordersOf(ctx, e)
-		var batch []Lock
+func Walk(ctx context.Context, e *engine.Engine) iter.Seq2[Lock, error] {
+	return func(yield func(Lock, error) bool) {
+		now, orders := present(ctx, e)
 		for info, err := range e.List(ctx) {
-			if err != nil {
-				yield(nil, err)
+			if !yield(lockOf(info, orders, now()), err) {
 				return
 			}
-			if batch = append(batch, lockOf(info, orders, now.Add(time.Since(start)))); len(batch) < batchSize {
-				continue
-			}
-			if !yield(batch, nil) {
-				return
-			}
-			batch = nil
-		}
-		if len(batch) > 0 {
-			yield(batch, nil)
 		}
 	}
 }
 
-// lineShown is how many places of a line One reads.
-const lineShown = 100
-
-// One reads one lock and the beginning of its line. now is Redis' time.
-func One(ctx context.Context, e *engine.Engine, rdb redis.UniversalClient, key string) (l Lock, now time.Time, err error) {
+// One reads one lock and the first hundred of its line.
+func One(ctx context.Context, e *engine.Engine, key string) (Lock, error) {
 	r, err := e.Ref(key)
 	if err != nil {
-		return l, now, err
+		return Lock{}, err
 	}
-	if now, err = ServerTime(ctx, rdb); err != nil {
-		return l, now, err
-	}
+	clock, orders := present(ctx, e)
+	now := clock() // before the look
 	info, err := e.Inspect(ctx, r, engine.MaxHolders, "", "")
 	if err != nil {
-		return l, now, err
+		return Lock{}, err
 	}
-	line, err := e.Line(ctx, r, info, lineShown)
-	if err != nil {
-		return l, now, err
-	}
-	l = lockOf(info, ordersOf(ctx, e), now)
+	line, err := e.Line(ctx, r, info, 100)
+	l := lockOf(info, orders, now)
 	for _, w := range line {
 		l.Waiters = append(l.Waiters, Waiter{Owner: w.Owner, Work: workOf(w.Note), Since: w.Since.UTC(), State: WaiterState(w)})
 	}
-	return l, now, nil
+	return l, err
 }
 
 // WaiterState is what a place in line is: waiting, parked or called. A task of an ordered key may also be archived, and
@@ -312,42 +256,12 @@ func ScopeOf(key string) string {
 	return scope
 }
 
-// ServerTime returns Redis' time, by which all times of a lock are.
-func ServerTime(ctx context.Context, rdb redis.UniversalClient) (time.Time, error) {
-	now, err := rdb.Time(ctx).Result()
-	return now, Backend(err)
-}
-
-// Backend marks an error as Redis': errors.Is finds lock.ErrBackend in it. The text stays as it is. Backend of nil is nil.
-func Backend(err error) error {
-	if err == nil {
-		return nil
-	}
-	return &backendError{err}
-}
-
-type backendError struct{ err error }
-
-func (e *backendError) Error() string   { return e.err.Error() }
-func (e *backendError) Unwrap() []error { return []error{lock.ErrBackend, e.err} }
-
-// Pattern is what an operator searches for: a part of a text, or a pattern of the whole text with *, ? or [a-z] as
-// path.Match has it, except that a slash is a character like any other. The zero Pattern matches every text.
-type Pattern struct{ part, pattern string }
-
-// noSlash puts a character that no text has in the place of slashes, which path.Match takes for separators.
-func noSlash(text string) string { return strings.ReplaceAll(text, "/", "\x00") }
-
-// Compile reads a pattern. A text that is not a valid one matches as a part only.
-func Compile(text string) Pattern { return Pattern{text, noSlash(text)} }
-
-// Matches reports whether the text has the part in it, or fits the pattern.
-func (p Pattern) Matches(text string) bool {
-	if strings.Contains(text, p.part) {
-		return true
-	}
-	fits, err := path.Match(p.pattern, noSlash(text))
-	return fits && err == nil
+// Matches reports whether an operator who searches for a pattern means a text: it has the pattern in it, or fits the
+// pattern as a whole, with *, ? or [a-z] as path.Match has them, except that a slash is a character like any other.
+func Matches(pattern, text string) bool {
+	noSlash := func(text string) string { return strings.ReplaceAll(text, "/", "\x00") } // which path.Match takes for separators
+	fits, err := path.Match(noSlash(pattern), noSlash(text))
+	return strings.Contains(text, pattern) || fits && err == nil
 }
 
 // Describe returns rules as data, named as automutex.New names them.
@@ -356,10 +270,7 @@ func Describe(rules []automutex.Rule) []fleet.Rule {
 		Rules []fleet.Rule `json:"rules"`
 	}
 	text, err := json.Marshal(automutex.Config{Rules: rules})
-	if err == nil {
-		err = json.Unmarshal(text, &file)
-	}
-	if err != nil {
+	if err := errors.Join(err, json.Unmarshal(text, &file)); err != nil {
 		panic(err) // both have the same form
 	}
 	return file.Rules
@@ -414,98 +325,63 @@ func IsScope(rules []fleet.Rule, text string) bool {
 	return slices.ContainsFunc(rules, func(r fleet.Rule) bool { its, _ := r.ScopeText(); return its == scope })
 }
 
-// Unknown says why no task has the target that a text stands for, as far as rules tell, and what was probably meant;
-// empty if a task may have it. hashed: the values of keys are hashed.
-func Unknown(rules []fleet.Rule, hashed bool, prefix, text string) (why, meant string) {
-	stored, err := control.Stored(prefix, "", func(text string) bool { return IsScope(rules, text) }, text)
-	if err != nil || len(rules) == 0 {
-		return "", "" // package lock says what is wrong with it
-	}
-	return unknown(rules, hashed, stored)
+// stored returns the target that a person types as it is stored.
+func stored(rules []fleet.Rule, prefix, text string) (string, error) {
+	return control.Stored(prefix, "", func(text string) bool { return IsScope(rules, text) }, text)
 }
 
 // Target returns the whole key of the target that an operator has typed for an order; empty if it is none, which package lock then
 // refuses. A target that no rule and no live lock has is an error, unless force is true. To see that may take a walk of all locks.
-func Target(ctx context.Context, e *engine.Engine, rdb redis.UniversalClient, rules []fleet.Rule, hashed bool, prefix, text string, force bool) (string, error) {
-	stored, err := control.Stored(prefix, "", func(text string) bool { return IsScope(rules, text) }, text)
+func Target(ctx context.Context, e *engine.Engine, rules []fleet.Rule, hashed bool, prefix, text string, force bool) (string, error) {
+	target, err := stored(rules, prefix, text)
 	if err != nil {
 		return "", nil
 	}
-	if why, meant := Unknown(rules, hashed, prefix, text); why != "" && !force {
-		is := func(l Lock) bool { return control.Bare(l.Key) == stored || ScopeOf(l.Key) == stored }
-		used := false
-		for some, err := range Walk(ctx, e, rdb) {
-			if err != nil {
-				return "", err
-			}
-			if used = slices.ContainsFunc(some, is); used {
-				break
-			}
+	key := prefix + ":{" + target + "}"
+	why := Unknown(rules, hashed, prefix, text)
+	if why == "" || force {
+		return key, nil
+	}
+	for l, err := range Walk(ctx, e) {
+		if err != nil {
+			return "", err
 		}
-		if meant != "" {
-			meant = "did you mean " + meant + "? "
-		}
-		if !used {
-			return "", errors.New(strings.TrimSuffix(why, ".") + "; nor is there such a lock now; " + meant + "--force does it all the same")
+		if control.Bare(l.Key) == target || ScopeOf(l.Key) == target {
+			return key, nil
 		}
 	}
-	return prefix + ":{" + stored + "}", nil
+	return "", errors.New(strings.TrimSuffix(why, ".") + "; nor is there such a lock now; --force does it all the same")
 }
 
-// unknown says why no task has a target, as far as rules tell; empty if a task may have it.
-func unknown(rules []fleet.Rule, hashed bool, target string) (why, meant string) {
+// Unknown says why no task has the target that a text stands for, as far as rules tell; empty if a task may have it. hashed:
+// the values of keys are hashed.
+func Unknown(rules []fleet.Rule, hashed bool, prefix, text string) string {
+	target, err := stored(rules, prefix, text)
+	if err != nil || len(rules) == 0 {
+		return "" // package lock says what is wrong with it
+	}
 	scope, values, valued := strings.Cut(target, "|")
-	var its []fleet.Rule
+	shown, parts := printable.Short(target), strings.Count(values, "|")+1
+	fits := !valued || parts == 1 && strings.HasPrefix(values, "~") // a hash
+	var scopes []string
+	var last *fleet.Rule // that has the scope
 	for _, r := range rules {
+		its, _ := r.ScopeText()
+		scopes = append(scopes, its)
 		if r.Has(scope) || !valued && r.IsFor(scope) {
-			its = append(its, r)
+			last = &r
+			fits = fits || !hashed && (r.Computed || len(r.On)+len(r.OnHeaders) == parts)
 		}
 	}
-	if len(its) == 0 {
-		return fmt.Sprintf("No rule has the scope of %s.", printable.Short(target)), meantBy(rules, scope, values)
-	}
-	beginning := func(r fleet.Rule) bool {
-		its, byType := r.ScopeText()
-		return byType && its == scope && strings.HasSuffix(scope, ":")
-	}
-	parts := strings.Split(values, "|")
-	isHash := len(parts) == 1 && strings.HasPrefix(values, "~")
-	fits := func(r fleet.Rule) bool { return r.Computed || len(r.On)+len(r.OnHeaders) == len(parts) }
+	slices.Sort(scopes)
 	switch {
-	case !valued:
-	case slices.ContainsFunc(its, beginning):
-		return fmt.Sprintf("The rule for %s has no scope, so each task type has one of its own: %[1]s alone is none of them. Name a whole type in the key.", printable.Short(scope)), ""
-	case isHash:
-	case hashed:
-		return fmt.Sprintf("The keys of these rules are hashed, so no task has the key %s. Take the key that automutex key prints.", printable.Short(target)), ""
-	case !slices.ContainsFunc(its, fits):
-		return fmt.Sprintf("No task has the key %s: it has %s, and the keys of rule %s have %d.",
-			printable.Short(target), printable.Count(len(parts), "value"), printable.Short(its[0].Name), len(its[0].On)+len(its[0].OnHeaders)), ""
-	}
-	return "", ""
-}
-
-// meantBy finds the target that a scope was probably meant to be: that of a rule with such a scope, task or name.
-func meantBy(rules []fleet.Rule, scope, values string) string {
-	scopes := map[string]string{} // what may have been typed to the scope
-	var names []string
-	for _, r := range rules {
-		its, byType := r.ScopeText()
-		if byType && strings.HasSuffix(its, ":") && values != "" {
-			continue // the beginning of scopes, and no key has it
-		}
-		for _, name := range []string{its, r.Name, r.Task, r.Task[strings.LastIndexByte(r.Task, ':')+1:]} {
-			if _, known := scopes[name]; !known && name != "" {
-				scopes[name], names = its, append(names, name)
-			}
-		}
-	}
-	name, ok := nearest.Name(scope, names)
-	switch {
-	case !ok:
+	case last == nil:
+		return fmt.Sprintf("No rule has the scope of %s (scopes: %s).", shown, printable.Short(strings.Join(slices.Compact(scopes), ", ")))
+	case fits:
 		return ""
-	case values != "":
-		return scopes[name] + "|" + values
+	case hashed:
+		return fmt.Sprintf("The keys of these rules are hashed, so no task has the key %s. Take the key that automutex key prints.", shown)
 	}
-	return scopes[name]
+	return fmt.Sprintf("No task has the key %s: it has %s, and the keys of rule %s have %d.",
+		shown, printable.Count(parts, "value"), printable.Short(last.Name), len(last.On)+len(last.OnHeaders))
 }
