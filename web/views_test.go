@@ -295,7 +295,7 @@ func TestFleet(t *testing.T) {
 		v.get(keyPath(m.Key())).want(200, "rule <bdi>report</bdi>").without("Resume")
 
 		// A target that nobody has is asked about, and refused without the tick.
-		v.get("/do?action=pause&target=reprot").want(200, "No rule has the scope of reprot (scopes: report). Nor is there such a lock now.", `name="anyway"`)
+		v.get("/do?action=pause&target=reprot").want(200, "No rule has the scope of reprot: did you mean report? Nor is there such a lock now.", `name="anyway"`)
 		form := url.Values{"action": {"pause"}, "target": {"reprot"}}
 		v.post("/do", form).want(http.StatusUnprocessableEntity, "Nor is there such a lock now.")
 		if all, err := v.locker.Controls().List(t.Context()); err != nil || len(all) != 0 {

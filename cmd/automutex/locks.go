@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,43 +20,33 @@ import (
 	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
 
 // filter says which locks an operator wants to see. The zero value is all of them.
 type filter struct {
-	match   string        // a pattern (*, ?, [a-z]) of the key, or a part of it when it has none of these
-	holder  string        // a part of a holder's owner
-	task    string        // a part of a holder's "queue/id"
+	match   string        // a pattern (*, ?, [a-z]) of the key, or of a holder's owner or task, or a part of it when it has none of these
 	waiting bool          // only locks with a line
 	longer  time.Duration // only locks taken longer ago than this
 }
 
-// passes reports whether a lock is shown. now is Redis' time.
-func (f filter) passes(l inspect.Lock, now time.Time) bool {
-	held := func(passes func(inspect.Holder) bool) bool { return slices.ContainsFunc(l.Holders, passes) }
-	switch {
-	case !inspect.Matches(f.match, l.Key), f.waiting && l.Line == 0:
-		return false
-	case f.holder != "" && !held(func(h inspect.Holder) bool { return strings.Contains(h.Owner, f.holder) }):
-		return false
-	case f.task != "" && !held(func(h inspect.Holder) bool {
-		return strings.Contains(inspect.TaskName(h.Queue, h.Task, h.Note), f.task)
-	}):
+// passes reports whether a lock is shown.
+func (f filter) passes(l inspect.Lock) bool {
+	matched := inspect.Matches(f.match, l.Key) || slices.ContainsFunc(l.Holders, func(h inspect.Holder) bool {
+		return inspect.Matches(f.match, h.Owner) || inspect.Matches(f.match, inspect.TaskName(h.Queue, h.Task, h.Note))
+	})
+	if !matched || f.waiting && l.Line == 0 {
 		return false
 	}
 	// Of several holders only the newest one's age is known: any other may be older.
-	return f.longer == 0 || l.Held > 1 || l.Since != nil && now.Sub(*l.Since) > f.longer
+	return f.longer == 0 || l.Held > 1 || l.Since != nil && l.At.Sub(*l.Since) > f.longer
 }
-
-var lockHeader = []string{"KEY", "HOLDER", "TASK", "SINCE", "UNTIL", "LINE"}
 
 func newList(a *app) *cobra.Command {
 	var f filter
-	var asJSON bool
 	var every time.Duration
 	cmd := a.onLocks("list", `List the locks that are held or waited for
 
@@ -63,41 +55,33 @@ are found by SCAN. SINCE is how long ago a lock with one holder was taken, UNTIL
 lease ends unless it is renewed, LINE how many wait for it, what blocks an ordered key, and
 what an operator has ordered. --json has the tokens of the holders, which break takes.`, cobra.NoArgs, func(ctx context.Context, l locks, _ []string) error {
 		for {
-			began := time.Now()
-			if err := a.list(ctx, l, f, asJSON); every == 0 || err != nil && ctx.Err() == nil {
+			if err := a.list(ctx, l, f); every == 0 || err != nil && ctx.Err() == nil {
 				return err
 			}
 			select {
 			case <-ctx.Done():
 				return nil // Ctrl-C is how one leaves
-			case <-time.After(max(every, rest*time.Since(began))):
+			case <-time.After(every):
 			}
 		}
 	})
-	cmd.Flags().StringVar(&f.match, "match", "", "only keys that match this pattern (*, ?, [a-z]), or have it in them when it has none of these")
-	cmd.Flags().StringVar(&f.holder, "holder", "", "only locks held by an owner whose label has this in it")
-	cmd.Flags().StringVar(&f.task, "task", "", "only locks held by a task, queue/id, that has this in it")
+	cmd.Flags().StringVar(&f.match, "match", "", "only locks whose key, owner or task matches this pattern (*, ?, [a-z]), or has it in it when it has none of these")
 	cmd.Flags().BoolVar(&f.waiting, "waiting", false, "only locks that somebody waits for")
 	cmd.Flags().DurationVar(&f.longer, "longer", 0, "only locks taken longer ago than this, and those with several holders, whose ages are not known")
 	cmd.Flags().DurationVarP(&every, "watch", "w", 0, "list again and again until Ctrl-C, each second or as often as in -w=5s")
 	cmd.Flags().Lookup("watch").NoOptDefVal = "1s"
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line for each lock")
-	return cmd
+	return a.withJSON(cmd)
 }
 
-// rest is how many times as long as a look at all locks takes Redis is left alone before the next one: it spends no more
-// than a fifth of its time on list -w.
-const rest = 4
-
 // list prints the locks as they are found, a thousand at a time.
-func (a *app) list(ctx context.Context, l locks, f filter, asJSON bool) error {
-	header := lockHeader
+func (a *app) list(ctx context.Context, l locks, f filter) error {
+	header := []string{"KEY", "HOLDER", "TASK", "SINCE", "UNTIL", "LINE"}
 	var some []inspect.Lock
 	flush := func() error {
 		if len(some) == 0 {
 			return nil
 		}
-		err := printAll(a.out, some, asJSON, header, func(s inspect.Lock) [][]string { return rows(s, s.At) })
+		err := printAll(a, some, header, rows)
 		some, header = nil, nil
 		return err
 	}
@@ -105,7 +89,7 @@ func (a *app) list(ctx context.Context, l locks, f filter, asJSON bool) error {
 		if err != nil {
 			return err
 		}
-		if f.passes(s, s.At) {
+		if f.passes(s) {
 			some = append(some, s)
 		}
 		if len(some) == 1000 {
@@ -117,33 +101,40 @@ func (a *app) list(ctx context.Context, l locks, f filter, asJSON bool) error {
 	if err := flush(); err != nil {
 		return err
 	}
-	if header != nil && !asJSON {
-		fmt.Fprintf(a.errs, "no locks under the prefix %q are held or waited for, as far as the filters show them\n", a.conn.prefix)
+	if header != nil {
+		a.nothing("no locks under the prefix %q are held or waited for, as far as the filters show them")
 	}
 	return nil
 }
 
-// rows returns a lock in columns, a row for each holder.
-func rows(s inspect.Lock, now time.Time) [][]string {
-	facts := []string{strconv.Itoa(s.Line)}
+// nothing notes that a list is empty. JSON shows it by itself.
+func (a *app) nothing(format string) {
+	if !a.json {
+		fmt.Fprintf(a.errs, format+"\n", a.conn.prefix)
+	}
+}
+
+// lineOf is how many wait for a lock, and how many of them outside a worker.
+func lineOf(s inspect.Lock) string {
+	line := strconv.Itoa(s.Line)
 	if s.Parked > 0 {
-		facts[0] += fmt.Sprintf(" (%d parked)", s.Parked)
+		line += fmt.Sprintf(" (%d parked)", s.Parked)
 	}
 	if s.Queued > 0 {
-		facts[0] += " (in order)"
+		line += fmt.Sprintf(" (%d in order)", s.Queued)
 	}
+	return line
+}
+
+// rows returns a lock in columns, a row for each holder.
+func rows(s inspect.Lock) [][]string {
+	now := s.At
+	facts := []string{lineOf(s)}
 	if s.Next != nil && s.Next.Blocked {
 		facts = append(facts, "blocked by "+s.Next.Task)
 	}
 	for _, c := range s.Controls {
-		fact := "paused by " + c.By
-		if !c.Paused {
-			fact = fmt.Sprintf("limit %d by %s", c.Limit, c.By)
-		}
-		if c.Why != "" {
-			fact += " (" + strings.Join(strings.Fields(c.Why), " ") + ")"
-		}
-		facts = append(facts, fact)
+		facts = append(facts, fmt.Sprintf("%s (%s)", what(c, now), c.By))
 	}
 	line := strings.Join(facts, ", ")
 	var all [][]string
@@ -164,7 +155,6 @@ func rows(s inspect.Lock, now time.Time) [][]string {
 }
 
 func newShow(a *app) *cobra.Command {
-	var asJSON bool
 	cmd := a.onLocks("show KEY", `Show one lock: its holders, its line, and their tasks
 
 KEY is as list prints it, or a scope and its parts as the program has them ("report|new york").
@@ -176,15 +166,14 @@ control is for it, the exit code is 1.`, cobra.ExactArgs(1), func(ctx context.Co
 			return err
 		case s.Held+s.Line+len(s.Controls) == 0 && s.Gate == nil:
 			return no("nobody holds or waits for %s", s.Key)
-		case asJSON:
-			return printJSON(a.out, s)
+		case a.json:
+			return printAll(a, []inspect.Lock{s}, nil, nil)
 		}
-		return a.printLock(s, s.At, l)
+		return a.printLock(s, l)
 	})
 	cmd.Example = `  automutex show 'automutex:{itunes:verify|7}'
   automutex show 'itunes:verify|7'`
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object")
-	return cmd
+	return a.withJSON(cmd)
 }
 
 // one reads the lock that an operator names.
@@ -196,32 +185,30 @@ func (a *app) one(ctx context.Context, l locks, name string) (inspect.Lock, erro
 	return inspect.One(ctx, l.Engine, key)
 }
 
-func (a *app) printLock(s inspect.Lock, now time.Time, l locks) error {
-	head := fmt.Sprintf("%s\nheld by %d, waited for by %d", s.Key, s.Held, s.Line-s.Parked-s.Queued)
-	add := func(is bool, format string, args ...any) {
-		if is {
-			head += fmt.Sprintf(format, args...)
-		}
-	}
-	add(s.Parked > 0, ", %d parked", s.Parked)
-	add(s.Queued > 0, ", %d in order", s.Queued)
+func (a *app) printLock(s inspect.Lock, l locks) error {
+	now := s.At
+	held := fmt.Sprintf("held by %d, waited for by %s", s.Held, lineOf(s))
 	if s.Since != nil {
-		add(true, ", last taken %s", ago(now, *s.Since))
+		held += ", last taken " + ago(now, *s.Since)
 	}
+	head := []string{s.Key, held}
 	if s.Gate != nil {
-		add(true, "\nnobody starts for %s: %s", printable.Duration(s.Gate.Opens.Sub(now)), s.Gate)
+		head = append(head, fmt.Sprintf("nobody starts for %s: %s", printable.Duration(s.Gate.Opens.Sub(now)), s.Gate))
 	}
 	if s.Next != nil {
-		why := blocked.Whys(l.inspector, []engine.Head{s.Next.Head})[0]
-		add(why != "", "\nbehind %s, which %s", s.Next.Task, why)
+		if why := blocked.Whys(l.inspector, []engine.Head{s.Next.Head})[0]; why != "" {
+			head = append(head, fmt.Sprintf("behind %s, which %s", s.Next.Task, why))
+		}
 	}
 	for _, c := range s.Controls {
-		why := strings.TrimSuffix(": "+c.Why, ": ")
-		add(true, "\n%s", printable.OneLine(fmt.Sprintf("%s: %s; ordered by %s %s%s", c.Target, what(c, now), c.By, ago(now, c.Since), why)))
+		head = append(head, fmt.Sprintf("%s: %s; ordered by %s %s: %s", c.Target, what(c, now), c.By, ago(now, c.Since), cmp.Or(c.Why, "no reason given")))
 	}
-	fmt.Fprintf(a.out, "%s\n\n", head)
+	for _, line := range head {
+		fmt.Fprintln(a.out, printable.OneLine(line))
+	}
+	fmt.Fprintln(a.out)
 	if len(s.Holders) > 0 {
-		err := printAll(a.out, s.Holders, false, []string{"TOKEN", "HOLDER", "TASK", "STATE", "UNTIL"}, func(h inspect.Holder) [][]string {
+		err := printAll(a, s.Holders, []string{"TOKEN", "HOLDER", "TASK", "STATE", "UNTIL"}, func(h inspect.Holder) [][]string {
 			state := inspect.TaskState(l.inspector, h.Queue, h.Task)
 			return [][]string{{h.Token, h.Owner, inspect.TaskName(h.Queue, h.Task, h.Note), state, "in " + printable.Duration(h.Until.Sub(now))}}
 		})
@@ -231,7 +218,7 @@ func (a *app) printLock(s inspect.Lock, now time.Time, l locks) error {
 		fmt.Fprintln(a.out)
 	}
 	place := 0
-	err := printAll(a.out, s.Waiters, false, []string{"PLACE", "WAITER", "TASK", "STATE", "WAITS"}, func(w inspect.Waiter) [][]string {
+	err := printAll(a, s.Waiters, []string{"PLACE", "WAITER", "TASK", "STATE", "WAITS"}, func(w inspect.Waiter) [][]string {
 		place++
 		owner := cmp.Or(w.Owner, "("+w.State+")") // what is in no worker has no owner
 		state := inspect.TaskState(l.inspector, w.Queue, w.Task)
@@ -272,34 +259,29 @@ func (a *app) breakLock(ctx context.Context, l locks, key string, tokens []strin
 		return err
 	}
 	s.Waiters = nil // not asked about
-	var what []string
-	gate := ""
+	opens := len(tokens) == 0 && s.Gate != nil && inspect.Breakable(s.Gate.Closed)
 	if len(tokens) > 0 {
 		s.Holders = slices.DeleteFunc(s.Holders, func(h inspect.Holder) bool { return !slices.Contains(tokens, h.Token) })
-	} else if s.Gate != nil && inspect.Breakable(s.Gate.Closed) {
-		gate = strings.Replace(s.Gate.Closed, lock.ReasonClosed, "closed gate", 1)
 	}
-	if len(s.Holders) > 0 {
-		what = append(what, "take the lock from "+printable.Count(len(s.Holders), "holder"))
-	}
-	if gate != "" {
-		what = append(what, "end the "+gate)
+	question := "Take the lock from " + printable.Count(len(s.Holders), "holder")
+	switch {
+	case opens && len(s.Holders) == 0:
+		question = "Open the gate"
+	case opens:
+		question += ", and open the gate"
 	}
 	switch {
-	case len(what) > 0:
+	case len(s.Holders) > 0 || opens:
 	case len(tokens) > 0:
 		return no("nobody with the token %q holds %s", strings.Join(tokens, ", "), s.Key)
-	case s.Gate != nil:
-		return no("nobody holds %s; its rate is used up, which break leaves as it is: the next starts in %s", s.Key, printable.Duration(s.Gate.Opens.Sub(s.At)))
 	default:
-		return no("nobody holds %s", s.Key)
+		return no("nobody holds %s, and it has no closed gate or cooldown to end (break leaves a rate as it is)", s.Key)
 	}
-	if err := a.printLock(s, s.At, l); err != nil {
+	if err := a.printLock(s, l); err != nil {
 		return err
 	}
-	question := strings.Join(what, ", and ")
 	if !yes {
-		if err := a.ask(ctx, "\n"+strings.ToUpper(question[:1])+question[1:]+"? [y/N] "); err != nil {
+		if err := a.ask("\n" + question + "? [y/N] "); err != nil {
 			return err
 		}
 	}
@@ -314,38 +296,28 @@ func (a *app) breakLock(ctx context.Context, l locks, key string, tokens []strin
 			broken++
 		}
 	}
-	if gate != "" {
+	if opens {
 		if opened, err = l.OpenGate(ctx, r); err != nil {
-			return fmt.Errorf("%d of %d broken, and the %s not ended: %w", broken, len(s.Holders), gate, err)
+			return fmt.Errorf("%d of %d broken, and the gate not opened: %w", broken, len(s.Holders), err)
 		}
 	}
 	if broken == 0 && !opened {
 		return no("what was shown of %s is over; nothing was done", s.Key)
 	}
-	done := fmt.Sprintf("broken: %d of %d\n", broken, len(s.Holders))
+	done := fmt.Sprintf("broken: %d of %d", broken, len(s.Holders))
 	if opened {
-		done += "ended: the " + gate + "\n"
+		done += ", and the gate opened"
 	}
-	return a.say("\n%s", done)
+	return a.say("\n%s\n", done)
 }
 
-// ask waits for a yes. Anything else, the end of the input too, is a no.
-func (a *app) ask(ctx context.Context, question string) error {
+// ask waits for a yes. Anything else, the end of the input too, is a no. An interrupt ends the program: nothing was done.
+func (a *app) ask(question string) error {
+	signal.Reset() // a read of a terminal cannot be cancelled
 	fmt.Fprint(a.errs, question)
-	// A read of a terminal cannot be cancelled: at an interrupt it is left behind, and ends with the program. The buffer
-	// lets it.
-	answer := make(chan string, 1)
-	go func() {
-		line, _ := bufio.NewReader(a.in).ReadString('\n') // cut short: no answer
-		answer <- strings.ToLower(strings.TrimSpace(line))
-	}()
-	select {
-	case <-ctx.Done():
-		return no("interrupted; nothing was done")
-	case yes := <-answer:
-		if yes == "y" || yes == "yes" {
-			return nil
-		}
+	answer, _ := bufio.NewReader(a.in).ReadString('\n') // cut short: no answer
+	if answer = strings.ToLower(strings.TrimSpace(answer)); answer == "y" || answer == "yes" {
+		return nil
 	}
 	return no("not confirmed; nothing was done (--yes does not ask)")
 }
@@ -364,7 +336,6 @@ for expire.`, cobra.NoArgs, func(ctx context.Context, l locks, _ []string) error
 }
 
 func newBlocked(a *app) *cobra.Command {
-	var asJSON bool
 	cmd := a.onLocks("blocked", `List the ordered keys whose next task does not run
 
 BEHIND is how many tasks of the key wait behind that task. To go on, run the task again with
@@ -373,16 +344,14 @@ asynq's tools, or skip it: automutex skip KEY TASK.`, cobra.NoArgs, func(ctx con
 		if err != nil {
 			return err
 		}
-		if len(keys) == 0 && !asJSON {
-			fmt.Fprintf(a.errs, "no ordered key under the prefix %q is blocked\n", a.conn.prefix)
-			return nil
+		if len(keys) == 0 {
+			a.nothing("no ordered key under the prefix %q is blocked")
 		}
-		return printAll(a.out, keys, asJSON, []string{"KEY", "TASK", "SINCE", "BEHIND", "WHY"}, func(key blocked.Key) [][]string {
+		return printAll(a, keys, []string{"KEY", "TASK", "SINCE", "BEHIND", "WHY"}, func(key blocked.Key) [][]string {
 			return [][]string{{key.Key, key.Task, time.Since(key.Since).Round(time.Second).String(), strconv.Itoa(key.Behind), key.Why}}
 		})
 	})
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line for each key")
-	return cmd
+	return a.withJSON(cmd)
 }
 
 func newSkip(a *app) *cobra.Command {
@@ -407,34 +376,8 @@ TARGET is what a person types; escaping is ours. "report" is the scope of that v
 "report:" also every scope that begins with it, and "report|acme" one lock: its scope and its
 parts as the program has them. A whole key, as "automutex list" prints it, means itself. Every
 process obeys within 2 seconds, also after a restart. "automutex controls" lists what is in
-force. A TARGET that no rule and no lock has is refused, as far as the workers, or the FILE,
-tell the rules.`
-
-const rulesHelp = "the FILE of the rules: take its prefix, and its rules in place of those that the workers say they run"
-
-// newOrder makes a command that gives an order; with ends it ends one. shown is the target for a person.
-func (a *app) newOrder(use, help string, args cobra.PositionalArgs, o *order,
-	do func(ctx context.Context, controls *control.Reader, args []string, shown string) error) *cobra.Command {
-	cmd := a.onLocks(use, help+orderHelp, args, func(ctx context.Context, l locks, args []string) error {
-		key, err := a.target(ctx, l, args[0], o.force || o.ends)
-		shown := printable.OneLine(args[0])
-		switch {
-		case errors.Is(err, lock.ErrBackend):
-			return err
-		case err != nil:
-			return no("%w", err)
-		case key != "" && key != args[0] && control.Bare(key) != args[0] && !o.ends:
-			shown += " (" + key + ")"
-		}
-		return do(ctx, l.Controls(), args, shown)
-	})
-	cmd.Flags().String("rules", "", rulesHelp)
-	if !o.ends {
-		cmd.Flags().StringVar(&o.why, "why", "", "the reason to show with the order")
-		cmd.Flags().BoolVar(&o.force, "force", false, "also for a TARGET that no known rule and no lock has")
-	}
-	return cmd
-}
+force. A TARGET that no rule, no task and no lock has is refused, as far as the workers say
+which they have.`
 
 // order is what the flags say of an order.
 type order struct {
@@ -442,50 +385,80 @@ type order struct {
 	force, ends bool
 }
 
-// target is the whole key of the target that was typed. Workers whose Config is Private do not say what they run.
-func (a *app) target(ctx context.Context, l locks, typed string, force bool) (string, error) {
-	rules, hashed := inspect.Describe(a.rules.Rules), a.rules.HashKeys != ""
-	if len(rules) == 0 {
-		if f, err := fleet.Read(ctx, l.rdb, a.conn.prefix); err == nil { // who may not read them gives orders all the same
-			rules = fleet.Rules(f)
-			hashed = slices.ContainsFunc(f, func(p fleet.Process) bool { return p.Hashed })
+// newOrder makes a command that gives an order, or ends one. What do returns is said of the target.
+func (a *app) newOrder(use, help string, args cobra.PositionalArgs, o *order,
+	do func(ctx context.Context, controls *control.Reader, args []string) (string, error)) *cobra.Command {
+	cmd := a.onLocks(use, help+orderHelp, args, func(ctx context.Context, l locks, args []string) error {
+		guards, unread := fleet.Read(ctx, l.rdb, a.conn.prefix) // who may not read them gives orders all the same
+		hashed := slices.ContainsFunc(guards, func(p fleet.Process) bool { return p.Hashed })
+		a.known = known(guards)
+		if _, err := inspect.Target(ctx, l.Engine, a.known, hashed, a.conn.prefix, args[0], o.force || o.ends); err != nil {
+			return err
 		}
+		done, err := do(ctx, l.Controls(), args)
+		if err != nil {
+			return err
+		}
+		obeys := "every process with the prefix %s obeys within 2 seconds"
+		if unread == nil && len(guards) == 0 { // a lock without a Guard is told of by nobody, and workers may be about to start
+			obeys = "no process says that it runs with the prefix %s now: are --prefix and --db right?"
+		}
+		return a.say("%s %s; "+obeys+"\n", printable.OneLine(args[0]), done, a.conn.prefix)
+	})
+	if !o.ends {
+		cmd.Flags().StringVar(&o.why, "why", "", "the reason to show with the order")
+		cmd.Flags().BoolVar(&o.force, "force", false, "also for a TARGET that is not known")
 	}
-	a.conn.known = rules
-	return inspect.Target(ctx, l.Engine, rules, hashed, a.conn.prefix, typed, force)
+	return cmd
 }
 
-// given says that an order was given.
-func (a *app) given(text string) error {
-	of := ""
-	if a.conn.prefix != inside.DefaultPrefix {
-		of = " with the prefix " + a.conn.prefix
+// known is the rules that Guards say they run. A rule for each task type of its own is for the types that they have met: what is longer
+// than its Task is a slip, or comes later. Of a prefix none may be met yet: then it is for all.
+func known(guards []fleet.Process) (rules []fleet.Rule) {
+	for _, r := range fleet.Rules(guards) {
+		types := []string{r.Task}
+		for _, p := range guards {
+			types = append(types, p.Serves...)
+		}
+		types = slices.DeleteFunc(types, func(t string) bool { return r.Scope != "" || strings.HasSuffix(t, ":") || !r.Has(keys.Scope(t)) })
+		if len(types) == 0 {
+			rules = append(rules, r)
+		}
+		for _, r.Scope = range types {
+			rules = append(rules, r)
+		}
 	}
-	return a.say("%s; every process%s obeys within 2 seconds\n", text, of)
+	return rules
 }
 
 func newPause(a *app) *cobra.Command {
+	const unsaid = time.Duration(math.MinInt64) // 0 is refused: who computes a time does not mean for ever
 	var o order
 	var length time.Duration
-	var cmd *cobra.Command
-	cmd = a.newOrder("pause TARGET [--for 5m] [--why TEXT]", `Let no task of a scope or key start, until resumed or for a time
+	cmd := a.newOrder("pause TARGET [--for 5m] [--why TEXT]", `Let no task of a scope or key start, until resumed or for a time
 
 Running tasks go on. Other tasks return to asynq without spending an attempt, whatever the
 policy of their rule, and run when the pause ends or up to 90 seconds later. Tasks on
 their last attempt wait in their workers. A new pause replaces the present one.`, cobra.ExactArgs(1), &o,
-		func(ctx context.Context, controls *control.Reader, args []string, shown string) error {
-			until, end := time.Time{}, "until somebody resumes it"
-			if cmd.Flags().Changed("for") { // 0 is over at once, and refused
-				until = time.Now().Add(length)
-				end = "for " + printable.Duration(length) + ", until " + until.UTC().Format(time.RFC3339)
+		func(ctx context.Context, controls *control.Reader, args []string) (string, error) {
+			if length == unsaid {
+				return "is paused until somebody resumes it", controls.Pause(ctx, args[0], time.Time{}, o.why)
 			}
-			if err := controls.Pause(ctx, args[0], until, o.why); err != nil {
-				return err
-			}
-			return a.given(shown + " is paused " + end)
+			until := time.Now().Add(length)
+			done := fmt.Sprintf("is paused for %s, until %s", printable.Duration(length), until.UTC().Format(time.RFC3339))
+			return done, controls.Pause(ctx, args[0], until, o.why)
 		})
-	cmd.Flags().DurationVar(&length, "for", 0, "end the pause after this time (default: when it is resumed)")
+	cmd.Flags().DurationVar(&length, "for", unsaid, "end the pause after this time (default: when it is resumed)")
+	cmd.Flags().Lookup("for").DefValue = "0s" // so that help shows no default
 	return cmd
+}
+
+// ended says what the end of an order has done; it is an error if there was no order.
+func (a *app) ended(target, is, was string, ended bool, err error) (string, error) {
+	if err == nil && !ended {
+		err = no("%s %s under the prefix %s; automutex controls lists what is in force", target, was, a.conn.prefix)
+	}
+	return is, err
 }
 
 func newResume(a *app) *cobra.Command {
@@ -493,23 +466,9 @@ func newResume(a *app) *cobra.Command {
 
 Parked tasks are woken in their order, others run within 90 seconds. If the target is not
 paused, the exit code is 1.`, cobra.ExactArgs(1), &order{ends: true},
-		func(ctx context.Context, controls *control.Reader, args []string, shown string) error {
+		func(ctx context.Context, controls *control.Reader, args []string) (string, error) {
 			ended, err := controls.Resume(ctx, args[0])
-			if err != nil {
-				return err
-			}
-			orders, err := controls.Orders(ctx)
-			if err != nil {
-				return err
-			}
-			after := ""
-			if _, _, pause := control.For(orders, inspect.TypedKey(a.conn.prefix, args[0])); pause != nil {
-				after = "; its scope " + printable.OneLine(pause.Target) + " is"
-			}
-			if !ended {
-				return no("%s is not paused under the prefix %s%s", shown, a.conn.prefix, after)
-			}
-			return a.say("%s is resumed%s\n", shown, after)
+			return a.ended(args[0], "is resumed", "is not paused", ended, err)
 		})
 }
 
@@ -519,57 +478,43 @@ func newLimit(a *app) *cobra.Command {
 
 A lower number takes effect as tasks end. The limit of one key wins over that of its
 scope. With --clear, if the target has no such limit, the exit code is 1.`, cobra.RangeArgs(1, 2), &o,
-		func(ctx context.Context, controls *control.Reader, args []string, shown string) error {
+		func(ctx context.Context, controls *control.Reader, args []string) (string, error) {
 			if o.ends != (len(args) == 1) {
-				return usage("limit: want TARGET and N, or TARGET and --clear")
+				return "", usage("limit: want TARGET and N, or TARGET and --clear")
 			}
 			if o.ends {
 				ended, err := controls.ClearLimit(ctx, args[0])
-				switch {
-				case err != nil:
-					return err
-				case !ended:
-					return no("%s has no limit of an operator under the prefix %s", shown, a.conn.prefix)
-				}
-				return a.say("%s has the limit of its program\n", shown)
+				return a.ended(args[0], "has the limit of its program", "has no limit of an operator", ended, err)
 			}
 			n, err := strconv.Atoi(args[1])
 			if err != nil {
-				return usage("limit: N is %q: want a whole number, at least 1; to let no task start, use pause", args[1])
+				return "", usage("limit: N is %q: want a whole number, at least 1; to let no task start, use pause", args[1])
 			}
-			if err := controls.SetLimit(ctx, args[0], n, o.why); err != nil {
-				return err
-			}
-			return a.given(fmt.Sprintf("%s is limited to %d", shown, n))
+			return fmt.Sprintf("is limited to %d", n), controls.SetLimit(ctx, args[0], n, o.why)
 		})
 	cmd.Flags().BoolVar(&o.ends, "clear", false, "end the limit")
 	return cmd
 }
 
 func newControls(a *app) *cobra.Command {
-	var asJSON bool
-	cmd := a.onLocks("controls", `List the pauses and limits that are in force
+	return a.withJSON(a.onLocks("controls", `List the pauses and limits that are in force
 
 One that cannot be read is noted, and is not in force.`, cobra.NoArgs, func(ctx context.Context, l locks, _ []string) error {
 		state, err := l.Controls().Fetch(ctx)
 		if err != nil {
 			return err
 		}
-		list, unreadable, now := state.Orders(), state.Unreadable(), state.Now()
+		list, unreadable := inspect.FromOrders(state.Orders()), state.Unreadable()
 		for _, field := range slices.Sorted(maps.Keys(unreadable)) {
 			fmt.Fprintf(a.errs, "note: the field %s is not in force: %s\n", printable.OneLine(field), unreadable[field])
 		}
-		if len(list) == 0 && !asJSON {
-			fmt.Fprintf(a.errs, "no controls under the prefix %q are in force\n", a.conn.prefix)
-			return nil
+		if len(list) == 0 {
+			a.nothing("no controls under the prefix %q are in force")
 		}
-		return printAll(a.out, inspect.FromOrders(list), asJSON, []string{"TARGET", "CONTROL", "BY", "SINCE", "WHY"}, func(c inspect.Control) [][]string {
-			return [][]string{{c.Target, what(c, now), c.By, ago(now, c.Since), cmp.Or(c.Why, "-")}}
+		return printAll(a, list, []string{"TARGET", "CONTROL", "BY", "SINCE", "WHY"}, func(c inspect.Control) [][]string {
+			return [][]string{{c.Target, what(c, state.Now()), c.By, ago(state.Now(), c.Since), cmp.Or(c.Why, "-")}}
 		})
-	})
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line for each")
-	cmd.Flags().String("rules", "", rulesHelp)
-	return cmd
+	}))
 }
 
 // what says what a control orders.

@@ -29,7 +29,6 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/config"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
@@ -52,7 +51,8 @@ type app struct {
 	in        io.Reader
 	out, errs io.Writer
 	conn      connection
-	rules     automutex.Config // of the file that --rules names
+	json      bool         // print JSON
+	known     []fleet.Rule // what tells a scope with a | from a key
 }
 
 const rootHelp = `Locks of asynq tasks, for operators
@@ -101,16 +101,34 @@ func (a *app) online(use, help string, args cobra.PositionalArgs, run func(cmd *
 	return cmd
 }
 
+// locks is Redis with an Engine on it, and with asynq.
+type locks struct {
+	*engine.Engine
+	rdb       redis.UniversalClient
+	inspector *asynq.Inspector
+}
+
 // onLocks makes a command that runs on the locks of Redis.
 func (a *app) onLocks(use, help string, args cobra.PositionalArgs, run func(ctx context.Context, l locks, args []string) error) *cobra.Command {
-	return a.online(use, help, args, func(cmd *cobra.Command, args []string) (err error) {
-		if file := cmd.Flags().Lookup("rules"); file != nil && file.Value.String() != "" {
-			if a.rules, err = a.loadFor(cmd, file.Value.String()); err != nil {
-				return err
-			}
+	return a.online(use, help, args, func(cmd *cobra.Command, args []string) error {
+		rdb, err := a.conn.open(cmd.Context())
+		if err != nil {
+			return err
 		}
-		return a.conn.onLocks(cmd.Context(), func(l locks) error { return run(cmd.Context(), l, args) })
+		defer rdb.Close() // of a program that ends
+		// Others are shown who runs the command, as user@host.
+		owner := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), os.Getenv("USERNAME"), "somebody") + "@" + engine.Host()
+		isScope := func(text string) bool { return inspect.IsScope(a.known, text) }
+		e := engine.New(engine.Options{Client: rdb, Prefix: a.conn.prefix, Owner: owner, Log: slog.New(slog.DiscardHandler), Obeys: true, HasScope: isScope})
+		defer e.Close()
+		return run(cmd.Context(), locks{e, rdb, asynq.NewInspectorFromRedisClient(rdb)}, args)
 	})
+}
+
+// withJSON gives a command the flag --json.
+func (a *app) withJSON(cmd *cobra.Command) *cobra.Command {
+	cmd.Flags().BoolVar(&a.json, "json", false, "print JSON, an object a line")
+	return cmd
 }
 
 // What the program answers to the shell; the help of the root command lists these.
@@ -135,10 +153,6 @@ func no(format string, args ...any) error {
 
 func usage(format string, args ...any) error {
 	return &failure{exit: exitUsage, error: fmt.Errorf(format, args...)}
-}
-
-func backend(format string, args ...any) error {
-	return &failure{exit: exitRedis, error: fmt.Errorf(format, args...)}
 }
 
 // explain prints an error of a command and gives the exit code. An error of cobra's is about the command line.
@@ -168,15 +182,17 @@ func explain(stderr io.Writer, cmd *cobra.Command, err error) int {
 	return f.exit
 }
 
-// printAll prints a list: as JSON, an object a line, or as a table with rows for each. Nothing is printed of an empty table.
-func printAll[T any](out io.Writer, list []T, asJSON bool, header []string, rows func(T) [][]string) error {
-	t := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	if len(header) > 0 && len(list) > 0 && !asJSON {
+// printAll prints a list: with --json an object a line, else as a table with rows for each. Nothing is printed of an empty table.
+func printAll[T any](a *app, list []T, header []string, rows func(T) [][]string) error {
+	t := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
+	if len(header) > 0 && len(list) > 0 && !a.json {
 		fmt.Fprintln(t, strings.Join(header, "\t")) // Flush gives the error
 	}
+	encoder := json.NewEncoder(a.out)
+	encoder.SetEscapeHTML(false)
 	for _, v := range list {
-		if asJSON {
-			if err := printJSON(out, v); err != nil {
+		if a.json {
+			if err := encoder.Encode(v); err != nil {
 				return err
 			}
 			continue
@@ -189,13 +205,6 @@ func printAll[T any](out io.Writer, list []T, asJSON bool, header []string, rows
 		}
 	}
 	return t.Flush()
-}
-
-// printJSON writes v on one line.
-func printJSON(out io.Writer, v any) error {
-	encoder := json.NewEncoder(out)
-	encoder.SetEscapeHTML(false)
-	return encoder.Encode(v)
 }
 
 // say prints to stdout.
@@ -214,7 +223,6 @@ type connection struct {
 	tlsServer               string
 	prefix                  string
 	timeout                 time.Duration
-	known                   []fleet.Rule // what tells a scope with a | from a key
 }
 
 // flags adds the connection flags to the root command.
@@ -252,13 +260,8 @@ func (c *connection) environment(cmd *cobra.Command) (err error) {
 			err = usage("the environment variable %s does not fit --%s; set it right, or give the flag", name, f.Name)
 		}
 	})
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case c.timeout <= 0:
-		return usage("--timeout %s: must be positive", c.timeout)
-	case c.cluster && c.db != 0:
-		return usage("--db %d: a Cluster has no database but 0", c.db)
 	}
 	if err := engine.CheckPrefix(c.prefix); err != nil {
 		return usage("--prefix: %w", err)
@@ -266,112 +269,67 @@ func (c *connection) environment(cmd *cobra.Command) (err error) {
 	return nil
 }
 
-// parseURI reads --uri; where names it without its password. The error never repeats the URI: there may be a password in it.
-func parseURI(uri string) (o *redis.Options, addrs []string, master, where string, err error) {
+// options is what the flags say of Redis. where names it without a password; no error repeats --uri, which may have one.
+func (c *connection) options() (o *redis.UniversalOptions, where string, err error) {
 	wrong := usage("--uri: want host:port or a URL: redis://user:password@host:6379/0 (special characters in a password as %%XX), rediss://, " +
 		"redis-socket:///run/redis.sock?db=0 or redis-sentinel://host:26379?master=name")
+	uri := c.uri
 	if !strings.Contains(uri, "://") {
 		uri = "redis://" + uri
 	}
 	u, err := url.Parse(uri)
 	if err != nil {
-		return nil, nil, "", "", wrong
+		return nil, "", wrong
 	}
 	where = u.Scheme + "://" + u.Host + u.Path
-	switch u.Scheme {
-	case "redis-socket":
+	var addrs []string
+	master := u.Query().Get("master")
+	switch {
+	case u.Scheme == "redis-socket":
 		u.Scheme = "unix"
-	case "redis-sentinel":
-		if master, addrs = u.Query().Get("master"), strings.Split(u.Host, ","); master == "" {
-			return nil, nil, "", "", wrong
-		}
+	case u.Scheme == "redis-sentinel" && master != "":
+		addrs = strings.Split(u.Host, ",")
 		u.Scheme, u.Host, u.RawQuery = "redis", addrs[0], ""
 	}
-	if o, err = redis.ParseURL(u.String()); err != nil {
-		return nil, nil, "", "", wrong
-	}
-	if addrs == nil {
-		addrs = []string{o.Addr}
-	}
-	return o, addrs, master, where, nil
-}
-
-// client makes a client. It dials nothing yet.
-func (c *connection) client() (rdb redis.UniversalClient, where string, err error) {
-	o, addrs, master, where, err := parseURI(c.uri)
+	its, err := redis.ParseURL(u.String())
 	if err != nil {
-		return nil, "", err
+		return nil, "", wrong
 	}
-	if c.cluster {
-		if c.clusterAddrs != "" {
-			addrs, where = strings.Split(c.clusterAddrs, ","), c.clusterAddrs
-		}
-		where = "the Cluster " + where
+	switch {
+	case c.cluster && c.clusterAddrs != "":
+		addrs, where = strings.Split(c.clusterAddrs, ","), c.clusterAddrs
+	case addrs == nil:
+		addrs = []string{its.Addr} // go-redis knows the path of a socket by its slash
 	}
-	options := &redis.UniversalOptions{
+	o = &redis.UniversalOptions{
 		Addrs: addrs, MasterName: master, IsClusterMode: c.cluster,
-		Username: cmp.Or(c.username, o.Username), Password: cmp.Or(c.password, o.Password), DB: cmp.Or(c.db, o.DB),
+		Username: cmp.Or(c.username, its.Username), Password: cmp.Or(c.password, its.Password), DB: cmp.Or(c.db, its.DB),
 		// One try within the timeout: an operator who waits wants to be told.
 		DialTimeout: c.timeout, ReadTimeout: c.timeout, WriteTimeout: c.timeout, PoolTimeout: c.timeout,
 		ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1,
 	}
-	if o.TLSConfig != nil || c.tls || c.tlsServer != "" {
-		options.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.tlsServer, InsecureSkipVerify: c.insecure} //nolint:gosec // when asked to
-	} else if c.insecure {
-		return nil, "", usage("--insecure: goes with --tls")
+	if its.TLSConfig != nil || c.tls || c.tlsServer != "" {
+		o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.tlsServer, InsecureSkipVerify: c.insecure} //nolint:gosec // when asked to
 	}
-	if o.Network == "unix" {
-		simple := options.Simple()
-		simple.Network = o.Network
-		return redis.NewClient(simple), where, nil
-	}
-	return redis.NewUniversalClient(options), where, nil
+	return o, where, nil
 }
 
 // open connects, and makes sure that Redis answers.
 func (c *connection) open(ctx context.Context) (redis.UniversalClient, error) {
-	rdb, where, err := c.client()
+	o, where, err := c.options()
 	if err != nil {
 		return nil, err
 	}
+	rdb := redis.NewUniversalClient(o)
 	bound, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	if err := rdb.Ping(bound).Err(); err != nil {
-		return nil, errors.Join(unreachable(printable.Text(where), cmp.Or(ctx.Err(), err)), rdb.Close())
+	switch err = rdb.Ping(bound).Err(); {
+	case err == nil:
+		return rdb, nil
+	case ctx.Err() != nil:
+		err = ctx.Err()
+	default:
+		err = &failure{exitRedis, fmt.Errorf("Redis at %s: %w; is it running, and are address, TLS, --username, --password (or AUTOMUTEX_PASSWORD) and --db right?", where, err)}
 	}
-	return rdb, nil
-}
-
-// unreachable says what is wrong with a Redis that did not answer a ping.
-func unreachable(where string, err error) error {
-	var reply redis.Error
-	switch {
-	case errors.Is(err, context.Canceled):
-		return err
-	case errors.As(err, &reply):
-		return backend("Redis at %s refuses the connection: %w; are --username, --password (or AUTOMUTEX_PASSWORD) and --db right?", where, err)
-	}
-	return backend("Redis at %s does not answer: %w; is it running, and are address and TLS right?", where, err)
-}
-
-// locks is Redis with an Engine on it, and with asynq.
-type locks struct {
-	*engine.Engine
-	rdb       redis.UniversalClient
-	inspector *asynq.Inspector
-}
-
-// onLocks runs do on the locks of Redis.
-func (c *connection) onLocks(ctx context.Context, do func(locks) error) error {
-	rdb, err := c.open(ctx)
-	if err != nil {
-		return err
-	}
-	defer rdb.Close() // of a program that ends
-	// Others are shown who runs the command, as user@host.
-	owner := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), os.Getenv("USERNAME"), "somebody") + "@" + engine.Host()
-	isScope := func(text string) bool { return inspect.IsScope(c.known, text) }
-	e := engine.New(engine.Options{Client: rdb, Prefix: c.prefix, Owner: owner, Log: slog.New(slog.DiscardHandler), Obeys: true, HasScope: isScope})
-	defer e.Close()
-	return do(locks{e, rdb, asynq.NewInspectorFromRedisClient(rdb)})
+	return nil, errors.Join(err, rdb.Close())
 }

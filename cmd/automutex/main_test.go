@@ -109,7 +109,7 @@ var (
 		what *regexp.Regexp
 		is   string
 	}{
-		{regexp.MustCompile(`(NOPERM|WRONGTYPE|ERR The user)[^;)\n]*`), "$1..."}, {regexp.MustCompile(`version \d[\d.]+`), "version N"},
+		{regexp.MustCompile(`(NOPERM|WRONGTYPE)[^;)\n]*`), "$1..."}, {regexp.MustCompile(`version \d[\d.]+`), "version N"},
 		{regexp.MustCompile(`is \S+ from this`), "is T from this"}, {regexp.MustCompile(`[\w-]{16}\.[a-z0-9]{9,}`), "TOKEN"},
 		{regexp.MustCompile(`20\d\d-\d\d-\d\dT[\d:.]+Z`), "TIME"}, {regexp.MustCompile(`(\d+(\.\d+)?(ms|us|s|m|h))+`), "T"},
 		{regexp.MustCompile(`(ann|bob|me)@[\w.-]+`), "$1@HOST"}, {regexp.MustCompile(`  +`), "  "},
@@ -265,8 +265,16 @@ func (s *session) act(args []string) {
 			all, err := s.guard.Blocked(ctx)
 			return err == nil && len(all) == 1
 		}, "a key is blocked")
-	case "says": // OWNER TASK LIMIT, whether it hashes keys
-		say(s.t, s.server, s.prefix, name, len(args) > 4, automutex.Rule{Task: args[2], On: []string{"id"}, Limit: number(s.t, args[3])})
+	case "says": // OWNER TASK LIMIT, the types that it has met, "hashed" if it hashes keys
+		rules := inspect.Describe([]automutex.Rule{{Task: args[2], On: []string{"id"}, Limit: number(s.t, args[3])}})
+		self := fleet.Process{Owner: name, Hashed: slices.Contains(args, "hashed"), Rules: rules}
+		worker := fleet.New(rdb, s.prefix, self, func() []string { return args[4:] }, func([]fleet.Difference) {})
+		worker.Begin()
+		s.t.Cleanup(func() { worker.Close(context.Background()) })
+		redistest.Eventually(s.t, patience, func() bool {
+			f, err := fleet.Read(ctx, rdb, s.prefix)
+			return err == nil && slices.ContainsFunc(f, func(p fleet.Process) bool { return p.Owner == name })
+		}, "the worker tells its rules")
 	case "dead": // NAME: its holder died an hour ago
 		key, now := keys.Key(s.prefix, name), time.Now()
 		redistest.Must(s.t, rdb.Set(ctx, key, fmt.Sprintf("+1 %d", now.Add(time.Hour).UnixMilli()), time.Hour).Err())
@@ -283,19 +291,6 @@ func number(t *testing.T, text string) int {
 	n, err := strconv.Atoi(text)
 	redistest.Must(t, err)
 	return n
-}
-
-// say has a worker say which rules it runs, and waits until it has said so.
-func say(t *testing.T, s *redistest.Server, prefix, owner string, hashed bool, rules ...automutex.Rule) {
-	t.Helper()
-	self := fleet.Process{Owner: owner, Hashed: hashed, Rules: inspect.Describe(rules)}
-	worker := fleet.New(s.Client(t), prefix, self, func() []string { return nil }, func([]fleet.Difference) {})
-	worker.Begin()
-	t.Cleanup(func() { worker.Close(context.Background()) })
-	redistest.Eventually(t, patience, func() bool {
-		f, err := fleet.Read(t.Context(), s.Client(t), prefix)
-		return err == nil && slices.ContainsFunc(f, func(p fleet.Process) bool { return p.Owner == owner })
-	}, "the worker tells its rules")
 }
 
 // binary is the built program.

@@ -67,34 +67,30 @@ is allowed but may surprise is a note. Redis is not needed.`, cobra.ExactArgs(1)
 		if err != nil {
 			return err
 		}
-		_, notes, err := offline(cfg)
-		if err != nil {
-			return err
+		var logged notebook
+		cfg.Logger = slog.New(&logged)
+		if _, err := automutex.NewKeyMaker(cfg); err != nil {
+			return no("%w", err)
 		}
 		if err := a.printRules(cfg.Rules, once.Rules); err != nil {
 			return err
 		}
-		for _, note := range append(notes, unclaimed(cfg, once)...) {
+		for _, note := range append(logged.notes, unclaimed(cfg, once)...) {
 			fmt.Fprintf(a.out, "note: %s\n", printable.Text(strings.TrimPrefix(note, "automutex: ")))
 		}
 		return a.say("%s: no mistakes; %s, %s\n", printable.Text(args[0]), printable.Count(len(cfg.Rules), "rule"), printable.Count(len(once.Rules), "unique rule"))
 	})
 }
 
-// printRules prints a table of rules, whose last column is there if a rule has something in it, and one of unique rules.
+// printRules prints a table of rules, and one of unique rules.
 func (a *app) printRules(rules []automutex.Rule, once []unique.Rule) error {
-	described := inspect.Describe(rules)
-	header := []string{"RULE", "TASK", "KEY", "LIMIT", "TTL", "WAIT", "BUSY"}
-	if slices.ContainsFunc(described, func(r fleet.Rule) bool { return len(r.Also()) > 0 }) {
-		header = append(header, "ALSO")
-	}
-	err := printAll(a.out, described, false, header, func(r fleet.Rule) [][]string {
+	err := printAll(a, inspect.Describe(rules), []string{"RULE", "TASK", "KEY", "LIMIT", "TTL", "WAIT", "BUSY"}, func(r fleet.Rule) [][]string {
 		wait := "-"
 		if r.Wait > 0 && r.BusyShown() != automutex.Park.String() { // where it has no effect
 			wait = r.Wait.String()
 		}
-		row := []string{r.Name, r.Task, r.KeyText(), r.LimitShown(), r.TTL.String(), wait, r.BusyShown(), cmp.Or(strings.Join(r.Also(), "; "), "-")}
-		return [][]string{row[:len(header)]}
+		busy := strings.Join(append([]string{r.BusyShown()}, r.Also()...), "; ")
+		return [][]string{{r.Name, r.Task, r.KeyText(), r.LimitShown(), r.TTL.String(), wait, busy}}
 	})
 	if err != nil || len(once) == 0 {
 		return err
@@ -102,15 +98,11 @@ func (a *app) printRules(rules []automutex.Rule, once []unique.Rule) error {
 	if len(rules) > 0 {
 		fmt.Fprintln(a.out)
 	}
-	return printAll(a.out, once, false, []string{"UNIQUE", "QUEUE", "KEY", "UNTIL", "DUPLICATE"}, func(r unique.Rule) [][]string {
+	return printAll(a, once, []string{"UNIQUE", "QUEUE", "KEY", "UNTIL", "DUPLICATE"}, func(r unique.Rule) [][]string {
 		key := inspect.Describe([]automutex.Rule{guarded(r)})[0].KeyText()
-		return [][]string{{r.Task, cmp.Or(r.Queue, "default"), key, untilShown(r), printable.Timed(r.Duplicate.String())}}
+		until := strings.TrimPrefix(r.Until.String(), "until ")
+		return [][]string{{r.Task, cmp.Or(r.Queue, "default"), key, printable.Timed(until), printable.Timed(r.Duplicate.String())}}
 	})
-}
-
-// untilShown is how long a task blocks its key.
-func untilShown(r unique.Rule) string {
-	return printable.Timed(strings.TrimPrefix(r.Until.String(), "until "))
 }
 
 // guarded is a rule that makes the keys of a unique one.
@@ -118,51 +110,36 @@ func guarded(r unique.Rule) automutex.Rule {
 	return automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Key: r.Key, Optional: r.Optional, Payload: r.Payload, Scope: r.Scope}
 }
 
-// unclaimed tells of unique rules whose tasks meet no lock of their key in a worker, and of those whose tasks a worker
-// skips. The rules of the workers may be in another file.
+// unclaimed tells of unique rules whose tasks meet no lock of their key in a worker. The rules of the workers may be in another file.
 func unclaimed(cfg automutex.Config, once unique.Config) (notes []string) {
 	for _, u := range once.Rules {
-		at := slices.IndexFunc(cfg.Rules, func(r automutex.Rule) bool {
+		matched := slices.ContainsFunc(cfg.Rules, func(r automutex.Rule) bool {
 			return r.Task == u.Task && r.Scope == u.Scope && slices.Equal(r.On, u.On) && slices.Equal(r.OnHeaders, u.OnHeaders)
 		})
-		switch {
-		case at < 0 && (u.Until == unique.UntilStart || u.Duplicate != unique.Reject && u.Duplicate != unique.Join):
-			notes = append(notes, fmt.Sprintf("unique rule %q: until start, replace and postpone need a rule of the workers with an equal task, scope and on; there is none in this file", u.Task))
-		case at >= 0 && u.Until == unique.UntilStart && cfg.Rules[at].Busy == automutex.Skip:
-			notes = append(notes, fmt.Sprintf("unique rule %q: a worker skips the task that other producers rely on while an older one runs, so that their change may never be seen; "+
-				"use park, wait or retry instead of skip", u.Task))
+		if !matched && (u.Until == unique.UntilStart || u.Duplicate != unique.Reject && u.Duplicate != unique.Join) {
+			notes = append(notes, fmt.Sprintf("unique rule %q: until start, replace and postpone need a rule of the workers with an equal task, scope and on; "+
+				"there is none in this file", u.Task))
 		}
 	}
 	return notes
 }
 
-// offline makes keys without Redis. The notes are what it logs about the rules.
-func offline(cfg automutex.Config) (*automutex.KeyMaker, []string, error) {
-	var notes notebook
-	cfg.Logger = slog.New(&notes)
-	keys, err := automutex.NewKeyMaker(cfg)
-	if err != nil {
-		err = no("%w", err)
-	}
-	return keys, notes, err
+// notebook is a slog.Handler that keeps messages.
+type notebook struct {
+	slog.Handler // nil: of its methods the two below are called
+	notes        []string
 }
 
-// notebook is a slog.Handler that keeps messages.
-type notebook []string
-
 func (n *notebook) Enabled(context.Context, slog.Level) bool { return true }
-func (n *notebook) WithAttrs([]slog.Attr) slog.Handler       { return n }
-func (n *notebook) WithGroup(string) slog.Handler            { return n }
 
 func (n *notebook) Handle(_ context.Context, r slog.Record) error {
-	*n = append(*n, r.Message)
+	n.notes = append(n.notes, r.Message)
 	return nil
 }
 
 func newKey(a *app) *cobra.Command {
 	var taskType, payload string
 	var headers map[string]string
-	var asJSON bool
 	cmd := command("key FILE --type TYPE [--payload JSON]", `Show the keys of a task: which rules match, and the names in Redis
 
 The locks are taken in this order. Of a unique rule the last column is what keeps duplicates out:
@@ -181,37 +158,22 @@ hash_keys, the secret is AUTOMUTEX_HASH_KEYS of the environment.`, cobra.ExactAr
 		if err != nil {
 			return err
 		}
-		enqueued, err := uniqueMatch(cmd.Context(), producers, task)
+		once, err := uniqueMatch(cmd.Context(), producers, task)
 		if err != nil {
 			return err
 		}
-		_, found := inspect.ByTask(cfg.Rules).Find(taskType)
-		switch {
-		case len(matches)+len(enqueued) == 0 && found:
-			return no("the task lacks a field of each rule for %q, which are Optional: it runs unguarded", taskType)
-		case len(matches)+len(enqueued) == 0:
-			return no("no rule matches a task of type %q: it runs unguarded", taskType)
-		case asJSON:
-			return printAll(a.out, append(matches, enqueued...), true, nil, nil)
-		case len(matches) == 0:
-			fmt.Fprintln(a.out, "no rule guards it: its handlers may run at once")
-		default:
-			err = printAll(a.out, matches, false, []string{"RULE", "KEY", "REDIS"}, func(m match) [][]string { return [][]string{{m.Rule, m.Key, m.Name}} })
+		if matches = append(matches, once...); len(matches) == 0 {
+			return no("no rule matches a task of type %q, or it lacks the fields of those that are Optional: it runs unguarded", taskType)
 		}
-		if err != nil || len(enqueued) == 0 {
-			return err
-		}
-		fmt.Fprintln(a.out)
-		return printAll(a.out, enqueued, false, []string{"UNIQUE", "KEY", "QUEUE", "UNTIL", "REDIS"}, func(m match) [][]string {
-			return [][]string{{m.Unique, m.Key, m.Queue, m.Until, m.Name}}
+		return printAll(a, matches, []string{"RULE", "KEY", "REDIS"}, func(m match) [][]string {
+			return [][]string{{cmp.Or(m.Rule, "unique "+m.Unique), m.Key, m.Name}}
 		})
 	})
 	cmd.Example = `  automutex key automutex.yaml --type itunes:verify --payload '{"transaction_id": 7}'`
 	cmd.Flags().StringVarP(&taskType, "type", "t", "", "the type of the task")
 	cmd.Flags().StringVar(&payload, "payload", "", "its payload")
 	cmd.Flags().StringToStringVar(&headers, "header", nil, "its headers, name=value")
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object for each rule")
-	return cmd
+	return a.withJSON(cmd)
 }
 
 // match is a rule that applies to a task, and the key that it gives: one of the workers, or a unique one.
@@ -219,77 +181,63 @@ type match struct {
 	Rule   string `json:"rule,omitempty"`
 	Unique string `json:"unique,omitempty"`
 	Key    string `json:"key"`
-	Queue  string `json:"queue,omitempty"`
-	Until  string `json:"until,omitempty"`
 	// Name is the name in Redis. Of a unique rule it is what keeps duplicates out: with UntilDone and Reject or Join the ID
 	// of the task, else the Redis key of its claim.
 	Name string `json:"redis"`
+
+	index int // of the rule
 }
 
-// matching gives the rules that lock a task, in the order in which their locks are taken.
+// matching gives the rules that lock a task, in the order in which their locks are taken, which is that of their keys.
 func matching(ctx context.Context, cfg automutex.Config, t *asynq.Task) (matches []match, err error) {
-	all, err := keysOf(ctx, cfg, t)
-	if err != nil {
-		return nil, err
-	}
-	its, _ := inspect.ByTask(cfg.Rules).Find(t.Type())
-	described := inspect.Describe(cfg.Rules)
+	rules := cfg.Rules
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	its, _ := inspect.ByTask(rules).Find(t.Type())
 	for _, i := range its {
-		one := cfg
-		one.Rules = cfg.Rules[i : i+1]
-		keys, err := keysOf(ctx, one, t)
+		cfg.Rules = rules[i : i+1]
+		maker, err := automutex.NewKeyMaker(cfg)
 		if err != nil {
-			return nil, err
+			return nil, no("%w", err)
+		}
+		keys, err := maker.Keys(ctx, t)
+		if err != nil {
+			return nil, no("%w", err)
 		}
 		if len(keys) > 0 { // none: the rule is Optional, and the task lacks a field
-			matches = append(matches, match{Rule: described[i].Name, Key: inspect.InBraces(keys[0]), Name: keys[0]})
+			matches = append(matches, match{Rule: inspect.Describe(rules)[i].Name, Key: inspect.InBraces(keys[0]), Name: keys[0], index: i})
 		}
 	}
-	slices.SortStableFunc(matches, func(a, b match) int { return slices.Index(all, a.Name) - slices.Index(all, b.Name) })
+	slices.SortStableFunc(matches, func(a, b match) int { return strings.Compare(a.Name, b.Name) })
 	return matches, nil
-}
-
-// keysOf makes the keys of a task.
-func keysOf(ctx context.Context, cfg automutex.Config, t *asynq.Task) ([]string, error) {
-	maker, _, err := offline(cfg)
-	if err != nil {
-		return nil, err
-	}
-	keys, err := maker.Keys(ctx, t)
-	if err != nil {
-		return nil, no("%w", err)
-	}
-	return keys, nil
 }
 
 // uniqueMatch gives the unique rule that a producer applies to a task; none if there is none, or the task lacks a field of
 // an Optional one. The error is that no key can be made: a producer then enqueues nothing.
-func uniqueMatch(ctx context.Context, cfg unique.Config, t *asynq.Task) (matches []match, err error) {
-	rules := make([]automutex.Rule, 0, len(cfg.Rules))
-	for _, r := range cfg.Rules {
-		rules = append(rules, guarded(r))
+func uniqueMatch(ctx context.Context, once unique.Config, t *asynq.Task) ([]match, error) {
+	cfg := automutex.Config{Prefix: once.Prefix, HashKeys: once.HashKeys}
+	for _, r := range once.Rules {
+		cfg.Rules = append(cfg.Rules, guarded(r))
 	}
-	keys, err := keysOf(ctx, automutex.Config{Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Rules: rules}, t)
-	its, _ := inspect.ByTask(rules).Find(t.Type())
-	if err != nil || len(its) == 0 || len(keys) == 0 {
-		return nil, err
+	matches, err := matching(ctx, cfg, t)
+	for i, m := range matches { // one: a producer has one rule for each Task
+		rule, name := once.Rules[m.index], mark.Key(m.Name)
+		if rule.Until == unique.UntilDone && (rule.Duplicate == unique.Reject || rule.Duplicate == unique.Join) {
+			name = mark.TaskID(m.Name)
+		}
+		matches[i] = match{Unique: rule.Task, Key: m.Key, Name: name}
 	}
-	rule, name := cfg.Rules[its[0]], mark.Key(keys[0]) // a producer has one rule for each Task: the first
-	if rule.Until == unique.UntilDone && (rule.Duplicate == unique.Reject || rule.Duplicate == unique.Join) {
-		name = mark.TaskID(keys[0])
-	}
-	return []match{{Unique: rule.Task, Key: inspect.InBraces(keys[0]), Queue: cmp.Or(rule.Queue, "default"), Until: untilShown(rule), Name: name}}, nil
+	return matches, err
 }
 
 func newDoctor(a *app) *cobra.Command {
 	var rules *automutex.Config
-	var asJSON bool
 	cmd := a.online("doctor [FILE]", `Check Redis' settings and rights, and whether rules fit the tasks
 
 Of Redis: its version, eviction, clock, the rights of this user, keys of another program where locks stand. Of the
 workers: a prefix that none has, and rules that differ. What is paused, and ordered keys that do not go on. With the
-rules of the FILE, or those that the workers say they run: tasks that no key can be made from, waits longer than the
-Timeout of tasks, and an asynq that is not in this database.
+rules of the FILE, or those that the workers say they run: rules whose task nothing serves while one that is spelt
+alike is served, tasks that no key can be made from, waits longer than the Timeout of tasks, and an asynq that is not
+in this database.
 
 Each finding is a line: ok, note (may cause trouble later, or could not be checked) or bad
 (causes trouble now). Something bad makes the exit code 1.`, cobra.MaximumNArgs(1), func(cmd *cobra.Command, args []string) error {
@@ -305,7 +253,7 @@ Each finding is a line: ok, note (may cause trouble later, or could not be check
 			return err
 		}
 		findings, err := doctor.Examine(cmd.Context(), rdb, a.conn.prefix, rules)
-		printed := printAll(a.out, findings, asJSON, nil, func(f doctor.Finding) [][]string { return [][]string{{f.Level, f.What, f.Text}} })
+		printed := printAll(a, findings, nil, func(f doctor.Finding) [][]string { return [][]string{{f.Level, f.What, f.Text}} })
 		if err := errors.Join(err, rdb.Close(), printed); err != nil {
 			return err
 		}
@@ -315,6 +263,5 @@ Each finding is a line: ok, note (may cause trouble later, or could not be check
 		}
 		return nil
 	})
-	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object a line for each finding")
-	return cmd
+	return a.withJSON(cmd)
 }

@@ -14,7 +14,6 @@ import (
 	"os"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -74,18 +73,12 @@ func (w *webCommand) run(cmd *cobra.Command, args []string) (err error) {
 	}
 	o := w.options
 	o.Prefix, o.HashKeys, o.Rules, o.Logger = w.app.conn.prefix, cfg.HashKeys, cfg.Rules, w.log
-	o.Audit, o.Access, o.User = w.audit, func(*http.Request) web.Access {
-		if w.operate {
-			return web.AccessOperate
-		}
-		return web.AccessRead
-	}, func(r *http.Request) string {
-		if w.user == "" {
-			return "" // a name that nobody has checked
-		}
-		user, _, _ := r.BasicAuth()
-		return user
+	access := web.AccessRead
+	if w.operate {
+		access = web.AccessOperate
 	}
+	o.Audit, o.Access = w.audit, func(*http.Request) web.Access { return access }
+	o.User = func(*http.Request) string { return w.user } // without a login nobody has checked a name
 	page, err := web.New(rdb, o)
 	if err != nil {
 		return errors.Join(usage("%w", err), rdb.Close())
@@ -93,18 +86,13 @@ func (w *webCommand) run(cmd *cobra.Command, args []string) (err error) {
 	return errors.Join(w.serve(cmd.Context(), page), rdb.Close())
 }
 
-// check refuses to show the page to a network without a login, and a login that no browser can send: basic auth ends the
-// name at the first colon, and has no control characters.
+// check refuses to show the page to a network without a login.
 func (w *webCommand) check() error {
-	host, port, err := net.SplitHostPort(w.listen)
+	host, _, err := net.SplitHostPort(w.listen)
 	switch {
 	case (w.user == "") != (w.password == ""):
 		return usage("%s and %s go together: set both, or neither", webUserEnv, webPasswordEnv)
-	case strings.Contains(w.user, ":"):
-		return usage("%s has a colon, at which browsers end the name: nobody could log in; choose a name without one", webUserEnv)
-	case strings.ContainsFunc(w.user+w.password, unicode.IsControl):
-		return usage("%s or %s has a control character, such as the end of a line: nobody could log in; remove it", webUserEnv, webPasswordEnv)
-	case err != nil || port == "":
+	case err != nil:
 		return usage("--listen %q: want host:port, as in 127.0.0.1:8081", printable.OneLine(w.listen))
 	case w.user == "" && !isLoopback(host):
 		return usage("--listen %s: others could reach that address: set %s and %s in the environment, or listen on 127.0.0.1", printable.OneLine(w.listen), webUserEnv, webPasswordEnv)
@@ -170,7 +158,7 @@ func (w *webCommand) guarded(page http.Handler) http.Handler {
 			page.ServeHTTP(out, r)
 		})
 	}
-	want := sha256.Sum256([]byte(w.user + ":" + w.password)) // the user has no colon
+	want := sha256.Sum256([]byte(w.user + ":" + w.password))
 	return http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
 		user, password, _ := r.BasicAuth()
 		got := sha256.Sum256([]byte(user + ":" + password))

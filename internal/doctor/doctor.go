@@ -24,6 +24,7 @@ import (
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/keys"
+	"github.com/automutex/automutex/internal/nearest"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/redisx"
 	"github.com/automutex/automutex/internal/tasktype"
@@ -109,6 +110,7 @@ type doctor struct {
 	rules    []automutex.Rule     // to hold against the tasks
 	byTask   *tasktype.Map[[]int] // finds rules
 	maker    *automutex.KeyMaker  // of rules; nil without any
+	types    []string             // of tasks that are served, or queued
 	prefixes []string             // under which there are Guards
 	node     *redis.Client        // that is looked at
 	of       string               // names it among several
@@ -261,6 +263,9 @@ func (d *doctor) fleet(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	for _, p := range guards {
+		d.types = append(d.types, p.Serves...)
+	}
 	differ := fleet.Differences(guards)
 	for _, difference := range differ {
 		d.foundf(Bad, "rules", "%s", printable.OneLine(difference.String()))
@@ -317,7 +322,7 @@ func (d *doctor) tasks(ctx context.Context) error {
 				return err
 			}
 			for _, task := range tasks {
-				if d.maker != nil {
+				if d.types = append(d.types, task.Type); d.maker != nil {
 					d.hold(ctx, task, found)
 				}
 			}
@@ -326,6 +331,9 @@ func (d *doctor) tasks(ctx context.Context) error {
 	if len(queues) == 0 && slices.ContainsFunc(d.rules, func(r automutex.Rule) bool { return r.Busy == automutex.Park }) {
 		d.foundf(Note, "Inspector", "rules park tasks, but asynq has no queue in this database: if asynq uses another Redis or database, set Config.Inspector to an asynq.Inspector there, or parked tasks are not called")
 	}
+	if d.maker != nil {
+		d.slips()
+	}
 	sorted := slices.SortedFunc(maps.Keys(found), func(a, b Finding) int {
 		return cmp.Or(cmp.Compare(a.Level, b.Level), found[b]-found[a], cmp.Compare(a.Text, b.Text))
 	})
@@ -333,6 +341,25 @@ func (d *doctor) tasks(ctx context.Context) error {
 		d.foundf(f.Level, f.What, "%s (%s)", f.Text, printable.Count(found[f], "task"))
 	}
 	return nil
+}
+
+// slips finds rules for which there is no type, while one that looks alike has no rule.
+func (d *doctor) slips() {
+	for _, rule := range d.rules {
+		meant := ""
+		for _, t := range d.types {
+			its, has := d.byTask.Find(t)
+			if has && d.rules[its[0]].Task == rule.Task {
+				meant = ""
+				break
+			} else if !has && nearest.IsMeant(rule.Task, t) {
+				meant = t
+			}
+		}
+		if meant != "" {
+			d.foundf(Bad, "tasks", "nothing serves %q, which a rule is for, and no rule is for %q: did you mean that?", rule.Task, meant)
+		}
+	}
 }
 
 // hold counts what is wrong with a task by the rules.

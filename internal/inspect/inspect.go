@@ -22,6 +22,7 @@ import (
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/keys"
+	"github.com/automutex/automutex/internal/nearest"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/internal/tasktype"
@@ -350,7 +351,7 @@ func Target(ctx context.Context, e *engine.Engine, rules []fleet.Rule, hashed bo
 			return key, nil
 		}
 	}
-	return "", errors.New(strings.TrimSuffix(why, ".") + "; nor is there such a lock now; --force does it all the same")
+	return "", errors.New(why + " There is no such lock now either; --force does it all the same")
 }
 
 // Unknown says why no task has the target that a text stands for, as far as rules tell; empty if a task may have it. hashed:
@@ -374,7 +375,9 @@ func Unknown(rules []fleet.Rule, hashed bool, prefix, text string) string {
 		}
 	}
 	slices.Sort(scopes)
-	switch {
+	switch meant := slices.IndexFunc(scopes, func(its string) bool { return nearest.IsMeant(its, scope) }); {
+	case last == nil && meant >= 0:
+		return fmt.Sprintf("No rule has the scope of %s: did you mean %s?", shown, printable.Short(scopes[meant]+target[len(scope):]))
 	case last == nil:
 		return fmt.Sprintf("No rule has the scope of %s (scopes: %s).", shown, printable.Short(strings.Join(slices.Compact(scopes), ", ")))
 	case fits:
