@@ -7,9 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -156,25 +154,6 @@ func testReadme(t *testing.T, b binary) {
 		args := strings.ReplaceAll(m[1], "'", "") // no shell here: what is quoted falls apart, but for its flags
 		b.run(t, append(strings.Fields(args), "--help")...).want(t, exitOK, "Usage:\n  automutex "+strings.Fields(args)[0])
 	}
-}
-
-// scriptCommands are the commands that the engine's scripts call.
-func scriptCommands(t *testing.T) (commands []string) {
-	t.Helper()
-	files, err := filepath.Glob("../../internal/*/lua/*.lua")
-	if err != nil || len(files) == 0 {
-		t.Fatal(err)
-	}
-	call := regexp.MustCompile(`call\('(\w+)'`)
-	for _, f := range files {
-		source, err := os.ReadFile(f)
-		redistest.Must(t, err)
-		for _, m := range call.FindAllStringSubmatch(string(source), -1) {
-			commands = append(commands, strings.ToLower(m[1]))
-		}
-	}
-	slices.Sort(commands)
-	return slices.Compact(commands)
 }
 
 // online are commands that need Redis.

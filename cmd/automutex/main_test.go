@@ -109,7 +109,7 @@ var (
 		what *regexp.Regexp
 		is   string
 	}{
-		{regexp.MustCompile(`(NOPERM|WRONGTYPE)[^;)\n]*`), "$1..."}, {regexp.MustCompile(`version \d[\d.]+`), "version N"},
+		{regexp.MustCompile(`(NOPERM|WRONGTYPE|ERR The user)[^;)\n]*`), "$1..."}, {regexp.MustCompile(`version \d[\d.]+`), "version N"},
 		{regexp.MustCompile(`is \S+ from this`), "is T from this"}, {regexp.MustCompile(`[\w-]{16}\.[a-z0-9]{9,}`), "TOKEN"},
 		{regexp.MustCompile(`20\d\d-\d\d-\d\dT[\d:.]+Z`), "TIME"}, {regexp.MustCompile(`(\d+(\.\d+)?(ms|us|s|m|h))+`), "T"},
 		{regexp.MustCompile(`(ann|bob|me)@[\w.-]+`), "$1@HOST"}, {regexp.MustCompile(`  +`), "  "},
