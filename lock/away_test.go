@@ -83,7 +83,7 @@ func TestAway_othersOfAClusterGoOn(t *testing.T) {
 	elsewhere := func() string {
 		for i := 0; ; i++ {
 			name := fmt.Sprintf("%s %d", redistest.Name(t), i)
-			if s.MasterOf(t, l.Mutex(name).Key()) != s.MasterOf(t, hung.Key()) {
+			if s.MasterOf(t, l.Mutex(name).Key()).Addr() != s.MasterOf(t, hung.Key()).Addr() {
 				return name
 			}
 		}
@@ -94,8 +94,9 @@ func TestAway_othersOfAClusterGoOn(t *testing.T) {
 	held := mustTry(t, others.Mutex(waited))
 	inLine(t, hung, 1)
 	w := inLine(t, l.Mutex(waited), 1)
-	resume := s.PauseMaster(t, hung.Key())
-	defer resume()
+	master := s.MasterOf(t, hung.Key())
+	master.Pause(t)
+	defer master.Resume(t)
 	hungAt := time.Now()
 	redistest.Eventually(t, soon, func() bool { return time.Since(hungAt) > 1500*time.Millisecond }, "refreshes under way")
 	mustUnlock(t, held)

@@ -325,10 +325,23 @@ func (a *attempt) pending() bool {
 	}
 }
 
+// timeUp gives a context whose time is up when the test says so, and not by a clock: then it ends as at a deadline.
+func timeUp(parent context.Context) (ctx context.Context, end func()) {
+	ctx, cancel := context.WithCancelCause(parent)
+	return endsAsAtADeadline{ctx}, func() { cancel(context.DeadlineExceeded) }
+}
+
+type endsAsAtADeadline struct{ context.Context }
+
+func (c endsAsAtADeadline) Err() error { return context.Cause(c.Context) }
+
+// Value hides the context that it is made of from those that are made of it.
+func (endsAsAtADeadline) Value(any) any { return nil }
+
 // outOfTime calls f beside, whose time is up once it is in m's line, where it has company by nobody.
 func outOfTime(t testing.TB, m *lock.Lock, f func(ctx context.Context) error) error {
 	t.Helper()
-	ctx, end := redistest.TimeUp(t.Context())
+	ctx, end := timeUp(t.Context())
 	defer end()
 	failed := make(chan error, 1)
 	go func() { failed <- f(ctx) }()

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"fmt"
 	"net"
-	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -206,7 +205,7 @@ func FuzzScripts(f *testing.F) {
 		f.Add(text, hostile[(i+7)%len(hostile)], "name"+text, text, text, hostile[i%2])
 	}
 	servers := []*redistest.Server{redistest.StartMini(f)}
-	if _, err := redistest.Version(); err == nil || os.Getenv(redistest.RequireEnv) == "require" {
+	if redistest.HasReal() {
 		servers = append(servers, redistest.StartReal(f))
 	}
 	var rdbs []redis.UniversalClient

@@ -170,7 +170,7 @@ func TestRule03_ContextEndsBeforeTheReply(t *testing.T) {
 			for _, take := range []func(*lock.Lock, context.Context) (*lock.Lease, error){(*lock.Lock).TryLock, (*lock.Lock).Lock} {
 				m := near.Semaphore(redistest.Name(t), n, lock.TTL(time.Hour))
 				held := p.Hold(touches(m), 1)
-				ctx, end := redistest.TimeUp(t.Context())
+				ctx, end := timeUp(t.Context())
 				asks := beside(t, m, func(context.Context) (*lock.Lease, error) { return take(slots(far, m, n, lock.TTL(time.Hour)), ctx) })
 				redistest.Eventually(t, soon, func() bool { return held.Count() == 1 }, "an ask on its way")
 				end()
@@ -213,7 +213,6 @@ func TestRule03_UnknownOutcomeIsReleased(t *testing.T) {
 				var away atomic.Bool
 				near, far, p := through(t, s, func(o *redis.UniversalOptions) {
 					o.MaxRetries, o.ReadTimeout, o.PoolSize = -1, time.Second, 1
-					redistest.DialOnce(o)
 					o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 						if away.Load() {
 							return nil, &net.OpError{Op: "dial", Net: network, Err: errors.New("refused by the test")}

@@ -110,9 +110,9 @@ func startCluster(t *testing.T) replicated {
 	return replicated{
 		client: func() redis.UniversalClient { return s.Client(t) },
 		kill: func(key string) {
-			before := s.MasterOf(t, key)
+			before := s.MasterOf(t, key).Addr()
 			s.KillMaster(t, key)
-			redistest.Eventually(t, crowdSoon, func() bool { return s.MasterOf(t, key) != before }, "another master")
+			redistest.Eventually(t, crowdSoon, func() bool { return s.MasterOf(t, key).Addr() != before }, "another master")
 		},
 		revive: func() { s.Revive(t) },
 	}

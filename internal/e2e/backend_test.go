@@ -23,10 +23,7 @@ import (
 func behindProxy(t *testing.T, s *redistest.Server) (*redistest.Proxy, lock.Client) {
 	t.Helper()
 	p := redistest.NewProxy(t, s.Addr())
-	return p, p.Client(t, func(o *redis.UniversalOptions) {
-		o.MaxRetries = -1
-		redistest.DialOnce(o)
-	})
+	return p, p.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries = -1 })
 }
 
 func away(p *redistest.Proxy) {

@@ -11,7 +11,7 @@ import (
 // Child is this test binary run as a process of its own, to be killed or stopped. Its TestMain sees by the environment
 // that it is one, runs no tests, and ends when its standard input does. Safe for concurrent use.
 type Child struct {
-	command
+	process
 	stdin io.Closer
 }
 
@@ -24,40 +24,19 @@ func StartChild(t testing.TB, env ...string) *Child {
 	stdin, err := cmd.StdinPipe()
 	Must(t, err)
 	c := &Child{stdin: stdin}
-	c.command, err = launch(cmd)
+	c.process, err = launch(cmd)
 	Must(t, err)
 	t.Cleanup(c.Kill)
 	return c
 }
-
-// PID is its process ID.
-func (c *Child) PID() int { return c.cmd.Process.Pid }
-
-// Kill ends it at once (SIGKILL), also when it is stopped, and returns when it is gone. Without effect when it is gone
-// already.
-func (c *Child) Kill() {
-	_ = c.cmd.Process.Kill() // fails only when it has ended
-	<-c.exited
-}
-
-// Pause stops it (SIGSTOP) and returns when nothing of it runs any more.
-func (c *Child) Pause(t testing.TB) { t.Helper(); Must(t, c.freeze()) }
-
-// Resume lets a paused one go on (SIGCONT).
-func (c *Child) Resume(t testing.TB) { t.Helper(); Must(t, c.cmd.Process.Signal(signalContinue)) }
 
 // End closes its standard input and returns when it has ended by itself; when it has not within that time it is killed and
 // the test fails.
 func (c *Child) End(t testing.TB, within time.Duration) {
 	t.Helper()
 	_ = c.stdin.Close() // who is gone reads no more
-	select {
-	case <-c.exited:
-		if state := c.cmd.ProcessState; !state.Success() {
-			t.Errorf("redistest: the child (pid %d) ended with %s", c.PID(), state)
-		}
-	case <-time.After(within):
-		c.Kill()
-		t.Errorf("redistest: the child (pid %d) does not end within %v", c.PID(), within)
+	Eventually(t, within, func() bool { return !c.runs() }, "the end of the child")
+	if state := c.cmd.ProcessState; !state.Success() {
+		t.Errorf("redistest: the child (pid %d) ended with %s", c.PID(), state)
 	}
 }

@@ -1,7 +1,6 @@
 package redistest
 
 import (
-	"context"
 	"crypto/rand"
 	"runtime/debug"
 	"slices"
@@ -88,21 +87,3 @@ func Go(wg *sync.WaitGroup, f func()) {
 		f()
 	}()
 }
-
-// TimeUp gives a context whose time is up when the test says so, and not by a clock: then it ends as at a deadline.
-func TimeUp(parent context.Context) (ctx context.Context, end func()) {
-	cancelled, cancel := context.WithCancel(parent)
-	return timeUp{cancelled}, cancel
-}
-
-type timeUp struct{ context.Context }
-
-func (t timeUp) Err() error {
-	if t.Context.Err() != nil {
-		return context.DeadlineExceeded
-	}
-	return nil
-}
-
-// Value hides what context.Cause would find.
-func (t timeUp) Value(any) any { return nil }

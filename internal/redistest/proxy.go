@@ -4,10 +4,10 @@ import (
 	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"maps"
 	"net"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/proto"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -166,16 +167,8 @@ type Held struct {
 	once     sync.Once
 }
 
-// DropReplies has the next n replies lost: the command has run, but instead of its reply the client gets a closed
-// connection (which makes go-redis send the command again). Replies to PING and to the commands that set up a connection
-// do not count.
-func (p *Proxy) DropReplies(n int) {
-	p.DropReplyTo(func(command []string) bool {
-		return !slices.Contains([]string{"HELLO", "AUTH", "SELECT", "CLIENT", "PING"}, command[0])
-	}, n)
-}
-
-// DropReplyTo is DropReplies for the next n replies to commands that match chooses. A command's first word comes in upper
+// DropReplyTo has the next n replies to commands that match chooses lost: the command has run, but instead of its reply the
+// client gets a closed connection (which makes go-redis send the command again). A command's first word comes in upper
 // case, the rest as it was sent. match may run on several goroutines at once, and must not block.
 func (p *Proxy) DropReplyTo(match func(command []string) bool, n int) { p.order(&p.losses, match, n) }
 
@@ -202,25 +195,24 @@ func (h *Held) Release() {
 }
 
 // taken gives the order of a list that chooses this command, if any does, which then has one less to choose.
-func (p *Proxy) taken(list *[]*Held, command []string) (taken *Held) {
+func (p *Proxy) taken(list *[]*Held, command []string) *Held {
 	var orders []*Held
 	p.locked(func() { orders = slices.Clone(*list) })
 	for _, h := range orders {
-		if !h.match(command) {
-			continue
+		taken := false
+		if h.match(command) {
+			p.locked(func() {
+				if taken = h.left > 0; taken {
+					h.left--
+					h.count++
+				}
+			})
 		}
-		p.locked(func() {
-			if h.left > 0 {
-				h.left--
-				h.count++
-				taken = h
-			}
-		})
-		if taken != nil {
-			break
+		if taken {
+			return h
 		}
 	}
-	return taken
+	return nil
 }
 
 // Count tells how many commands of that name were sent on to the server; scripts on the controls are counted as CONTROL.
@@ -235,6 +227,9 @@ func (p *Proxy) Commands() (counts map[string]int) {
 
 // pubsubCommands are answered by pushes, one per channel and not one per command.
 var pubsubCommands = []string{"SUBSCRIBE", "PSUBSCRIBE", "SSUBSCRIBE", "UNSUBSCRIBE", "PUNSUBSCRIBE", "SUNSUBSCRIBE"}
+
+// message is how a message of Pub/Sub begins.
+var message = regexp.MustCompile(`^>\d+\r\n\$\d+\r\n[ps]?message\r\n`)
 
 // link is one client's connection and the one to the server that belongs to it.
 type link struct {
@@ -266,24 +261,28 @@ func (l *link) up() {
 	defer func() { _ = l.server.(*net.TCPConn).CloseWrite() }()
 	r := bufio.NewReader(l.client)
 	for {
-		f, err := readFrame(r)
-		if err != nil || len(f.items) == 0 { // no command
+		raw, err := readValue(r)
+		if err != nil {
 			return
 		}
-		f.items[0] = strings.ToUpper(f.items[0])
+		command, err := proto.ReadStrings(string(raw))
+		if err != nil || len(command) == 0 { // no command
+			return
+		}
+		command[0] = strings.ToUpper(command[0])
 		var swallowed bool
 		if l.p.locked(func() { swallowed = l.p.faults.swallow }); swallowed {
 			continue
 		}
-		if h := l.p.taken(&l.p.holds, f.items); h != nil {
+		if h := l.p.taken(&l.p.holds, command); h != nil {
 			select {
 			case <-h.released:
 			case <-l.gone:
 				return
 			}
 		}
-		l.sent(f.items)
-		if _, err := l.server.Write(f.raw); err != nil {
+		l.sent(command)
+		if _, err := l.server.Write(raw); err != nil {
 			return
 		}
 	}
@@ -318,15 +317,14 @@ func (l *link) down() {
 	r := bufio.NewReader(l.server)
 	for {
 		together := r.Buffered() > 0 // it came with the one before, and is late by as much already
-		f, err := readFrame(r)
+		raw, err := readValue(r)
 		if err != nil {
 			return
 		}
-		command, subscribed := l.answered(f)
-		isMessage := f.kind == '>' && strings.HasSuffix(f.items[0], "message")
+		command, subscribed := l.answered(raw[0] == '>')
 		var faults faults
 		l.p.locked(func() { faults = l.p.faults })
-		if faults.swallow || faults.swallowSubscription && subscribed || faults.dropMessages && isMessage {
+		if faults.swallow || faults.swallowSubscription && subscribed || faults.dropMessages && message.Match(raw) {
 			continue
 		}
 		if faults.delay > 0 && !together {
@@ -339,69 +337,45 @@ func (l *link) down() {
 		if command != nil && l.p.taken(&l.p.losses, command) != nil {
 			return
 		}
-		_, _ = l.client.Write(f.raw)
+		_, _ = l.client.Write(raw)
 	}
 }
 
-// answered gives the command that f is the reply to, or nil for a push, and whether the connection is one with subscriptions.
-func (l *link) answered(f frame) (command []string, subscribed bool) {
+// answered gives the command that this is the reply to, or nil for a push, and whether the connection is one with subscriptions.
+func (l *link) answered(isPush bool) (command []string, subscribed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if f.kind != '>' && len(l.pending) > 0 {
+	if !isPush && len(l.pending) > 0 {
 		command, l.pending = l.pending[0], l.pending[1:]
 	}
 	return command, l.subscribed
 }
 
-// frame is one whole value of the Redis protocol as it was read.
-type frame struct {
-	raw  []byte
-	kind byte // its type: '+', '-', ':', '$', '*', '>' ...
-	// items holds the strings in it: of a command its words, of an array or a
-	// push its own elements without those nested deeper, of a scalar its text.
-	items []string
-}
-
-// readFrame reads one value of a type that servers send.
-func readFrame(r *bufio.Reader) (f frame, err error) {
-	if f.raw, err = r.ReadBytes('\n'); err != nil {
-		return f, err
+// readValue reads one whole value of the Redis protocol, of a type that clients and servers send.
+func readValue(r *bufio.Reader) (raw []byte, err error) {
+	if raw, err = r.ReadBytes('\n'); err != nil {
+		return raw, err
 	}
-	text := strings.TrimRight(string(f.raw), "\r\n")
-	if text == "" {
-		return f, errors.New("redistest: protocol: empty line")
-	}
-	f.kind, text = text[0], text[1:]
-	if strings.IndexByte("+-:_#,(", f.kind) >= 0 {
-		f.items = []string{text}
-		return f, nil
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil || n < -1 || strings.IndexByte("$!=*~>%", f.kind) < 0 {
-		return f, fmt.Errorf("redistest: protocol: %q", f.raw)
-	}
-	if strings.IndexByte("$!=", f.kind) >= 0 {
-		var body []byte // of a null (-1) there is none
-		if n >= 0 {
-			body = make([]byte, n+2)
+	n, _ := strconv.Atoi(strings.TrimSpace(string(raw[1:]))) // of a null -1
+	elements := 0
+	switch raw[0] {
+	case '$', '!', '=':
+		if n < 0 {
+			return raw, nil
 		}
+		body := make([]byte, n+len("\r\n"))
 		_, err = io.ReadFull(r, body)
-		f.raw, f.items = append(f.raw, body...), []string{strings.TrimSuffix(string(body), "\r\n")}
-		return f, err
+		return append(raw, body...), err
+	case '*', '~', '>':
+		elements = n
+	case '%':
+		elements = 2 * n
 	}
-	if f.kind == '%' {
-		n *= 2
-	}
-	for range n {
-		element, err := readFrame(r)
-		if f.raw = append(f.raw, element.raw...); err != nil {
-			return f, err
+	for range elements {
+		element, err := readValue(r)
+		if raw = append(raw, element...); err != nil {
+			return raw, err
 		}
-		item := ""
-		if strings.IndexByte("*~>%", element.kind) < 0 {
-			item = element.items[0]
-		}
-		f.items = append(f.items, item)
 	}
-	return f, nil
+	return raw, nil
 }

@@ -32,7 +32,7 @@ func TestEach(t *testing.T) {
 			key := Name(t)
 			Must(t, rdb.Set(t.Context(), key, "x", time.Minute).Err())
 			if s.Kind() == KindCluster {
-				masters[s.MasterOf(t, key)] = true
+				masters[s.MasterOf(t, key).Addr()] = true
 			}
 		}
 		err := rdb.Eval(t.Context(), "return 1", []string{"a", "b"}).Err()
@@ -72,8 +72,8 @@ func TestStartReal(t *testing.T) {
 	if err := s.Client(t, onceOnly).Ping(ctx).Err(); err == nil {
 		t.Error("a stopped server answers")
 	}
-	_, err := startReal([]string{"--no-such-option", "1"})
-	if err == nil || !strings.Contains(err.Error(), "no-such-option") {
+	s.own(t).args = append(s.own(t).args, "--no-such-option", "1")
+	if err := s.own(t).start(); err == nil || !strings.Contains(err.Error(), "no-such-option") {
 		t.Errorf("err = %v, want what redis-server says", err)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,32 +16,27 @@ import (
 // master, a server from StartReal, and returns when it has what its master has.
 func StartReplica(t testing.TB, master *Server) *Server {
 	t.Helper()
-	of := master.own(t)
 	// Else the master waits five seconds for further replicas before it sends its data.
-	of.tell(t, "CONFIG", "SET", "repl-diskless-sync-delay", "0")
-	s := StartReal(t, "--replicaof", "127.0.0.1", strconv.Itoa(of.port), "--repl-diskless-sync-delay", "0")
-	s.nodes[0].linked(t, of.addr())
+	master.own(t).tell(t, "CONFIG", "SET", "repl-diskless-sync-delay", "0")
+	s := StartReal(t, "--repl-diskless-sync-delay", "0")
+	s.Follow(t, master)
 	return s
 }
 
-// linked waits until the process, a replica, is in step with its master, as both
+// linked waits until the server, a replica, is in step with its master, as both
 // of them see it: the master sends it nothing until it has heard of it once more,
 // which takes up to a second.
-func (p *process) linked(t testing.TB, master string) {
+func (n *node) linked(t testing.TB, master *node) {
 	t.Helper()
-	var info, seen string
-	online := fmt.Sprintf("port=%d,state=online,", p.port)
-	inStep := poll(ownWithin, func() bool {
+	online := fmt.Sprintf("port=%d,state=online,", n.port)
+	Eventually(t, ownWithin, func() bool {
 		// A message is replicated, so that there is something to acknowledge.
-		_, _ = ask(master, "PUBLISH", "redistest", "in step?")
-		info, _ = ask(p.addr(), "INFO", "replication")
-		seen, _ = ask(master, "INFO", "replication")
+		_, _ = master.ask("PUBLISH", "redistest", "in step?")
+		info, _ := n.ask("INFO", "replication")
+		seen, _ := master.ask("INFO", "replication")
 		return strings.Contains(seen, online) && !strings.Contains(seen, online+"offset=0,") &&
 			strings.Contains(info, "role:slave\r\n") && strings.Contains(info, "master_link_status:up\r\n")
-	})
-	if !inStep {
-		t.Fatalf("redistest: a replica is not in step: %s%s", info, seen)
-	}
+	}, "a replica in step")
 }
 
 // Forget has a replica lose its master: what that does from now on never gets
@@ -61,14 +57,14 @@ func (s *Server) Promote(t testing.TB) {
 func (s *Server) Follow(t testing.TB, master *Server) {
 	t.Helper()
 	s.own(t).tell(t, "REPLICAOF", "127.0.0.1", strconv.Itoa(master.own(t).port))
-	s.nodes[0].linked(t, master.Addr())
+	s.own(t).linked(t, master.own(t))
 }
 
 // MasterName is what sentinels from StartSentinels call the master.
 const MasterName = "trusted"
 
 // Sentinels are three that watch over a master and its replicas.
-type Sentinels struct{ nodes []*process }
+type Sentinels struct{ nodes []*node }
 
 // StartSentinels starts three sentinels for this test alone that watch over
 // master and its replicas, all from StartReal. A master that is gone for half a
@@ -77,20 +73,19 @@ func StartSentinels(t testing.TB, master *Server, replicas int) *Sentinels {
 	t.Helper()
 	s := &Sentinels{}
 	for range 3 {
-		node, err := startProcess(20000, busOffset, func(p *process) []string {
-			file := filepath.Join(p.dir, "sentinel.conf") // which it writes itself, too
+		n := startNode(t, manyPorts, func(n *node) []string {
+			file := filepath.Join(n.dir, "sentinel.conf") // which it writes itself, too
 			Must(t, os.WriteFile(file, fmt.Appendf(nil, `bind 127.0.0.1
 port %d
 dir %s
 sentinel monitor %[3]s 127.0.0.1 %[4]d 2
 sentinel down-after-milliseconds %[3]s 500
 sentinel failover-timeout %[3]s 3000
-`, p.port, p.dir, MasterName, master.own(t).port), 0o600))
+`, n.port, n.dir, MasterName, master.own(t).port), 0o600))
 			return []string{file, "--sentinel"}
 		})
-		Must(t, err)
-		t.Cleanup(node.remove)
-		s.nodes = append(s.nodes, node)
+		t.Cleanup(n.remove)
+		s.nodes = append(s.nodes, n)
 	}
 	s.Whole(t, replicas)
 	return s
@@ -100,24 +95,16 @@ sentinel failover-timeout %[3]s 3000
 // replicas of it that are in step.
 func (s *Sentinels) Whole(t testing.TB, replicas int) {
 	t.Helper()
-	for _, node := range s.nodes {
-		rdb := redis.NewSentinelClient(&redis.Options{Addr: node.addr()})
-		var seen string
-		whole := poll(ownWithin, func() bool {
-			m, err1 := rdb.Master(t.Context(), MasterName).Result()
-			list, err2 := rdb.Replicas(t.Context(), MasterName).Result()
-			seen = fmt.Sprint(m, err1, list, err2)
-			inStep := 0
-			for _, r := range list {
-				if r["flags"] == "slave" && r["master-link-status"] == "ok" && r["master-port"] == m["port"] {
-					inStep++
-				}
-			}
-			return m["flags"] == "master" && m["num-other-sentinels"] == "2" && inStep == replicas
-		})
-		if !whole {
-			t.Fatalf("redistest: a sentinel does not know the others: %s", seen)
-		}
+	for _, n := range s.nodes {
+		rdb := redis.NewSentinelClient(&redis.Options{Addr: n.addr()})
+		Eventually(t, ownWithin, func() bool {
+			m, _ := rdb.Master(t.Context(), MasterName).Result()
+			list, _ := rdb.Replicas(t.Context(), MasterName).Result()
+			list = slices.DeleteFunc(list, func(r map[string]string) bool {
+				return r["flags"] != "slave" || r["master-link-status"] != "ok" || r["master-port"] != m["port"]
+			})
+			return m["flags"] == "master" && m["num-other-sentinels"] == "2" && len(list) == replicas
+		}, "a sentinel knows the others")
 		_ = rdb.Close()
 	}
 }
@@ -127,8 +114,8 @@ func (s *Sentinels) Whole(t testing.TB, replicas int) {
 func (s *Sentinels) Client(t testing.TB) *redis.Client {
 	t.Helper()
 	o := &redis.FailoverOptions{MasterName: MasterName}
-	for _, node := range s.nodes {
-		o.SentinelAddrs = append(o.SentinelAddrs, node.addr())
+	for _, n := range s.nodes {
+		o.SentinelAddrs = append(o.SentinelAddrs, n.addr())
 	}
 	rdb := redis.NewFailoverClient(o)
 	t.Cleanup(func() { _ = rdb.Close() }) // the test may have closed it itself

@@ -48,7 +48,12 @@ func AllRights(t testing.TB, page string) (rights []string) {
 // more rights.
 func AsUser(t *testing.T, rights, tests []string) {
 	t.Helper()
-	needBinary(t)
+	rdb := Real(t).Client(t)
+	for _, name := range []string{"delex", "delifeq"} { // native releases
+		if known, err := rdb.Do(t.Context(), "COMMAND", "INFO", name).Slice(); err == nil && len(known) == 1 && known[0] != nil {
+			rights = append(rights, "+"+name)
+		}
+	}
 	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.timeout=2m",
 		"-test.run", "^Test("+strings.Join(tests, "|")+")$/^(redis|cluster)$")
 	cmd.Env = append(os.Environ(), RightsEnv+"="+strings.Join(rights, " "))

@@ -2,11 +2,8 @@ package redistest
 
 import (
 	"os"
-	"reflect"
-	"slices"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -34,19 +31,17 @@ const limitedUser = "limited"
 // be called from several goroutines, as far as those that take a t allow it.
 type Server struct {
 	kind    string
-	addrs   []string
 	private bool                 // one test's own
 	mini    *miniredis.Miniredis // of KindMini only
 	still   atomic.Bool          // of KindMini only: the test sets the clock
-	nodes   []*process           // of the other kinds
+	nodes   []*node              // of the other kinds
 }
 
-func startMini() (*Server, error) {
+func startMini(t testing.TB) *Server {
+	t.Helper()
 	mini, err := miniredis.Run()
-	if err != nil {
-		return nil, err
-	}
-	s := &Server{kind: KindMini, addrs: []string{mini.Addr()}, mini: mini}
+	Must(t, err)
+	s := &Server{kind: KindMini, mini: mini}
 	last, every := time.Now(), tick
 	var mu sync.Mutex // guards last and every. Nobody waits for it: its owner may wait for a script
 	mini.Server().SetPreHook(func(_ *server.Peer, command string, _ ...string) bool {
@@ -62,7 +57,7 @@ func startMini() (*Server, error) {
 		}
 		return false
 	})
-	return s, nil
+	return s
 }
 
 // tick is by how much keys of a miniredis may expire too late; and too early, if a script
@@ -71,12 +66,9 @@ func startMini() (*Server, error) {
 // them, the clock moves less often, so that nine tenths of the time are left for commands: each mostTicks at most.
 const tick, mostTicks = time.Millisecond, 20
 
-func startReal(args []string) (*Server, error) {
-	node, err := startServer(false, args...)
-	if err != nil {
-		return nil, err
-	}
-	return &Server{kind: KindReal, addrs: []string{node.addr()}, nodes: []*process{node}}, nil
+func startReal(t testing.TB, args ...string) *Server {
+	t.Helper()
+	return &Server{kind: KindReal, nodes: []*node{startServer(t, manyPorts, args...)}}
 }
 
 // SetTime sets the clock of a miniredis of the test's own. From then on it stands still,
@@ -95,8 +87,8 @@ func (s *Server) close() {
 	if s.mini != nil {
 		s.mini.Close()
 	}
-	for _, node := range s.nodes {
-		node.remove()
+	for _, n := range s.nodes {
+		n.remove()
 	}
 }
 
@@ -104,10 +96,18 @@ func (s *Server) close() {
 func (s *Server) Kind() string { return s.kind }
 
 // Addrs gives host:port of the server, or of every node of the cluster.
-func (s *Server) Addrs() []string { return slices.Clone(s.addrs) }
+func (s *Server) Addrs() (addrs []string) {
+	if s.mini != nil {
+		return []string{s.mini.Addr()}
+	}
+	for _, n := range s.nodes {
+		addrs = append(addrs, n.addr())
+	}
+	return addrs
+}
 
 // Addr gives host:port of the server, or of one node of the cluster.
-func (s *Server) Addr() string { return s.addrs[0] }
+func (s *Server) Addr() string { return s.Addrs()[0] }
 
 // Mini gives the miniredis behind a server of KindMini, else nil.
 func (s *Server) Mini() *miniredis.Miniredis { return s.mini }
@@ -137,17 +137,9 @@ func newClient(t testing.TB, o *redis.UniversalOptions, opts []func(*redis.Unive
 	return rdb
 }
 
-// DialOnce makes a client try only once to open a connection. Old versions of
-// go-redis, which have no such option, never try twice.
-func DialOnce(o *redis.UniversalOptions) {
-	if retries := reflect.ValueOf(o).Elem().FieldByName("DialerRetries"); retries.IsValid() {
-		retries.SetInt(1)
-	}
-}
-
-// own gives the process of a server from StartReal; a fault put on any other
+// own gives the node of a server from StartReal; a fault put on any other
 // would hit other tests.
-func (s *Server) own(t testing.TB) *process {
+func (s *Server) own(t testing.TB) *node {
 	t.Helper()
 	if !s.private || len(s.nodes) != 1 {
 		t.Fatalf("redistest: only a server from StartReal can be stopped or paused, not this %s", s.kind)
@@ -165,16 +157,16 @@ func (s *Server) Start(t testing.TB) { t.Helper(); Must(t, s.own(t).start()) }
 
 // Stop ends a server from StartReal as an operator would (SIGTERM), and returns
 // when it is gone. Without effect when it does not run.
-func (s *Server) Stop(t testing.TB) { t.Helper(); Must(t, s.own(t).stop(syscall.SIGTERM)) }
+func (s *Server) Stop(t testing.TB) { t.Helper(); s.own(t).stop(t) }
 
 // Kill ends a server from StartReal at once (SIGKILL), and returns when it is
 // gone. Without effect when it does not run.
-func (s *Server) Kill(t testing.TB) { t.Helper(); Must(t, s.own(t).stop(os.Kill)) }
+func (s *Server) Kill(t testing.TB) { t.Helper(); s.own(t).Kill() }
 
 // Pause freezes a server from StartReal (SIGSTOP): it accepts connections and
 // answers nothing until Resume.
-func (s *Server) Pause(t testing.TB) { t.Helper(); Must(t, s.own(t).pause()) }
+func (s *Server) Pause(t testing.TB) { t.Helper(); s.own(t).Pause(t) }
 
 // Resume lets a paused server go on (SIGCONT). It then runs everything that was
 // sent to it meanwhile.
-func (s *Server) Resume(t testing.TB) { t.Helper(); Must(t, s.own(t).resume()) }
+func (s *Server) Resume(t testing.TB) { t.Helper(); s.own(t).Resume(t) }

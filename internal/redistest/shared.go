@@ -8,8 +8,8 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strconv"
+	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -56,26 +56,25 @@ func RealTime(t testing.TB) {
 	}
 }
 
-// shared are servers that all tests of the binary use: the first test that asks starts one, Main stops it.
+// The servers that all tests of the binary use: the first test that asks starts one, Main stops it. A Cluster takes over
+// two seconds to start, most of it a delay that redis-server insists on.
 var (
 	sharedMini    = shared(startMini)
-	sharedReal    = shared(func() (*Server, error) { return startReal(nil) })
-	sharedCluster = shared(startCluster)
+	sharedReal    = shared(func(t testing.TB) *Server { return startReal(t) })
+	sharedCluster = shared(func(t testing.TB) *Server { return startCluster(t, 0) })
 
-	running   sync.Map    // the shared servers, as keys
-	underMain atomic.Bool // set once Main runs: without it nobody would stop them
+	running sync.Map // the shared servers, as keys
 )
 
-func shared(start func() (*Server, error)) func(t testing.TB) *Server {
-	once := sync.OnceValues(start)
+func shared(start func(t testing.TB) *Server) func(t testing.TB) *Server {
+	var once sync.Once
+	var s *Server
 	return func(t testing.TB) *Server {
 		t.Helper()
-		if !underMain.Load() {
-			t.Fatal("redistest: this package needs func TestMain(m *testing.M) { redistest.Main(m) }")
+		once.Do(func() { s = start(t); running.Store(s, true) })
+		if s == nil {
+			t.Fatal("redistest: the server did not start: see the first test that asked for it")
 		}
-		s, err := once()
-		Must(t, err)
-		running.Store(s, true)
 		return s
 	}
 }
@@ -91,7 +90,7 @@ func Each(t *testing.T, f func(t *testing.T, s *Server)) {
 		get  func(testing.TB) *Server
 	}{{KindMini, Mini}, {KindReal, Real}, {KindCluster, Cluster}} {
 		t.Run(kind.name, func(t *testing.T) {
-			if kind.name == KindCluster || kind.name == KindMini && hasReal() {
+			if kind.name == KindCluster || kind.name == KindMini && HasReal() {
 				Long(t)
 			}
 			t.Parallel()
@@ -102,99 +101,43 @@ func Each(t *testing.T, f func(t *testing.T, s *Server)) {
 
 // Mini gives the shared miniredis. A test that moves its clock or sets errors
 // has its own, see [StartMini].
-func Mini(t testing.TB) *Server {
-	t.Helper()
-	return sharedMini(t)
-}
+func Mini(t testing.TB) *Server { t.Helper(); return sharedMini(t) }
 
 // Real gives the shared redis-server.
-func Real(t testing.TB) *Server {
-	t.Helper()
-	needBinary(t)
-	return sharedReal(t)
-}
+func Real(t testing.TB) *Server { t.Helper(); needBinary(t); return sharedReal(t) }
 
-// Cluster gives the shared Redis Cluster. It takes over two seconds to start,
-// most of it a delay that redis-server insists on.
-func Cluster(t testing.TB) *Server {
-	t.Helper()
-	needBinary(t)
-	return sharedCluster(t)
-}
+// Cluster gives the shared Redis Cluster.
+func Cluster(t testing.TB) *Server { t.Helper(); needBinary(t); return sharedCluster(t) }
 
 // StartMini starts a miniredis for this test alone.
-func StartMini(t testing.TB) *Server {
-	t.Helper()
-	s, err := startMini()
-	return private(t, s, err)
-}
+func StartMini(t testing.TB) *Server { t.Helper(); return private(t, startMini(t)) }
 
 // StartReal starts a redis-server for this test alone, with further arguments
 // ("--maxmemory", "2mb") if wanted. It is stopped when the test ends.
 func StartReal(t testing.TB, args ...string) *Server {
 	t.Helper()
 	needBinary(t)
-	s, err := startReal(args)
-	return private(t, s, err)
+	return private(t, startReal(t, args...))
 }
 
-func private(t testing.TB, s *Server, err error) *Server {
-	t.Helper()
-	Must(t, err)
+func private(t testing.TB, s *Server) *Server {
 	t.Cleanup(s.close)
 	s.private = true
 	return s
 }
 
-// hasReal tells whether tests on real servers run.
-func hasReal() bool {
+// HasReal tells whether tests on real servers run. Where they have to, and there is no server, they fail.
+func HasReal() bool {
 	_, err := exec.LookPath(binary())
-	return err == nil && os.Getenv(RequireEnv) != "none"
+	mode := os.Getenv(RequireEnv)
+	return mode != "none" && (err == nil || mode == "require" || os.Getenv(ServerEnv) != "")
 }
 
 func needBinary(t testing.TB) {
 	t.Helper()
-	_, err := exec.LookPath(binary())
-	switch {
-	case os.Getenv(RequireEnv) == "none":
-		t.Skipf("redistest: %s=none", RequireEnv)
-	case err == nil:
-	case os.Getenv(RequireEnv) == "require" || os.Getenv(ServerEnv) != "":
-		t.Fatalf("redistest: %s=%s, %s=%s, but: %v", RequireEnv, os.Getenv(RequireEnv), ServerEnv, os.Getenv(ServerEnv), err)
-	default:
-		t.Skipf("redistest: no real Redis to test on: %v", err)
+	if !HasReal() {
+		t.Skipf("redistest: there is no %s, or %s=none", binary(), RequireEnv)
 	}
-}
-
-// atOnce is how many tests of a package run at once, where nothing else is said.
-const atOnce = 16
-
-// waitTogether lets more tests run at once than there are cores: they mostly
-// wait for deadlines. A -parallel that was given stays. It also has garbage collected less often, but in benchmarks.
-func waitTogether() {
-	if !flag.Parsed() {
-		flag.Parse()
-	}
-	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
-	if parallel := flag.Lookup("test.parallel"); !given && parallel != nil && runtime.GOMAXPROCS(0) < atOnce {
-		_ = parallel.Value.Set(strconv.Itoa(atOnce)) // a number is what it takes
-	}
-	if bench := flag.Lookup("test.bench"); os.Getenv("GOGC") == "" && bench != nil && bench.Value.String() == "" {
-		debug.SetGCPercent(400) // the heaps of tests are small
-	}
-}
-
-// sayVersion prints which real server the tests run on.
-func sayVersion() {
-	if os.Getenv(RequireEnv) == "none" {
-		return
-	}
-	version, err := Version()
-	if err != nil {
-		version = err.Error() // needBinary fails or skips what needs it
-	}
-	fmt.Printf("redistest: real servers are %s: %s\n", binary(), version)
 }
 
 // Main runs the tests of a package, stops the shared servers, looks for leaked goroutines and exits. It is all that a TestMain does:
@@ -205,9 +148,15 @@ func sayVersion() {
 //
 // It takes a *testing.M, or what has something to do before and after it.
 func Main(m interface{ Run() int }, ignore ...goleak.Option) {
-	underMain.Store(true)
-	waitTogether()
-	sayVersion()
+	// More tests run at once than there are cores: they mostly wait for deadlines. A -parallel that was given is read later.
+	_ = flag.Set("test.parallel", strconv.Itoa(max(16, runtime.GOMAXPROCS(0))))
+	if os.Getenv("GOGC") == "" && !strings.Contains(fmt.Sprint(os.Args), "-test.bench=") {
+		debug.SetGCPercent(400) // the heaps of tests are small; benchmarks measure what users have
+	}
+	if HasReal() {
+		version, _ := exec.Command(binary(), "--version").Output()
+		fmt.Printf("redistest: real servers are %s: %s\n", binary(), version)
+	}
 	code := m.Run()
 	running.Range(func(s, _ any) bool { s.(*Server).close(); return true })
 	if code == 0 {
