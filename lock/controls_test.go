@@ -171,7 +171,7 @@ func TestControls_limit(t *testing.T) {
 // Each other Locker obeys, also where no message arrives and nobody of it waits, and a new one from its first call on.
 func TestControls_inForceEverywhere(t *testing.T) {
 	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
 		prefix := ownPrefix(t)
 		operator := newLocker(t, s.Client(t), prefix)
 		p := redistest.NewProxy(t, s.Addr())
@@ -218,7 +218,7 @@ func TestControls_pauseAndLimitKeepTheirOwnReasons(t *testing.T) {
 func TestControls_pausedWhileTheAskTravels(t *testing.T) {
 	redistest.RealTime(t)
 	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
 		prefix, p := ownPrefix(t), redistest.NewProxy(t, s.Addr())
 		operator := newLocker(t, s.Client(t), prefix)
 		far := newLocker(t, p.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout = 5 * time.Second }), prefix) // no ask is sent twice

@@ -76,7 +76,7 @@ func explodeForTheStack(context.Context) error { panic("boom") }
 // The lease is lost during the work, also while Redis is away: the context says so, and so does Do beside the work's own error.
 func TestDoJoinsErrLost(t *testing.T) {
 	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
 		for _, own := range []error{errors.New("failure"), nil} {
 			for _, away := range []bool{true, false} {
 				t.Run(fmt.Sprintf("away %t, its own error is %v", away, own), func(t *testing.T) {

@@ -137,7 +137,7 @@ func TestLease_onAnEndedContext(t *testing.T) {
 // is a success, and the successor that is there already stays. A cooldown is there.
 func TestRule03_ResentReleaseIsSuccess(t *testing.T) {
 	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s)
 		for _, n := range []int{1, 2} {
 			name := redistest.Name(t)
@@ -222,7 +222,7 @@ func isRenewed(t *testing.T, s *redistest.Server) {
 // The renewals of many leases travel together.
 func TestRenewal_travelsTogether(t *testing.T) {
 	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
 		const n = 200
 		s = calmServer(t, s)
 		rdb := s.Client(t, func(o *redis.UniversalOptions) { o.PoolSize = 20 })
@@ -287,7 +287,7 @@ func TestRule09_LostAtTheLocalDeadline(t *testing.T) {
 // An Extend is there at once, for the key too, and no renewal that was under way shortens it.
 func TestRenewal_besideExtend(t *testing.T) {
 	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s)
 		for _, n := range []int{1, 2} {
 			name := redistest.Name(t)

@@ -424,17 +424,6 @@ func withUser(t *testing.T, s *redistest.Server, admin redis.UniversalClient, us
 	return s.Client(t, func(o *redis.UniversalOptions) { o.Username, o.Password = user, "secret" })
 }
 
-// eachSingle is redistest.Each without the cluster, of which a Proxy hides only one node.
-func eachSingle(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
-	t.Helper()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		if s.Kind() == redistest.KindCluster {
-			t.SkipNow()
-		}
-		f(t, s)
-	})
-}
-
 // calmServer is s, or a miniredis of the test's own: a miniredis runs one script at a time.
 func calmServer(t testing.TB, s *redistest.Server) *redistest.Server {
 	t.Helper()

@@ -164,7 +164,7 @@ func TestRule06_GrantedLeaseIsRenewedToItsFullTTL(t *testing.T) {
 // The caller's context ends while Redis is slow to reply, and the ask runs later: the lock is free then, long before a lease would end.
 func TestRule03_ContextEndsBeforeTheReply(t *testing.T) {
 	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s)
 		for _, n := range []int{1, 2} {
 			for _, take := range []func(*lock.Lock, context.Context) (*lock.Lease, error){(*lock.Lock).TryLock, (*lock.Lock).Lock} {
@@ -209,7 +209,7 @@ func TestRule03_UnknownOutcomeIsReleased(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			eachSingle(t, func(t *testing.T, s *redistest.Server) {
+			redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
 				var away atomic.Bool
 				near, far, p := through(t, s, func(o *redis.UniversalOptions) {
 					o.MaxRetries, o.ReadTimeout, o.PoolSize = -1, time.Second, 1

@@ -10,7 +10,7 @@ import (
 // All waiters of a Locker share one subscription, and nobody publishes but scripts.
 func TestRule07_OneSubscriptionPerProcess(t *testing.T) {
 	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s)
 		var held []*lock.Lease
 		var waiters []*attempt
@@ -42,7 +42,7 @@ func TestWake_withoutMessages(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			eachSingle(t, func(t *testing.T, s *redistest.Server) {
+			redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
 				near, far, p := through(t, s)
 				name := redistest.Name(t)
 				held := mustTry(t, near.Mutex(name))

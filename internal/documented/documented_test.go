@@ -49,33 +49,43 @@ func declaredTests(t *testing.T, f func(folder, name string)) {
 	}))
 }
 
-// Each test is there that the pages for a release, for security and of the guarantees name.
+// Each test is there that the pages for a release, for security, of the guarantees and for those who come from elsewhere name.
+// The rows of what untrusted input can do, and of what one comes from, name a test each, and a row names each seed's.
 func TestDocumented_testsExist(t *testing.T) {
 	t.Parallel()
-	there := map[string]bool{}
+	there, named := map[string]bool{}, map[string]bool{}
 	declaredTests(t, func(_, name string) { there[name] = true })
-	for _, page := range []string{".github/SECURITY.md", "VERSIONING.md", "docs/guarantees.md"} {
-		names := regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w*)`").FindAllStringSubmatch(read(t, page), -1)
+	test := regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w*)`")
+	for page, least := range map[string]int{".github/SECURITY.md": 10, "VERSIONING.md": 0, "docs/guarantees.md": 0, "docs/migrating.md": 50} {
+		names := test.FindAllStringSubmatch(read(t, page), -1)
 		if len(names) < 5 {
 			t.Errorf("%s names %d tests", page, len(names))
 		}
 		for _, m := range names {
-			if !there[m[1]] {
+			if named[m[1]] = true; !there[m[1]] {
 				t.Errorf("%s names %s, and there is none", page, m[1])
 			}
 		}
-	}
-	// Each row of what untrusted input can do names a test.
-	_, rows, _ := strings.Cut(read(t, ".github/SECURITY.md"), "| input | at most | test |\n")
-	rows, _, _ = strings.Cut(rows, "\n\n")
-	lines := strings.Split(rows, "\n")[1:]
-	for _, row := range lines {
-		if cells := strings.Split(row, " | "); len(cells) != 3 || !strings.Contains(cells[2], "`Test") && !strings.Contains(cells[2], "`Fuzz") {
-			t.Errorf("SECURITY.md: a row of %d columns, or without a test: %s", len(cells), row)
+		rows, tested, lines := 0, false, strings.Split(read(t, page), "\n")
+		for i, line := range lines {
+			switch {
+			case !strings.HasPrefix(line, "|") || strings.HasPrefix(line, "|---"):
+			case strings.HasPrefix(lines[i+1], "|---"): // a heading
+				tested = strings.HasSuffix(line, "| test |") || strings.HasSuffix(line, "| here|")
+			case tested:
+				if rows++; !test.MatchString(line) {
+					t.Errorf("%s:%d: the row names no test: %s", page, i+1, line)
+				}
+			}
+		}
+		if rows < least {
+			t.Errorf("%s has %d rows: is it read right?", page, rows)
 		}
 	}
-	if len(lines) < 10 {
-		t.Errorf("SECURITY.md: %d rows", len(lines))
+	for name := range there {
+		if strings.HasPrefix(name, "TestSeed") && !named[name] {
+			t.Errorf("docs/migrating.md has no row for %s", name)
+		}
 	}
 }
 

@@ -31,19 +31,9 @@ func away(p *redistest.Proxy) {
 	p.Cut()
 }
 
-func eachSingle(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
-	t.Helper()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		if s.Kind() == redistest.KindCluster {
-			t.Skip("a proxy hides one node only")
-		}
-		f(t, s)
-	})
-}
-
 func TestBackend_away(t *testing.T) {
 	t.Parallel()
-	eachSingle(t, func(t *testing.T, s *redistest.Server) {
+	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
 		var handled atomic.Int64
 		p, locks := behindProxy(t, s)
 		policies := []automutex.Policy{automutex.Retry, automutex.RetryIn(time.Hour), automutex.Skip, automutex.Archive, automutex.Fail, automutex.Replace, automutex.Allow, automutex.AfterFailure(answers)}

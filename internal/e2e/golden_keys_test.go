@@ -11,6 +11,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 // goldenKey is one line of testdata/keys.jsonl: the key that the first version gave
@@ -54,9 +55,7 @@ func manyNames(n int) string {
 func goldenKeyOf(t *testing.T, secret, payload string) string {
 	t.Helper()
 	maker, err := automutex.NewKeyMaker(automutex.Config{Rules: goldenRules, HashKeys: secret, Prefix: "p"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	if large := goldenLarge[payload]; large != nil {
 		payload = large()
 	}
@@ -72,18 +71,14 @@ func goldenKeyOf(t *testing.T, secret, payload string) string {
 func TestKeys_areThoseOfTheFirstVersion(t *testing.T) {
 	t.Parallel()
 	file, err := os.ReadFile(filepath.Join("testdata", "keys.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	lines := strings.Split(strings.TrimSpace(string(file)), "\n")
 	if len(lines) < 400 {
 		t.Errorf("the file has %d lines only", len(lines))
 	}
 	for _, line := range lines {
 		var want goldenKey
-		if err := json.Unmarshal([]byte(line), &want); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, json.Unmarshal([]byte(line), &want))
 		if got := goldenKeyOf(t, "", want.Payload); got != want.Key {
 			t.Errorf("%.200s\n got %q\nwant %q", want.Payload, got, want.Key)
 		}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/url"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -148,28 +147,6 @@ func TestMiddleware_panic(t *testing.T) {
 		}
 		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventAcquired, automutex.EventReleased}) {
 			t.Errorf("events %v", kinds)
-		}
-	})
-}
-
-// A handler that ends its goroutine leaves no lock behind.
-func TestMiddleware_goexit(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{
-			rules: []automutex.Rule{{Task: "work", Cooldown: time.Hour, Busy: automutex.Retry}},
-			handler: func(ctx context.Context, _ *asynq.Task) error {
-				// asynq does not notice: it files the task when its context ends.
-				defer ctx.Value(cutKey{}).(context.CancelFunc)()
-				runtime.Goexit()
-				return nil
-			},
-		})
-		id := r.enqueue("work", nil)
-		r.awaitEvent(automutex.EventReleased, id)
-		r.awaitRetried(id, 1)
-		if r.locked("work") {
-			t.Error("the key stayed taken")
 		}
 	})
 }

@@ -47,51 +47,29 @@ func (r *rig) enqueueInOrder(c *automutex.Client, id int, options ...asynq.Optio
 	r.t.Helper()
 	options = append([]asynq.Option{asynq.Queue(r.queue), asynq.Retention(time.Hour), asynq.MaxRetry(5), asynq.Timeout(10 * time.Minute)}, options...)
 	info, err := c.Enqueue(asynq.NewTask("work", fmt.Appendf(nil, `{"id":%d}`, id)), options...)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	redistest.Must(r.t, err)
 	return info.ID
 }
 
-// Tasks run in the order of their Enqueue calls, also while some of them fail, with many workers.
+// Tasks run in the order of their Enqueue calls, though each of them fails once, with many workers.
 func TestInOrder_throughFailures(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		const keys, each = 3, 12
-		var mu sync.Mutex
-		ran, failed := map[string][]string{}, map[string]bool{}
+		var logs [keys]orderLog
 		r, c := orderRig(t, s, setup{workers: 8, handler: func(ctx context.Context, task *asynq.Task) error {
-			id, _ := asynq.GetTaskID(ctx)
-			mu.Lock()
-			defer mu.Unlock()
-			if n := len(failed); !failed[id] && n%4 == 0 {
-				failed[id] = true
-				return errors.New("not now")
-			}
-			failed[id] = true
-			ran[string(task.Payload())] = append(ran[string(task.Payload())], id)
-			return nil
+			key, _ := strconv.Atoi(strings.Trim(string(task.Payload()), `{"id:}`))
+			return logs[key].failOnce("")(ctx, task)
 		}})
-		want := map[string][]string{}
+		var want [keys][]string
 		for range each {
 			for key := range keys {
-				payload := fmt.Sprintf(`{"id":%d}`, key)
-				want[payload] = append(want[payload], r.enqueueInOrder(c, key))
+				id := r.enqueueInOrder(c, key)
+				want[key] = append(want[key], id, id)
 			}
 		}
-		redistest.Eventually(t, patience, func() bool {
-			mu.Lock()
-			defer mu.Unlock()
-			n := 0
-			for _, ids := range ran {
-				n += len(ids)
-			}
-			return n == keys*each
-		}, "all tasks are done")
-		for key, ids := range want {
-			if got := strings.Join(ran[key], " "); got != strings.Join(ids, " ") {
-				t.Errorf("key %s: ran\n%s, enqueued\n%s", key, got, strings.Join(ids, " "))
-			}
+		for key := range keys {
+			logs[key].await(t, want[key]...)
 		}
 	})
 }
@@ -487,80 +465,6 @@ func TestInOrder_plainLastAttempt(t *testing.T) {
 		r.await(first, asynq.TaskStateCompleted)
 		r.finish(plain)
 	})
-}
-
-// A deployment changes an ordered rule while its tasks are queued: old and new workers share the queue for a while, then the
-// old ones stop. Every task is done, none twice, and no two of a key at once while both kinds of worker have the same key. The
-// tasks of the old rule run in their order, and so do those of the new one, if both are in order and have the same key.
-func TestInOrder_rulesChange(t *testing.T) {
-	t.Parallel()
-	ordered := automutex.Rule{Task: "work", On: []string{"id"}, InOrder: true}
-	plain := automutex.Rule{Task: "work", On: []string{"id"}}
-	continues := ordered
-	continues.OnArchive = automutex.Continue
-	for name, change := range map[string]struct {
-		was, is automutex.Rule
-		hashed  string // HashKeys is new: the new workers have other keys
-	}{
-		"no longer in order": {was: ordered, is: plain},
-		"in order from now":  {was: plain, is: ordered},
-		"continue":           {was: ordered, is: continues},
-		"hash keys":          {was: ordered, is: ordered, hashed: "a secret of at least thirty-two bytes"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if change.was.InOrder != change.is.InOrder {
-				redistest.Long(t) // a parked task comes back by itself
-			}
-			t.Parallel()
-			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-				shared := newStage()
-				t.Cleanup(shared.end)
-				old, before := orderRig(t, s, setup{rules: []automutex.Rule{change.was}, handler: shared.ProcessTask, workers: 3})
-				was, is := []string{old.enqueueInOrder(before, 1)}, []string{}
-				run := shared.next(t)
-				for range 3 {
-					was = append(was, old.enqueueInOrder(before, 1))
-				}
-				next := start(t, s, setup{
-					rules: []automutex.Rule{change.is}, handler: shared.ProcessTask, workers: 3, queue: old.queue, prefix: old.cfg.Prefix,
-					guarded: func(c *automutex.Config) { c.HashKeys = change.hashed }, served: comingBack,
-				})
-				after, err := automutex.NewClient(next.rdb, next.client, automutex.Config{Rules: next.cfg.Rules, Prefix: old.cfg.Prefix, HashKeys: change.hashed})
-				redistest.Must(t, err)
-				for range 3 {
-					is = append(is, old.enqueueInOrder(after, 1))
-				}
-				down := make(chan struct{})
-				go func() { defer close(down); old.shutdown() }()
-				var ran []string
-				for {
-					ran = append(ran, run.id)
-					run.returns(nil)
-					if len(ran) == len(was)+len(is) {
-						break
-					}
-					redistest.Eventually(t, 2*patience, func() bool { return len(shared.started) > 0 }, "the next of %q; ran %q", append(was, is...), ran)
-					run = shared.next(t)
-				}
-				<-down
-				for _, id := range slices.Concat(was, is) {
-					next.await(id, asynq.TaskStateCompleted)
-				}
-				if n, most := shared.count(), shared.mostAtOnce("work"); n != len(ran) || most > 1 && change.hashed == "" {
-					t.Errorf("%d runs of %d tasks, %d at once", n, len(ran), most)
-				}
-				for _, ids := range [][]string{was, is} {
-					order := slices.DeleteFunc(slices.Clone(ran), func(id string) bool { return !slices.Contains(ids, id) })
-					if change.was.InOrder && change.is.InOrder && change.hashed == "" && !slices.Equal(order, ids) {
-						t.Errorf("ran %q, enqueued %q", order, ids)
-					}
-				}
-				if blocked, err := next.guard.Blocked(t.Context()); err != nil || len(blocked) > 0 {
-					t.Errorf("%+v, %v stand", blocked, err)
-				}
-			})
-		})
-	}
 }
 
 // A producer that forges the header of automutex.Client, whatever key it puts there, has its own task run under the key

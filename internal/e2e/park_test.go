@@ -51,9 +51,7 @@ func (r *rig) stored(scope string, parts ...string) engine.Info {
 	r.t.Helper()
 	m := r.lockOf(scope, parts...)
 	info, err := engineOf(m).Inspect(context.Background(), refOf(m), 1, "", "")
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	redistest.Must(r.t, err)
 	return info
 }
 
@@ -540,9 +538,7 @@ func TestPark_linesLost(t *testing.T) {
 // again, which asynq does not note among the groups of the queue. So nobody aggregates it.
 func (r *rig) comesBackToItsGroup(id string) {
 	r.t.Helper()
-	if err := r.rdb.ZAdd(r.t.Context(), "asynq:{"+r.queue+"}:retry", redis.Z{Score: 1, Member: id}).Err(); err != nil {
-		r.t.Fatal(err)
-	}
+	redistest.Must(r.t, r.rdb.ZAdd(r.t.Context(), "asynq:{"+r.queue+"}:retry", redis.Z{Score: 1, Member: id}).Err())
 	r.await(id, asynq.TaskStateAggregating)
 	if groups, err := r.inspector.Groups(r.queue); err != nil || len(groups) != 0 {
 		r.t.Errorf("asynq knows the groups %v, %v: then docs/guide.md may promise more", groups, err)

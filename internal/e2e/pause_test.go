@@ -15,16 +15,12 @@ import (
 
 func (r *rig) pauseTarget(target string, until time.Time) {
 	r.t.Helper()
-	if err := r.guard.Controls().Pause(context.Background(), target, until, "repair"); err != nil {
-		r.t.Fatal(err)
-	}
+	redistest.Must(r.t, r.guard.Controls().Pause(context.Background(), target, until, "repair"))
 }
 
 func (r *rig) resumeTarget(target string) {
 	r.t.Helper()
-	if err := r.guard.Controls().Resume(context.Background(), target); err != nil {
-		r.t.Fatal(err)
-	}
+	redistest.Must(r.t, r.guard.Controls().Resume(context.Background(), target))
 }
 
 // Whatever the policy, a paused task goes back with its attempt unspent, and runs once

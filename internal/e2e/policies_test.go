@@ -238,16 +238,15 @@ func TestPolicy_afterFailure(t *testing.T) {
 		}
 		r.await(r.enqueue("work", `{"id":1,"say":"failed"}`, asynq.MaxRetry(0)), asynq.TaskStateArchived)
 		<-given
-		r.enqueue("work", `{"id":1,"say":"busy"}`, asynq.MaxRetry(0)) // waits in its worker
+		last := r.enqueue("work", `{"id":1,"say":"busy"}`, asynq.MaxRetry(0)) // waits in its worker
 		<-given
 		r.awaitLine(1, "work", "1")
 		r.stage.none(t)
 		free()
-		r.stage.next(t).returns(nil)
+		r.finish(last)
 		for _, id := range again {
 			r.rerun(id)
-			r.stage.next(t).returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.finish(id)
 		}
 	})
 }

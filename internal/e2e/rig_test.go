@@ -194,17 +194,13 @@ func (r *rig) enqueue(taskType string, payload any, options ...asynq.Option) str
 	text, ok := payload.(string)
 	if !ok && payload != nil {
 		b, err := json.Marshal(payload)
-		if err != nil {
-			r.t.Fatal(err)
-		}
+		redistest.Must(r.t, err)
 		text = string(b)
 	}
 	// Retention, so that a task that is done can be told from one that is lost.
 	options = append([]asynq.Option{asynq.Queue(r.queue), asynq.Retention(time.Hour), asynq.MaxRetry(5), asynq.Timeout(10 * time.Minute)}, options...)
 	info, err := r.client.Enqueue(asynq.NewTask(taskType, []byte(text)), options...)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	redistest.Must(r.t, err)
 	return info.ID
 }
 
@@ -253,9 +249,7 @@ func (r *rig) awaitDropped(id string) {
 // rerun has asynq run a task that waits for its retry now.
 func (r *rig) rerun(id string) {
 	r.t.Helper()
-	if err := r.inspector.RunTask(r.queue, id); err != nil {
-		r.t.Fatal(err)
-	}
+	redistest.Must(r.t, r.inspector.RunTask(r.queue, id))
 }
 
 // lockOf is the lock of a scope, seen from outside asynq.
@@ -267,9 +261,7 @@ func (r *rig) lockOf(scope string, parts ...string) *lock.Lock {
 func (r *rig) take(scope string, parts ...string) *lock.Lease {
 	r.t.Helper()
 	lease, err := r.lockOf(scope, parts...).TryLock(context.Background())
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	redistest.Must(r.t, err)
 	r.t.Cleanup(func() { _ = lease.Unlock(context.Background()) })
 	return lease
 }
@@ -277,18 +269,14 @@ func (r *rig) take(scope string, parts ...string) *lock.Lease {
 // free gives it back.
 func (r *rig) free(lease *lock.Lease) {
 	r.t.Helper()
-	if err := lease.Unlock(context.Background()); err != nil {
-		r.t.Fatal(err)
-	}
+	redistest.Must(r.t, lease.Unlock(context.Background()))
 }
 
 // locked tells whether somebody holds the key.
 func (r *rig) locked(scope string, parts ...string) bool {
 	r.t.Helper()
 	is, err := r.lockOf(scope, parts...).Locked(context.Background())
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	redistest.Must(r.t, err)
 	return is
 }
 

@@ -267,9 +267,7 @@ func runMain() {
 
 // watch has the rig take keys of another prefix from outside.
 func (r *rig) watch(s *redistest.Server, prefix string) {
-	if err := r.others.Close(); err != nil {
-		r.t.Fatal(err)
-	}
+	redistest.Must(r.t, r.others.Close())
 	r.others = lock.New(s.Client(r.t), lock.Options{Prefix: prefix, Owner: "somebody-else"})
 }
 

@@ -6,6 +6,8 @@ import (
 	"regexp"
 	"strconv"
 	"testing"
+
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 var commandCalls = regexp.MustCompile(`cmdstat_[a-z]+:calls=(\d+)`)
@@ -26,9 +28,7 @@ func TestBounds(t *testing.T) {
 		got := -2 // the EVALSHA, and this INFO's CONFIG
 		for _, m := range commandCalls.FindAllStringSubmatch(rdb.Info(ctx, "commandstats").Val(), -1) {
 			n, err := strconv.Atoi(m[1])
-			if err != nil {
-				t.Fatal(err)
-			}
+			redistest.Must(t, err)
 			got += n
 		}
 		if got > calls {
@@ -52,9 +52,7 @@ func TestBounds(t *testing.T) {
 				redis.call('ZADD', KEYS[2], i, 'c2.w' .. i)
 				redis.call('HSET', KEYS[3], 'c2.w' .. i, ARGV[4] .. ' 3000 w|n' .. i)
 			end return 1`
-		if err := rdb.Eval(ctx, fillIn, []string{keys[1], keys[2], keys[5]}, holders, now-1000, waiters, till).Err(); err != nil {
-			t.Fatal(err)
-		}
+		redistest.Must(t, rdb.Eval(ctx, fillIn, []string{keys[1], keys[2], keys[5]}, holders, now-1000, waiters, till).Err())
 		w.set(startUS+1_000_000, 0) // the leases of the two end
 	}
 	isBusy := func(reply any) bool { _, busy := reply.([]any); return busy }

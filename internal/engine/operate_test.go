@@ -535,7 +535,8 @@ func TestPut(t *testing.T) {
 		waits.OnWait = func() { close(in) }
 		var wg sync.WaitGroup
 		var le *Lease
-		redistest.Go(&wg, func() { le = must(t, e, waits) })
+		var err error
+		redistest.Go(&wg, func() { le, err = take(e, waits) })
 		<-in
 		values := []string{"a |%"}
 		for i := range 250 {
@@ -543,6 +544,7 @@ func TestPut(t *testing.T) {
 		}
 		put(251, append(values, values[0], values[7])...)
 		wg.Wait()
+		redistest.Must(t, err)
 		put(1, append(values, "new")...)
 		info := inspect(t, e, r, "")
 		if h := info.Holders; info.Held != 1 || len(h) != 1 || h[0].Value != "a |%" || h[0].Note != "n" || h[0].Token != le.Token() {

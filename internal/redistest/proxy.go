@@ -54,9 +54,7 @@ type faults struct {
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatalf("redistest: proxy: %v", err)
-	}
+	Must(t, err)
 	p := &Proxy{target: target, ln: ln, links: map[*link]struct{}{}, counts: map[string]int{}}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	Go(&p.wg, p.accept) // ends when the listener is closed
@@ -194,21 +192,23 @@ func (h *Held) Release() {
 	h.once.Do(func() { close(h.released) })
 }
 
+// take counts a command; false if it is one too many.
+func (h *Held) take() (ok bool) {
+	h.p.locked(func() {
+		if ok = h.left > 0; ok {
+			h.left--
+			h.count++
+		}
+	})
+	return ok
+}
+
 // taken gives the order of a list that chooses this command, if any does, which then has one less to choose.
 func (p *Proxy) taken(list *[]*Held, command []string) *Held {
 	var orders []*Held
 	p.locked(func() { orders = slices.Clone(*list) })
 	for _, h := range orders {
-		taken := false
-		if h.match(command) {
-			p.locked(func() {
-				if taken = h.left > 0; taken {
-					h.left--
-					h.count++
-				}
-			})
-		}
-		if taken {
+		if h.match(command) && h.take() {
 			return h
 		}
 	}

@@ -1,10 +1,7 @@
 package redistest
 
 import (
-	"bufio"
 	"fmt"
-	"io"
-	"strings"
 	"testing"
 	"time"
 
@@ -147,18 +144,5 @@ func TestProxy_subscriptions(t *testing.T) {
 	Must(w, ps.Ping(ctx))
 	if !receives("pong", Patience) {
 		w.Error("there is no pong")
-	}
-}
-
-func TestReadValue(t *testing.T) {
-	for _, in := range []string{
-		"+OK\r\n", ":-7\r\n", "$5\r\na\r\nbc\r\n", "$-1\r\n", "*-1\r\n", "*0\r\n", "*3\r\n$1\r\na\r\n*2\r\n:1\r\n$1\r\nx\r\n:2\r\n",
-		"%1\r\n+k\r\n~1\r\n#t\r\n", ">3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nm\r\n", "*2\r\n+v\r\n_\r\n", "=8\r\ntxt:some\r\n",
-	} {
-		r := bufio.NewReader(strings.NewReader(in + "rest"))
-		raw, err := readValue(r)
-		if rest, _ := io.ReadAll(r); err != nil || string(raw) != in || string(rest) != "rest" {
-			t.Errorf("%q: %q, rest %q, %v", in, raw, rest, err)
-		}
 	}
 }

@@ -2,7 +2,6 @@ package redistest
 
 import (
 	"errors"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -76,15 +75,6 @@ func TestStartReal(t *testing.T) {
 	if err := s.own(t).start(); err == nil || !strings.Contains(err.Error(), "no-such-option") {
 		t.Errorf("err = %v, want what redis-server says", err)
 	}
-}
-
-func TestName(t *testing.T) {
-	valid := regexp.MustCompile(`^TestName[a-zA-Z0-9_-]{13,52}$`)
-	t.Run("ünïcode, spaces: {braces}|"+strings.Repeat("long", 20), func(t *testing.T) {
-		if a, b := Name(t), Name(t); !valid.MatchString(a) || a == b {
-			t.Fatalf("bad or repeated: %q, %q", a, b)
-		}
-	})
 }
 
 func TestFailHook(t *testing.T) {

@@ -14,9 +14,7 @@ import (
 func DocumentedRights(t testing.TB, page, user string) []string {
 	t.Helper()
 	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
+	Must(t, err)
 	m := regexp.MustCompile(`(?m)^    ACL SETUSER ` + regexp.QuoteMeta(user) + ` on >password (.*)$`).FindSubmatch(text)
 	if m == nil {
 		t.Fatalf("%s has no ACL SETUSER line for %s", page, user)

@@ -85,18 +85,28 @@ func shared(start func(t testing.TB) *Server) func(t testing.TB) *Server {
 // defer.
 func Each(t *testing.T, f func(t *testing.T, s *Server)) {
 	t.Helper()
-	for _, kind := range []struct {
-		name string
-		get  func(testing.TB) *Server
-	}{{KindMini, Mini}, {KindReal, Real}, {KindCluster, Cluster}} {
-		t.Run(kind.name, func(t *testing.T) {
-			if kind.name == KindCluster || kind.name == KindMini && HasReal() {
-				Long(t)
-			}
-			t.Parallel()
-			f(t, kind.get(t))
-		})
-	}
+	EachSingle(t, f)
+	t.Run(KindCluster, func(t *testing.T) {
+		Long(t)
+		t.Parallel()
+		f(t, Cluster(t))
+	})
+}
+
+// EachSingle is Each without the cluster, of which a [Proxy] hides one node only.
+func EachSingle(t *testing.T, f func(t *testing.T, s *Server)) {
+	t.Helper()
+	t.Run(KindMini, func(t *testing.T) {
+		if HasReal() {
+			Long(t)
+		}
+		t.Parallel()
+		f(t, Mini(t))
+	})
+	t.Run(KindReal, func(t *testing.T) {
+		t.Parallel()
+		f(t, Real(t))
+	})
 }
 
 // Mini gives the shared miniredis. A test that moves its clock or sets errors

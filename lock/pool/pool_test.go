@@ -43,9 +43,7 @@ func take(t *testing.T, p *pool.Pool, want string) *pool.Lease {
 func inspect(t *testing.T, p *pool.Pool) pool.Info {
 	t.Helper()
 	info, err := p.Inspect(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	return info
 }
 

@@ -272,8 +272,7 @@ func (b *ledger) judgeHeld(n int, key, reason, how string) {
 	}
 }
 
-// judgeRateDrop goes on with judgeHeld when whoever was given a start before that time has
-// told of it.
+// judgeRateDrop is the second half of judgeHeld, a moment later: by then the ledger knows of every start before the drop.
 func (b *ledger) judgeRateDrop(n int, key, how string, dropped time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -383,8 +383,8 @@ func (b *ledger) deadlinePassed(a *attempt) {
 	}
 }
 
-// unheard notes that asynq counts a failure although the handler may have succeeded: its locks are being released yet. Callers
-// hold mu.
+// unheard notes that asynq counts a failure although the handler may have returned nil: its locks are still being released, and
+// asynq does not wait for that. Callers hold mu.
 func (b *ledger) unheard(a *attempt, least int, why string) {
 	a.run.counted = true
 	if a.run.succeeded {
@@ -833,7 +833,8 @@ func (b *ledger) judgeBusy(n int, e automutex.Event, key string) {
 	time.AfterFunc(3*b.w.plan.Latency+100*time.Millisecond, func() { b.judgeDropped(n, key, dropped) })
 }
 
-// judgeDropped goes on with judgeBusy when whoever had the key at that time has told of it.
+// judgeDropped is the second half of judgeBusy, a moment later: by then the ledger knows of every task that had the key when
+// this one was dropped.
 func (b *ledger) judgeDropped(n int, key string, dropped time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
