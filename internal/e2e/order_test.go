@@ -55,7 +55,7 @@ func (r *rig) enqueueInOrder(c *automutex.Client, id int, options ...asynq.Optio
 func TestInOrder_throughFailures(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		const keys, each = 3, 12
+		const keys, each = 3, 8
 		var logs [keys]orderLog
 		r, c := orderRig(t, s, setup{workers: 8, handler: func(ctx context.Context, task *asynq.Task) error {
 			key, _ := strconv.Atoi(strings.Trim(string(task.Payload()), `{"id:}`))

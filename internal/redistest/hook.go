@@ -40,19 +40,17 @@ func Resend(match func(redis.Cmder) bool) *FailHook { return &FailHook{again: ma
 // sent, and fails with it. Of a pipeline the other commands are sent; of a
 // MULTI/EXEC transaction none. nil lets all pass. f may run on several
 // goroutines at once.
-func (h *FailHook) Before(f func(redis.Cmder) error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.before = f
-}
+func (h *FailHook) Before(f func(redis.Cmder) error) { h.set(&h.before, f) }
 
 // After sets what is asked after a command has run; an error takes the place of
 // its outcome, which f may look at. nil lets all pass. f may run on several
 // goroutines at once.
-func (h *FailHook) After(f func(redis.Cmder) error) {
+func (h *FailHook) After(f func(redis.Cmder) error) { h.set(&h.after, f) }
+
+func (h *FailHook) set(which *func(redis.Cmder) error, f func(redis.Cmder) error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.after = f
+	*which = f
 }
 
 // fails asks one of the functions, and has the command fail if that says so.
