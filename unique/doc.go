@@ -24,22 +24,11 @@ This package decides which tasks are enqueued; the lock of package automutex dec
 them run at once. Neither replaces the other. A task that was accepted runs, unless a later
 task supersedes it before its handler begins.
 
-# Until
+# How it is done
 
-  - [UntilDone], the default: at most one live task for each key. With Reject or Join the ID of
-    the task is made from the key, so asynq itself refuses a second one, without another round trip.
-  - [UntilStart]: one task may run while one waits. The worker's Guard ends the block when the task
-    holds the lock, right before the handler. So that one runs at a time, the Guard needs a rule with
-    an equal Task, Scope and On.
-  - [For]: a fixed time from the enqueue.
-
-# Duplicate
-
-  - [Reject] returns a [*DuplicateError], which names the task that blocks the key and Is
-    asynq.ErrDuplicateTask.
-  - [Join] returns the asynq.TaskInfo of that task.
-  - [Replace] puts a new task in the place of that one until its handler begins.
-  - [Postpone] does the same, d later at each call, until MaxPostpone.
+[Until] has [UntilDone], [UntilStart] and [For]; [Duplicate] has [Reject], [Join], [Replace] and
+[Postpone]. Under UntilDone with Reject or Join the ID of the task is made from the key, so asynq
+itself refuses a second one, without another round trip.
 
 A claim beside the lock's key says whose task the key is. Producers set it, and the worker's Guard
 notes in it that the task waits for its lock, that its handler begins, and that it has ended. So

@@ -150,31 +150,6 @@ func TestNew_findsTheOrder(t *testing.T) {
 	}
 }
 
-// EnqueueAll keeps the slice's order where tasks run in order.
-func TestEnqueueAll_inOrder(t *testing.T) {
-	t.Parallel()
-	r := start(t, redistest.StartMini(t))
-	through := r.ordering(r.rdb, inOrder("order"))
-	for _, client := range []automutex.Enqueuer{through, wrapped{through, new([]string)}} {
-		for _, rule := range []Rule{{Task: "order", On: []string{"text"}}, {Task: "another"}} {
-			c, err := r.over(r.rdb, client, rule)
-			redistest.Must(t, err)
-			tasks, key := make([]*asynq.Task, 40), fmt.Sprintf("%T %s", client, rule.Task)
-			for i := range tasks {
-				tasks[i] = task("order", key, key+fmt.Sprint(i))
-			}
-			last := int64(0)
-			for i, result := range c.EnqueueAll(t.Context(), tasks, asynq.Queue(r.queue)) {
-				redistest.Must(t, result.Err)
-				if place := ticketOf(result.Info); place <= last {
-					t.Fatalf("%s: the %dth task has the place %d, the one before %d", key, i, place, last)
-				}
-				last = ticketOf(result.Info)
-			}
-		}
-	}
-}
-
 // Join and Reject see the task that is queued already, although its ordered key has no room for another one.
 func TestEnqueue_duplicateOnAFullKey(t *testing.T) {
 	t.Parallel()

@@ -419,12 +419,7 @@ func newID(r *rule, key string) string {
 }
 
 // wholeSecond rounds t up to whole seconds, since asynq drops fractions of a second.
-func wholeSecond(t time.Time) time.Time {
-	if whole := t.Truncate(time.Second); whole.Before(t) {
-		return whole.Add(time.Second)
-	}
-	return t
-}
+func wholeSecond(t time.Time) time.Time { return t.Add(time.Second - 1).Truncate(time.Second) }
 
 // isActive tells whether asynq's Inspector refused because a worker has the task, which
 // it says in a text only.

@@ -2,7 +2,6 @@ package unique
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -211,11 +210,13 @@ func (r *rule) check() (problems []*automutex.FieldError) {
 	if r.Queue != "" && strings.TrimSpace(r.Queue) == "" {
 		problems = append(problems, r.mistakef("Queue", "%q is blank; name a queue, or leave it empty for %q", r.Queue, "default"))
 	}
-	if err := r.Until.check(); err != nil {
-		problems = append(problems, r.mistakef("Until", "%w", err))
+	outside := func(d time.Duration) bool { return d < time.Millisecond || d > inside.MaxTTL }
+	const within = "; give it at least 1ms and at most %s; Go counts a bare number in nanoseconds"
+	if w := r.Until.window; r.Until.kind == decide.ForTime && outside(w) {
+		problems = append(problems, r.mistakef("Until", "For(%s) is no window"+within, w, inside.MaxTTL))
 	}
-	if err := r.Duplicate.check(); err != nil {
-		problems = append(problems, r.mistakef("Duplicate", "%w", err))
+	if d := r.Duplicate.delay; r.Duplicate.kind == decide.Postpone && outside(d) {
+		problems = append(problems, r.mistakef("Duplicate", "Postpone(%s) is no delay"+within, d, inside.MaxTTL))
 	}
 	switch {
 	case r.MaxPostpone == 0:
@@ -250,39 +251,31 @@ func differences(first, r *rule) (problems []*automutex.FieldError) {
 // as a Guard makes them in the worker, so that equal rules make equal keys.
 func keyRules(rules []*rule) []automutex.Rule {
 	guarded := make([]automutex.Rule, len(rules))
-	seen := map[string]bool{}
 	for i, r := range rules {
 		guarded[i] = automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Key: r.Key, Optional: r.Optional, Payload: r.Payload, Scope: r.Scope}
-		if seen[r.Task] { // compile reports it; without a Scope it would be reported again
-			guarded[i].Scope = fmt.Sprintf("Rules[%d]", i)
-		}
-		seen[r.Task] = true
 	}
 	return guarded
 }
 
 // checkOptions refuses the options that a rule decides on.
 func (r *rule) checkOptions(opts []asynq.Option) error {
-	var problems []error
 	for _, opt := range opts {
 		if opt == nil {
-			problems = append(problems, fmt.Errorf("unique: %s: an option is nil; leave it out", r.where()))
-			continue
+			return fmt.Errorf("unique: %s: an option is nil; leave it out", r.where())
 		}
 		switch opt.Type() {
 		case asynq.TaskIDOpt:
-			problems = append(problems, fmt.Errorf("unique: %s: %s: the rule makes the ID; leave the option out", r.where(), opt))
+			return fmt.Errorf("unique: %s: %s: the rule makes the ID; leave the option out", r.where(), opt)
 		case asynq.UniqueOpt:
-			problems = append(problems, fmt.Errorf("unique: %s: %s: the rule says what is a duplicate; leave the option out", r.where(), opt))
+			return fmt.Errorf("unique: %s: %s: the rule says what is a duplicate; leave the option out", r.where(), opt)
 		case asynq.QueueOpt:
-			if queue, ok := opt.Value().(string); ok && queue != r.Queue {
-				problems = append(problems, fmt.Errorf("unique: %s: %s: the tasks of the rule go to the queue %q; leave the option out, or set Rule.Queue to %q",
-					r.where(), opt, r.Queue, queue))
+			if opt.Value() != any(r.Queue) {
+				return fmt.Errorf("unique: %s: %s: the tasks of the rule go to the queue %q; leave the option out, or set Rule.Queue to %q", r.where(), opt, r.Queue, opt.Value())
 			}
 		default:
 		}
 	}
-	return errors.Join(problems...)
+	return nil
 }
 
 // Until says how long a task blocks its key for the next one. The zero value is
@@ -323,13 +316,6 @@ func (u Until) String() string {
 		return "for " + u.window.String()
 	}
 	return fmt.Sprintf("until %d", u.kind)
-}
-
-func (u Until) check() error {
-	if u.kind == decide.ForTime && (u.window < time.Millisecond || u.window > inside.MaxTTL) {
-		return fmt.Errorf("For(%s) is no window; give it at least 1ms and at most %s; Go counts a bare number in nanoseconds", u.window, inside.MaxTTL)
-	}
-	return nil
 }
 
 // Duplicate says what happens to a task whose key another task blocks. The zero value is
@@ -385,13 +371,6 @@ func (d Duplicate) String() string {
 		return "postpone by " + d.delay.String()
 	}
 	return fmt.Sprintf("duplicate %d", d.kind)
-}
-
-func (d Duplicate) check() error {
-	if d.kind == decide.Postpone && (d.delay < time.Millisecond || d.delay > inside.MaxTTL) {
-		return fmt.Errorf("Postpone(%s) is no delay; give it at least 1ms and at most %s; Go counts a bare number in nanoseconds", d.delay, inside.MaxTTL)
-	}
-	return nil
 }
 
 // supersedes tells whether a new task may take the place of one that waits.
