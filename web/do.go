@@ -15,6 +15,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
@@ -281,10 +283,10 @@ func (p *page) act(ctx context.Context, f form, by string) (string, error) {
 	case "break":
 		return p.breakLock(ctx, f)
 	case "sweep":
-		removed, err := p.sweep(ctx)
+		removed, err := p.engine.Sweep(ctx)
 		return fmt.Sprintf("Dead entries removed: %d.", removed), err
 	case "skip":
-		return "Task " + printable.Short(f.Task) + " was skipped: the next one of its key goes on.", p.skip(ctx, f.Key, f.Task, f.ticket)
+		return "Task " + printable.Short(f.Task) + " was skipped: the next one of its key goes on.", blocked.Skip(ctx, p.engine, p.o.Inspector, f.Key, f.Task, f.ticket)
 	}
 	defer p.orders.forget()
 	controls, done := p.asOperator(by)
@@ -304,12 +306,38 @@ func (p *page) act(ctx context.Context, f form, by string) (string, error) {
 	return fmt.Sprintf("%s is limited to %d at once.", target, f.limit), controls.SetLimit(ctx, f.Target, f.limit, f.Why)
 }
 
+// asOperator gives the controls in the name of who acts.
+func (p *page) asOperator(by string) (*control.Reader, func()) {
+	if by == "" {
+		return p.engine.Controls(), func() {}
+	}
+	e := p.newEngine(by)
+	return e.Controls(), e.Close // it has no lease
+}
+
+// resume ends a pause.
+func resume(ctx context.Context, controls *control.Reader, target string) (string, error) {
+	ended, err := controls.Resume(ctx, target)
+	switch name := printable.Short(target); {
+	case err != nil:
+		return "", err
+	case !ended:
+		return "", fmt.Errorf("nothing was done: %s is not paused", name)
+	default:
+		return name + " is not paused any more.", nil
+	}
+}
+
 // breakLock breaks the holders that the operator has seen, and nobody else, and opens the
 // gate if it is to.
 func (p *page) breakLock(ctx context.Context, f form) (string, error) {
 	broken, opened := 0, false
+	r, err := p.engine.Ref(f.Key)
+	if err != nil {
+		return "", err
+	}
 	for _, token := range f.Tokens {
-		ok, err := p.breakHolder(ctx, f.Key, token)
+		ok, err := p.engine.BreakHolder(ctx, r, token)
 		if err != nil {
 			return "", fmt.Errorf("after %d of %d: %w", broken, len(f.Tokens), err)
 		}
@@ -318,8 +346,7 @@ func (p *page) breakLock(ctx context.Context, f form) (string, error) {
 		}
 	}
 	if f.Gate {
-		var err error
-		if opened, err = p.openGate(ctx, f.Key); err != nil {
+		if opened, err = p.engine.OpenGate(ctx, r); err != nil {
 			return "", fmt.Errorf("after %d of %d: the gate: %w", broken, len(f.Tokens), err)
 		}
 	}
@@ -332,7 +359,7 @@ func (p *page) breakLock(ctx context.Context, f form) (string, error) {
 	case broken > 0:
 		return result, nil
 	}
-	return "", fmt.Errorf("%w: none of the holders that you saw has the lock any more, nor is a gate closed that they closed", errGone)
+	return "", errors.New("nothing was done: none of the holders that you saw has the lock any more, nor is a gate closed that they closed")
 }
 
 // origin is the URL of the view that an operator came from to an action. From is frame.Here of
@@ -340,23 +367,18 @@ func (p *page) breakLock(ctx context.Context, f form) (string, error) {
 // another text there, so it leads to a view of the page, or is not used.
 func (p *page) origin(f form) string {
 	view, query, _ := strings.Cut(f.From, "?")
-	values, err := url.ParseQuery(query)
-	if f.From == "" || len(f.From) > maxOrigin || err != nil || !slices.Contains([]string{"", "keys", "key", "blocked", "rules"}, view) {
-		switch f.Action {
-		case "break":
-			return p.base + "key?" + url.Values{"key": {f.Key}}.Encode()
-		case "skip":
-			return p.base + "blocked"
-		case "sweep":
-			return p.base + "keys"
-		}
-		return p.base + "rules"
+	_, malformed := url.ParseQuery(query)
+	switch {
+	case len(f.From) <= maxOrigin && malformed == nil && slices.Contains([]string{"keys", "key", "blocked", "rules"}, view):
+		return p.base + f.From
+	case f.Action == "break":
+		return p.base + "key?" + url.Values{"key": {f.Key}}.Encode()
+	case f.Action == "skip":
+		return p.base + "blocked"
+	case f.Action == "sweep":
+		return p.base + "keys"
 	}
-	values.Del("done")
-	if len(values) == 0 {
-		return p.base + view
-	}
-	return p.base + view + "?" + values.Encode()
+	return p.base + "rules"
 }
 
 // actionLog keeps the last actions of this process, oldest first.

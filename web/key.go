@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/control"
+	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 )
@@ -65,7 +66,9 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 	v := &keyView{frame: p.frame(r, "key", printable.Short(name), url.Values{"key": {key}}.Encode()), Key: key, Name: name}
 	ctx, cancel := context.WithTimeout(r.Context(), p.within.redis)
 	defer cancel()
-	kept, unread := p.keptRuns(ctx, key) // before the look: what goes on then is not in it
+	kept, unread := within(ctx, func(ctx context.Context) ([]history.Run, error) {
+		return history.Read(ctx, p.rdb, key, mostBars) // before the look: what goes on then is not in it
+	})
 	info, err := p.look(ctx, key)
 	if v.Looked = err == nil; v.Looked {
 		v.Now, v.Info = info.At, info

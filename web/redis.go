@@ -3,7 +3,6 @@ package web
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math"
@@ -19,13 +18,12 @@ import (
 	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
-	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/tasknote"
 )
 
-// This file has all that the page asks of Redis and asynq, and all that it has changed there.
+// This file has what the page asks of Redis and asynq; do.go has what it changes there.
 
 const (
 	// freshFor is how long what was found is good enough to be shown.
@@ -71,13 +69,6 @@ func (p *page) look(ctx context.Context, key string) (row, error) {
 	return within(ctx, func(ctx context.Context) (row, error) {
 		l, err := inspect.One(ctx, p.engine, key)
 		return row{l}, err
-	})
-}
-
-// keptRuns gives the last runs of a key that workers have kept, the newest first.
-func (p *page) keptRuns(ctx context.Context, key string) ([]history.Run, error) {
-	return within(ctx, func(ctx context.Context) ([]history.Run, error) {
-		return history.Read(ctx, p.rdb, key, mostBars)
 	})
 }
 
@@ -133,52 +124,8 @@ func (p *page) controls(ctx context.Context) ([]control.Order, error) {
 	})
 }
 
-// asOperator gives the controls in the name of who acts.
-func (p *page) asOperator(by string) (*control.Reader, func()) {
-	if by == "" {
-		return p.engine.Controls(), func() {}
-	}
-	e := p.newEngine(by)
-	return e.Controls(), e.Close // it has no lease
-}
-
 func (p *page) newEngine(owner string) *engine.Engine {
 	return engine.New(engine.Options{Client: p.rdb, Prefix: p.o.Prefix, Owner: owner, Log: slog.New(slog.DiscardHandler), Obeys: true})
-}
-
-// resume ends a pause.
-func resume(ctx context.Context, controls *control.Reader, target string) (string, error) {
-	ended, err := controls.Resume(ctx, target)
-	switch name := printable.Short(target); {
-	case err != nil:
-		return "", err
-	case !ended:
-		return "", fmt.Errorf("%w: %s is not paused", errGone, name)
-	default:
-		return name + " is not paused any more.", nil
-	}
-}
-
-func (p *page) sweep(ctx context.Context) (int, error) { return p.engine.Sweep(ctx) }
-
-func (p *page) breakHolder(ctx context.Context, key, token string) (bool, error) {
-	r, err := p.engine.Ref(key)
-	if err != nil {
-		return false, err
-	}
-	return p.engine.BreakHolder(ctx, r, token)
-}
-
-func (p *page) openGate(ctx context.Context, key string) (bool, error) {
-	r, err := p.engine.Ref(key)
-	if err != nil {
-		return false, err
-	}
-	return p.engine.OpenGate(ctx, r)
-}
-
-func (p *page) skip(ctx context.Context, key, task string, ticket int64) error {
-	return blocked.Skip(ctx, p.engine, p.o.Inspector, key, task, ticket)
 }
 
 // Of ordered keys.
@@ -378,6 +325,3 @@ func (p *page) findTask(ctx context.Context, text string) (found []foundTask) {
 	}
 	return found
 }
-
-// errGone refuses an action on what is no longer so.
-var errGone = errors.New("nothing was done")
