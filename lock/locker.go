@@ -2,12 +2,25 @@ package lock
 
 import (
 	"cmp"
+	"context"
 	"log/slog"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 )
+
+// Client is what this package needs of go-redis: commands, pipelines, Pub/Sub. *redis.Client,
+// *redis.ClusterClient and redis.UniversalClient satisfy it. A *redis.Ring satisfies it too,
+// but is refused. It moves keys to other shards when one is down, so two shards could each
+// grant the lock.
+type Client interface {
+	Process(ctx context.Context, cmd redis.Cmder) error
+	Pipeline() redis.Pipeliner
+	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
+}
 
 // DefaultTTL is the length of a lease without [Options].TTL and the option [TTL].
 const DefaultTTL = 30 * time.Second
