@@ -61,6 +61,29 @@ func TestLeave(t *testing.T) {
 	}
 }
 
+// reloading is a client of a Cluster that counts how often it is to ask for the slots.
+type reloading struct {
+	Client
+	times int
+}
+
+func (r *reloading) ReloadState(context.Context) { r.times++ }
+
+// TestUnreached: the client asks for the slots anew if a node does not answer, or has a slot no more.
+func TestUnreached(t *testing.T) {
+	t.Parallel()
+	for err, want := range map[error]int{
+		nil: 0, redis.Nil: 0, redis.ErrClosed: 0, redistest.ReplyError("NOSCRIPT No matching script"): 0,
+		redistest.ReplyError("MOVED 7 127.0.0.1:1"): 1, errTimeout: 1, errors.New("connection refused"): 1,
+	} {
+		r := &reloading{}
+		New(r, nil).noteUnreached(err)
+		if r.times != want {
+			t.Errorf("%v: %d times, want %d", err, r.times, want)
+		}
+	}
+}
+
 // TestDeleteIfEqual: a string goes only if it is the caller's.
 func TestDeleteIfEqual(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
