@@ -1,40 +1,39 @@
 package automutex
 
 import (
-	"cmp"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/fleet"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/nearest"
+	"github.com/automutex/automutex/internal/printable"
 )
 
 // This file is what a Guard says of itself to the page, the command, doctor and other Guards; see internal/fleet.
 
-// announcer makes what writes the Guard's rules to Redis; nil, and then nothing is written, with Config.Private and
-// without rules. The Guard owns the announcer's goroutine: Middleware, which is called once and not for each task,
-// begins it, and Close ends it.
-func (g *Guard) announcer(rdb fleet.Client) *fleet.Announcer {
-	if g.cfg.Private || len(g.cfg.Rules) == 0 {
-		return nil
+// announce writes what the Guard says of itself until Close, and then removes it. Close waits for that a second at most: Redis may hang.
+func (g *Guard) announce() {
+	defer close(g.announced)
+	if !g.cfg.Private && len(g.cfg.Rules) > 0 {
+		fleet.Announce(g.closing, g.rdb, g.cfg.Prefix, g.saysOfItself, g.warnDiffer)
 	}
-	self := fleet.Process{Owner: g.cfg.Owner, Hashed: g.rules.secret != "", Rules: describe(g.cfg.Rules)}
-	return fleet.New(rdb, g.cfg.Prefix, self, g.served.list, g.warnDiffer)
 }
 
-// warnDiffer warns of scopes for which another Guard has other rules or limits.
-func (g *Guard) warnDiffer(found []fleet.Difference) {
-	scopes := make([]string, len(found))
-	for i, d := range found {
-		scopes[i] = d.Scope
-	}
-	g.log.Warn("automutex: another process has other rules: "+found[0].String(), "scopes", scopes)
+// saysOfItself is what the Guard writes.
+func (g *Guard) saysOfItself() fleet.Process {
+	return fleet.Process{Owner: g.cfg.Owner, Hashed: g.rules.secret != "", Serves: g.served.list(), Rules: describe(g.rules)}
+}
+
+func (g *Guard) warnDiffer(how string) {
+	g.log.Warn("automutex: another process has other rules: " + how)
 }
 
 // servedTypes is the task types that the Guard is known to have a handler for: those of tasks that came, and patterns of
@@ -107,70 +106,60 @@ func (g *Guard) noteType(taskType string) {
 	}
 }
 
-// MarshalJSON returns what a file of package config says: Prefix, History and Rules with their defaults, each named as [New]
-// names it. What is a function in the program becomes a text that no file has, or "computed": true for a Key.
-// The secret of HashKeys is left out, as is what belongs to the process.
-func (c Config) MarshalJSON() ([]byte, error) {
-	return json.Marshal(struct {
-		Prefix  string       `json:"prefix,omitempty"`
-		History int          `json:"history,omitempty"`
-		Rules   []fleet.Rule `json:"rules"`
-	}{c.Prefix, c.History, describe(c.Rules)})
-}
+// described is what a KeyMaker carries for the page and the command.
+type described = inside.Of[[]fleet.Rule]
 
-// describe returns rules as files have them.
-func describe(declared []Rule) []fleet.Rule {
-	named := make([]*compiledRule, len(declared))
-	for i, rule := range declared {
-		named[i] = &compiledRule{Rule: rule, index: i}
-	}
-	nameRules(named)
-	described := make([]fleet.Rule, len(named))
-	for i, r := range named {
-		described[i] = fleet.Rule{
+// describe says rules in words, in the order of Config.Rules.
+func describe(rs *ruleSet) []fleet.Rule {
+	all := make([]fleet.Rule, len(rs.rules))
+	for i, r := range rs.rules {
+		all[i] = fleet.Rule{
 			Name: r.Name, Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Computed: r.Key != nil, Optional: r.Optional, Scope: r.Scope,
-			Limit: r.limitJSON(), TTL: fleet.Duration(cmp.Or(r.TTL, defaultTTL)), Wait: fleet.Duration(r.Wait), MaxHold: fleet.Duration(r.MaxHold),
-			Cooldown: fleet.Duration(r.Cooldown), InOrder: r.InOrder, MaxQueued: r.MaxQueued, Fence: r.Fence, Busy: r.Busy.json(),
+			Limit: r.limitText(), TTL: printable.Exact(r.TTL), Busy: printable.Timed(r.Busy.String()), InOrder: r.InOrder,
 		}
-		if r.OnArchive != HoldKey {
-			described[i].OnArchive = r.OnArchive.String()
+		if r.Wait > 0 {
+			all[i].Wait = printable.Exact(r.Wait)
 		}
-		if r.Rate != (Rate{}) {
-			described[i].Rate = &fleet.Rate{Starts: r.Rate.Starts, Per: fleet.Duration(r.Rate.Per), Burst: r.Rate.burst()}
+		for _, more := range []struct {
+			of   *[]string
+			is   bool
+			text string
+		}{
+			{&all[i].Shares, r.InOrder, "in order"},
+			{&all[i].Shares, r.OnArchive != HoldKey, "on archive " + r.OnArchive.String()},
+			{&all[i].Shares, r.MaxQueued > 0, fmt.Sprintf("at most %d queued", r.MaxQueued)},
+			{&all[i].Shares, r.Fence, "fenced"},
+			{&all[i].Shares, r.Rate != Rate{}, fmt.Sprintf("rate %d per %s, burst %d", r.Rate.Starts, printable.Exact(r.Rate.Per), r.Rate.burst())},
+			{&all[i].Also, r.Optional, "optional"},
+			{&all[i].Also, r.Cooldown > 0, "cooldown " + printable.Exact(r.Cooldown)},
+			{&all[i].Also, r.MaxHold > 0, "held for at most " + printable.Exact(r.MaxHold)},
+		} {
+			if more.is {
+				*more.of = append(*more.of, more.text)
+			}
 		}
 	}
-	return described
+	return all
 }
 
-// limitJSON is the limit of the rule as a file has it.
-func (c *compiledRule) limitJSON() json.RawMessage {
+func (c *compiledRule) limitText() string {
 	switch {
 	case c.LimitOf != nil:
-		return jsonOf("computed")
+		return "computed"
 	case c.LimitField != nil:
-		of := map[string]any{"field": c.LimitField.Path}
+		var more []string
 		if c.LimitField.Default > 0 {
-			of["default"] = c.LimitField.Default
+			more = append(more, fmt.Sprint("default ", c.LimitField.Default))
 		}
 		if c.LimitField.Most > 0 {
-			of["most"] = c.LimitField.Most
+			more = append(more, fmt.Sprint("most ", c.LimitField.Most))
 		}
-		return jsonOf(of)
+		if len(more) == 0 {
+			return "<" + c.LimitField.Path + ">"
+		}
+		return "<" + c.LimitField.Path + "> (" + strings.Join(more, ", ") + ")"
 	case c.Limit == Unlimited:
-		return jsonOf("unlimited")
+		return "unlimited"
 	}
-	return jsonOf(cmp.Or(c.Limit, defaultLimit))
-}
-
-// json is the policy as a file has it.
-func (p Policy) json() json.RawMessage {
-	if p.kind == policyRetryIn {
-		return jsonOf(map[string]fleet.Duration{"retry_in": fleet.Duration(p.delay)})
-	}
-	return jsonOf(p.String())
-}
-
-func jsonOf(v any) json.RawMessage {
-	text, _ := json.Marshal(v) //nolint:errchkjson // of texts and numbers, so there is no error
-	return text
+	return strconv.Itoa(c.Limit)
 }

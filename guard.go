@@ -8,12 +8,12 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/engine"
-	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
@@ -29,6 +29,7 @@ type Guard struct {
 	engine   *engine.Engine
 	controls *lock.Controls
 	log      *slog.Logger
+	rdb      lock.Client
 	client   io.Closer // the client that NewFromConnOpt made, else nil
 
 	inspector      *asynq.Inspector      // for Park; nil if no rule has that policy
@@ -38,9 +39,8 @@ type Guard struct {
 	frontClient    redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil
 	paused         pausedQueues
 
-	outage  outage           // of Redis
-	warned  sync.Map         // by the topic that warnOnce has logged
-	fleet   *fleet.Announcer // tells which rules this Guard runs; nil: nothing is told
+	outage  outage   // of Redis
+	warned  sync.Map // by the topic that warnOnce has logged
 	served  servedTypes
 	history *history.Writer // of the keys; nil: none is kept
 
@@ -53,10 +53,11 @@ type Guard struct {
 	running        int
 	closed         bool
 	idle           chan struct{}
-	closeDone      atomic.Bool // Close has finished
-	cutShort       atomic.Bool // a wait in line ended with its task's context, and no task has come since
-	middlewareUsed atomic.Bool // Middleware was called
-	configured     atomic.Bool // ServerConfig was called
+	closeDone      atomic.Bool   // Close has finished
+	cutShort       atomic.Bool   // a wait in line ended with its task's context, and no task has come since
+	middlewareUsed atomic.Bool   // Middleware was called
+	announced      chan struct{} // closed when announce, which Middleware starts, has ended
+	configured     atomic.Bool   // ServerConfig was called
 }
 
 // New makes a Guard on rdb: the client that asynq uses, or another one on the same
@@ -83,8 +84,10 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	g := &Guard{
 		cfg:         cfg,
 		rules:       rules,
+		rdb:         rdb,
 		log:         cfg.Logger,
 		idle:        make(chan struct{}),
+		announced:   make(chan struct{}),
 		inspector:   inspector,
 		asynqRedis:  inspected,
 		frontClient: front,
@@ -100,11 +103,10 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	}
 	g.engine, g.controls = engine.New(options), &lock.Controls{}
 	*inside.At(g.controls) = g.engine.Controls()
-	for rule := range rules.all() {
+	for _, rule := range rules.rules {
 		rule.prepareRequest()
 	}
 	g.closing, g.stop = context.WithCancel(context.Background())
-	g.fleet = g.announcer(rdb)
 	if cfg.History > 0 {
 		g.history = history.New(rdb, cfg.Prefix, cfg.Owner, cfg.History, cfg.Logger)
 	}
@@ -179,7 +181,12 @@ func (g *Guard) Close(ctx context.Context) error {
 	}
 	g.engine.Close()
 	g.history.Close(ctx)
-	g.fleet.Close(ctx)
+	if g.middlewareUsed.Load() {
+		select {
+		case <-g.announced:
+		case <-time.After(time.Second):
+		}
+	}
 	g.closeDone.Store(true)
 	if g.client != nil {
 		if closed := g.client.Close(); closed != nil && !errors.Is(closed, redis.ErrClosed) {

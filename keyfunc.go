@@ -12,6 +12,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
 )
 
@@ -316,6 +317,7 @@ const (
 // Redis. It is for programs that enqueue or inspect tasks, and to check a Config. Safe
 // for concurrent use. There is nothing to close.
 type KeyMaker struct {
+	described
 	rules  *ruleSet
 	prefix string
 }
@@ -332,7 +334,7 @@ func NewKeyMaker(cfg Config) (*KeyMaker, error) {
 	for _, notice := range notices {
 		cfg.Logger.Warn(notice)
 	}
-	return &KeyMaker{rules: rules, prefix: cfg.Prefix}, nil
+	return &KeyMaker{described: inside.Make(describe(rules)), rules: rules, prefix: cfg.Prefix}, nil
 }
 
 // Keys returns the Redis keys of the locks that a task needs; see [Guard.Keys].

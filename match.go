@@ -3,7 +3,6 @@ package automutex
 import (
 	"cmp"
 	"context"
-	"iter"
 	"slices"
 	"strings"
 
@@ -17,6 +16,7 @@ import (
 // the order of locking. It is immutable.
 type ruleSet struct {
 	byType   tasktype.Map[*pattern]
+	rules    []*compiledRule                   // in order of declaration
 	declared []*pattern                        // all patterns, in order of their first rule
 	parks    bool                              // some rule has the policy Park
 	secret   string                            // Config.HashKeys
@@ -39,7 +39,7 @@ type target struct {
 }
 
 func newRuleSet(rules []*compiledRule) *ruleSet {
-	rs := &ruleSet{}
+	rs := &ruleSet{rules: rules}
 	for _, rule := range rules {
 		p, known := rs.byType.At(rule.Task)
 		if !known {
@@ -58,19 +58,6 @@ func newRuleSet(rules []*compiledRule) *ruleSet {
 		}
 	}
 	return rs
-}
-
-// all are the rules of all patterns.
-func (rs *ruleSet) all() iter.Seq[*compiledRule] {
-	return func(yield func(*compiledRule) bool) {
-		for _, p := range rs.declared {
-			for _, rule := range p.rules {
-				if !yield(rule) {
-					return
-				}
-			}
-		}
-	}
 }
 
 // find returns the pattern for a task type, or nil.

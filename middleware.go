@@ -38,9 +38,10 @@ import (
 // Middleware is an [asynq.MiddlewareFunc]. Install it first: a middleware that is installed
 // before it runs outside of the locks, and also for tasks whose key is busy.
 func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
-	g.middlewareUsed.Store(true)
 	g.served.askMux(next, g.cfg.Rules) // under mux.Use this is called for each task, and next is no mux
-	g.fleet.Begin()
+	if !g.middlewareUsed.Swap(true) {
+		go g.announce()
+	}
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
 		g.noteType(t.Type())
 		defer g.enterTask(ctx)() // each task keeps a worker busy, with a rule or without

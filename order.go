@@ -312,7 +312,7 @@ func capRedelivery(delay time.Duration, n int, err error, t *asynq.Task) time.Du
 // the Client gives such a task its place, and that rule's OnArchive.
 func (c *Client) Orders(taskTypes ...string) map[string]OnArchive {
 	ordered := map[string]OnArchive{}
-	for rule := range c.rules.all() {
+	for _, rule := range c.rules.rules {
 		taskTypes = append(slices.Clip(taskTypes), rule.Task)
 	}
 	for _, taskType := range taskTypes {
@@ -389,7 +389,7 @@ func (rs *ruleSet) orderedRule(prefix, key string) *compiledRule {
 	text, _ := strings.CutPrefix(key, prefix+":{")
 	scope, _, _ := strings.Cut(strings.TrimSuffix(text, "}"), "|")
 	var found *compiledRule
-	for rule := range rs.all() {
+	for _, rule := range rs.rules {
 		switch {
 		case !rule.InOrder || !keys.RuleHas(rule.Scope, rule.Task, scope):
 		case rule.Scope != "":

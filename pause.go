@@ -85,7 +85,7 @@ func (g *Guard) pauseOf(key string) (*lock.Control, time.Duration) {
 
 // isScope reports whether a rule has a scope of that very name.
 func (rs *ruleSet) isScope(name string) bool {
-	for rule := range rs.all() {
+	for _, rule := range rs.rules {
 		if rule.Scope == name || rule.Scope == "" && rule.Task == name {
 			return true
 		}

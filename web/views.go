@@ -309,7 +309,7 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 }
 
 func newRuleRow(rule fleet.Rule, orders []control.Order) ruleRow {
-	r := ruleRow{Rule: rule, Limit: rule.LimitShown()}
+	r := ruleRow{Rule: rule, Limit: rule.Limit}
 	r.Scope, _ = rule.ScopeText() // if each type has its own, that of the type that the rule names, or "report:" for all of them
 	for _, c := range orders {
 		if control.Bare(c.Target) == r.Scope {

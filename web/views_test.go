@@ -265,16 +265,16 @@ func TestRules_longScope(t *testing.T) {
 // fleetOf writes processes as they write themselves.
 func fleetOf(t testing.TB, rdb redis.UniversalClient, prefix string, n int, change ...func(*fleet.Process, *fleet.Rule)) {
 	t.Helper()
-	now, fields := rdb.Time(t.Context()).Val(), map[string]any{}
+	now, fields := time.Now(), map[string]any{}
 	for i := range n {
-		rules := []fleet.Rule{{Name: "report", Task: "report", On: []string{"tenant"}, Limit: json.RawMessage("1"), TTL: fleet.Duration(30 * time.Second), Busy: json.RawMessage(`"park"`)}}
-		p := fleet.Process{ID: fmt.Sprintf("process-%d", i), Owner: fmt.Sprintf("<worker>-%d:1", i), Started: now, Seen: now, Rules: rules}
+		rules := []fleet.Rule{{Name: "report", Task: "report", On: []string{"tenant"}, Limit: "1", TTL: "30s", Busy: "park"}}
+		p := fleet.Process{Owner: fmt.Sprintf("<worker>-%d:1", i), Seen: now, Rules: rules}
 		for _, f := range change {
 			f(&p, &rules[0])
 		}
 		text, err := json.Marshal(p)
 		redistest.Must(t, err)
-		fields[p.ID] = text
+		fields[p.Owner] = text
 	}
 	redistest.Must(t, rdb.HSet(t.Context(), fleet.Key(prefix), fields).Err())
 }

@@ -267,10 +267,8 @@ func (s *session) act(args []string) {
 		}, "a key is blocked")
 	case "says": // OWNER TASK LIMIT, the types that it has met, "hashed" if it hashes keys
 		rules := inspect.Describe([]automutex.Rule{{Task: args[2], On: []string{"id"}, Limit: number(s.t, args[3])}})
-		self := fleet.Process{Owner: name, Hashed: slices.Contains(args, "hashed"), Rules: rules}
-		worker := fleet.New(rdb, s.prefix, self, func() []string { return args[4:] }, func([]fleet.Difference) {})
-		worker.Begin()
-		s.t.Cleanup(func() { worker.Close(context.Background()) })
+		self := fleet.Process{Owner: name, Hashed: slices.Contains(args, "hashed"), Serves: args[4:], Rules: rules}
+		go fleet.Announce(s.t.Context(), rdb, s.prefix, func() fleet.Process { return self }, func(string) {})
 		redistest.Eventually(s.t, patience, func() bool {
 			f, err := fleet.Read(ctx, rdb, s.prefix)
 			return err == nil && slices.ContainsFunc(f, func(p fleet.Process) bool { return p.Owner == name })

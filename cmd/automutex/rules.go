@@ -86,11 +86,11 @@ is allowed but may surprise is a note. Redis is not needed.`, cobra.ExactArgs(1)
 func (a *app) printRules(rules []automutex.Rule, once []unique.Rule) error {
 	err := printAll(a, inspect.Describe(rules), []string{"RULE", "TASK", "KEY", "LIMIT", "TTL", "WAIT", "BUSY"}, func(r fleet.Rule) [][]string {
 		wait := "-"
-		if r.Wait > 0 && r.BusyShown() != automutex.Park.String() { // where it has no effect
-			wait = r.Wait.String()
+		if r.Wait != "" && r.Busy != automutex.Park.String() { // where it has no effect
+			wait = r.Wait
 		}
-		busy := strings.Join(append([]string{r.BusyShown()}, r.Also()...), "; ")
-		return [][]string{{r.Name, r.Task, r.KeyText(), r.LimitShown(), r.TTL.String(), wait, busy}}
+		busy := strings.Join(slices.Concat([]string{r.Busy}, r.Shares, r.Also), "; ")
+		return [][]string{{r.Name, r.Task, r.KeyText(), r.Limit, r.TTL, wait, busy}}
 	})
 	if err != nil || len(once) == 0 {
 		return err

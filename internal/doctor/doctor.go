@@ -268,7 +268,7 @@ func (d *doctor) fleet(ctx context.Context) error {
 	}
 	differ := fleet.Differences(guards)
 	for _, difference := range differ {
-		d.foundf(Bad, "rules", "%s", printable.OneLine(difference.String()))
+		d.foundf(Bad, "rules", "%s", printable.OneLine(difference))
 	}
 	if len(guards) == 0 && len(d.prefixes) > 0 {
 		d.foundf(Note, "prefix", "no Guard says that it has the prefix %s; there are Guards with %s: give that with --prefix", d.prefix, strings.Join(d.prefixes, ", "))

@@ -1,7 +1,6 @@
 package doctor
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -167,10 +166,8 @@ func TestFleet(t *testing.T) {
 	rdb := s.Client(t)
 	say := func(prefix string, rules ...automutex.Rule) {
 		self := fleet.Process{Owner: "host:1", Rules: inspect.Describe(rules)}
-		a := fleet.New(rdb, prefix, self, func() []string { return nil }, func([]fleet.Difference) {})
-		a.Begin()
-		t.Cleanup(func() { a.Close(context.Background()) })
 		before := rdb.HLen(t.Context(), fleet.Key(prefix)).Val()
+		go fleet.Announce(t.Context(), rdb, prefix, func() fleet.Process { return self }, func(string) {})
 		redistest.Eventually(t, time.Minute, func() bool { return rdb.HLen(t.Context(), fleet.Key(prefix)).Val() > before }, "it says what it runs")
 	}
 	say("shop", automutex.Rule{Task: "sync:eu"}, automutex.Rule{Task: "sync:us"})

@@ -1,7 +1,7 @@
 // Package fleet is how the Guards of a prefix tell operators, and each other, which rules they run.
 // Each writes one field of a hash, without any value of a payload:
 //
-//	<prefix>:{fleet}:guards    random ID of a Guard -> a Process as JSON
+//	<prefix>:{fleet}:guards    ID of a Guard -> a Process as JSON
 //
 // It is one hash because one command reads it: keys with a TTL of their own would have to be searched for among all
 // keys of Redis. A field has no TTL before Redis 7.4, so each has the time at which it was written. Readers ignore one
@@ -13,179 +13,197 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
+	"fmt"
+	"maps"
 	"slices"
-	"sync"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
+	"github.com/automutex/automutex/internal/keys"
+	"github.com/automutex/automutex/internal/printable"
 )
 
 const (
-	firstAfter = time.Second // from Begin to the first write: who lives for a moment writes nothing
-	every      = time.Minute // from write to write
-	keepFor    = 150 * time.Second
-	within     = 3 * time.Second // bounds one write
-	farewell   = time.Second     // bounds Close
+	firstAfter = time.Second // from the beginning to the first write: who lives for a moment writes nothing
+	every      = 20 * time.Second
+	keepFor    = 50 * time.Second
 )
 
 // Process is what one Guard says of itself.
 type Process struct {
-	ID      string    `json:"-"` // random
-	Owner   string    `json:"owner"`
-	Started time.Time `json:"started"`
-	Seen    time.Time `json:"seen"`             // when it wrote last: in Redis by Redis' clock, once read by the reader's
-	Hashed  bool      `json:"hashed,omitempty"` // it has a secret for HashKeys
-	Serves  []string  `json:"serves,omitempty"` // task types that it has a handler for, as far as it knows
-	Rules   []Rule    `json:"rules"`
+	Owner  string    `json:"owner"`
+	Seen   time.Time `json:"seen"`             // when it wrote last, by its own clock
+	Hashed bool      `json:"hashed,omitempty"` // it has a secret for HashKeys
+	Serves []string  `json:"serves,omitempty"` // task types that it has a handler for, as far as it knows
+	Rules  []Rule    `json:"rules"`
 }
 
-// Client is what is needed of a client of Redis.
-type Client interface{ Pipeline() redis.Pipeliner }
+// Rule is what a Guard says of a rule: the keys of a file of package config with their values in words.
+type Rule struct {
+	Name      string   `json:"name"`
+	Task      string   `json:"task"`
+	On        []string `json:"on,omitempty"`
+	OnHeaders []string `json:"on_headers,omitempty"`
+	Computed  bool     `json:"computed,omitempty"` // by a Key of the program
+	Optional  bool     `json:"optional,omitempty"`
+	Scope     string   `json:"scope,omitempty"` // empty: each type has its own
+	Limit     string   `json:"limit"`           // 3, unlimited, <tenant.max> (default 3, most 50) or computed
+	TTL       string   `json:"ttl"`
+	Wait      string   `json:"wait,omitempty"`
+	Busy      string   `json:"busy"` // such as park, or retry in 30s
+	InOrder   bool     `json:"in_order,omitempty"`
+	Shares    []string `json:"shares,omitempty"` // what else all rules of the scope have to say alike, a text each
+	Also      []string `json:"also,omitempty"`   // what else the rule says
+}
 
-// Read returns what the Guards of a prefix say of themselves, in the order in which they began.
-func Read(ctx context.Context, rdb Client, prefix string) ([]Process, error) {
-	processes, _, err := read(ctx, rdb, Key(prefix))
-	return processes, err
+// ScopeText is the scope of the rule as it stands in keys. Where each type has its own, it is
+// what they begin with, and byType is true.
+func (r Rule) ScopeText() (scope string, byType bool) { return keys.RuleScope(r.Scope, r.Task) }
+
+// Has reports whether the rule makes keys with that scope, as it stands in keys.
+func (r Rule) Has(scope string) bool { return keys.RuleHas(r.Scope, r.Task, scope) }
+
+// IsFor reports whether a control's scope is for keys of the rule: it is a scope of the rule, or the
+// beginning of one.
+func (r Rule) IsFor(scope string) bool { return keys.ControlsRule(r.Scope, r.Task, scope) }
+
+// KeyText shows how the keys of the rule are made, as in report|<tenant>.
+func (r Rule) KeyText() string {
+	parts := []string{cmp.Or(r.Scope, "<type>")}
+	for _, path := range r.On {
+		parts = append(parts, "<"+path+">")
+	}
+	for _, name := range r.OnHeaders {
+		parts = append(parts, "<header "+name+">")
+	}
+	if r.Computed {
+		parts = append(parts, "<computed>")
+	}
+	return strings.Join(parts, "|")
 }
 
 // Key is the key of the hash.
 func Key(prefix string) string { return prefix + ":{fleet}:guards" }
 
+// Client is what is needed of a client of Redis.
+type Client interface{ Pipeline() redis.Pipeliner }
+
+// Read returns what the Guards of a prefix say of themselves, in the order of their IDs, which begin with their owners.
+func Read(ctx context.Context, rdb Client, prefix string) ([]Process, error) {
+	processes, _, err := read(ctx, rdb, Key(prefix))
+	return processes, err
+}
+
 // read also returns the fields that do not count any more.
 func read(ctx context.Context, rdb Client, key string) (processes []Process, old []string, err error) {
 	pipe := rdb.Pipeline()
-	now, fields := pipe.Time(ctx), pipe.HGetAll(ctx, key)
+	fields := pipe.HGetAll(ctx, key)
 	if _, err := pipe.Exec(ctx); err != nil {
 		return nil, nil, err
 	}
-	for id, text := range fields.Val() {
-		p := Process{ID: id}
-		wrong := json.Unmarshal([]byte(text), &p)
-		age := now.Val().Sub(p.Seen)
-		if wrong != nil || age > keepFor {
+	for _, id := range slices.Sorted(maps.Keys(fields.Val())) {
+		var p Process
+		if json.Unmarshal([]byte(fields.Val()[id]), &p) != nil || time.Since(p.Seen) > keepFor {
 			old = append(old, id)
-			continue
+		} else {
+			processes = append(processes, p)
 		}
-		p.Seen = time.Now().Add(-age)
-		processes = append(processes, p)
 	}
-	slices.SortFunc(processes, func(a, b Process) int {
-		return cmp.Or(a.Started.Compare(b.Started), cmp.Compare(a.Owner, b.Owner), cmp.Compare(a.ID, b.ID))
-	})
 	return processes, old, nil
 }
 
-// Announcer writes what a Guard says of itself, from Begin to Close. Nothing depends on it: a write that fails is
-// forgotten. Safe for concurrent use; a nil one does nothing.
-type Announcer struct {
-	rdb        Client
-	key        string
-	self       Process
-	serves     func() []string
-	differ     func([]Difference)
-	firstAfter time.Duration
-	begun      sync.Once // by Begin; or by Close, so that a Begin after it starts nothing
-	ctx        context.Context
-	stop       context.CancelFunc
-	done       chan struct{} // closed when the goroutine has ended, or never begins
+// Rules returns the rules of processes, each name once: where two differ, that of the first process.
+func Rules(processes []Process) (rules []Rule) {
+	known := map[string]bool{}
+	for _, p := range processes {
+		for _, r := range p.Rules {
+			if !known[r.Name] {
+				known[r.Name] = true
+				rules = append(rules, r)
+			}
+		}
+	}
+	return rules
 }
 
-// New makes an Announcer for self, whose ID and times it fills in. The goroutine of Begin asks serves before each
-// write. After its first one it calls differ if what another Guard says differs. New does no I/O.
-func New(rdb Client, prefix string, self Process, serves func() []string, differ func([]Difference)) *Announcer {
-	self.ID, self.Started = rand.Text()[:16], time.Now().UTC().Truncate(time.Second)
-	a := &Announcer{rdb: rdb, key: Key(prefix), self: self, serves: serves, differ: differ, firstAfter: firstAfter, done: make(chan struct{})}
-	a.ctx, a.stop = context.WithCancel(context.Background())
-	return a
+// Differences says where two Guards do not agree, once for each scope. Rules of one scope are to have one limit,
+// one TTL and the same Shares, and rules of one name to be equal.
+func Differences(processes []Process) (all []string) {
+	type said struct{ text, by string }
+	first, told := map[string]said{}, map[string]bool{}
+	for _, p := range processes {
+		for _, r := range p.Rules {
+			scope, _ := r.ScopeText()
+			shares := append([]string{"limit " + r.Limit, "lease " + r.TTL}, r.Shares...)
+			if p.Hashed {
+				shares = append(shares, "keys hashed")
+			}
+			shared := strings.Join(shares, ", ")
+			whole := strings.Join(append([]string{r.KeyText(), r.Busy, shared}, r.Also...), ", ")
+			for _, says := range [][2]string{{"scope " + scope, shared}, {"rule " + r.Name, whole}} {
+				subject, text := says[0], says[1]
+				before, known := first[subject]
+				if !known {
+					first[subject] = said{text, p.Owner}
+				} else if before.text != text && !told[scope] {
+					told[scope] = true
+					all = append(all, fmt.Sprintf("%s differs: %s in %s, and %s in %s; deploy one version everywhere, or give them different scopes",
+						printable.Short(subject), before.text, before.by, text, p.Owner))
+				}
+			}
+		}
+	}
+	return all
 }
 
-// Begin starts the goroutine that writes. Further calls do nothing. Close ends the goroutine: it ends ctx, for which
-// run waits wherever it waits for time.
-func (a *Announcer) Begin() {
-	if a != nil {
-		a.begun.Do(func() { go a.run() })
+// Announce writes what a Guard says of itself until ctx ends, and asks self for it each time; then it removes it, within a second.
+// After the first write it calls warn, once, if another Guard differs. Nothing depends on it: a write that fails is forgotten.
+func Announce(ctx context.Context, rdb Client, prefix string, self func() Process, warn func(string)) {
+	key, id, said := Key(prefix), self().Owner+" "+rand.Text(), false
+	for next := firstAfter; ; next = every {
+		select {
+		case <-time.After(next):
+		case <-ctx.Done():
+			if said {
+				withdraw(context.WithoutCancel(ctx), rdb, key, id)
+			}
+			return
+		}
+		p := self()
+		p.Seen = time.Now().UTC()
+		text, _ := json.Marshal(p) //nolint:errchkjson // it has texts and times alone
+		pipe := rdb.Pipeline()
+		pipe.HSet(ctx, key, id, text)
+		pipe.PExpire(ctx, key, keepFor)
+		if _, err := pipe.Exec(ctx); err == nil && !said {
+			said = true
+			hear(ctx, rdb, key, p, warn)
+		}
 	}
 }
 
-func (a *Announcer) run() {
-	defer close(a.done)
-	said := false
-	for next := a.firstAfter; ; next = every {
-		select {
-		case <-time.After(next):
-			if wrote := a.write() == nil; wrote && !said {
-				said = true
-				a.hear()
-			}
-		case <-a.ctx.Done():
-			if said {
-				a.forget(context.Background(), a.self.ID)
-			}
+// hear looks at what others say, and removes what does not count any more. The Guard has written before: so of two
+// that begin together, one at least sees the other.
+func hear(ctx context.Context, rdb Client, key string, self Process, warn func(string)) {
+	processes, old, _ := read(ctx, rdb, key)
+	if len(old) > 0 {
+		withdraw(ctx, rdb, key, old...)
+	}
+	for _, other := range processes {
+		if differ := Differences([]Process{self, other}); len(differ) > 0 {
+			warn(differ[0])
 			return
 		}
 	}
 }
 
-// write writes the field, with Redis' time, so that the clocks of Guards do not matter.
-func (a *Announcer) write() error {
-	ctx, cancel := context.WithTimeout(a.ctx, within)
+// withdraw removes fields. One that stays does not count for longer than keepFor.
+func withdraw(ctx context.Context, rdb Client, key string, ids ...string) {
+	bound, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	pipe := a.rdb.Pipeline()
-	now := pipe.Time(ctx)
-	if _, err := pipe.Exec(ctx); err != nil {
-		return err
-	}
-	self := a.self
-	self.Seen, self.Serves = now.Val().UTC(), a.serves()
-	text, err := json.Marshal(self)
-	if err != nil {
-		return err // it has texts, times and numbers alone
-	}
-	pipe.HSet(ctx, a.key, self.ID, text)
-	pipe.PExpire(ctx, a.key, keepFor)
-	_, err = pipe.Exec(ctx)
-	return err
-}
-
-// hear looks once at what others say. This Guard has written before: so of two that begin together, one at least sees
-// the other.
-func (a *Announcer) hear() {
-	ctx, cancel := context.WithTimeout(a.ctx, within)
-	defer cancel()
-	processes, old, err := read(ctx, a.rdb, a.key)
-	if err != nil {
-		return
-	}
-	if len(old) > 0 {
-		a.forget(ctx, old...)
-	}
-	others := slices.DeleteFunc(processes, func(p Process) bool { return p.ID == a.self.ID })
-	found := Differences(append([]Process{a.self}, others...))
-	if found = slices.DeleteFunc(found, func(d Difference) bool { return d.One.ID != a.self.ID }); len(found) > 0 {
-		a.differ(found)
-	}
-}
-
-// forget removes fields. What it cannot remove counts for keepFor.
-func (a *Announcer) forget(ctx context.Context, ids ...string) {
-	ctx, cancel := context.WithTimeout(ctx, within)
-	defer cancel()
-	pipe := a.rdb.Pipeline()
-	pipe.HDel(ctx, a.key, ids...)
-	_, _ = pipe.Exec(ctx)
-}
-
-// Close has the goroutine remove the field and end. It waits for that for a second at most, or until ctx ends: a client
-// that hangs then ends the goroutine by its own timeouts. Further calls wait again.
-func (a *Announcer) Close(ctx context.Context) {
-	if a == nil {
-		return
-	}
-	a.begun.Do(func() { close(a.done) })
-	a.stop()
-	select {
-	case <-a.done:
-	case <-ctx.Done():
-	case <-time.After(farewell):
-	}
+	pipe := rdb.Pipeline()
+	pipe.HDel(bound, key, ids...)
+	_, _ = pipe.Exec(bound)
 }

@@ -5,10 +5,10 @@ package inspect
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
+	"log/slog"
 	"math"
 	"path"
 	"slices"
@@ -21,6 +21,7 @@ import (
 	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/nearest"
 	"github.com/automutex/automutex/internal/printable"
@@ -265,16 +266,13 @@ func Matches(pattern, text string) bool {
 	return strings.Contains(text, pattern) || fits && err == nil
 }
 
-// Describe returns rules as data, named as automutex.New names them.
+// Describe returns rules in words, named as automutex.New names them; none if New refuses them.
 func Describe(rules []automutex.Rule) []fleet.Rule {
-	var file struct {
-		Rules []fleet.Rule `json:"rules"`
+	maker, err := automutex.NewKeyMaker(automutex.Config{Rules: rules, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil
 	}
-	text, err := json.Marshal(automutex.Config{Rules: rules})
-	if err := errors.Join(err, json.Unmarshal(text, &file)); err != nil {
-		panic(err) // both have the same form
-	}
-	return file.Rules
+	return *inside.At(maker)
 }
 
 // ByTask finds the indexes of the rules that apply to a task type.
@@ -292,8 +290,9 @@ func ByTask(rules []automutex.Rule) *tasktype.Map[[]int] {
 func FromFleet(described []fleet.Rule) []automutex.Rule {
 	rules := make([]automutex.Rule, len(described))
 	for i, d := range described {
-		rules[i] = automutex.Rule{Name: d.Name, Task: d.Task, Scope: d.Scope, On: d.On, OnHeaders: d.OnHeaders, Optional: d.Optional, Wait: time.Duration(d.Wait), Busy: automutex.Retry}
-		if d.BusyShown() == automutex.Park.String() {
+		wait, _ := time.ParseDuration(d.Wait)
+		rules[i] = automutex.Rule{Name: d.Name, Task: d.Task, Scope: d.Scope, On: d.On, OnHeaders: d.OnHeaders, Optional: d.Optional, Wait: wait, Busy: automutex.Retry}
+		if d.Busy == automutex.Park.String() {
 			rules[i].Busy = automutex.Park
 		}
 		if d.Computed {

@@ -1,9 +1,7 @@
 package inspect
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -15,7 +13,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/config"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
@@ -89,31 +86,32 @@ func TestFromFleet(t *testing.T) {
 	}
 }
 
-// What a Guard says of its rules is what a file says: package config reads the same rules in it.
-func TestDescribe_isAFile(t *testing.T) {
+// What a Guard says of its rules, in words.
+func TestDescribe(t *testing.T) {
 	t.Parallel()
-	rules := []automutex.Rule{
-		{Task: "a:", Scope: "s", On: []string{"x.y"}, OnHeaders: []string{"h"}, Optional: true, Limit: 1_000_000, TTL: 90 * time.Second, Wait: time.Second, MaxHold: time.Hour, Cooldown: time.Minute, Busy: automutex.RetryIn(90 * time.Second)},
-		{Task: "b", Limit: automutex.Unlimited, Rate: automutex.Rate{Starts: 100, Per: time.Minute}, Busy: automutex.Skip},
-		{Task: "c", InOrder: true, OnArchive: automutex.Continue, MaxQueued: 8}, {Task: "d", LimitField: &automutex.LimitField{Path: "tenant.max", Default: 3, Most: 50}, Fence: false},
-		{Task: "e", LimitField: &automutex.LimitField{Path: "tenant.max", Default: 0, Most: 0}, Busy: automutex.Allow}, {Task: "f", Fence: true},
+	limitOf := func(context.Context, *asynq.Task) (int, error) { return 1, nil }
+	for want, rule := range map[string]automutex.Rule{
+		"a: s|<x.y>|<header h> 1000000 1m30s 1s retry in 1m30s optional, cooldown 1m, held for at most 1h": {
+			Task: "a:", Scope: "s", On: []string{"x.y"}, OnHeaders: []string{"h"}, Optional: true, Limit: 1_000_000, TTL: 90 * time.Second, Wait: time.Second,
+			MaxHold: time.Hour, Cooldown: time.Minute, Busy: automutex.RetryIn(90 * time.Second),
+		},
+		"b <type> unlimited 30s  skip rate 100 per 1m, burst 1":                {Task: "b", Limit: automutex.Unlimited, Rate: automutex.Rate{Starts: 100, Per: time.Minute}, Busy: automutex.Skip},
+		"c <type> 1 30s  park in order, on archive continue, at most 8 queued": {Task: "c", InOrder: true, OnArchive: automutex.Continue, MaxQueued: 8},
+		"d <type> <tenant.max> (default 3, most 50) 30s  allow ":               {Task: "d", LimitField: &automutex.LimitField{Path: "tenant.max", Default: 3, Most: 50}, Busy: automutex.Allow},
+		"e <type> <max> 30s  replace ":                                         {Task: "e", LimitField: &automutex.LimitField{Path: "max", Default: 0, Most: 0}, Busy: automutex.Replace},
+		"f <type> 1 30s  archive fenced":                                       {Task: "f", Fence: true, Busy: automutex.Archive},
+		"g <type>|<computed> computed 30s  park ":                              {Task: "g", Key: func(context.Context, *asynq.Task) ([]string, error) { return nil, nil }, LimitOf: limitOf},
+	} {
+		d := Describe([]automutex.Rule{rule})
+		if len(d) != 1 {
+			t.Fatalf("%s: %v", want, d)
+		}
+		if got := fmt.Sprint(d[0].Name, " ", d[0].KeyText(), " ", d[0].Limit, " ", d[0].TTL, " ", d[0].Wait, " ", d[0].Busy, " ", strings.Join(slices.Concat(d[0].Shares, d[0].Also), ", ")); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
 	}
-	text, err := json.Marshal(automutex.Config{Rules: rules, Prefix: "p", HashKeys: "a secret of many bytes"})
-	if err != nil || bytes.Contains(text, []byte("secret")) {
-		t.Fatalf("%s, %v", text, err)
-	}
-	cfg, _, err := config.Parse(text)
-	if err != nil || cfg.Prefix != "p" {
-		t.Fatalf("%v in %s", err, text)
-	}
-	if got, want := fmt.Sprintf("%+q", Describe(cfg.Rules)), fmt.Sprintf("%+q", Describe(rules)); got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
-	}
-	functions := Describe([]automutex.Rule{{
-		Task: "g", Key: func(context.Context, *asynq.Task) ([]string, error) { return nil, nil }, LimitOf: func(context.Context, *asynq.Task) (int, error) { return 1, nil },
-	}})
-	if got := functions[0].String(); got != "<type>|<computed>, park, limit computed, lease 30s" {
-		t.Errorf("got %s", got)
+	if all := Describe([]automutex.Rule{{Task: "a", Scope: "x"}, {Task: "b"}, {Task: "a", Scope: "y"}}); len(all) != 3 || all[1].Name != "b" || all[2].Name != "a#2" {
+		t.Errorf("names and their order: %+v", all)
 	}
 }
 
@@ -153,15 +151,15 @@ func TestTarget(t *testing.T) {
 		{[]fleet.Rule{rule("a|b", "id")}, "a|b", "p:{a%7Cb}"},
 		{[]fleet.Rule{rule("a", "id")}, "a|b", "p:{a|b}"},
 		{[]fleet.Rule{rule("a", "id"), rule("a|b", "id")}, "a|b", "p:{a%7Cb}"},
-		{[]fleet.Rule{rule("a", "id")}, "a|b|7", "No task has the key a|b|7: it has 2 values, and the keys of rule a have 1; nor is there such a lock now"},
+		{[]fleet.Rule{rule("a", "id")}, "a|b|7", "No task has the key a|b|7: it has 2 values, and the keys of rule a have 1. There is no such lock now either"},
 		{[]fleet.Rule{rule("a", "id")}, "a|~" + strings.Repeat("0", 64), "p:{a|~" + strings.Repeat("0", 64) + "}"},
 		{[]fleet.Rule{rule("svc:/items:q=a%20b")}, "svc:/items:q=a%20b", "p:{svc:/items:q=a%2520b}"},
 		{[]fleet.Rule{rule("a%20b:c")}, "a%20b:", "p:{a%2520b:}"},
 		{[]fleet.Rule{raw}, "un ruled", "p:{un%20ruled}"}, {[]fleet.Rule{raw}, "un ruled|x y", "p:{un%20ruled|x%20y}"},
 		{[]fleet.Rule{raw}, "un ruled|x%20y", "No rule has the scope of un%20ruled|x%2520y"},
-		{[]fleet.Rule{raw}, "ruled", "No rule has the scope of ruled (scopes: a%2520b); nor is there such a lock now; --force does it all the same"},
+		{[]fleet.Rule{raw}, "ruled", "No rule has the scope of ruled (scopes: a%2520b). There is no such lock now either; --force does it all the same"},
 		{[]fleet.Rule{rule("mail:", "id")}, "mail:send", "p:{mail:send}"},
-		{[]fleet.Rule{rule("report:"), rule("mail"), rule("mail", "id")}, "mali|7", "No rule has the scope of mali|7 (scopes: mail, report:); nor is"},
+		{[]fleet.Rule{rule("report:"), rule("mail"), rule("mail", "id")}, "mali|7", "No rule has the scope of mali|7: did you mean mail|7? There is"},
 	} {
 		target, err := Target(t.Context(), *inside.At(locker), c.rules, false, "p", c.typed, false)
 		if err != nil && c.want != "" && strings.Contains(err.Error(), c.want) {
