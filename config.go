@@ -173,11 +173,11 @@ var senseless = []struct {
 	why    string
 }{
 	{policyPark, "Wait", func(c *compiledRule) bool { return c.Wait > 0 }, "has no effect under the policy park, which is also that of a rule without Busy: " +
-		"a task waits in its worker while another worker is free, and then parks; set Busy to automutex.Retry if tasks are to wait for this time, or leave Wait out"},
+		"a task waits in its worker while another worker is free, and then parks; choose the policy retry if tasks are to wait for this time, or leave Wait out"},
 	{policyAllow, "Cooldown", func(c *compiledRule) bool { return c.Cooldown > 0 }, "prevents no run under the policy allow: " +
-		"a task that comes within that time runs without the lock; use automutex.Skip to drop it, or leave Cooldown out"},
+		"a task that comes within that time runs without the lock; the policy skip drops it; choose that, or leave Cooldown out"},
 	{policyAllow, "Rate", func(c *compiledRule) bool { return c.Rate != (Rate{}) }, "bounds nothing under the policy allow: " +
-		"a task that comes too early runs without the lock; use automutex.Park to have it come in time, or leave Rate out"},
+		"a task that comes too early runs without the lock; under the policy park it comes in time; choose that, or leave Rate out"},
 	{policyAllow, "Fence", func(c *compiledRule) bool { return c.Fence }, "protects nothing under the policy allow: " +
 		"a task that runs without the lock has no fence; give the rule another policy, or leave Fence out"},
 }

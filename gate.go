@@ -56,7 +56,7 @@ func (r Rate) check() error {
 	case r.Burst < 0:
 		return fmt.Errorf("a Burst of %d is negative; use 0 for 1, which means that no two start at once", r.Burst)
 	case r.Starts == 0 || r.Per == 0:
-		return fmt.Errorf("it needs both Starts and Per, such as Rate{Starts: 100, Per: time.Minute}%s", printable.MeantUnit(r.Per))
+		return fmt.Errorf("it needs both Starts and Per, such as 100 per minute%s", printable.MeantUnit(r.Per))
 	}
 	_, _, err := engine.Rate(r.Starts, r.Per, r.Burst)
 	return err

@@ -129,7 +129,7 @@ func TestCompile_refuses(t *testing.T) {
 		{"max hold", one(Rule{MaxHold: -1}), []string{`MaxHold: -1ns is too short; `}},
 		{"cooldown", one(Rule{Cooldown: -1}), []string{`Cooldown: -1ns is too short; `}},
 		{"negative starts", one(Rule{Limit: 1, Rate: Rate{Starts: -1, Per: time.Second}}), []string{`Rate: a rate of -1 starts`}},
-		{"a bare number as period", one(Rule{Limit: 1, Rate: Rate{Per: 60}}), []string{`Rate: it needs both Starts and Per, such as Rate{Starts: 100, Per: time.Minute}; did you mean 60s? `}},
+		{"a bare number as period", one(Rule{Limit: 1, Rate: Rate{Per: 60}}), []string{`Rate: it needs both Starts and Per, such as 100 per minute; did you mean 60s? `}},
 		{"starts in a bare number", one(Rule{Limit: 1, Rate: Rate{Starts: 100, Per: 60}}), []string{`Rate: a rate of 100 starts per 60ns: at most one a microsecond; did you mean 60s? `}},
 		{"too fast", one(Rule{Limit: 1, Rate: Rate{Starts: 2, Per: time.Microsecond}}), []string{`Rate: a rate of 2 starts per 1µs: at most one a microsecond`}},
 		{"too slow", one(Rule{Limit: 1, Rate: Rate{Starts: 1, Per: 366 * 24 * time.Hour}}), []string{`Rate: a rate per 8784h0m0s: at most 8760h`}},

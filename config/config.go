@@ -35,56 +35,46 @@ unique rules. Durations are written as in Go ("30s", "1h30m"). Other forms:
 	until: start         # or done, or {for: 10m}
 	duplicate: join      # or reject, replace, {postpone: 5s}
 
-hash_keys, next to prefix, is a secret that keeps payload values out of keys. It sets
-HashKeys of [automutex.Config] and of [unique.Config]. If the file must not contain a
-secret, leave hash_keys out and set both in the program. history, next to prefix too, is
-History of [automutex.Config].
+Next to prefix, hash_keys and history are HashKeys of both Configs and History of [automutex.Config]. The
+program sets the rest on what [Load] returns: code (Key, Decode, ...), what belongs to the process (Owner,
+Logger, ...), and a secret that must not be in a file.
 
-The program sets the rest on what [Load] returns, for [automutex.New] in workers and [unique.New] in
-producers: code (Key, Payload, AfterFailure, Decode, LimitOf) and what belongs to the process (Owner,
-Logger, Observe, ...).
-
-JSON is YAML too, but for a character that is written as two \\u escapes. The file has one document. Variables
-are not expanded. Anchors, aliases, merge keys and tags are refused: use defaults for values that several rules
-share. Unknown keys, repeated keys and keys without a value are mistakes.
+JSON is YAML too, but for a character that is written as two \u escapes. Variables are not expanded. Anchors,
+aliases, merge keys and tags are refused, and so are unknown keys, repeated keys and keys without a value.
 */
 package config
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
+	"maps"
 	"os"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 	"go.yaml.in/yaml/v4"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/nearest"
 	"github.com/automutex/automutex/unique"
 )
-
-// maxSize is the size of the largest file that is read, in bytes: far above any list of rules that people keep, and far below what
-// would hurt.
-const maxSize = 4 << 20
 
 // Load reads the file at path. The first result has the rules, the second the unique rules;
 // both have the file's prefix and hash_keys. The error joins an [*Error] for each mistake, in
 // the order of the file, also for what [automutex.New] and [unique.New] would refuse; or it says
 // why the file could not be read. With an error both results are zero values.
 func Load(path string) (automutex.Config, unique.Config, error) {
-	f, err := os.Open(path) //nolint:gosec // the file is the caller's to name
+	data, err := os.ReadFile(path) //nolint:gosec // the file is the caller's to name
 	if err != nil {
-		return automutex.Config{}, unique.Config{}, fmt.Errorf("config: %w", err)
-	}
-	data, err := io.ReadAll(io.LimitReader(f, maxSize+1))
-	if err := errors.Join(err, f.Close()); err != nil {
 		return automutex.Config{}, unique.Config{}, fmt.Errorf("config: %w", err)
 	}
 	return parse(path, data)
@@ -121,9 +111,6 @@ func (r *reader) reportf(line, column int, format string, args ...any) {
 
 // parse reads the YAML, then the values, and then asks automutex.New and unique.New, which do not see rules with mistakes.
 func parse(name string, data []byte) (automutex.Config, unique.Config, error) {
-	if len(data) > maxSize {
-		return automutex.Config{}, unique.Config{}, fmt.Errorf("config: there are more than %d MiB: that is no list of rules", maxSize>>20)
-	}
 	r := &reader{file: name, trails: map[[2]int]string{}}
 	var document yaml.Node
 	if err := yaml.Load(data, &document); err != nil {
@@ -176,67 +163,53 @@ func (r *reader) walk(n *yaml.Node, trail string) {
 	}
 }
 
-// load reads a value of the file, and reports whether it has no mistake.
-func (r *reader) load(n *yaml.Node, trail string, into any) bool {
-	before := len(r.mistakes)
-	r.walk(n, trail)
-	err := n.Load(into, yaml.WithKnownFields(), yaml.WithUniqueKeys())
-	var all *yaml.LoadErrors
-	var one *yaml.LoadError
-	if !errors.As(err, &all) && errors.As(err, &one) {
-		all = &yaml.LoadErrors{Errors: []*yaml.LoadError{one}}
-	}
-	if err != nil {
-		for _, e := range all.Errors {
-			at := [2]int{e.Mark.Line, e.Mark.Column}
-			r.reportf(at[0], at[1], "%s%s", r.trails[at], explain(e.Message))
-		}
-	}
-	return len(r.mistakes) == before
-}
-
 // read reads the values of a file, and reports what automutex.New and unique.New would refuse at the value that is wrong.
 func (r *reader) read(root *yaml.Node) (automutex.Config, unique.Config) {
+	r.walk(root, "")
+	preset, list := get(root, "defaults"), get(root, "rules")
+	if preset != nil && list != nil {
+		for _, rule := range list.Content {
+			inherit(rule, preset)
+		}
+	}
 	var f file
-	r.load(root, "", &f)
-	preset, fit := rule{}, true
-	if n := get(root, "defaults"); n != nil {
-		fit = r.load(n, "defaults: ", &preset.defaults)
+	all := &yaml.LoadErrors{}
+	if err := root.Load(&f, yaml.WithKnownFields()); err != nil && !errors.As(err, &all) {
+		r.reportf(root.Line, root.Column, "%v", err)
+	}
+	for _, e := range all.Errors {
+		r.reportf(e.Mark.Line, e.Mark.Column, "%s%s", r.trails[[2]int{e.Mark.Line, e.Mark.Column}], explain(e.Message))
 	}
 	cfg := automutex.Config{Prefix: f.Prefix, HashKeys: f.HashKeys, History: f.History, Logger: slog.New(slog.DiscardHandler)}
 	once := unique.Config{Prefix: f.Prefix, HashKeys: f.HashKeys}
-	var rules, onceRules []*yaml.Node
-	for i := range f.Rules {
-		if one := preset; r.load(&f.Rules[i], "", &one) && fit {
-			cfg.Rules, rules = append(cfg.Rules, one.rule()), append(rules, &f.Rules[i])
-		}
+	rules, onceRules := make([]*yaml.Node, len(f.Rules)), make([]*yaml.Node, len(f.Unique))
+	for i, e := range f.Rules {
+		cfg.Rules, rules[i] = append(cfg.Rules, e.of.rule()), e.node
 	}
-	for i := range f.Unique {
-		if one := (uniqueRule{}); r.load(&f.Unique[i], "", &one) {
-			once.Rules, onceRules = append(once.Rules, one.rule()), append(onceRules, &f.Unique[i])
-		}
+	for i, e := range f.Unique {
+		once.Rules, onceRules[i] = append(once.Rules, e.of.rule()), e.node
 	}
 	switch n := get(root, "hash_keys"); {
-	case len(r.mistakes) == 0 && get(root, "rules") == nil && get(root, "unique") == nil:
+	case len(r.mistakes) == 0 && list == nil && get(root, "unique") == nil:
 		r.reportf(root.Line, root.Column, "there are no rules; list them under rules: or unique:")
 	case n != nil && n.Kind == yaml.ScalarNode && f.HashKeys == "": // as of a template that was filled with nothing
 		r.reportf(n.Line, n.Column, "hash_keys: the secret is empty; give one, such as openssl rand -hex 32 makes, or leave hash_keys out")
 	}
 
 	_, err := automutex.NewKeyMaker(cfg)
-	r.refused(err, "rule", root, get(root, "defaults"), rules)
+	r.refused(err, "rule", root, rules)
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:0"}) // never used: unique.New does no I/O
 	_, err = unique.New(asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb), rdb, once)
-	r.refused(errors.Join(err, rdb.Close()), "unique rule", root, nil, onceRules)
+	r.refused(errors.Join(err, rdb.Close()), "unique rule", root, onceRules)
 	cfg.Logger = nil
 	return cfg, once
 }
 
 // refused reports the errors of one New at the values that they are about.
-func (r *reader) refused(err error, what string, root, preset *yaml.Node, rules []*yaml.Node) {
+func (r *reader) refused(err error, what string, root *yaml.Node, rules []*yaml.Node) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok { // a join, not what an error wraps
 		for _, err := range joined.Unwrap() {
-			r.refused(err, what, root, preset, rules)
+			r.refused(err, what, root, rules)
 		}
 		return
 	}
@@ -246,42 +219,336 @@ func (r *reader) refused(err error, what string, root, preset *yaml.Node, rules 
 	field := &automutex.FieldError{Rule: -1, Err: err}
 	errors.As(err, &field)
 	key := strings.TrimSuffix(keyOf(field.Field), "_field") // limit stands for LimitField, too
-	at, where := cmp.Or(get(root, key), root), ""
+	at, where := cmp.Or(get(root, key), root), key+": "
 	if field.Rule >= 0 {
 		rule := rules[field.Rule]
-		own, inherited := get(rule, key), get(preset, key)
-		at, where = cmp.Or(own, inherited, rule), what+" "+strconv.Quote(field.RuleName)+": "
-		if own == nil && inherited != nil {
-			where = "defaults: "
+		at, where = cmp.Or(get(rule, key), rule), fmt.Sprintf("%s %q: %s: ", what, field.RuleName, key)
+		if trail := r.trails[[2]int{at.Line, at.Column}]; strings.HasPrefix(trail, "defaults: ") {
+			where = trail
 		}
 		if field.Element >= 0 {
 			at = at.Content[field.Element]
 		}
 	}
-	r.reportf(at.Line, at.Column, "%s%s: %s", where, key, linesFor(rules, field.Err.Error()))
+	r.reportf(at.Line, at.Column, "%s%s", where, inFile(field.Err.Error(), rules))
 }
 
-// otherRule finds the rules that an error names beside its own.
-var otherRule = regexp.MustCompile(`Rules\[\d+\]`)
+// goName finds what an error calls by its name in Go: another rule, a field or a value. Texts in quotes are the user's.
+var goName = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|Rules\[\d+\]|\b(?:automutex\.|unique\.)?(?:Name|Task|On|OnHeaders|Optional|Scope|Limit|TTL|Wait|MaxHold|Cooldown|Rate|` +
+	`Starts|Per|Burst|InOrder|OnArchive|MaxQueued|Fence|Busy|Queue|Until|Duplicate|MaxPostpone|KeepArchived|Unlimited|Retry|RetryIn|For|Postpone|Reject|Join)\b`)
 
-// linesFor names other rules by their lines in the file.
-func linesFor(rules []*yaml.Node, message string) string {
-	return otherRule.ReplaceAllStringFunc(message, func(s string) string {
-		if i, err := strconv.Atoi(strings.Trim(s, "Rules[]")); err == nil && i < len(rules) {
-			return "line " + strconv.Itoa(rules[i].Line)
+// inFile says in the words of a file what New says in those of Go. It names other rules by their lines.
+func inFile(text string, rules []*yaml.Node) string {
+	return goName.ReplaceAllStringFunc(text, func(s string) string {
+		i, err := strconv.Atoi(strings.Trim(s, "Rules[]"))
+		switch {
+		case s[0] == '"':
+			return s
+		case err == nil && i < len(rules): // else a user's text without quotes
+			return fmt.Sprint("line ", rules[i].Line)
 		}
-		return s // a text of the user's that looks like it
+		return keyOf(s[strings.IndexByte(s, '.')+1:])
 	})
+}
+
+// inherit gives a rule the keys of defaults that it does not have.
+func inherit(rule, preset *yaml.Node) {
+	for i := 1; i < len(preset.Content) && preset.Kind == yaml.MappingNode && rule.Kind == yaml.MappingNode; i += 2 {
+		if get(rule, preset.Content[i-1].Value) == nil {
+			rule.Content = append(rule.Content, preset.Content[i-1], preset.Content[i])
+		}
+	}
 }
 
 // get returns the value of a key; nil: there is none.
 func get(n *yaml.Node, key string) *yaml.Node {
-	if n != nil && n.Kind == yaml.MappingNode {
-		for pair := range slices.Chunk(n.Content, 2) {
-			if pair[0].Value == key {
-				return pair[1]
-			}
+	for i := 1; i < len(n.Content) && n.Kind == yaml.MappingNode; i += 2 {
+		if n.Content[i-1].Value == key {
+			return n.Content[i]
 		}
 	}
 	return nil
+}
+
+// file is a configuration. Each tag says what the key is about, for who edits a file with the schema.
+type file struct {
+	Prefix   string              `yaml:"prefix" about:"Begins every key in Redis; automutex where it is left out."`
+	HashKeys string              `yaml:"hash_keys" about:"A secret that keeps payload values out of keys; at least 16 bytes."`
+	History  int                 `yaml:"history" about:"How many of the last runs of each key are kept for its page; none where it is left out."`
+	Defaults defaults            `yaml:"defaults" about:"Keys of every rule in rules that does not have them itself."`
+	Rules    []entry[rule]       `yaml:"rules" about:"What workers guard."`
+	Unique   []entry[uniqueRule] `yaml:"unique" about:"What producers enqueue once."`
+}
+
+// entry is an element of a list, and where it is. Package yaml leaves out those with mistakes.
+type entry[T any] struct {
+	of   T
+	node *yaml.Node
+}
+
+// UnmarshalYAML keeps the node.
+func (e *entry[T]) UnmarshalYAML(n *yaml.Node) error {
+	e.node = n
+	return n.Load(&e.of, yaml.WithKnownFields())
+}
+
+// rule is an automutex.Rule, and defaults what rules may have in common.
+type rule struct {
+	Name     string `yaml:"name" about:"A label for errors, events and metrics; the task where it is left out."`
+	Task     string `yaml:"task" about:"The task type, or its prefix: an exact match first, then the longest prefix." needed:"yes"`
+	defaults `yaml:",inline"`
+}
+
+type defaults struct {
+	parts     `yaml:",inline"`
+	Limit     limit                       `yaml:"limit" about:"How many may hold a key at once; 1 where it is left out. unlimited: only the rate or the cooldown bounds them. {field: tenant.max, default: 3, most: 50} reads it from the payload."`
+	TTL       time.Duration               `yaml:"ttl" about:"How long a key stays taken after its process died; 30s where it is left out."`
+	Wait      time.Duration               `yaml:"wait" about:"The longest time in line, in the worker, before the policy applies."`
+	MaxHold   time.Duration               `yaml:"max_hold" about:"The longest time a handler may hold the key; no bound where it is left out."`
+	Cooldown  time.Duration               `yaml:"cooldown" about:"After a success nobody starts until this long after the run began."`
+	Rate      rate                        `yaml:"rate" about:"How often handlers start for a key: {starts: 100, per: 1m, burst: 10}. burst is how many may start at once after a pause; 1 where it is left out. none: no rate, whatever defaults say."`
+	InOrder   bool                        `yaml:"in_order" about:"Whether the tasks of a key run in the order in which they were enqueued, through failures."`
+	OnArchive choice[automutex.OnArchive] `yaml:"on_archive" about:"What happens to the key of an ordered task that is archived: hold (for an operator) or continue (with the next)."`
+	MaxQueued int                         `yaml:"max_queued" about:"How many tasks of a key may be enqueued and not done, in order; no bound where it is left out."`
+	Fence     bool                        `yaml:"fence" about:"Whether handlers get a fence, a number that grows from run to run of a key."`
+	Busy      choice[automutex.Policy]    `yaml:"busy" about:"The policy for a task that finds its key taken; park where it is left out."`
+}
+
+// parts are what a rule, or a unique rule, makes keys of.
+type parts struct {
+	On        []string `yaml:"on" about:"Payload fields that make the key, as dotted paths: user.id, items.0.sku. A dot alone is the whole payload."`
+	OnHeaders []string `yaml:"on_headers" about:"Task headers that make the key."`
+	Optional  bool     `yaml:"optional" about:"Whether a task without one of these fields, or with an empty one, takes no lock of the rule, or is enqueued each time. Where it is left out the task is archived, or refused."`
+	Scope     string   `yaml:"scope" about:"Rules with the same scope share locks, or keys; the task's own type where it is left out."`
+}
+
+func (r rule) rule() automutex.Rule {
+	return automutex.Rule{
+		Name: r.Name, Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Optional: r.Optional, Scope: r.Scope,
+		Limit: r.Limit.number, LimitField: (*automutex.LimitField)(r.Limit.field), TTL: r.TTL, Wait: r.Wait, MaxHold: r.MaxHold,
+		Cooldown: r.Cooldown, Rate: automutex.Rate(r.Rate.starts),
+		InOrder: r.InOrder, OnArchive: r.OnArchive.value, MaxQueued: r.MaxQueued, Fence: r.Fence, Busy: r.Busy.value,
+	}
+}
+
+// uniqueRule is a unique.Rule.
+type uniqueRule struct {
+	Task         string `yaml:"task" about:"The task type, or its prefix: an exact match first, then the longest prefix." needed:"yes"`
+	Queue        string `yaml:"queue" about:"The queue of the tasks; \"default\" where it is left out."`
+	parts        `yaml:",inline"`
+	Until        choice[unique.Until]     `yaml:"until" about:"How long a task stands in the way of the next one for its key."`
+	Duplicate    choice[unique.Duplicate] `yaml:"duplicate" about:"What happens to a task that finds another one in its way."`
+	MaxPostpone  time.Duration            `yaml:"max_postpone" about:"The longest time after the first call that postpone may put a task off."`
+	KeepArchived bool                     `yaml:"keep_archived" about:"Whether archived and completed tasks stay in the way."`
+}
+
+func (u uniqueRule) rule() unique.Rule {
+	return unique.Rule{
+		Task: u.Task, Queue: u.Queue, On: u.On, OnHeaders: u.OnHeaders, Optional: u.Optional, Scope: u.Scope,
+		Until: u.Until.value, Duplicate: u.Duplicate.value, MaxPostpone: u.MaxPostpone, KeepArchived: u.KeepArchived,
+	}
+}
+
+// objects are the mappings of a file, by the names of their Go types.
+var objects = map[string]reflect.Type{
+	"file": reflect.TypeFor[file](), "defaults": reflect.TypeFor[defaults](), "rule": reflect.TypeFor[rule](),
+	"uniqueRule": reflect.TypeFor[uniqueRule](), "starts": reflect.TypeFor[starts](), "limitField": reflect.TypeFor[limitField](),
+}
+
+// What package yaml says of a key that a struct has no field for, and of a value that fits no field. A text of another form
+// is shown as it is.
+var (
+	notFound = regexp.MustCompile(`^field (.*) not found in type config\.(\w+)$`)
+	unfit    = regexp.MustCompile(`^cannot construct (.*) into (?:config\.)?(\[\]\w+|[\w.]+)`)
+	wants    = map[string]string{"int": "a whole number, such as 3", "bool": "true or false", "string": "text", "[]string": "a list, such as [a, b]",
+		"time.Duration": "a duration with its unit, such as 500ms, 30s or 24h", "[]config": "a list of rules"}
+	tags = strings.NewReplacer("!!str", "text", "!!int", "number", "!!float", "number", "!!bool", "flag", "!!seq", "a list", "!!map", "a mapping")
+)
+
+// explain says in the words of a file what package yaml says in those of Go.
+func explain(text string) string {
+	if m := unfit.FindStringSubmatch(text); m != nil {
+		return fmt.Sprintf("want %s, not %s", cmp.Or(wants[m[2]], "keys with values"), tags.Replace(m[1]))
+	}
+	if m := notFound.FindStringSubmatch(text); m != nil {
+		var keys []string
+		for _, f := range fields(objects[m[2]]) {
+			keys = append(keys, f.Tag.Get("yaml"))
+		}
+		return fmt.Sprintf("unknown key %.60q; %s", m[1], meant(m[1], keys))
+	}
+	return text
+}
+
+// meant says which of the names a word was meant to be, or else which there are.
+func meant(word string, names []string) string {
+	if name, ok := nearest.Name(word, names); ok {
+		return "did you mean " + name + "?"
+	}
+	return "there are " + strings.Join(names, ", ")
+}
+
+// fields are the fields of a struct that are keys of a file.
+func fields(t reflect.Type) []reflect.StructField {
+	return slices.DeleteFunc(reflect.VisibleFields(t), func(f reflect.StructField) bool { return f.Anonymous })
+}
+
+var inWord = regexp.MustCompile("([a-z])([A-Z])")
+
+// keyOf is the key of a Go field: TTL is ttl, MaxHold max_hold.
+func keyOf(field string) string { return strings.ToLower(inWord.ReplaceAllString(field, "${1}_$2")) }
+
+// limit is a number, unlimited, or a payload field.
+type limit struct {
+	number int
+	field  *limitField
+}
+
+type limitField struct {
+	Path    string `yaml:"field" about:"The payload field with the limit, as a dotted path." needed:"yes"`
+	Default int    `yaml:"default" about:"The limit where the field is missing; without it such a task is archived."`
+	Most    int    `yaml:"most" about:"The highest limit that a payload can set; no bound where it is left out."`
+}
+
+const unlimited, noRate = "unlimited", "none"
+
+// UnmarshalYAML reads each of them.
+func (l *limit) UnmarshalYAML(n *yaml.Node) error {
+	switch {
+	case n.Value == unlimited:
+		l.number = automutex.Unlimited
+		return nil
+	case n.Kind == yaml.MappingNode:
+		l.field = &limitField{}
+		return n.Load(l.field, yaml.WithKnownFields())
+	}
+	return n.Load(&l.number)
+}
+
+// rate is none, or how often handlers start.
+type rate struct{ starts }
+
+type starts struct {
+	Starts int           `yaml:"starts" about:"How many handlers start in each period." needed:"yes"`
+	Per    time.Duration `yaml:"per" about:"The period." needed:"yes"`
+	Burst  int           `yaml:"burst" about:"How many may start at once."`
+}
+
+// UnmarshalYAML reads both.
+func (r *rate) UnmarshalYAML(n *yaml.Node) error {
+	if n.Value == noRate {
+		return nil
+	}
+	return n.Load(&r.starts, yaml.WithKnownFields())
+}
+
+// choice is a value that a word names, or a word with a duration: retry, or {retry_in: 5s}.
+type choice[V any] struct{ value V }
+
+func (choice[V]) words() map[string]any { return choices[reflect.TypeFor[V]()] }
+
+// choices are the words of each type: a value of it, or a function that makes one of the duration that goes with the word.
+var choices = map[reflect.Type]map[string]any{
+	reflect.TypeFor[automutex.Policy](): {
+		"retry": automutex.Retry, "skip": automutex.Skip, "archive": automutex.Archive, "fail": automutex.Fail, "park": automutex.Park,
+		"replace": automutex.Replace, "allow": automutex.Allow, "retry_in": automutex.RetryIn,
+	},
+	reflect.TypeFor[automutex.OnArchive](): {"hold": automutex.HoldKey, "continue": automutex.Continue},
+	reflect.TypeFor[unique.Until]():        {"done": unique.UntilDone, "start": unique.UntilStart, "for": unique.For},
+	reflect.TypeFor[unique.Duplicate]():    {"reject": unique.Reject, "join": unique.Join, "replace": unique.Replace, "postpone": unique.Postpone},
+}
+
+// UnmarshalYAML reads a word, or a mapping of the word that goes with a duration.
+func (c *choice[V]) UnmarshalYAML(n *yaml.Node) error {
+	word := n.Value
+	if n.Kind == yaml.MappingNode && len(n.Content) == 2 {
+		word = n.Content[0].Value
+		if its, timed := c.words()[word].(func(time.Duration) V); timed {
+			var d time.Duration
+			err := n.Content[1].Load(&d)
+			c.value = its(d)
+			return err
+		}
+	} else if its, alone := c.words()[word].(V); alone {
+		c.value = its
+		return nil
+	}
+	var all []string
+	for word, its := range c.words() {
+		if _, alone := its.(V); !alone {
+			word = "{" + word + ": 5s}"
+		}
+		all = append(all, word)
+	}
+	slices.Sort(all) // a brace comes after the letters
+	return fmt.Errorf("%.60q is unknown; %s", word, meant(word, all))
+}
+
+// schema is a part of a JSON Schema.
+type schema map[string]any
+
+// Schema returns the JSON Schema (draft 2020-12) of a configuration file, for editors that complete and check YAML.
+// It is made from what the decoder reads, so it knows the same keys. It is looser than [Load]: a file that fits the
+// schema can still have mistakes that only Load finds.
+func Schema() []byte {
+	s := schemaOf(reflect.TypeFor[file]())
+	s["$schema"], s["title"] = "https://json-schema.org/draft/2020-12/schema", "automutex"
+	s["anyOf"] = []schema{{"required": []string{"rules"}}, {"required": []string{"unique"}}}
+	text, _ := json.MarshalIndent(s, "", "  ") //nolint:errchkjson // of texts and lists alone
+	return append(text, '\n')
+}
+
+func schemaOf(t reflect.Type) schema {
+	switch t {
+	case reflect.TypeFor[time.Duration]():
+		const unit = `([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)`
+		s := either(schema{"type": "string", "pattern": `^\+?` + unit + `(` + unit + `)*$|^0$`}, schema{"const": 0})
+		s["examples"] = []string{"500ms", "30s", "1h30m"}
+		return s
+	case reflect.TypeFor[limit]():
+		return either(schemaOf(reflect.TypeFor[int]()), schema{"const": unlimited}, schemaOf(reflect.TypeFor[limitField]()))
+	case reflect.TypeFor[rate]():
+		return either(schemaOf(reflect.TypeFor[starts]()), schema{"const": noRate})
+	}
+	if c, ok := reflect.Zero(t).Interface().(interface{ words() map[string]any }); ok {
+		var some []schema
+		for _, word := range slices.Sorted(maps.Keys(c.words())) {
+			if reflect.TypeOf(c.words()[word]).Kind() == reflect.Func {
+				some = append(some, object([]string{word}, schema{word: schemaOf(reflect.TypeFor[time.Duration]())}))
+			} else {
+				some = append(some, schema{"const": word})
+			}
+		}
+		return either(some...)
+	}
+	switch t.Kind() {
+	case reflect.Slice:
+		return schema{"type": "array", "items": schemaOf(t.Elem())}
+	case reflect.Int:
+		return schema{"type": "integer", "minimum": 0}
+	case reflect.Bool:
+		return schema{"type": "boolean"}
+	case reflect.String:
+		return schema{"type": []string{"string", "number", "boolean"}} // text is taken as it is written
+	}
+	if of, is := t.FieldByName("of"); is { // an entry
+		return schemaOf(of.Type)
+	}
+	properties, needed := schema{}, []string{}
+	for _, f := range fields(t) {
+		key := f.Tag.Get("yaml")
+		property := schemaOf(f.Type)
+		property["description"] = f.Tag.Get("about")
+		properties[key] = property
+		if f.Tag.Get("needed") != "" {
+			needed = append(needed, key)
+		}
+	}
+	return object(needed, properties)
+}
+
+func either(some ...schema) schema { return schema{"anyOf": some} }
+
+func object(required []string, properties schema) schema {
+	return schema{"type": "object", "properties": properties, "additionalProperties": false, "required": required}
 }

@@ -87,10 +87,10 @@ func same(t *testing.T, got, want automutex.Config) {
 // Every field of a Go rule is a key, but for what a file cannot have, and the schema says what each key is about.
 func TestKeys_areTheFields(t *testing.T) {
 	t.Parallel()
-	for _, o := range objects {
-		for _, f := range fields(o.of) {
+	for what, of := range objects {
+		for _, f := range fields(of) {
 			if f.Tag.Get("about") == "" {
-				t.Errorf("%s: nothing is said about %s", o.what, f.Tag.Get("yaml"))
+				t.Errorf("%s: nothing is said about %s", what, f.Tag.Get("yaml"))
 			}
 		}
 	}
@@ -100,8 +100,8 @@ func TestKeys_areTheFields(t *testing.T) {
 	} {
 		for _, f := range reflect.VisibleFields(c.of) {
 			key, is := c.in.FieldByName(f.Name)
-			if is == strings.Contains(others, " "+f.Name+" ") || is && key.Tag.Get("yaml") != keyOf(f.Name) {
-				t.Errorf("%s.%s has the key %q: %v", c.of, f.Name, key.Tag.Get("yaml"), is)
+			if is == strings.Contains(others, " "+f.Name+" ") || is && (key.Tag.Get("yaml") != keyOf(f.Name) || inFile(f.Name, nil) != keyOf(f.Name)) {
+				t.Errorf("%s.%s has the key %q: %v; an error calls it %s", c.of, f.Name, key.Tag.Get("yaml"), is, inFile(f.Name, nil))
 			}
 		}
 	}
