@@ -380,12 +380,16 @@ func explain(text string) string {
 	return text
 }
 
-// meant says which of the names a word was meant to be, or else which there are.
-func meant(word string, names []string) string {
-	if name, ok := nearest.Name(word, names); ok {
-		return "did you mean " + name + "?"
+// meant says which of the forms a word was meant to be, such as {retry_in: 5s}, or else which there are.
+func meant(word string, forms []string) string {
+	names := make([]string, len(forms))
+	for i, form := range forms {
+		names[i], _, _ = strings.Cut(strings.TrimPrefix(form, "{"), ":")
 	}
-	return "there are " + strings.Join(names, ", ")
+	if name, ok := nearest.Name(word, names); ok {
+		return "did you mean " + forms[slices.Index(names, name)] + "?"
+	}
+	return "there are " + strings.Join(forms, ", ")
 }
 
 // fields are the fields of a struct that are keys of a file.

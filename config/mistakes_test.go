@@ -47,7 +47,7 @@ func TestLoad_everyMistake(t *testing.T) {
 		19:5 mapping key "busy" already defined at line 18
 		21:9 ttl: there is no value; give one, or leave the key out; a text with a colon at its end needs quotes
 		22:12 limit: want a whole number, such as 3, not text
-		23:11 busy: "retry_inn" is unknown; there are allow, archive, fail, park, replace, retry, skip, {retry_in: 5s}
+		23:11 busy: "retry_inn" is unknown; did you mean {retry_in: 5s}?
 		26:15 cooldown: want a duration with its unit, such as 500ms, 30s or 24h, not text
 		28:10 ttl: want a duration
 		29:5 want keys with values, not text
@@ -88,9 +88,9 @@ func TestParse_mistakes(t *testing.T) {
 		"rules: [{task: a, on: ['x[0]']}]":        `1:24 rule "a": on: "x[0]" has a bracket; write "x.0"`,
 		"hash_keys: ''\nrules: [{task: a}]":       "1:12 hash_keys: the secret is empty",
 
-		"rules: [{task: a, busy: after_failure}]":                    `1:25 busy: "after_failure" is unknown; there are allow,`,
+		"rules: [{task: a, busy: after_failure}]":                    `1:25 busy: "after_failure" is unknown; there are allow, archive, fail, park, replace, retry, skip, {retry_in: 5s}`,
 		"rules: [{task: a, busy: skp}]":                              `1:25 busy: "skp" is unknown; did you mean skip?`,
-		"rules: [{task: a, busy: retry_in}]":                         `1:25 busy: "retry_in" is unknown`,
+		"rules: [{task: a, busy: retry_in}]":                         `1:25 busy: "retry_in" is unknown; did you mean {retry_in: 5s}?`,
 		"rules: [{task: a, busy: {retry_in: 5s, skip: 1s}}]":         `1:25 busy: "" is unknown`,
 		"rules: [{task: a, busy: {skip: 5s}}]":                       "1:25 busy: ",
 		"rules: [{task: a, busy: {retry_in: soon}}]":                 "1:36 busy: retry_in: want a duration",
@@ -129,7 +129,7 @@ func TestParse_mistakes(t *testing.T) {
 		"unique: [{task: a, on: [b..c]}]":                                   `1:25 unique rule "a": on: "b..c" has an empty segment`,
 		"unique: [{task: a, until: {for: 10}}]":                             "1:33 until: for: want a duration with its unit, such as 500ms, 30s or 24h, not number `10`",
 		"unique: [{task: a, until: {for: 0s}}]":                             `1:27 unique rule "a": until: for(0s) is no window`,
-		"unique: [{task: a, duplicate: {postpne: 1s}}]":                     `1:31 duplicate: "postpne" is unknown; there are join, reject, replace, {postpone: 5s}`,
+		"unique: [{task: a, duplicate: {postpne: 1s}}]":                     `1:31 duplicate: "postpne" is unknown; did you mean {postpone: 5s}?`,
 		"unique: [{task: a, max_postpone: 1m}]":                             `1:34 unique rule "a": max_postpone: 1m0s has no meaning with duplicate reject; leave it out, or use postpone`,
 		"unique:\n- {task: a, scope: s}\n- {task: b, scope: s, queue: low}": `3:30 unique rule "b": queue: is low, but rule "a" (line 2) has default for the same scope`,
 		// What New calls by its name in Go has that of the file, and what the user calls so keeps it.
