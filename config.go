@@ -97,9 +97,9 @@ type Config struct {
 	History int
 
 	// Private keeps the Guard from telling operators and other Guards which rules it runs. Otherwise it writes its rules
-	// and Owner under the Prefix, a second after Middleware or Run is called and then every 20 seconds until Close. They
-	// count for 50 seconds. It warns once if another Guard has other rules for one of its scopes. No payload value is
-	// written. If Redis refuses, nothing else changes.
+	// and Owner under the Prefix, a second after Middleware or Run is called and then every 20 seconds, and Close removes
+	// them. It warns once if another Guard has other rules for one of its scopes. No payload value is written. If Redis
+	// refuses, nothing else changes.
 	Private bool
 
 	// Logger is where the Guard logs. nil means slog.Default().

@@ -55,7 +55,7 @@ var contenders = []*contender{
 	{"asynq-semaphore", []string{"zrem", "evalsha", "eval"}, openSemaphore},
 }
 
-var ourCommands = []string{"set", "evalsha", "eval", "subscribe", "ping"}
+var ourCommands = []string{"set", "delex", "delifeq", "evalsha", "eval", "subscribe", "ping"}
 
 const (
 	lease = 30 * time.Second      // how long a key stays taken when its holder dies, where a library has no default

@@ -64,7 +64,7 @@ func config(name string) (automutex.Config, bool) {
 }
 
 // taskCommands are those that locks send. The scripts of asynq are among them, which are the same for everybody.
-var taskCommands = []string{"set", "evalsha", "eval"}
+var taskCommands = []string{"set", "delex", "delifeq", "evalsha", "eval"}
 
 // BenchmarkTask has an asynq server work, with a lock around each task, from its start to the last task. A contender
 // that is no Guard is in a middleware by hand, and waits in its worker. Handler: the middleware alone, without a server. Distinct: tasks that do

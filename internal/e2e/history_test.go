@@ -173,7 +173,7 @@ func TestFleet(t *testing.T) {
 		}
 		rules := fleet.Rules(all)
 		if len(rules) != 2 || rules[0].Name != "named" || rules[1].Name != "other" || rules[0].Limit != "3" || rules[1].Limit != "<max> (default 2)" ||
-			strings.Join(rules[0].Also, "; ") != "rate 100 per 1m, burst 2; cooldown 1ms" {
+			strings.Join(slices.Concat(rules[0].Shares, rules[0].Also), "; ") != "rate 100 per 1m, burst 2; cooldown 1ms" {
 			t.Errorf("the rules: %+v", rules)
 		}
 		if text := fmt.Sprint(r.rdb.HGetAll(ctx, fleet.Key(r.cfg.Prefix)).Val()); strings.Contains(text, value) || strings.Contains(text, secret) {

@@ -1,4 +1,4 @@
--- drop: give back a lock that is thin. One key, as take.
+-- drop: give back a lock that is thin, where the server has neither DELEX nor DELIFEQ. One key, as take.
 --
 -- KEYS[1] word
 -- ARGV[1] body
