@@ -17,7 +17,6 @@ import (
 
 	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/control"
-	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -171,7 +170,7 @@ func (p *page) show(w http.ResponseWriter, r *http.Request, status int, f form) 
 
 // describe says what an action does.
 func (v *askView) describe() {
-	target, key := printable.Short(v.Target), printable.Short(inspect.InBraces(v.Key))
+	target, key := printable.Short(v.Target), printable.Short(control.Bare(v.Key))
 	within := "Every worker obeys within two seconds; it outlives restarts."
 	switch v.Action {
 	case "break":

@@ -62,7 +62,7 @@ func (p *page) key(w http.ResponseWriter, r *http.Request) {
 }
 
 func (p *page) keyView(r *http.Request, key string) *keyView {
-	name := inspect.InBraces(key)
+	name := control.Bare(key)
 	v := &keyView{frame: p.frame(r, "key", printable.Short(name), url.Values{"key": {key}}.Encode()), Key: key, Name: name}
 	ctx, cancel := context.WithTimeout(r.Context(), p.within.redis)
 	defer cancel()

@@ -163,7 +163,7 @@ func (p *page) blockedOf(ctx context.Context, rows []row) (all []blockedRow) {
 			why = "is archived"
 		}
 		if head := r.Next.Head; why != "" {
-			all = append(all, blockedRow{r, inspect.InBraces(r.Key), p.rulesOf(r.Key), p.taskOf(r.Next.Task), head.Ticket, printable.Short(why), head.Queued - 1})
+			all = append(all, blockedRow{r, control.Bare(r.Key), p.rulesOf(r.Key), p.taskOf(r.Next.Task), head.Ticket, printable.Short(why), head.Queued - 1})
 		}
 	}
 	return all
@@ -273,7 +273,7 @@ func (p *page) unknownTarget(ctx context.Context, target string) string {
 		return ""
 	}
 	key := p.keyOf(target)
-	name := inspect.InBraces(key)
+	name := control.Bare(key)
 	if slices.ContainsFunc(s.rows, func(r row) bool {
 		return r.Key == key || !strings.Contains(name, "|") && inspect.ScopeOf(r.Key) == name
 	}) {

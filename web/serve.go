@@ -13,7 +13,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -129,7 +129,7 @@ var views = func() map[string]*template.Template {
 		"iso":      func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
 		"text":     printable.Short,
 		"count":    printable.Count,
-		"inBraces": inspect.InBraces,
+		"inBraces": control.Bare,
 		"sep":      func(n int) string { return separated(strconv.Itoa(n)) },
 		"bar":      func(n, most int) int { return max(1, 100*n/max(most, 1)) },
 		"more":     func(n int) int { return n - 1 },

@@ -166,7 +166,7 @@ func (p *page) keysView(r *http.Request) *keysView {
 		v.Prev = v.Base + "keys?" + q.values(q.Page-1)
 	}
 	for _, r := range p.refresh(ctx, s, found[skip:min(skip+perPage, len(found))]) {
-		line := keysRow{row: r, ID: rowID(r.Key), Name: inspect.InBraces(r.Key), Rule: p.rulesOf(r.Key)}
+		line := keysRow{row: r, ID: rowID(r.Key), Name: control.Bare(r.Key), Rule: p.rulesOf(r.Key)}
 		if all := p.holders(r); len(all) > 0 {
 			line.Holder = all[0]
 		}
@@ -208,7 +208,7 @@ func (q keysQuery) find(rows []row, k *known) (found []row) {
 
 // matches reports whether a row has a text: in its key, in the label or the task of a holder, or in the next task in order.
 func (r row) matches(pattern string) bool {
-	return inspect.Matches(pattern, inspect.InBraces(r.Key)) || inspect.Matches(pattern, r.Key) || r.Next != nil && inspect.Matches(pattern, r.Next.Task) ||
+	return inspect.Matches(pattern, control.Bare(r.Key)) || inspect.Matches(pattern, r.Key) || r.Next != nil && inspect.Matches(pattern, r.Next.Task) ||
 		slices.ContainsFunc(r.Holders, func(h inspect.Holder) bool {
 			return inspect.Matches(pattern, h.Owner) || inspect.Matches(pattern, inspect.TaskName(h.Queue, h.Task, h.Note))
 		})

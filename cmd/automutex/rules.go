@@ -15,6 +15,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/config"
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/doctor"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inspect"
@@ -204,7 +205,7 @@ func matching(ctx context.Context, cfg automutex.Config, t *asynq.Task) (matches
 			return nil, no("%w", err)
 		}
 		if len(keys) > 0 { // none: the rule is Optional, and the task lacks a field
-			matches = append(matches, match{Rule: inspect.Describe(rules)[i].Name, Key: inspect.InBraces(keys[0]), Name: keys[0], index: i})
+			matches = append(matches, match{Rule: inspect.Describe(rules)[i].Name, Key: control.Bare(keys[0]), Name: keys[0], index: i})
 		}
 	}
 	slices.SortStableFunc(matches, func(a, b match) int { return strings.Compare(a.Name, b.Name) })

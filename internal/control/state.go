@@ -67,14 +67,15 @@ func For(list []Order, key string) (its []Order, limit int, pause *Order) {
 	return its, limit, pause
 }
 
-// Control has the fields of lock.Control, which says what they mean.
+// Control has the fields of lock.Control, which says what they mean. Its JSON is what the command prints.
 type Control struct {
-	Target      string
-	Limit       int
-	Paused      bool
-	PausedUntil time.Time
-	Why, By     string
-	Since       time.Time
+	Target      string    `json:"target"`
+	Limit       int       `json:"limit,omitempty"`
+	Paused      bool      `json:"paused,omitempty"`
+	PausedUntil time.Time `json:"paused_until,omitzero"`
+	Why         string    `json:"why,omitempty"`
+	By          string    `json:"by"`
+	Since       time.Time `json:"since"`
 }
 
 // Control is the order as what is ordered for its target.

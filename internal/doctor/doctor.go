@@ -346,18 +346,15 @@ func (d *doctor) tasks(ctx context.Context) error {
 // slips finds rules for which there is no type, while one that looks alike has no rule.
 func (d *doctor) slips() {
 	for _, rule := range d.rules {
-		meant := ""
-		for _, t := range d.types {
-			its, has := d.byTask.Find(t)
-			if has && d.rules[its[0]].Task == rule.Task {
-				meant = ""
-				break
-			} else if !has && nearest.IsMeant(rule.Task, t) {
-				meant = t
+		task := func(t string) string { // of the rules for the type
+			if its, has := d.byTask.Find(t); has {
+				return d.rules[its[0]].Task
 			}
+			return ""
 		}
-		if meant != "" {
-			d.foundf(Bad, "tasks", "nothing serves %q, which a rule is for, and no rule is for %q: did you mean that?", rule.Task, meant)
+		meant := slices.IndexFunc(d.types, func(t string) bool { return task(t) == "" && nearest.IsMeant(rule.Task, t) })
+		if meant >= 0 && !slices.ContainsFunc(d.types, func(t string) bool { return task(t) == rule.Task }) {
+			d.foundf(Bad, "tasks", "nothing serves %q, which a rule is for, and no rule is for %q: did you mean that?", rule.Task, d.types[meant])
 		}
 	}
 }

@@ -107,21 +107,13 @@ func Breakable(closed string) bool {
 	return closed == lock.ReasonClosed || closed == lock.ReasonCooldown
 }
 
-// Control is an operator's order that is in force: a pause or a limit. Its JSON is what the command prints with --json.
-type Control struct {
-	Target      string    `json:"target"`
-	Limit       int       `json:"limit,omitempty"`
-	Paused      bool      `json:"paused,omitempty"`
-	PausedUntil time.Time `json:"paused_until,omitzero"` // zero: until resumed
-	Why         string    `json:"why,omitempty"`
-	By          string    `json:"by"`
-	Since       time.Time `json:"since"`
-}
+// Control is an operator's order that is in force: a pause or a limit.
+type Control = control.Control
 
 // FromOrders makes Controls of orders.
 func FromOrders(list []control.Order) (all []Control) {
 	for _, o := range list {
-		all = append(all, Control(o.Control()))
+		all = append(all, o.Control())
 	}
 	return all
 }
@@ -245,11 +237,6 @@ func Busier(a, b Lock) int {
 		return l.Since.UnixMicro()
 	}
 	return cmp.Or(cmp.Compare(b.Line, a.Line), cmp.Compare(taken(a), taken(b)), strings.Compare(a.Key, b.Key))
-}
-
-// InBraces returns what stands between the braces of a lock's key.
-func InBraces(key string) string {
-	return strings.TrimSuffix(key[strings.IndexByte(key, '{')+1:], "}")
 }
 
 // ScopeOf returns the scope in a lock's key, as the key has it. fleet.Rule.Has says whether a rule has it.

@@ -152,7 +152,7 @@ func (c *Conn) setNX(bound context.Context, key string, body, ttl any) (bool, er
 }
 
 // compareDeletes are commands that delete a string if it has a given value, for a quarter of what a script costs the server: of Redis 8.4
-// and later, and of Valkey 9 and later. Which one there is is found by sending it; after a lost connection, anew.
+// and later, and of Valkey 9 and later. Which one a server has is found by sending it; after a lost connection, anew.
 var compareDeletes = [...]func(key string, body any) []any{
 	func(key string, body any) []any { return []any{"delex", key, "ifeq", body} },
 	func(key string, body any) []any { return []any{"delifeq", key, body} },
