@@ -60,14 +60,17 @@ func TestRun_guarded(t *testing.T) {
 		"-busy archive -wait 0s": func(o outcome) bool { return o.archived > 0 },
 		"-busy replace":          func(o outcome) bool { return o.replaced > 0 },
 	} {
-		o := try(t, t.Context(), "-tasks 60 "+flags)
-		o.expect(t, 0, 60)
-		if ends == nil && o.done != 60 || ends != nil && !ends(o) || o.overlaps > 0 {
-			t.Errorf("%q:\n%s", flags, o.stdout)
-		}
-		if strings.Contains(flags, "order") && !strings.Contains(o.stdout, "in order: 0 tasks began after one") {
-			t.Errorf("the report lacks the order:\n%s", o.stdout)
-		}
+		t.Run(flags, func(t *testing.T) {
+			t.Parallel()
+			o := try(t, t.Context(), "-tasks 60 "+flags)
+			o.expect(t, 0, 60)
+			if ends == nil && o.done != 60 || ends != nil && !ends(o) || o.overlaps > 0 {
+				t.Errorf("%s", o.stdout)
+			}
+			if strings.Contains(flags, "order") && !strings.Contains(o.stdout, "in order: 0 tasks began after one") {
+				t.Errorf("the report lacks the order:\n%s", o.stdout)
+			}
+		})
 	}
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		address := "redis://" + s.Addr()
