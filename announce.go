@@ -7,7 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"github.com/hibiken/asynq"
 
@@ -39,42 +38,35 @@ func (g *Guard) warnDiffer(how string) {
 // servedTypes is the task types that the Guard is known to have a handler for: those of tasks that came, and patterns of
 // the mux that Run or Middleware was given. Safe for concurrent use; the zero value is empty.
 type servedTypes struct {
-	types atomic.Pointer[map[string]bool] // replaced and never changed, so that a task costs one look; nil: none
-	mu    sync.Mutex                      // guards the replacement
+	mu    sync.RWMutex // guards types; held for moments
+	types map[string]bool
 }
 
 // mostServed bounds servedTypes: who enqueues chooses the types of tasks.
 const mostServed = 100
 
-// add adds a type, and reports whether it is new.
+// add adds a type, and reports whether it is new. One too many is not.
 func (s *servedTypes) add(taskType string) (isNew bool) {
-	if s.has(taskType) {
+	s.mu.RLock()
+	known := s.types[taskType] || len(s.types) >= mostServed
+	s.mu.RUnlock()
+	if known {
 		return false
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.has(taskType) {
-		return false
+	if s.types == nil {
+		s.types = map[string]bool{}
 	}
-	types := map[string]bool{taskType: true}
-	if before := s.types.Load(); before != nil {
-		maps.Copy(types, *before)
-	}
-	s.types.Store(&types)
-	return true
-}
-
-// has reports whether the type is known, or is one too many.
-func (s *servedTypes) has(taskType string) bool {
-	types := s.types.Load()
-	return types != nil && ((*types)[taskType] || len(*types) >= mostServed)
+	isNew = !s.types[taskType]
+	s.types[taskType] = true
+	return isNew
 }
 
 func (s *servedTypes) list() []string {
-	if types := s.types.Load(); types != nil {
-		return slices.Sorted(maps.Keys(*types))
-	}
-	return nil
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return slices.Sorted(maps.Keys(s.types))
 }
 
 // askMux adds the patterns under which the handler, an asynq.ServeMux or what embeds one, has the types of rules. It cannot list the

@@ -98,12 +98,10 @@ func (a *app) list(ctx context.Context, l locks, f filter) error {
 			}
 		}
 	}
-	if err := flush(); err != nil {
+	if err := flush(); err != nil || header == nil {
 		return err
 	}
-	if header != nil {
-		a.nothing("no locks under the prefix %q are held or waited for, as far as the filters show them")
-	}
+	a.nothing("no locks under the prefix %q are held or waited for, as far as the filters show them")
 	return nil
 }
 
@@ -432,7 +430,6 @@ func known(guards []fleet.Process) (rules []fleet.Rule) {
 }
 
 func newPause(a *app) *cobra.Command {
-	const unsaid = time.Duration(math.MinInt64) // 0 is refused: who computes a time does not mean for ever
 	var o order
 	var length time.Duration
 	cmd := a.newOrder("pause TARGET [--for 5m] [--why TEXT]", `Let no task of a scope or key start, until resumed or for a time
@@ -441,14 +438,14 @@ Running tasks go on. Other tasks return to asynq without spending an attempt, wh
 policy of their rule, and run when the pause ends or up to 90 seconds later. Tasks on
 their last attempt wait in their workers. A new pause replaces the present one.`, cobra.ExactArgs(1), &o,
 		func(ctx context.Context, controls *control.Reader, args []string) (string, error) {
-			if length == unsaid {
+			if length == math.MinInt64 { // 0 is refused: who computes a time does not mean for ever
 				return "is paused until somebody resumes it", controls.Pause(ctx, args[0], time.Time{}, o.why)
 			}
 			until := time.Now().Add(length)
 			done := fmt.Sprintf("is paused for %s, until %s", printable.Duration(length), until.UTC().Format(time.RFC3339))
 			return done, controls.Pause(ctx, args[0], until, o.why)
 		})
-	cmd.Flags().DurationVar(&length, "for", unsaid, "end the pause after this time (default: when it is resumed)")
+	cmd.Flags().DurationVar(&length, "for", math.MinInt64, "end the pause after this time (default: when it is resumed)")
 	cmd.Flags().Lookup("for").DefValue = "0s" // so that help shows no default
 	return cmd
 }

@@ -258,9 +258,9 @@ Each finding is a line: ok, note (may cause trouble later, or could not be check
 		if err := errors.Join(err, rdb.Close(), printed); err != nil {
 			return err
 		}
-		all := printable.Count(len(findings), "finding")
-		if bad := slices.DeleteFunc(findings, func(f doctor.Finding) bool { return f.Level != doctor.Bad }); len(bad) > 0 {
-			return no("%d of %s bad", len(bad), all)
+		bad := slices.DeleteFunc(slices.Clone(findings), func(f doctor.Finding) bool { return f.Level != doctor.Bad })
+		if len(bad) > 0 {
+			return no("%d of %s bad", len(bad), printable.Count(len(findings), "finding"))
 		}
 		return nil
 	})

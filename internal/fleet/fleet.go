@@ -3,9 +3,8 @@
 //
 //	<prefix>:{fleet}:guards    ID of a Guard -> a Process as JSON
 //
-// It is one hash because one command reads it: keys with a TTL of their own would have to be searched for among all
-// keys of Redis. A field has no TTL before Redis 7.4, so each has the time at which it was written. Readers ignore one
-// that is older than keepFor, the next Guard that begins removes it, and the hash expires with its last writer.
+// One command reads it all. A field has no TTL before Redis 7.4, so each has the time at which it was written. One that is older
+// than keepFor does not count, and the next Guard that begins removes it. The hash expires with its last writer.
 package fleet
 
 import (
@@ -58,15 +57,13 @@ type Rule struct {
 	Also      []string `json:"also,omitempty"`   // what else the rule says
 }
 
-// ScopeText is the scope of the rule as it stands in keys. Where each type has its own, it is
-// what they begin with, and byType is true.
+// ScopeText is the scope of the rule as it stands in keys. byType: each type has its own, which begins so.
 func (r Rule) ScopeText() (scope string, byType bool) { return keys.RuleScope(r.Scope, r.Task) }
 
 // Has reports whether the rule makes keys with that scope, as it stands in keys.
 func (r Rule) Has(scope string) bool { return keys.RuleHas(r.Scope, r.Task, scope) }
 
-// IsFor reports whether a control's scope is for keys of the rule: it is a scope of the rule, or the
-// beginning of one.
+// IsFor reports whether a control's scope is a scope of the rule, or the beginning of one.
 func (r Rule) IsFor(scope string) bool { return keys.ControlsRule(r.Scope, r.Task, scope) }
 
 // KeyText shows how the keys of the rule are made, as in report|<tenant>.
