@@ -72,7 +72,7 @@ func (o *orderOracle) missing() (ids []string) {
 // order holds, and every task ends. A fault comes with a run or an Enqueue, so that there are no more of them on a slow machine.
 func TestInOrder_stress(t *testing.T) {
 	t.Parallel()
-	const keys, each, producers = 4, 10, 2
+	const keys, each, producers = 4, 6, 2
 	s := redistest.StartReal(t)
 	var proxies []*redistest.Proxy
 	for range 3 {
@@ -136,7 +136,9 @@ func TestInOrder_stress(t *testing.T) {
 		})
 	}
 	enqueuing.Wait()
-	redistest.Eventually(t, patience, func() bool { return len(oracle.missing()) == 0 }, "all tasks end")
+	for left := len(oracle.missing()); left > 0; left = len(oracle.missing()) { // a slow machine takes long for them all
+		redistest.Eventually(t, patience, func() bool { return len(oracle.missing()) < left }, "another task ends")
+	}
 	oracle.mu.Lock()
 	defer oracle.mu.Unlock()
 	for _, text := range oracle.broken {
