@@ -282,6 +282,8 @@ func (d *delivery) orderOutcome(t target, decision decide.Decision) engine.Outco
 	switch {
 	case decision.What == decide.Done, decision.What == decide.Drop:
 		return engine.OutcomeDone
+	case decision.What == decide.Back:
+		return engine.OutcomeUnbegun // the handler asked for that: the attempt is not spent, also if asynq counts it later, for a wait that is cut
 	case !decision.Final(d.last):
 		return engine.OutcomeStays
 	case t.rule.OnArchive == Continue:

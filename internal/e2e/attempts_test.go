@@ -251,6 +251,38 @@ func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
 	}
 }
 
+// A RetryAfter of the last attempt does not spend it: the task runs again, also when a wait of its is cut in between, which asynq counts.
+func TestReserved_cutAfterRetryAfter(t *testing.T) {
+	t.Parallel()
+	for _, inOrder := range []bool{false, true} {
+		redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+			r, c := orderRig(t, s, setup{
+				rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: inOrder}}, served: func(*asynq.Config) {},
+				guarded: func(c *automutex.Config) {
+					observe := c.Observe
+					c.Observe = func(ctx context.Context, e automutex.Event) {
+						if observe(ctx, e); e.Kind == automutex.EventWaiting {
+							ctx.Value(cutKey{}).(context.CancelFunc)()
+						}
+					}
+				},
+			})
+			id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
+			r.stage.nextIs(t, id).returns(automutex.RetryAfter(time.Hour, errors.New("429")))
+			r.awaitRetried(id, 0)
+			held := r.take("work", "1")
+			r.rerun(id)
+			redistest.Eventually(t, patience, func() bool {
+				info, err := r.inspector.GetTaskInfo(r.queue, id)
+				return err == nil && info.State == asynq.TaskStateRetry && info.Retried == 1
+			}, "the wait is cut")
+			r.free(held)
+			r.rerun(id)
+			r.finishSpent(id, 1)
+		})
+	}
+}
+
 // What asynq.NewTask was given is kept, and what no rule matches is left alone.
 func TestReserved_options(t *testing.T) {
 	t.Parallel()

@@ -141,7 +141,7 @@ type Outcome int32
 const (
 	// OutcomeStays keeps the task's place: it is retried, or returns to asynq.
 	OutcomeStays Outcome = iota
-	// OutcomeUnbegun is OutcomeStays for a task that had its turn, and whose handler did not begin.
+	// OutcomeUnbegun is OutcomeStays for a task that had its turn, and whose handler did not begin, or asked to come back.
 	OutcomeUnbegun
 	// OutcomeDone ends the task, and marks it as done.
 	OutcomeDone
