@@ -367,3 +367,55 @@ func TestLeaves_pausedBeforeItStands(t *testing.T) {
 	}
 	release(t, held)
 }
+
+// TestPausedByEachCommand: while a lock is paused no command gives it to who waits. One of them does so after the pause.
+func TestPausedByEachCommand(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb, ctx := s.Client(t), t.Context()
+		e := New(Options{Client: rdb, Prefix: redistest.Name(t), Owner: "test", Log: slog.New(slog.DiscardHandler), Obeys: true})
+		t.Cleanup(e.Close)
+		held := map[string]*Lease{}
+		for _, by := range []string{"release", "break", "sweep"} {
+			held[by] = must(t, e, asked(e.ref("work|"+by), ""))
+			join(t, e, held[by].request.Ref, "w.1", "", time.Hour)
+		}
+		heads := map[string]ordered{}
+		for _, by := range []string{"skip", "act"} {
+			o := ordered{e, asked(e.ref("work|"+by), "")}
+			heads[by] = o.stamp(t, "a")
+			b := o.stamp(t, "b")
+			arrives(t, e, o.r.Ref, "b", "nb", b.r.Order.Ticket, time.Hour, false)
+		}
+		redistest.Must(t, e.Controls().Pause(ctx, "work", time.Time{}, ""))
+		release(t, held["release"])
+		n, _, err := e.Break(ctx, held["break"].request.Ref, held["break"].Token(), BreakSlots)
+		redistest.Must(t, err)
+		redistest.Must(t, rdb.Del(ctx, held["sweep"].request.Key+":holders").Err()) // it has died
+		_, err = e.Sweep(ctx)
+		redistest.Must(t, err)
+		_, err = e.Skip(ctx, heads["skip"].r.Ref, "a", heads["skip"].r.Order.Ticket)
+		redistest.Must(t, err)
+		a := heads["act"].r.Order.Place
+		redistest.Must(t, e.Act(ctx, heads["act"].r.Ref, ActWithdraw, OrderItem{Nonce: a.Nonce, Ticket: a.Ticket, Note: "a"}, 0))
+		count := func(want int) {
+			t.Helper()
+			for _, by := range []string{"release", "break", "sweep", "skip", "act"} {
+				ref := e.ref("work|" + by)
+				ref.Ordered = heads[by].e != nil
+				if info := inspect(t, e, ref, ""); info.Held != want {
+					t.Errorf("%s: held by %d, want %d; %d broken", by, info.Held, want, n)
+				}
+			}
+		}
+		count(0)
+		if _, err := e.Controls().Resume(ctx, "work"); err != nil {
+			t.Fatal(err)
+		}
+		for _, head := range heads {
+			redistest.Must(t, e.Act(ctx, head.r.Ref, ActNone, OrderItem{}, 0))
+		}
+		_, err = e.Sweep(ctx)
+		redistest.Must(t, err)
+		count(1)
+	})
+}
