@@ -544,6 +544,9 @@ func TestInOrder_isSeen(t *testing.T) {
 		if got.Key != e.Key || got.Rule != "work" || got.Task != "work" || got.Err == nil || !strings.Contains(got.Err.Error(), "no such account") {
 			t.Errorf("%+v", got)
 		}
+		if text := r.log.Text(slog.LevelWarn); strings.Count(text, "is archived and holds its key") != 1 || !strings.Contains(text, e.Key) {
+			t.Errorf("logged: %s", text)
+		}
 		redistest.Must(t, r.guard.SkipHead(t.Context(), e.Key, r.queue+"/"+first))
 		if got := r.awaitEvent(automutex.EventHeadSkipped, first); got.Key != e.Key || got.Rule != "work" || got.Queue != r.queue {
 			t.Errorf("%+v", got)
@@ -586,6 +589,7 @@ func TestInOrder_behindAQuietQueue(t *testing.T) {
 // order stands, in workers and producers, and the log says why.
 func TestInOrder_inspectorElsewhere(t *testing.T) {
 	t.Parallel()
+	const elsewhere = "are the locks on another Redis, or in another database, than asynq?"
 	s, other := redistest.Mini(t), redistest.StartMini(t)
 	rules := []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true, MaxQueued: 2}}
 	r, _ := orderRig(t, s, setup{rules: rules, workers: 3, locks: other.Client(t), served: func(c *asynq.Config) {
@@ -603,10 +607,10 @@ func TestInOrder_inspectorElsewhere(t *testing.T) {
 		if !errors.Is(err, automutex.ErrFull) {
 			t.Fatalf("%v, want ErrFull: the first two are not done", err)
 		}
-		return strings.Contains(log.String(), "does not see the queue") && strings.Contains(r.log.Text(slog.LevelDebug), "could not be looked at")
+		return strings.Contains(log.String(), "does not see the queue") && strings.Contains(log.String(), elsewhere) && strings.Contains(r.log.Text(slog.LevelDebug), "could not be looked at")
 	}, "producer and worker have looked")
 	r.stage.none(t)
-	if n := strings.Count(r.log.Text(slog.LevelWarn), "a key in order stands"); n != 1 {
+	if n := strings.Count(r.log.Text(slog.LevelWarn), "a key in order stands when its next task is deleted; "+elsewhere); n != 1 {
 		t.Errorf("%d warnings", n)
 	}
 }
