@@ -5,8 +5,11 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
@@ -152,6 +155,23 @@ func TestReplyPastTheDeadline(t *testing.T) {
 	p.Delay(600 * time.Millisecond)
 	if le, err := far.Mutex(redistest.Name(t), lock.TTL(200*time.Millisecond), lock.NoRenew()).TryLock(t.Context()); le != nil || !errors.Is(err, lock.ErrBackend) {
 		t.Errorf("%v, %v; want ErrBackend", le, err)
+	}
+}
+
+// A release whose reply is lost is sent again, here after the lease's end, and finds nothing: the lease was not lost.
+func TestReleaseSentAgainLate(t *testing.T) {
+	t.Parallel()
+	var from atomic.Int64 // when what is sent is sent again; 0: never
+	rdb := redistest.Mini(t).Client(t)
+	rdb.AddHook(redistest.Resend(func(redis.Cmder) bool {
+		at := from.Load()
+		time.Sleep(time.Until(time.UnixMicro(at)))
+		return at > 0
+	}))
+	le := mustTry(t, newLocker(t, rdb).Mutex(redistest.Name(t), lock.TTL(2*time.Second), lock.NoRenew()))
+	from.Store(le.Deadline().Add(100 * time.Millisecond).UnixMicro())
+	if err := le.Unlock(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -480,6 +480,7 @@ func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) 
 	if le.consumes = how.Consume && was == held; how.Cooldown > 0 && was == held && !le.request.Pool {
 		le.cooldownEnd = time.Now().Add(min(WholeMS(how.Cooldown), inside.MaxTTL))
 	}
+	began := time.Now()
 	back, err := e.sendRelease(ctx, le)
 	switch {
 	case err != nil:
@@ -490,7 +491,7 @@ func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) 
 		return 0, err
 	case was == lost:
 		return back.free, fmt.Errorf("%w: %q: the lease was lost before", ErrNotHeld, le.request.Name)
-	case !back.held && back.resent && time.Now().Before(le.deadline): // the first one gave it back
+	case !back.held && back.resent && began.Before(le.deadline): // the first one gave it back, or came when nobody had it any more
 	case !back.held:
 		return back.free, fmt.Errorf("%w: %q: its deadline had passed, or the key was deleted", ErrNotHeld, le.request.Name)
 	}
