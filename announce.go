@@ -38,7 +38,7 @@ func (g *Guard) warnDiffer(how string) {
 // servedTypes is the task types that the Guard is known to have a handler for: those of tasks that came, and patterns of
 // the mux that Run or Middleware was given. Safe for concurrent use; the zero value is empty.
 type servedTypes struct {
-	mu    sync.RWMutex // guards types; held for moments
+	mu    sync.Mutex // guards types; held for moments
 	types map[string]bool
 }
 
@@ -47,25 +47,20 @@ const mostServed = 100
 
 // add adds a type, and reports whether it is new. One too many is not.
 func (s *servedTypes) add(taskType string) (isNew bool) {
-	s.mu.RLock()
-	known := s.types[taskType] || len(s.types) >= mostServed
-	s.mu.RUnlock()
-	if known {
-		return false
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.types == nil {
-		s.types = map[string]bool{}
+	if isNew = !s.types[taskType] && len(s.types) < mostServed; isNew {
+		if s.types == nil {
+			s.types = map[string]bool{}
+		}
+		s.types[taskType] = true
 	}
-	isNew = !s.types[taskType]
-	s.types[taskType] = true
 	return isNew
 }
 
 func (s *servedTypes) list() []string {
-	s.mu.RLock()
-	defer s.mu.RUnlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	return slices.Sorted(maps.Keys(s.types))
 }
 

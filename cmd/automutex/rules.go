@@ -189,27 +189,40 @@ type match struct {
 	index int // of the rule
 }
 
-// matching gives the rules that lock a task, in the order in which their locks are taken, which is that of their keys.
+// matching gives the rules that lock a task, in the order in which their locks are taken.
 func matching(ctx context.Context, cfg automutex.Config, t *asynq.Task) (matches []match, err error) {
-	rules := cfg.Rules
 	cfg.Logger = slog.New(slog.DiscardHandler)
+	inOrder, err := keysOf(ctx, cfg, t)
+	if err != nil {
+		return nil, err
+	}
+	rules, described := cfg.Rules, inspect.Describe(cfg.Rules)
 	its, _ := inspect.ByTask(rules).Find(t.Type())
 	for _, i := range its {
 		cfg.Rules = rules[i : i+1]
-		maker, err := automutex.NewKeyMaker(cfg)
+		keys, err := keysOf(ctx, cfg, t)
 		if err != nil {
-			return nil, no("%w", err)
-		}
-		keys, err := maker.Keys(ctx, t)
-		if err != nil {
-			return nil, no("%w", err)
+			return nil, err
 		}
 		if len(keys) > 0 { // none: the rule is Optional, and the task lacks a field
-			matches = append(matches, match{Rule: inspect.Describe(rules)[i].Name, Key: control.Bare(keys[0]), Name: keys[0], index: i})
+			matches = append(matches, match{Rule: described[i].Name, Key: control.Bare(keys[0]), Name: keys[0], index: i})
 		}
 	}
-	slices.SortStableFunc(matches, func(a, b match) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortStableFunc(matches, func(a, b match) int { return slices.Index(inOrder, a.Name) - slices.Index(inOrder, b.Name) })
 	return matches, nil
+}
+
+// keysOf makes the keys of a task.
+func keysOf(ctx context.Context, cfg automutex.Config, t *asynq.Task) ([]string, error) {
+	maker, err := automutex.NewKeyMaker(cfg)
+	if err != nil {
+		return nil, no("%w", err)
+	}
+	keys, err := maker.Keys(ctx, t)
+	if err != nil {
+		return nil, no("%w", err)
+	}
+	return keys, nil
 }
 
 // uniqueMatch gives the unique rule that a producer applies to a task; none if there is none, or the task lacks a field of

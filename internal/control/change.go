@@ -105,6 +105,7 @@ func (r *Reader) end(ctx context.Context, kind, typed string) (was bool, err err
 	if err != nil {
 		return false, err
 	}
+	r.dropOver(ctx, state)
 	o, unreadable := parseOrder(kind, typed, raw)
 	return unreadable == nil && !o.isOver(state.serverTime), nil
 }
@@ -124,7 +125,7 @@ func (r *Reader) write(ctx context.Context, field, text, only string) (was strin
 	return was, nil
 }
 
-// dropOver removes some pauses that have ended by themselves. An error leaves them to the next order: nothing is in force of them.
+// dropOver removes some pauses that have ended by themselves. An error leaves them to the next change: nothing is in force of them.
 func (r *Reader) dropOver(ctx context.Context, state *State) {
 	most := 20
 	for name, f := range state.fields {

@@ -222,9 +222,12 @@ func TestChange(t *testing.T) {
 				t.Errorf("the end of an order for %q: %v, %v; want %v", target, got, err, want)
 			}
 		}
-		redistest.Must(t, rdb.HSet(ctx, r.Keys[0], "pause over", `{"until":"2001-01-01T00:00:00Z"}`).Err())
+		over := func() {
+			redistest.Must(t, rdb.HSet(ctx, r.Keys[0], "pause over", `{"until":"2001-01-01T00:00:00Z"}`).Err())
+		}
+		over()
 		end(r.Resume, "over", false)
-		redistest.Must(t, rdb.HSet(ctx, r.Keys[0], "pause over", `{"until":"2001-01-01T00:00:00Z"}`).Err())
+		over()
 		redistest.Must(t, r.SetLimit(ctx, "kept", 3, "one"))
 		if was, err := r.write(ctx, "limit kept", "", "as it was before"); err != nil || was == "" {
 			t.Errorf("an order that has changed was removed: %q, %v", was, err)
@@ -242,6 +245,7 @@ func TestChange(t *testing.T) {
 		if got := r.Slots(kept, 1, false); got != 3 {
 			t.Errorf("%d slots", got)
 		}
+		over()
 		end(r.ClearLimit, kept, true)
 		orders := r.Latest().Orders()
 		if fields := rdb.HKeys(ctx, r.Keys[0]).Val(); len(fields) != 1 || fields[0] != "pause a%20b" || len(orders) != 1 || orders[0].Target != r.keyStart+"a%20b}" {

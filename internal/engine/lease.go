@@ -465,9 +465,10 @@ type Ending struct {
 	Consume  bool          // its value leaves the pool
 }
 
-// Release gives the lock back, and returns how many slots are free then. One that was sent twice, and finds nothing before the deadline,
-// is a success: the first one has run, or the lock was broken meanwhile. It ends the lease whatever it returns: ErrNotHeld if the lease
-// had ended before, an error of Redis if the release is tried again in the background while the lease lasts. Only the values of ctx count.
+// Release gives the lock back, and returns how many slots are free then. One that was sent before the deadline, and then again, and finds
+// nothing is a success: the first one has run, or the lock was broken meanwhile. It ends the lease whatever it returns: ErrNotHeld if the
+// lease had ended before, an error of Redis if the release is tried again in the background while the lease lasts. Only the values of ctx
+// count.
 func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) {
 	e := le.engine
 	was := e.drop(le)
