@@ -26,8 +26,6 @@ var dead = fault{"dead", errors.New("the producer is dead"), false}
 
 var everyFault = []fault{
 	{"refused", redistest.ReplyError("READONLY You can't write against a read only replica."), false},
-	{"loading", redistest.ReplyError("LOADING Redis is loading the dataset in memory"), false},
-	{"cut off before", errors.New("EOF"), false},
 	{"reply lost", errors.New("EOF"), true},
 	dead,
 }
