@@ -125,7 +125,7 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	case !ordered:
 		return e.enqueue(ctx, stamp.New(e.note, e.info.MaxRetry))
 	}
-	if err := e.checkOrdered(t.rule, opts); err != nil {
+	if err := e.checkOrdered(t.rule); err != nil {
 		return nil, err
 	}
 	if fits := inside.OnceIn(ctx); fits != nil {
@@ -191,15 +191,8 @@ func (e *enqueueing) enqueue(ctx context.Context, s stamp.Stamp) (*asynq.TaskInf
 	if maxRetry < math.MaxInt32 {
 		maxRetry++ // the reserved attempt
 	}
-	opts := []asynq.Option{asynq.Queue(info.Queue), asynq.TaskID(info.ID), asynq.MaxRetry(maxRetry)}
-	if info.Timeout > 0 {
-		opts = append(opts, asynq.Timeout(info.Timeout))
-	}
-	if !info.Deadline.IsZero() {
-		opts = append(opts, asynq.Deadline(info.Deadline))
-	}
-	if info.Retention > 0 {
-		opts = append(opts, asynq.Retention(info.Retention))
+	opts := []asynq.Option{ // their zero values are asynq's
+		asynq.Queue(info.Queue), asynq.TaskID(info.ID), asynq.MaxRetry(maxRetry), asynq.Timeout(info.Timeout), asynq.Deadline(info.Deadline), asynq.Retention(info.Retention),
 	}
 	if info.Group != "" {
 		opts = append(opts, asynq.Group(info.Group))
@@ -214,25 +207,13 @@ func (e *enqueueing) enqueue(ctx context.Context, s stamp.Stamp) (*asynq.TaskInf
 }
 
 // checkOrdered returns an error if the task has an option that an ordered task cannot have.
-func (e *enqueueing) checkOrdered(rule *compiledRule, opts []asynq.Option) error {
+func (e *enqueueing) checkOrdered(rule *compiledRule) error {
 	refuse := func(option, why string) error {
 		return fmt.Errorf("automutex: rule %q is InOrder, and task %q has the option asynq.%s: %s; the task is not enqueued: leave the option out", rule.Name, e.task.Type(), option, why)
 	}
-	const delayed = "a task that runs later has no place among those that run now"
-	for _, opt := range opts {
-		if opt == nil {
-			continue
-		}
-		switch opt.Type() { //nolint:exhaustive // the others are fine
-		case asynq.ProcessInOpt:
-			return refuse("ProcessIn", delayed)
-		case asynq.ProcessAtOpt:
-			return refuse("ProcessAt", delayed)
-		}
-	}
 	switch {
 	case e.info.State == asynq.TaskStateScheduled:
-		return refuse("ProcessAt", delayed)
+		return refuse("ProcessAt, or ProcessIn", "a task that runs later has no place among those that run now")
 	case e.info.Group != "":
 		return refuse("Group", "asynq makes one task of a group")
 	case !e.info.Deadline.IsZero():

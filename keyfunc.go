@@ -102,13 +102,10 @@ func Fields(paths ...string) KeyFunc {
 }
 
 // fieldError is the KeyError for a field that setting names.
-func fieldError(t *asynq.Task, failed *keys.Error, setting string) error {
+func fieldError(t *asynq.Task, failed *keys.Error, setting string) *KeyError {
 	e := &KeyError{Task: t.Type(), Field: failed.Path, reason: failed.Reason, advice: "enqueue the task with a value there, or change " + setting, absent: failed.Absent}
-	switch {
-	case failed.NotRead:
+	if failed.NotRead {
 		e.advice = adviceEncoding
-	case failed.Absent && setting == settingOn:
-		e.advice += adviceOptional
 	}
 	return e
 }
@@ -208,8 +205,6 @@ func callKey(ctx context.Context, fn KeyFunc, t *asynq.Task) ([]string, error) {
 }
 
 const (
-	settingOn = "the rule's On"
-
 	adviceHeader   = "enqueue the task with that header, or change the rule's OnHeaders"
 	adviceOptional = ", or set its Optional"
 	advicePayload  = "enqueue the task with a JSON payload, or change the rule"

@@ -131,7 +131,11 @@ func (c *compiledRule) parts(ctx context.Context, t *asynq.Task) (parts []string
 	if c.fields != nil {
 		var failed *keys.Error
 		if parts, failed = c.fields.Parts(t.Payload()); failed != nil {
-			return nil, fieldError(t, failed, settingOn)
+			unfit := fieldError(t, failed, "the rule's On")
+			if failed.Absent {
+				unfit.advice += adviceOptional
+			}
+			return nil, unfit
 		}
 	}
 	return headersParts(t, parts, c.OnHeaders)

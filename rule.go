@@ -1,7 +1,6 @@
 package automutex
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -331,15 +330,8 @@ type sharedField struct {
 }
 
 func (c *compiledRule) shared() []sharedField {
-	limit := sharedField{"", "left out"}
-	switch {
-	case c.LimitOf != nil:
-		limit = sharedField{"LimitOf", "set"}
-	case c.LimitField != nil:
-		limit = sharedField{"LimitField", "set"}
-	}
 	return []sharedField{
-		limit, {"InOrder", c.InOrder}, {"OnArchive", c.OnArchive}, {"MaxQueued", c.MaxQueued},
+		{"LimitOf", c.LimitOf != nil}, {"LimitField", c.LimitField != nil}, {"InOrder", c.InOrder}, {"OnArchive", c.OnArchive}, {"MaxQueued", c.MaxQueued},
 		{"Limit", c.Limit}, {"TTL", c.TTL}, {"Fence", c.Fence}, {"Rate", c.Rate},
 	}
 }
@@ -378,8 +370,8 @@ func checkTogether(rules []*compiledRule) []*FieldError {
 		theirs := first.shared()
 		for i, our := range rule.shared() {
 			if their := theirs[i]; our.value != their.value {
-				mistakes.addf(cmp.Or(our.field, their.field), "is %v, but %s has %v for the same scope %q; one scope has one %s",
-					our.value, first.where(), their.value, scope, cmp.Or(our.field, their.field))
+				mistakes.addf(our.field, "is %v, but %s has %v for the same scope %q; one scope has one %s",
+					our.value, first.where(), their.value, scope, our.field)
 			}
 		}
 	}
