@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 
 	"github.com/automutex/automutex/internal/fleet"
@@ -19,17 +18,10 @@ import (
 func (g *Guard) announce() {
 	defer close(g.announced)
 	if !g.cfg.Private && len(g.cfg.Rules) > 0 {
-		fleet.Announce(g.closing, g.rdb, g.cfg.Prefix, g.saysOfItself, g.warnDiffer)
+		fleet.Announce(g.closing, g.rdb, g.cfg.Prefix, func() fleet.Process {
+			return fleet.Process{Owner: g.cfg.Owner, Hashed: g.rules.secret != "", Serves: g.served.list(), Rules: describe(g.rules)}
+		}, func(how string) { g.log.Warn("automutex: another process has other rules: " + how) })
 	}
-}
-
-// saysOfItself is what the Guard writes.
-func (g *Guard) saysOfItself() fleet.Process {
-	return fleet.Process{Owner: g.cfg.Owner, Hashed: g.rules.secret != "", Serves: g.served.list(), Rules: describe(g.rules)}
-}
-
-func (g *Guard) warnDiffer(how string) {
-	g.log.Warn("automutex: another process has other rules: " + how)
 }
 
 // servedTypes is the types of tasks that came. Safe for concurrent use; the zero value is empty.
@@ -99,17 +91,17 @@ func (c *compiledRule) limitText() string {
 	case c.LimitOf != nil:
 		return "computed"
 	case c.LimitField != nil:
-		var more []string
+		text := ""
 		if c.LimitField.Default > 0 {
-			more = append(more, fmt.Sprint("default ", c.LimitField.Default))
+			text = fmt.Sprint(", default ", c.LimitField.Default)
 		}
 		if c.LimitField.Most > 0 {
-			more = append(more, fmt.Sprint("most ", c.LimitField.Most))
+			text += fmt.Sprint(", most ", c.LimitField.Most)
 		}
-		if len(more) == 0 {
-			return "<" + c.LimitField.Path + ">"
+		if text != "" {
+			text = " (" + text[2:] + ")"
 		}
-		return "<" + c.LimitField.Path + "> (" + strings.Join(more, ", ") + ")"
+		return "<" + c.LimitField.Path + ">" + text
 	case c.Limit == Unlimited:
 		return "unlimited"
 	}
