@@ -26,20 +26,13 @@ var ErrReplaced = errors.New("automutex: replaced by a newer task")
 
 // Why a task did not get a lock, as [BusyError].Reason says it.
 const (
-	// ReasonHeld: others hold the key, or are in line before the task.
-	ReasonHeld = lock.ReasonHeld
-	// ReasonRate: handlers of the key have started as often as its [Rate] allows.
-	ReasonRate = lock.ReasonRate
-	// ReasonClosed: a handler has called [CloseGate].
-	ReasonClosed = lock.ReasonClosed
-	// ReasonCooldown: the [Rule].Cooldown of the last run is not over.
-	ReasonCooldown = lock.ReasonCooldown
-	// ReasonBehind: an earlier task of an ordered key comes first, and does not run now.
-	ReasonBehind = engine.ReasonBehind
-	// ReasonArchived is ReasonBehind for a task that is archived and holds its key, see [HoldKey].
-	ReasonArchived = engine.ReasonArchived
-	// ReasonPaused: an operator has paused the key, see [Guard.Controls].
-	ReasonPaused = lock.ReasonPaused
+	ReasonHeld     = lock.ReasonHeld       // others hold the key, or are in line before the task
+	ReasonRate     = lock.ReasonRate       // handlers of the key have started as often as its [Rate] allows
+	ReasonClosed   = lock.ReasonClosed     // a handler has called [CloseGate]
+	ReasonCooldown = lock.ReasonCooldown   // the [Rule].Cooldown of the last run is not over
+	ReasonBehind   = engine.ReasonBehind   // an earlier task of an ordered key comes first, and does not run now
+	ReasonArchived = engine.ReasonArchived // that task is archived and holds its key, see [HoldKey]
+	ReasonPaused   = lock.ReasonPaused     // an operator has paused the key, see [Guard.Controls]
 )
 
 // BusyError says why a task did not get a lock. It is the argument of the function given to
@@ -52,8 +45,7 @@ type BusyError struct {
 	Rule string
 	// Key is the lock's key, as [Guard.Keys] returns it.
 	Key string
-	// Reason is [ReasonHeld], [ReasonPaused] or, if the key's gate is closed, [ReasonRate],
-	// [ReasonClosed] or [ReasonCooldown]. In an ordered key it may be [ReasonBehind] or [ReasonArchived].
+	// Reason is [ReasonHeld] or one of the other constants.
 	Reason string
 	// Holder is the owner label of one holder: host:pid unless Config.Owner says otherwise. It
 	// is empty if nobody holds the key: waiters are before the task, or the gate is closed.

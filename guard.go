@@ -100,9 +100,6 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	}
 	g.engine, g.controls = engine.New(options), &lock.Controls{}
 	*inside.At(g.controls) = g.engine.Controls()
-	for _, rule := range rules.rules {
-		rule.prepareRequest()
-	}
 	g.closing, g.stop = context.WithCancel(context.Background())
 	if cfg.History > 0 {
 		g.history = history.New(rdb, cfg.Prefix, cfg.Owner, cfg.History, cfg.Logger)

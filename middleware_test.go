@@ -610,7 +610,6 @@ func TestRuleSet_limitField(t *testing.T) {
 	} {
 		field := &LimitField{Path: "n", Default: test.deflt, Most: test.most}
 		rs := compileRules(t, Rule{Task: "work", LimitField: field})
-		field.Path = "changed" // after New it has no effect
 		targets, err := rs.targets(t.Context(), asynq.NewTask("work", []byte(test.payload)), "p")
 		var unfit *KeyError
 		switch {

@@ -132,7 +132,7 @@ type compiledRule struct {
 
 	fields    *keys.Fields   // the paths of On; nil without any
 	limitPath *keys.Fields   // of LimitField
-	request   engine.Request // what all locks of the rule have in common; the zero value without a Guard
+	request   engine.Request // what all locks of the rule have in common
 }
 
 // where names the rule in an error or a log line.
@@ -199,21 +199,14 @@ func (c *compiledRule) fillDefaults() {
 	if c.TTL == 0 {
 		c.TTL = defaultTTL
 	}
+	// check has reported what is malformed.
 	if c.LimitField != nil {
-		field := *c.LimitField
-		c.LimitField = &field
-		c.limitPath, _ = keys.Parse([]string{field.Path}) // check has reported a malformed one
+		c.limitPath, _ = keys.Parse([]string{c.LimitField.Path})
 	}
-	if c.On = slices.Clone(c.On); len(c.On) > 0 {
-		c.fields, _ = keys.Parse(c.On) // as above
+	if len(c.On) > 0 {
+		c.fields, _ = keys.Parse(c.On)
 	}
-	c.OnHeaders = slices.Clone(c.OnHeaders)
-}
-
-// prepareRequest sets request. check has looked at the rule.
-func (c *compiledRule) prepareRequest() {
-	c.request = engine.Request{Ref: engine.Ref{Limit: 1}, Name: c.Name, TTL: c.TTL, MaxHold: c.MaxHold, Fenced: c.Fence, Notes: true}
-	_ = c.request.Check()
+	c.request = engine.Request{Ref: engine.Ref{Limit: 1}, Name: c.Name, TTL: engine.WholeMS(c.TTL), MaxHold: c.MaxHold, Fenced: c.Fence, Notes: true}
 	if c.Rate != (Rate{}) {
 		c.request.Every, c.request.Spare, _ = engine.Rate(c.Rate.Starts, c.Rate.Per, c.Rate.Burst)
 	}
