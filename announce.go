@@ -5,14 +5,10 @@ import (
 	"maps"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
-
-	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/nearest"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -22,21 +18,13 @@ import (
 func (g *Guard) announce() {
 	defer close(g.announced)
 	if !g.cfg.Private && len(g.cfg.Rules) > 0 {
-		fleet.Announce(g.closing, g.rdb, g.cfg.Prefix, g.saysOfItself, g.warnDiffer)
+		fleet.Announce(g.closing, g.rdb, g.cfg.Prefix, func() fleet.Process {
+			return fleet.Process{Owner: g.cfg.Owner, Hashed: g.rules.secret != "", Serves: g.served.list(), Rules: describe(g.rules)}
+		}, func(how string) { g.log.Warn("automutex: another process has other rules: " + how) })
 	}
 }
 
-// saysOfItself is what the Guard writes.
-func (g *Guard) saysOfItself() fleet.Process {
-	return fleet.Process{Owner: g.cfg.Owner, Hashed: g.rules.secret != "", Serves: g.served.list(), Rules: describe(g.rules)}
-}
-
-func (g *Guard) warnDiffer(how string) {
-	g.log.Warn("automutex: another process has other rules: " + how)
-}
-
-// servedTypes is the task types that the Guard is known to have a handler for: those of tasks that came, and patterns of
-// the mux that Run or Middleware was given. Safe for concurrent use; the zero value is empty.
+// servedTypes is the types of tasks that came. Safe for concurrent use; the zero value is empty.
 type servedTypes struct {
 	mu    sync.Mutex // guards types; held for moments
 	types map[string]bool
@@ -45,52 +33,21 @@ type servedTypes struct {
 // mostServed bounds servedTypes: who enqueues chooses the types of tasks.
 const mostServed = 100
 
-// add adds a type, and reports whether it is new. One too many is not.
-func (s *servedTypes) add(taskType string) (isNew bool) {
+func (s *servedTypes) add(taskType string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if isNew = !s.types[taskType] && len(s.types) < mostServed; isNew {
-		if s.types == nil {
-			s.types = map[string]bool{}
-		}
+	if s.types == nil {
+		s.types = map[string]bool{}
+	}
+	if len(s.types) < mostServed {
 		s.types[taskType] = true
 	}
-	return isNew
 }
 
 func (s *servedTypes) list() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Sorted(maps.Keys(s.types))
-}
-
-// askMux adds the patterns under which the handler, an asynq.ServeMux or what embeds one, has the types of rules. It cannot list the
-// others.
-func (s *servedTypes) askMux(handler asynq.Handler, rules []Rule) {
-	if mux, ok := handler.(interface {
-		Handler(t *asynq.Task) (asynq.Handler, string)
-	}); ok {
-		for _, rule := range rules {
-			if _, pattern := mux.Handler(asynq.NewTask(rule.Task, nil)); pattern != "" {
-				s.add(pattern)
-			}
-		}
-	}
-}
-
-// noteType notes that a task of the type came. If the type has no rule, it warns once of each rule that nothing is known to serve, and whose
-// Task looks like the type.
-func (g *Guard) noteType(taskType string) {
-	if !g.served.add(taskType) || g.rules.find(taskType) != nil {
-		return
-	}
-	for _, p := range g.rules.declared {
-		if !nearest.IsMeant(p.task, taskType) || slices.ContainsFunc(g.served.list(), func(served string) bool { return g.rules.find(served) == p }) {
-			continue
-		}
-		g.warnOnce("nothing serves "+p.task, fmt.Sprintf("a rule is for %q, which nothing is known to serve, and a task of type %q has no rule, and runs without a lock: "+
-			"did you mean %[2]q?", p.task, taskType), "rule", p.rules[0].Name)
-	}
 }
 
 // described is what a KeyMaker carries for the page and the command.
@@ -134,17 +91,17 @@ func (c *compiledRule) limitText() string {
 	case c.LimitOf != nil:
 		return "computed"
 	case c.LimitField != nil:
-		var more []string
+		text := ""
 		if c.LimitField.Default > 0 {
-			more = append(more, fmt.Sprint("default ", c.LimitField.Default))
+			text = fmt.Sprint(", default ", c.LimitField.Default)
 		}
 		if c.LimitField.Most > 0 {
-			more = append(more, fmt.Sprint("most ", c.LimitField.Most))
+			text += fmt.Sprint(", most ", c.LimitField.Most)
 		}
-		if len(more) == 0 {
-			return "<" + c.LimitField.Path + ">"
+		if text != "" {
+			text = " (" + text[2:] + ")"
 		}
-		return "<" + c.LimitField.Path + "> (" + strings.Join(more, ", ") + ")"
+		return "<" + c.LimitField.Path + ">" + text
 	case c.Limit == Unlimited:
 		return "unlimited"
 	}

@@ -28,19 +28,18 @@ import (
 // A task that no rule matches goes to asynq unchanged. For every other task the Client does two things:
 //
 //   - It gives the task the next place in the order of its key if a rule says [Rule].InOrder.
-//   - It reserves an attempt. asynq archives a task that returns on its last attempt, so without this a
-//     task on its last attempt has to wait for its key in its worker. The Client tells asynq one
-//     retry more than the task was enqueued with, and the Guard has asynq archive the task when its
-//     handler has failed, or panicked, as often as the caller asked for. If the last run did not return, since its worker died or its time was up, the
-//     task may run once more; a task of an ordered rule is then archived unrun, without an event but EventBlocked. asynq's tools, and asynq.GetMaxRetry in a
-//     handler, show one retry more; [LastAttempt] goes by what was asked for. An attempt that [Fail] or [AfterFailure] spends counts against
-//     asynq's number, so such a task gets one attempt more. The task must be run by a Guard that
-//     has a rule for it.
+//   - It reserves an attempt, so that no task waits for its key in its worker since asynq would archive it. The
+//     Client tells asynq one retry more than the task was enqueued with, and the Guard has asynq archive the
+//     task when its handler has failed, or panicked, as often as the caller asked for. If the last run did not
+//     return, since its worker died or its time was up, the task may run once more, and again where
+//     [asynq.Config].IsFailure does not count that; a task of an ordered rule is then archived unrun. asynq's
+//     tools, and asynq.GetMaxRetry in a handler, show one retry more; [LastAttempt] goes by what was asked for.
+//     A task of which [Fail] or [AfterFailure] spends an attempt gets one more. The task must be run by a Guard
+//     that has a rule for it.
 type Client struct {
 	rules     *ruleSet
 	prefix    string
 	asynq     *asynq.Client
-	dry       *asynq.Client    // enqueues nothing, see compose
 	engine    *engine.Engine   // nil if no rule is InOrder; it grants no lock, and so has no goroutine
 	inspector *asynq.Inspector // the same
 	log       *slog.Logger
@@ -68,7 +67,7 @@ func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, erro
 	if client == nil {
 		problems = append(problems, errors.New("automutex: the asynq.Client is nil: pass the one that tasks are enqueued with"))
 	}
-	rules, _, err := compile(cfg)
+	rules, err := compile(cfg)
 	if err != nil {
 		problems = append(problems, err)
 	}
@@ -85,7 +84,7 @@ func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, erro
 	}
 	cfg = cfg.withDefaults()
 	c := &Client{
-		rules: rules, prefix: cfg.Prefix, asynq: client, dry: newDryClient(), inspector: inspector, asynqRedis: inspected,
+		rules: rules, prefix: cfg.Prefix, asynq: client, inspector: inspector, asynqRedis: inspected,
 		log: cfg.Logger, stampDeadline: stampDeadline,
 	}
 	if inspector != nil {
@@ -102,29 +101,22 @@ func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInf
 // EnqueueContext enqueues the task as [asynq.Client.EnqueueContext] does. If a rule for the task has InOrder, the
 // task runs after all tasks of its key whose enqueueing returned before this one began.
 //
-// With an error that is none of the following, the task is not enqueued:
+// With an error the task is not enqueued, but for that of asynq for a task that is not in order, and a
+// [*EnqueueError] with Unknown set: then it may be, now or in a moment. If it is, it has its place, or comes
+// after tasks that have run meanwhile.
 //
-//   - A [*EnqueueError] with Unknown set: the task may be enqueued, now or in a moment. If it is, it has
-//     its place, or comes after tasks that have run meanwhile.
-//   - The error of asynq for a task that no rule matches, or whose rules have no InOrder.
-//
-// Of the others, a [*FullError] (which Is [ErrFull]) says that Rule.MaxQueued tasks of the key are not done, an
-// [*OptionError] that an ordered task cannot have an option, a [*KeyError] that no key can be
-// made, and [asynq.ErrTaskIDConflict] that asynq has another task with that ID. An error that Is
-// [lock.ErrBackend] means that Redis could not be asked for a place.
+// A [*FullError] (which Is [ErrFull]) says that Rule.MaxQueued tasks of the key are not done,
+// a [*KeyError] that no key can be made, and [asynq.ErrTaskIDConflict] that asynq has another task with that ID. An
+// error that Is [lock.ErrBackend] means that Redis could not be asked for a place.
 func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
-	if task == nil {
-		return c.asynq.EnqueueContext(ctx, task, opts...) // asynq says so
-	}
-	p := c.rules.find(task.Type())
-	if p == nil {
+	if task == nil || c.rules.match(task.Type()) == nil { // asynq refuses nil
 		return c.asynq.EnqueueContext(ctx, task, opts...)
 	}
 	e, err := c.compose(ctx, task, opts)
 	if err != nil {
 		return nil, err
 	}
-	t, ordered, err := c.orderedTarget(ctx, p, task)
+	t, ordered, err := c.orderedTarget(ctx, task)
 	switch {
 	case err != nil:
 		return nil, err
@@ -133,7 +125,7 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	case !ordered:
 		return e.enqueue(ctx, stamp.New(e.note, e.info.MaxRetry))
 	}
-	if err := e.checkOrdered(t.rule, opts); err != nil {
+	if err := e.checkOrdered(t.rule); err != nil {
 		return nil, err
 	}
 	if fits := inside.OnceIn(ctx); fits != nil {
@@ -146,8 +138,8 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 
 // orderedTarget returns the ordered lock that the task needs, if it needs one. The task's other rules are the worker's business: none of their
 // functions is called.
-func (c *Client) orderedTarget(ctx context.Context, p *pattern, task *asynq.Task) (t target, ordered bool, err error) {
-	rule := p.ordered()
+func (c *Client) orderedTarget(ctx context.Context, task *asynq.Task) (t target, ordered bool, err error) {
+	rule := c.rules.ordered(task.Type())
 	if rule == nil {
 		return target{}, false, nil
 	}
@@ -172,8 +164,8 @@ type enqueueing struct {
 // compose returns what asynq makes of the task and its options: those of the call, and those given to
 // asynq.NewTask, which nothing else tells. It enqueues the task with a client that sends nothing.
 func (c *Client) compose(ctx context.Context, task *asynq.Task, opts []asynq.Option) (*enqueueing, error) {
-	dry := &dryRun{}
-	info, err := c.dry.EnqueueContext(context.WithValue(ctx, dryKey{}, dry), task, opts...)
+	dry := &dryRedis{}
+	info, err := asynq.NewClientFromRedisClient(dry).EnqueueContext(ctx, task, opts...)
 	if err != nil {
 		return nil, err
 	}
@@ -199,15 +191,8 @@ func (e *enqueueing) enqueue(ctx context.Context, s stamp.Stamp) (*asynq.TaskInf
 	if maxRetry < math.MaxInt32 {
 		maxRetry++ // the reserved attempt
 	}
-	opts := []asynq.Option{asynq.Queue(info.Queue), asynq.TaskID(info.ID), asynq.MaxRetry(maxRetry)}
-	if info.Timeout > 0 {
-		opts = append(opts, asynq.Timeout(info.Timeout))
-	}
-	if !info.Deadline.IsZero() {
-		opts = append(opts, asynq.Deadline(info.Deadline))
-	}
-	if info.Retention > 0 {
-		opts = append(opts, asynq.Retention(info.Retention))
+	opts := []asynq.Option{ // their zero values are asynq's
+		asynq.Queue(info.Queue), asynq.TaskID(info.ID), asynq.MaxRetry(maxRetry), asynq.Timeout(info.Timeout), asynq.Deadline(info.Deadline), asynq.Retention(info.Retention),
 	}
 	if info.Group != "" {
 		opts = append(opts, asynq.Group(info.Group))
@@ -221,26 +206,14 @@ func (e *enqueueing) enqueue(ctx context.Context, s stamp.Stamp) (*asynq.TaskInf
 	return e.client.asynq.EnqueueContext(ctx, asynq.NewTaskWithHeaders(e.task.Type(), e.task.Payload(), headers), opts...)
 }
 
-// checkOrdered returns an *OptionError if the task has an option that an ordered task cannot have.
-func (e *enqueueing) checkOrdered(rule *compiledRule, opts []asynq.Option) error {
+// checkOrdered returns an error if the task has an option that an ordered task cannot have.
+func (e *enqueueing) checkOrdered(rule *compiledRule) error {
 	refuse := func(option, why string) error {
-		return &OptionError{Rule: rule.Name, Task: e.task.Type(), Option: option, why: why}
-	}
-	const delayed = "a task that runs later has no place among those that run now"
-	for _, opt := range opts {
-		if opt == nil {
-			continue
-		}
-		switch opt.Type() { //nolint:exhaustive // the others are fine
-		case asynq.ProcessInOpt:
-			return refuse("ProcessIn", delayed)
-		case asynq.ProcessAtOpt:
-			return refuse("ProcessAt", delayed)
-		}
+		return fmt.Errorf("automutex: rule %q is InOrder, and task %q has the option asynq.%s: %s; the task is not enqueued: leave the option out", rule.Name, e.task.Type(), option, why)
 	}
 	switch {
 	case e.info.State == asynq.TaskStateScheduled:
-		return refuse("ProcessAt", delayed)
+		return refuse("ProcessAt, or ProcessIn", "a task that runs later has no place among those that run now")
 	case e.info.Group != "":
 		return refuse("Group", "asynq makes one task of a group")
 	case !e.info.Deadline.IsZero():
@@ -275,25 +248,12 @@ func (e *enqueueing) enqueueInOrder(ctx context.Context, t target) (*asynq.TaskI
 		return nil, err
 	}
 	if time.Since(began) > c.stampDeadline/2 {
-		if err := e.confirm(ctx, key, item); err != nil {
+		// Others may have taken the stamp for one whose producer died.
+		if err := c.engine.Act(context.WithoutCancel(ctx), key, engine.ActConfirm, item, 0); err != nil {
 			return nil, e.unknown(t, fmt.Errorf("it is enqueued, but its place could not be confirmed: %w", err))
 		}
 	}
 	return info, nil
-}
-
-// confirmTries is how often confirm asks.
-const confirmTries = 3
-
-// confirm makes sure that the task has its place: the enqueueing took so long that others may have taken the stamp for
-// one whose producer died.
-func (e *enqueueing) confirm(ctx context.Context, key engine.Ref, item engine.OrderItem) (err error) {
-	for range confirmTries {
-		if err = e.client.engine.Act(context.WithoutCancel(ctx), key, engine.ActConfirm, item, 0); err == nil {
-			return nil
-		}
-	}
-	return err
 }
 
 // takePlace gets the task's ticket. If the key is full it first looks for stamps whose task was never enqueued.
@@ -303,7 +263,7 @@ func (e *enqueueing) takePlace(ctx context.Context, key engine.Ref, t target, no
 		ticket, queued, look, err := c.engine.Stamp(ctx, key, e.note, nonce, c.stampDeadline, t.rule.MaxQueued)
 		switch {
 		case err != nil:
-			return 0, &EnqueueError{Rule: t.rule.Name, Key: t.key, Task: e.note, Err: withClientHint(err)}
+			return 0, &EnqueueError{Rule: t.rule.Name, Key: t.key, Task: e.note, Err: err}
 		case ticket > 0:
 			return ticket, nil
 		case looked || len(look) == 0:
@@ -337,28 +297,22 @@ func (e *enqueueing) unknown(t target, err error) error {
 	return &EnqueueError{Rule: t.rule.Name, Key: t.key, Task: e.note, Unknown: true, Err: err}
 }
 
-// dryRun is what a dry client has seen of one call.
-type dryRun struct{ unique bool }
+// dryRedis answers the commands with which asynq enqueues one task, as Redis does for a new one. asynq calls no others.
+type dryRedis struct {
+	redis.UniversalClient
 
-type dryKey struct{}
-
-// newDryClient makes an asynq.Client that sends nothing.
-func newDryClient() *asynq.Client { return asynq.NewClientFromRedisClient(dryRedis{}) }
-
-// dryRedis answers the commands with which asynq enqueues a task, as Redis does for a new one. asynq calls no others.
-type dryRedis struct{ redis.UniversalClient }
+	unique bool // the task has asynq.Unique
+}
 
 // SAdd adds a queue to asynq's list of queues.
-func (dryRedis) SAdd(context.Context, string, ...any) *redis.IntCmd {
+func (*dryRedis) SAdd(context.Context, string, ...any) *redis.IntCmd {
 	return redis.NewIntResult(1, nil)
 }
 
 // EvalSha runs the script that enqueues, schedules or groups a task.
-func (dryRedis) EvalSha(ctx context.Context, _ string, keys []string, _ ...any) *redis.Cmd {
-	if dry, _ := ctx.Value(dryKey{}).(*dryRun); dry != nil && len(keys) > 0 {
-		_, after, _ := strings.Cut(keys[0], "}:") // asynq:{<queue>}:unique:...
-		dry.unique = strings.HasPrefix(after, "unique:")
-	}
+func (d *dryRedis) EvalSha(_ context.Context, _ string, keys []string, _ ...any) *redis.Cmd {
+	_, after, _ := strings.Cut(keys[0], "}:") // asynq:{<queue>}:unique:...
+	d.unique = strings.HasPrefix(after, "unique:")
 	return redis.NewCmdResult(int64(1), nil)
 }
 

@@ -3,10 +3,7 @@ package automutex
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"log/slog"
-	"slices"
-	"strings"
 
 	"github.com/hibiken/asynq"
 
@@ -38,26 +35,21 @@ type Config struct {
 	// Guards with the same Prefix must serve the same asynq Redis.
 	Prefix string
 
-	// HashKeys is a secret that keeps payload values out of keys, and so out of
+	// HashKeys is a secret of 16 to 1,024 bytes that keeps payload values out of keys, and so out of
 	// Redis, logs, events and errors. In a key the values are replaced by their
-	// HMAC-SHA256 under this secret; the scope stays readable. (A plain hash would not
-	// hide account numbers: an attacker can hash all of them.) All Guards with a
+	// HMAC-SHA256 under this secret; the scope stays readable. All Guards with a
 	// Prefix, and the producers of package unique, need the same secret; changing it
 	// renames every lock, as another Prefix does. Empty means that keys are readable.
-	// Otherwise it has 16 to 1,024 bytes.
 	HashKeys string
 
 	// Decode returns the payload that rules read, for tasks whose payload is an envelope
 	// that another middleware unwraps. On and [Rule].Payload refer to the JSON that Decode
-	// returns. A Key, also one made by [Fields] or [KeyOf], gets a task with the same type
-	// and headers and that payload, which need not be JSON. Handlers get the task as it was
-	// enqueued. For a task without an envelope return t.Payload(). nil means that rules read
-	// the payload as it is.
+	// returns. A Key gets a task with the same type and headers and that payload, which need not be JSON.
+	// Handlers get the task as it was enqueued. For a task without an envelope return t.Payload(). nil means
+	// that rules read the payload as it is.
 	//
-	// Middleware and Keys call Decode once for a task if one of its rules has On, Key
-	// or LimitOf. Middleware calls it again when it has to make the key again. An error of
-	// Decode has the same effect as that of a [KeyFunc], for each of these rules. A panic fails
-	// the attempt, as a panic of the handler does.
+	// Decode is called for a task if one of its rules has On, Key or a limit of the task. An error has
+	// the same effect as that of a [KeyFunc], for each of these rules; a panic fails the attempt.
 	//
 	// Many goroutines call Decode at once. It must not change the task, and must return the
 	// same bytes for the same task. Producers need the same function as Config.Decode of
@@ -91,9 +83,8 @@ type Config struct {
 	// counts as one. Nothing of a payload or of an error is among them. A key's runs expire a day after its last one; all
 	// keys under the Prefix keep about 200,000 runs, and at most 5,000 of them any: those that were idle for longest lose theirs.
 	//
-	// The Guard sends them four times a second at most: no task waits for that, and what Redis refuses, or does not take
-	// in time, is dropped and logged. A run costs Redis 4 to 15 us and 110 to 290 bytes. The user in Redis needs the
-	// right to xadd. 0 keeps none. Negative numbers, and those above 1,000, are refused.
+	// No task waits for them, and what Redis refuses, or does not take in time, is dropped and logged. A run costs
+	// Redis 4 to 15 us and 110 to 290 bytes. The user in Redis needs the right to xadd. 0 keeps none; 1,000 is the most.
 	History int
 
 	// Private keeps the Guard from telling operators and other Guards which rules it runs. Otherwise it writes its rules
@@ -105,10 +96,9 @@ type Config struct {
 	// Logger is where the Guard logs. nil means slog.Default().
 	Logger *slog.Logger
 
-	// Observe is called with every [Event], by many goroutines at once. It runs on the
-	// path of the task, so it should be quick. nil means none. A panic in it fails the
-	// attempt, as a panic of the handler does, and leaves no lease behind. On EventLost
-	// and EventOverdue, which may come on another goroutine, a panic is logged.
+	// Observe is called with every [Event], by many goroutines at once, on the path of the task: it should be quick.
+	// nil means none. A panic in it fails the attempt, and leaves no lease behind; on EventLost
+	// and EventOverdue, which may come on another goroutine, it is logged.
 	Observe func(context.Context, Event)
 }
 
@@ -141,65 +131,12 @@ func checkConfig(cfg Config) []*FieldError {
 	return mistakes.all
 }
 
-// notices tells of what is allowed but may surprise.
-func (rs *ruleSet) notices() (notices []string) {
-	for _, p := range rs.declared {
-		if strings.Contains(p.task, "*") {
-			notices = append(notices, fmt.Sprintf("automutex: %s: Task: %q matches only types that have that * in them: "+
-				"a Task is a type or its beginning, and needs no *", p.rules[0].where(), p.task))
+// warn tells of what is allowed but may surprise.
+func (rs *ruleSet) warn(log *slog.Logger) {
+	for _, rule := range rs.rules {
+		if rule.Busy.row().parks && rule.Wait > 0 {
+			log.Warn("automutex: " + rule.where() + ": Wait: has no effect under the policy park, which is also that of a rule without Busy: " +
+				"a task waits in its worker while another worker is free, and then parks; choose the policy retry if tasks are to wait for this time, or leave Wait out")
 		}
 	}
-	for _, p := range rs.declared {
-		for _, rule := range p.rules {
-			notices = append(notices, rule.noticeSenseless()...)
-		}
-	}
-	for _, p := range rs.declared {
-		if shorter, ok := rs.byType.FindShorter(p.task); ok && !p.covers(shorter) {
-			notices = append(notices, fmt.Sprintf(
-				"automutex: %s hides %s from tasks whose type begins with %q: the longest Task wins; declare the latter for that Task too if both are meant",
-				p.rules[0].where(), shorter.rules[0].where(), p.task))
-		}
-	}
-	return notices
-}
-
-// senseless are the fields of a rule that have no effect under its policy, or not the one that their names promise. New
-// warns of them. It refuses others, see check; testdata/policies.txt has each policy with each field.
-var senseless = []struct {
-	policy policyKind
-	field  string
-	isSet  func(*compiledRule) bool
-	why    string
-}{
-	{policyPark, "Wait", func(c *compiledRule) bool { return c.Wait > 0 }, "has no effect under the policy park, which is also that of a rule without Busy: " +
-		"a task waits in its worker while another worker is free, and then parks; choose the policy retry if tasks are to wait for this time, or leave Wait out"},
-	{policyAllow, "Cooldown", func(c *compiledRule) bool { return c.Cooldown > 0 }, "prevents no run under the policy allow: " +
-		"a task that comes within that time runs without the lock; the policy skip drops it; choose that, or leave Cooldown out"},
-	{policyAllow, "Rate", func(c *compiledRule) bool { return c.Rate != (Rate{}) }, "bounds nothing under the policy allow: " +
-		"a task that comes too early runs without the lock; under the policy park it comes in time; choose that, or leave Rate out"},
-	{policyAllow, "Fence", func(c *compiledRule) bool { return c.Fence }, "protects nothing under the policy allow: " +
-		"a task that runs without the lock has no fence; give the rule another policy, or leave Fence out"},
-}
-
-// noticeSenseless tells of the fields that have no effect under the rule's policy.
-func (c *compiledRule) noticeSenseless() (notices []string) {
-	for _, s := range senseless {
-		if c.Busy.kind == s.policy && s.isSet(c) {
-			notices = append(notices, fmt.Sprintf("automutex: %s: %s: %s", c.where(), s.field, s.why))
-		}
-	}
-	return notices
-}
-
-// covers reports whether each lock of the other pattern is also one of p: a rule with the same Scope makes the same key.
-func (p *pattern) covers(other *pattern) bool {
-	for _, theirs := range other.rules {
-		if theirs.Scope == "" || theirs.Key != nil || !slices.ContainsFunc(p.rules, func(ours *compiledRule) bool {
-			return ours.Scope == theirs.Scope && ours.Key == nil && slices.Equal(ours.On, theirs.On) && slices.Equal(ours.OnHeaders, theirs.OnHeaders)
-		}) {
-			return false
-		}
-	}
-	return true
 }

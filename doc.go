@@ -22,19 +22,15 @@ that finds the lock taken:
 # Words
 
 A rule makes keys; one key is one lock. A lock has at most Limit holders: one is
-a mutex, more is a semaphore. A holder has a lease: a unique token, a fence, and
-a deadline that is renewed while the handler runs. Waiters stand in the lock's line,
-first come, first served. A release grants the slot to the head of the line in the same
-step. A parked task keeps its place in line without a waiting goroutine.
+a mutex, more is a semaphore. A holder has a lease with a deadline, which is renewed while the
+handler runs. Waiters stand in the lock's line, first come, first served; a release grants the lock to
+the head of the line in the same step. A parked task keeps its place in line without a worker.
 
 # Keys
 
-On names payload fields by dotted paths ("user.id", "items.0.sku"). Their values become
-part of the key, escaped, so that different values never share a key. The numbers 1, 1.0
-and 1e0 and the string "1" are the same value. If a field is missing, null or empty, or the
-payload is not JSON, no key can be made. The task is then archived with a message that names
-the field: except under [Allow] and [Rule].Optional it never runs without its lock. See [Rule] and
-[Fields].
+On names payload fields by dotted paths ("user.id", "items.0.sku"); see [Fields]. If a field is missing,
+null or empty, or the payload is not JSON, no key can be made. The task is then archived with a message
+that names the field: except under [Allow] and [Rule].Optional it never runs without its lock.
 
 # When the key is busy
 
@@ -51,18 +47,12 @@ With [Rule].Wait, except under Park, the task first waits in line, in its worker
 lock as soon as it is released. The policy applies when the Wait is over.
 
 A task on its last attempt does not return to asynq, which would archive it: it waits in its
-worker. A task whose own earlier attempt still runs (its handler ignored the timeout) is
-retried under nearly every policy; see [Policy].
+worker.
 
 # What is promised
 
-While a lease is valid nobody else holds its slot. A lease is valid until its handler returns,
-if at least one renewal in each TTL reaches Redis. Otherwise the handler's context ends, with
-cause [lock.ErrLost], before another task gets the slot. The keys of a process that dies are
-free after a TTL at most. The Guard drops or archives a task unrun in these cases only: its
-policy says so; no key can be made from it, or its [KeyFunc] says asynq.RevokeTask; it is on its
-last attempt and its deadline passes while it waits; it is of a [Client] and its attempts are
-spent; or package unique has put a newer task in its place.
+A handler that runs holds its key, or its context has ended, with cause [lock.ErrLost]. The keys of a
+process that dies are free after a TTL at most. docs/guarantees.md has what else is promised.
 
 # What is not promised
 
@@ -71,17 +61,15 @@ stopped for longer than a TTL (a suspended machine) learns only afterwards that 
 its lease, and another task may have run meanwhile. If that must not happen, set [Rule].Fence, send [Fence] with
 each write of the handler, and have the receiver refuse lower numbers. Redis replicates
 asynchronously, so a failover can forget a lease; see [Config].MinReplicas. Redis must not
-evict keys (maxmemory-policy noeviction). docs/guarantees.md has the details.
+evict keys (maxmemory-policy noeviction).
 
 # Shutdown
 
 [Guard.Run] shuts down on a signal. A program that handles signals itself installs
-[Guard.Middleware] with mux.Use, calls srv.Start, and at the end:
+[Guard.Middleware] with mux.Use, calls srv.Start, and at the end, so that Shutdown does not wait for
+tasks in line:
 
 	go guard.Close(ctx)
 	srv.Shutdown()
-
-Close ends the waits in line, so that Shutdown does not have to wait for them, and renews the
-leases of running handlers until they return.
 */
 package automutex

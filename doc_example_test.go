@@ -135,27 +135,6 @@ func ExampleSkip() {
 	// Output: <nil>
 }
 
-// The second task of a key goes to the archive, with the reason as its last error.
-func ExampleArchive() {
-	err := meet(automutex.Rule{Task: "report", On: []string{"id"}, Busy: automutex.Archive})
-	fmt.Println(errors.Is(err, asynq.SkipRetry), errors.Is(err, lock.ErrBusy))
-	// Output: true true
-}
-
-// The second task of a key fails: it spends an attempt.
-func ExampleFail() {
-	err := meet(automutex.Rule{Task: "report", On: []string{"id"}, Busy: automutex.Fail})
-	fmt.Println(errors.Is(err, asynq.SkipRetry), errors.Is(err, lock.ErrBusy))
-	// Output: false true
-}
-
-// The second task of a key goes back to asynq, its attempt not spent.
-func ExampleRetryIn() {
-	err := meet(automutex.Rule{Task: "report", On: []string{"id"}, Busy: automutex.RetryIn(time.Second)})
-	fmt.Println(errors.Is(err, lock.ErrBusy))
-	// Output: true
-}
-
 // Tasks of a key wait for their turn in their workers, up to a minute each.
 func ExampleRule_wait() {
 	rdb, stop := exampleRedis()
@@ -190,23 +169,6 @@ func ExampleAllow() {
 	// Output:
 	// it runs
 	// <nil>
-}
-
-// A task that finds its key taken gives its worker back and keeps its place. Park needs to reach
-// asynq's Redis; the same client will do.
-func ExamplePark() {
-	rdb, stop := exampleRedis()
-	defer stop()
-	guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{
-		{Task: "itunes:verify", On: []string{"transaction_id"}, Busy: automutex.Park},
-	}})
-	if err != nil {
-		panic(err)
-	}
-	defer guard.Close(context.Background())
-	cfg := guard.ServerConfig(asynq.Config{Concurrency: 10, TaskCheckInterval: 50 * time.Millisecond})
-	fmt.Println(cfg.IsFailure != nil, cfg.RetryDelayFunc != nil)
-	// Output: true true
 }
 
 // The newest task of a document wins: an older one that runs is told to stop by its context.
@@ -296,32 +258,6 @@ func ExampleNewClient() {
 	}
 	fmt.Println(info.Queue, info.State)
 	// Output: default pending
-}
-
-// One process of many leads. Another one takes over when it is gone.
-func Example_lead() {
-	rdb, stop := exampleRedis()
-	defer stop()
-	locker := lock.New(rdb, lock.Options{})
-	defer locker.Close()
-	ctx, cancel := context.WithCancel(context.Background())
-	err := locker.Lead(ctx, "janitor", func(term context.Context) error {
-		fmt.Println("leads")
-		cancel() // the program ends
-		<-term.Done()
-		return nil
-	})
-	fmt.Println(err)
-	// Output:
-	// leads
-	// <nil>
-}
-
-// The task returns to asynq, which runs it again some seconds later. The attempt is not spent.
-func ExampleRetry() {
-	err := meet(automutex.Rule{Task: "report", On: []string{"id"}, Busy: automutex.Retry})
-	fmt.Println(errors.Is(err, asynq.SkipRetry), errors.Is(err, lock.ErrBusy))
-	// Output: false true
 }
 
 // Keys of a rule without the values.

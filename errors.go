@@ -1,13 +1,10 @@
 package automutex
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/control"
@@ -24,41 +21,31 @@ var ErrBusy = lock.ErrBusy
 var ErrClosed = lock.ErrClosed
 
 // ErrReplaced is the cause with which the context of a handler ends if a newer
-// task wants its lock (policy [Replace]). If the handler then returns an error, the task is
-// revoked: asynq keeps it neither as failed nor as done.
+// task wants its lock (policy [Replace]).
 var ErrReplaced = errors.New("automutex: replaced by a newer task")
 
 // Why a task did not get a lock, as [BusyError].Reason says it.
 const (
-	// ReasonHeld: others hold the key, or are in line before the task.
-	ReasonHeld = lock.ReasonHeld
-	// ReasonRate: handlers of the key have started as often as its [Rate] allows.
-	ReasonRate = lock.ReasonRate
-	// ReasonClosed: a handler has called [CloseGate].
-	ReasonClosed = lock.ReasonClosed
-	// ReasonCooldown: the [Rule].Cooldown of the last run is not over.
-	ReasonCooldown = lock.ReasonCooldown
-	// ReasonBehind: an earlier task of an ordered key comes first, and does not run now.
-	ReasonBehind = engine.ReasonBehind
-	// ReasonArchived is ReasonBehind for a task that is archived and holds its key, see [HoldKey].
-	ReasonArchived = engine.ReasonArchived
-	// ReasonPaused: an operator has paused the key, see [Guard.Controls].
-	ReasonPaused = lock.ReasonPaused
+	ReasonHeld     = lock.ReasonHeld       // others hold the key, or are in line before the task
+	ReasonRate     = lock.ReasonRate       // handlers of the key have started as often as its [Rate] allows
+	ReasonClosed   = lock.ReasonClosed     // a handler has called [CloseGate]
+	ReasonCooldown = lock.ReasonCooldown   // the [Rule].Cooldown of the last run is not over
+	ReasonBehind   = engine.ReasonBehind   // an earlier task of an ordered key comes first, and does not run now
+	ReasonArchived = engine.ReasonArchived // that task is archived and holds its key, see [HoldKey]
+	ReasonPaused   = lock.ReasonPaused     // an operator has paused the key, see [Guard.Controls]
 )
 
 // BusyError says why a task did not get a lock. It is the argument of the function given to
 // [AfterFailure], a field of [Event], and the last error of the task in asynq, so its text
 // is written for an operator.
 //
-// It unwraps to [ErrBusy] and, if a context ended the wait, to that context's error. A
-// BusyError is immutable and may be shared.
+// It unwraps to [ErrBusy], is immutable and may be shared.
 type BusyError struct {
 	// Rule is the name of the rule whose lock is busy.
 	Rule string
 	// Key is the lock's key, as [Guard.Keys] returns it.
 	Key string
-	// Reason is [ReasonHeld], [ReasonPaused] or, if the key's gate is closed, [ReasonRate],
-	// [ReasonClosed] or [ReasonCooldown]. In an ordered key it may be [ReasonBehind] or [ReasonArchived].
+	// Reason is [ReasonHeld] or one of the other constants.
 	Reason string
 	// Holder is the owner label of one holder: host:pid unless Config.Owner says otherwise. It
 	// is empty if nobody holds the key: waiters are before the task, or the gate is closed.
@@ -66,19 +53,14 @@ type BusyError struct {
 	// HolderTask is "queue/task-id" of that holder's task; empty if the
 	// holder is not a task.
 	HolderTask string
-	// SameTask is true if the holder is an earlier attempt of this same task
-	// (same queue, same ID) that is still running.
+	// SameTask is true if the holder is an earlier attempt of this task that is still running.
 	SameTask bool
-	// ExpiresIn is the time until the reason ends. With [ReasonHeld] that is the earliest
-	// deadline of a holder: only a hint, since holders renew and release. With [ReasonPaused]
-	// it is the end of the pause, or 0 if the pause has no end. Otherwise it is the opening of
-	// the gate.
+	// ExpiresIn is the time until the reason ends: the earliest deadline of a holder, which is only a
+	// hint, since holders renew and release; the opening of the gate; or the end of the pause, 0 if it has none.
 	ExpiresIn time.Duration
-	// Waited is how long this task stood in line before it gave up; 0 if it
-	// did not wait.
+	// Waited is how long this task stood in line before it gave up; 0 if it did not wait.
 	Waited time.Duration
-	// Place is the task's place in line when it gave up: 0 is the head. It is
-	// also 0 if the task did not stand in line.
+	// Place is the task's place in line when it gave up: 0 is the head, or not in line.
 	Place int
 
 	// Pause is the operator's order if Reason is [ReasonPaused], otherwise nil.
@@ -87,7 +69,6 @@ type BusyError struct {
 	reused bool // HolderTask is an earlier task with the ID of this one
 	failed bool // ReasonBehind: the other task failed, and asynq retries it
 	parked bool // its place in line is kept
-	cause  error
 }
 
 // Error names the rule, the key, the holder and how long the task waited.
@@ -103,10 +84,7 @@ func (e *BusyError) Error() string {
 	case e.SameTask:
 		fmt.Fprintf(&b, ": an earlier attempt of this task (%s) still runs on %s", printable.Short(e.HolderTask), printable.Short(e.Holder))
 	case e.reused:
-		fmt.Fprintf(&b, ": behind an earlier task with the same ID (%s), which is gone", printable.Short(e.HolderTask))
-		if e.Reason == ReasonArchived {
-			b.WriteString(": skip it to go on")
-		}
+		fmt.Fprintf(&b, ": behind an earlier task with the same ID (%s), which is gone: skip it to go on", printable.Short(e.HolderTask))
 	case e.Reason == ReasonArchived:
 		fmt.Fprintf(&b, ": behind task %s, which is archived: run it again or skip it to go on", printable.Short(e.HolderTask))
 	case e.failed:
@@ -121,7 +99,7 @@ func (e *BusyError) Error() string {
 	switch {
 	case e.Pause != nil:
 		fmt.Fprintf(&b, ": %s", control.Control(*e.Pause).Text())
-	case e.gateClosed():
+	case engine.GateText(e.Reason) != "": // a closed gate
 		fmt.Fprintf(&b, ": %s for %s", engine.GateText(e.Reason), e.ExpiresIn.Round(time.Millisecond))
 	case e.failed && e.ExpiresIn <= engine.OrderLook: // it may be that nobody knows yet when
 	case e.failed:
@@ -134,31 +112,18 @@ func (e *BusyError) Error() string {
 	if e.Waited > 0 {
 		fmt.Fprintf(&b, "; waited %s", e.Waited.Round(time.Millisecond))
 	}
-	// A holder outside asynq has whatever note it likes, and asynq stores no error
-	// that is not UTF-8: the task would stay active until its lease is over.
+	// A holder may have any note, and asynq stores no error that is not UTF-8.
 	return strings.ToValidUTF8(b.String(), "\uFFFD")
 }
 
-// gateClosed reports whether the task met a closed gate.
-func (e *BusyError) gateClosed() bool { return engine.GateText(e.Reason) != "" }
+// Unwrap returns ErrBusy.
+func (e *BusyError) Unwrap() error { return ErrBusy }
 
-// Unwrap returns ErrBusy and what ended the wait.
-func (e *BusyError) Unwrap() []error {
-	if e.cause == nil {
-		return []error{ErrBusy}
-	}
-	return []error{ErrBusy, e.cause}
-}
-
-// Is reports whether target is ErrBusy. Unlike Unwrap it does not allocate.
-func (e *BusyError) Is(target error) bool { return target == ErrBusy }
-
-// toBusyError turns an *engine.Busy into the Guard's error. It returns other errors as they
-// are, with a hint where one helps.
+// toBusyError turns an *engine.Busy into the Guard's error. It returns other errors as they are.
 func (d *delivery) toBusyError(t target, err error) error {
 	var busy *engine.Busy
 	if !errors.As(err, &busy) {
-		return withClientHint(err)
+		return err
 	}
 	who := busy.Who()
 	e := &BusyError{
@@ -169,7 +134,6 @@ func (d *delivery) toBusyError(t target, err error) error {
 	if e.failed = e.Reason == engine.ReasonFailed; e.failed {
 		e.Reason = ReasonBehind
 	}
-	// In order, a task may be behind an earlier one that had its ID.
 	same := d.note != "" && who.Note == d.note
 	e.reused = same && (e.Reason == ReasonBehind || e.Reason == ReasonArchived)
 	e.SameTask = same && !e.reused
@@ -180,11 +144,6 @@ func (d *delivery) toBusyError(t target, err error) error {
 		}
 		if pause != nil {
 			e.Reason, e.Pause, e.ExpiresIn = ReasonPaused, pause, left
-		}
-	}
-	for _, ended := range []error{context.DeadlineExceeded, context.Canceled} {
-		if errors.Is(err, ended) {
-			e.cause = ended
 		}
 	}
 	return e
@@ -208,20 +167,6 @@ func (e *FullError) Error() string {
 
 // Unwrap returns ErrFull.
 func (e *FullError) Unwrap() error { return ErrFull }
-
-// OptionError says that a task was not enqueued, since it has an option that an ordered task cannot have.
-type OptionError struct {
-	Rule   string // the rule with InOrder
-	Task   string // the type of the task
-	Option string // the name of the function of package asynq, such as "ProcessIn"
-
-	why string
-}
-
-// Error names the option, and says why an ordered task cannot have it.
-func (e *OptionError) Error() string {
-	return fmt.Sprintf("automutex: rule %q is InOrder, and task %q has the option asynq.%s: %s; the task is not enqueued: leave the option out", e.Rule, e.Task, e.Option, e.why)
-}
 
 // EnqueueError says that an ordered task could not be enqueued, or that it is not known whether it is.
 type EnqueueError struct {
@@ -249,14 +194,6 @@ func (e *EnqueueError) Unwrap() error { return e.Err }
 // errTaskAfterClose is the error of a task that has a rule and comes after Close.
 var errTaskAfterClose = fmt.Errorf("automutex: the Guard was closed: %w", ErrClosed)
 
-// withClientHint adds what to do about a Redis client that the program has closed.
-func withClientHint(err error) error {
-	if !errors.Is(err, redis.ErrClosed) {
-		return err
-	}
-	return fmt.Errorf("%w; the Guard still uses this client: close the Guard first, then the client", err)
-}
-
 // KeyError says that no key can be made from a task. The task is archived with this text as
 // its last error, and its handler does not run, except under [Allow]. A KeyFunc,
 // [Rule].LimitOf and [Config].Decode may return a KeyError of their own.
@@ -277,8 +214,8 @@ type KeyError struct {
 	absent bool // the field is missing, null or empty
 }
 
-// Error names the task type and the field, and says what is wrong and what to do. It
-// contains no payload value, unless a KeyFunc of yours puts one into its error.
+// Error says what is wrong and what to do. It contains no payload value, unless a KeyFunc of yours
+// puts one into its error.
 func (e *KeyError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "automutex: no key for task %q", e.Task)
@@ -312,13 +249,13 @@ func (e *KeyError) Unwrap() error { return e.Err }
 // that is no *KeyError: what it asks cannot be asked for now. Its text is UTF-8, or asynq
 // could not store it.
 type temporaryKeyError struct {
-	rule     *compiledRule
+	rule     string // its name
 	function string // "the rule's Key", "the rule's LimitOf" or "Config.Decode"
 	err      error
 }
 
 func (e *temporaryKeyError) Error() string {
-	return strings.ToValidUTF8(fmt.Sprintf("automutex: rule %q: %s failed: %v", e.rule.Name, e.function, e.err), "\uFFFD")
+	return strings.ToValidUTF8(fmt.Sprintf("automutex: rule %q: %s failed: %v", e.rule, e.function, e.err), "\uFFFD")
 }
 
 func (e *temporaryKeyError) Unwrap() error { return e.err }
@@ -330,7 +267,7 @@ func (c *compiledRule) failed(function string, err error) error {
 	if err == nil || errors.As(err, &never) || isNoLock(err) {
 		return err
 	}
-	return &temporaryKeyError{rule: c, function: function, err: err}
+	return &temporaryKeyError{rule: c.Name, function: function, err: err}
 }
 
 // FieldError is one mistake in a [Config]. The error of [New], and that of unique.New, joins

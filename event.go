@@ -27,12 +27,8 @@ const (
 	// EventWaited for each EventWaiting of the same task and rule. Usually EventAcquired or
 	// EventBusy follows.
 	EventWaited EventKind = "waited"
-	// EventBusy: the task did not get the lock, nor during the wait if there was one. Busy.Reason
-	// says why: others hold it, its gate is closed by a rate, a CloseGate or a cooldown, or an operator
-	// has paused it. There is one EventBusy each time that a task does not get the lock; on its
-	// last attempt a task can ask again in its worker, and has another EventBusy if the reason
-	// is another, and after each RetryAfter. EventSkipped, EventRetried, EventParked or EventReplaced follows if that is
-	// what happens to the task.
+	// EventBusy: the task did not get the lock, nor during the wait if there was one, each time that it asks; Busy.Reason
+	// says why. EventSkipped, EventRetried, EventParked or EventReplaced follows if that is what happens to the task.
 	EventBusy EventKind = "busy"
 	// EventSkipped: the policy (Skip, or AfterFailure whose function returned nil) ended the
 	// task as done without running it.
@@ -44,16 +40,14 @@ const (
 	// runs again when its turn comes, after Delay at the latest.
 	EventParked EventKind = "parked"
 	// EventReplaced: the policy Replace ended the task, since a newer one came; or package unique has put
-	// another in its place, then Rule is empty and Policy means nothing. Held is how
-	// long its handler ran before it returned an error. If the handler did not run, Held is 0
-	// and Waited is the time since the task came to the lock.
+	// another in its place, then Rule is empty and Policy means nothing. Held is how long its handler ran
+	// before it returned an error; if it did not run, Waited is the time since the task came to the lock.
 	EventReplaced EventKind = "replaced"
 	// EventReleased: the handler returned and the lock was released. Held is how long the task
 	// held it.
 	EventReleased EventKind = "released"
-	// EventLost: the lease ended while the handler ran: Redis was unreachable for longer than
-	// the lease, the process was stopped, the key was evicted, the lock was broken, or MaxHold
-	// passed. The handler's context is cancelled with cause lock.ErrLost.
+	// EventLost: the lease ended while the handler ran, which MaxHold does, too. The handler's context is
+	// cancelled with cause lock.ErrLost.
 	EventLost EventKind = "lost"
 	// EventOverdue: the handler still runs although its task's deadline has passed or its
 	// context was cancelled. The lock stays held until the handler returns.
@@ -127,8 +121,7 @@ func (d *delivery) named(e Event) Event {
 // observeSafely is observe for the Guard's own goroutines.
 func (d *delivery) observeSafely(e Event) { d.guard.observeSafely(d.ctx, d.named(e)) }
 
-// observeSafely calls Config.Observe, and logs a panic of it, which would end the program. (On a worker's goroutine asynq turns a panic into a failed
-// attempt.)
+// observeSafely calls Config.Observe, and logs a panic of it, which would end the program where asynq does not recover it.
 func (g *Guard) observeSafely(ctx context.Context, e Event) {
 	if g.cfg.Observe == nil {
 		return

@@ -200,7 +200,7 @@ func (l *LimitField) read(path *keys.Fields, t *asynq.Task) (int, error) {
 	case failed != nil && failed.Absent && l.Default > 0:
 		return l.Default, nil
 	case failed != nil:
-		return 0, fieldError(t, failed, "the rule's LimitField", false)
+		return 0, fieldError(t, failed, "the rule's LimitField")
 	}
 	n, err := strconv.Atoi(parts[0])
 	if errors.Is(err, strconv.ErrRange) && parts[0][0] != '-' {

@@ -20,9 +20,8 @@ import (
 )
 
 // Guard applies rules to the tasks of one or more asynq servers. Make one with [New], make
-// each server with [Guard.ServerConfig], and run it with [Guard.Run]. A program that
-// handles signals itself calls [Guard.Middleware] and [Guard.Close] instead of Run. Safe
-// for concurrent use. The zero value is not usable.
+// each server with [Guard.ServerConfig], and run it with [Guard.Run]. Safe for concurrent use.
+// The zero value is not usable.
 type Guard struct {
 	cfg      Config // defaults filled in
 	rules    *ruleSet
@@ -54,7 +53,6 @@ type Guard struct {
 	closed         bool
 	idle           chan struct{}
 	closeDone      atomic.Bool   // Close has finished
-	cutShort       atomic.Bool   // a wait in line ended with its task's context, and no task has come since
 	middlewareUsed atomic.Bool   // Middleware was called
 	announced      chan struct{} // closed when announce, which Middleware starts, has ended
 	configured     atomic.Bool   // ServerConfig was called
@@ -69,7 +67,7 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	if unfit != nil {
 		problems = append(problems, fmt.Errorf("automutex: %w", unfit))
 	}
-	rules, notices, err := compile(cfg)
+	rules, err := compile(cfg)
 	if err != nil {
 		problems = append(problems, err)
 	}
@@ -91,7 +89,6 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 		inspector:   inspector,
 		asynqRedis:  inspected,
 		frontClient: front,
-		outage:      redisOutage(),
 	}
 	options := engine.Options{
 		Client: rdb, Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Owner: cfg.Owner, Log: cfg.Logger, Replicas: cfg.MinReplicas,
@@ -103,16 +100,11 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	}
 	g.engine, g.controls = engine.New(options), &lock.Controls{}
 	*inside.At(g.controls) = g.engine.Controls()
-	for _, rule := range rules.rules {
-		rule.prepareRequest()
-	}
 	g.closing, g.stop = context.WithCancel(context.Background())
 	if cfg.History > 0 {
 		g.history = history.New(rdb, cfg.Prefix, cfg.Owner, cfg.History, cfg.Logger)
 	}
-	for _, notice := range notices {
-		g.log.Warn(notice)
-	}
+	rules.warn(g.log)
 	return g, nil
 }
 
@@ -143,25 +135,20 @@ func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 	return (&KeyMaker{rules: g.rules, prefix: g.cfg.Prefix}).Keys(ctx, t)
 }
 
-// Close ends the Guard. Tasks in line stop waiting and return to asynq. From the start of
-// Close on, every task that has a rule returns to asynq without running. Close waits until the
-// running handlers have returned, and renews their leases meanwhile. If ctx ends before, Close
-// returns an error that wraps the cause of ctx. The leases then last until their deadlines, or
-// until the handlers return.
+// Close ends the Guard. Tasks in line, and from now on every other task that has a rule, return to asynq
+// without running. Close waits until the running handlers have returned, and renews their leases
+// meanwhile. If ctx ends before, Close returns an error that wraps the cause of ctx, and the leases last
+// until their deadlines, or until the handlers return. A further Close also waits.
 //
 // Call Close before the server's Shutdown, or at the same time, and give ctx as much time as
 // the server's ShutdownTimeout. A Close after Shutdown is too late: Shutdown waits for tasks
 // in line up to its whole timeout. A task on its last attempt cannot return, since asynq
 // would archive it: it blocks its worker, and asynq requeues it at the end of that timeout.
 //
-// Close leaves the Redis client open, unless [NewFromConnOpt] made it. A further Close also
-// waits.
+// Close leaves the Redis client open, unless [NewFromConnOpt] made it.
 func (g *Guard) Close(ctx context.Context) error {
 	g.mu.Lock()
 	if !g.closed {
-		if g.cutShort.Load() {
-			g.log.Warn("automutex: Close comes late: asynq had ended tasks that waited in line, most likely at the end of a ShutdownTimeout that they took up; call Guard.Close before Shutdown or beside it, as Guard.Run does")
-		}
 		g.closed = true
 		if g.running == 0 {
 			close(g.idle)
@@ -204,7 +191,6 @@ func (g *Guard) enter() bool {
 		return false
 	}
 	g.running++
-	g.cutShort.Store(false)
 	return true
 }
 

@@ -252,7 +252,6 @@ func (d *delivery) reportReleased(leases []*heldLease, started bool) {
 		// Exactly one for each EventAcquired, whatever else is reported.
 		defer d.observe(Event{Kind: EventReleased, Rule: h.target.rule.Name, Key: h.target.key, Held: h.heldFor})
 	}
-	h.releaseErr = withClientHint(h.releaseErr)
 	switch {
 	case !started && errors.Is(h.releaseErr, lock.ErrNotHeld):
 	case errors.Is(h.endedBefore, lock.ErrLost):

@@ -15,18 +15,11 @@ import (
 // ruleSet finds the rules that apply to a task, and the locks that the task needs, in
 // the order of locking. It is immutable.
 type ruleSet struct {
-	byType   tasktype.Map[*pattern]
-	rules    []*compiledRule                   // in order of declaration
-	declared []*pattern                        // all patterns, in order of their first rule
-	parks    bool                              // some rule has the policy Park
-	secret   string                            // Config.HashKeys
-	decode   func(*asynq.Task) ([]byte, error) // Config.Decode; nil: none
-}
-
-// pattern is the rules that have the same Task.
-type pattern struct {
-	task  string
-	rules []*compiledRule // in order of declaration
+	byTask tasktype.Map[[]*compiledRule]     // in order of declaration
+	rules  []*compiledRule                   // the same, of all Tasks
+	parks  bool                              // some rule has the policy Park
+	secret string                            // Config.HashKeys
+	decode func(*asynq.Task) ([]byte, error) // Config.Decode; nil: none
 }
 
 // target is one lock that a task needs.
@@ -41,17 +34,9 @@ type target struct {
 func newRuleSet(rules []*compiledRule) *ruleSet {
 	rs := &ruleSet{rules: rules}
 	for _, rule := range rules {
-		p, known := rs.byType.At(rule.Task)
-		if !known {
-			p = &pattern{task: rule.Task}
-			rs.byType.Add(rule.Task, p)
-			rs.declared = append(rs.declared, p)
-		}
-		p.rules = append(p.rules, rule)
+		same, _ := rs.byTask.At(rule.Task)
+		rs.byTask.Add(rule.Task, append(same, rule))
 		rs.parks = rs.parks || rule.Busy.row().parks
-	}
-
-	for _, rule := range rules {
 		rule.rank = slices.IndexFunc(rules, func(first *compiledRule) bool { return first.Scope == rule.Scope })
 		if rule.InOrder {
 			rule.rank = orderRank
@@ -60,19 +45,11 @@ func newRuleSet(rules []*compiledRule) *ruleSet {
 	return rs
 }
 
-// find returns the pattern for a task type, or nil.
-func (rs *ruleSet) find(taskType string) *pattern {
-	p, _ := rs.byType.Find(taskType)
-	return p
-}
-
 // match returns the rules that apply to a task type, in the order in which they are
 // declared. It allocates nothing. Callers must not change the slice.
 func (rs *ruleSet) match(taskType string) []*compiledRule {
-	if p := rs.find(taskType); p != nil {
-		return p.rules
-	}
-	return nil
+	rules, _ := rs.byTask.Find(taskType)
+	return rules
 }
 
 // targets returns the locks that a task needs, in the order of locking: by the rank of
@@ -108,20 +85,16 @@ func (rs *ruleSet) targetsNeeded(ctx context.Context, t *asynq.Task, prefix stri
 		if undecoded != nil && rule.readsPayload() {
 			err = rule.failed("Config.Decode", undecoded)
 		} else {
-			parts, err = rule.parts(ctx, t, rs.decode != nil)
+			parts, err = rule.parts(ctx, t)
 		}
-		limit, lacks := rule.Limit, absentIn(err)
+		limit, lacks := rule.Limit, rule.Optional && isAbsent(err)
 		if err == nil {
 			limit, err = rule.limitOf(ctx, t)
 		}
 		switch {
 		case err == nil:
 			targets = append(targets, target{rule: rule, key: keys.HashedKey(rs.secret, prefix, scope, parts...), scope: scope, limit: limit})
-		case isNoLock(err), lacks != nil && rule.Optional:
-		case lacks != nil && rule.Key == nil && undecoded == nil:
-			lacks.advice += ", or set its Optional"
-			fallthrough
-		default:
+		case !lacks && !isNoLock(err):
 			failed(rule, err)
 		}
 	}
@@ -149,8 +122,8 @@ func (rs *ruleSet) decoded(rules []*compiledRule, t *asynq.Task) (*asynq.Task, e
 	return asynq.NewTaskWithHeaders(t.Type(), payload, t.Headers()), nil
 }
 
-// parts returns the parts of the rule's key. decoded: the payload is what Config.Decode returned.
-func (c *compiledRule) parts(ctx context.Context, t *asynq.Task, decoded bool) (parts []string, err error) {
+// parts returns the parts of the rule's key.
+func (c *compiledRule) parts(ctx context.Context, t *asynq.Task) (parts []string, err error) {
 	if c.Key != nil {
 		parts, err = callKey(ctx, c.Key, t)
 		return parts, c.failed("the rule's Key", err)
@@ -158,7 +131,11 @@ func (c *compiledRule) parts(ctx context.Context, t *asynq.Task, decoded bool) (
 	if c.fields != nil {
 		var failed *keys.Error
 		if parts, failed = c.fields.Parts(t.Payload()); failed != nil {
-			return nil, fieldError(t, failed, "the rule's On", decoded)
+			unfit := fieldError(t, failed, "the rule's On")
+			if failed.Absent {
+				unfit.advice += adviceOptional
+			}
+			return nil, unfit
 		}
 	}
 	return headersParts(t, parts, c.OnHeaders)

@@ -38,12 +38,11 @@ import (
 // Middleware is an [asynq.MiddlewareFunc]. Install it first: a middleware that is installed
 // before it runs outside of the locks, and also for tasks whose key is busy.
 func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
-	g.served.askMux(next, g.cfg.Rules) // under mux.Use this is called for each task, and next is no mux
 	if !g.middlewareUsed.Swap(true) {
 		go g.announce()
 	}
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
-		g.noteType(t.Type())
+		g.served.add(t.Type())
 		defer g.enterTask(ctx)() // each task keeps a worker busy, with a rule or without
 		outer, _ := ctx.Value(guardedKey{}).(guarded)
 		switch {
@@ -239,9 +238,6 @@ func (d *delivery) look(last obstacle) obstacle {
 	if met := d.makeKeys(); met.why != decide.Nothing {
 		return met
 	}
-	if met := d.checkPaused(); met.why != decide.Nothing {
-		return met
-	}
 	for _, t := range d.targets {
 		if met := d.take(t); met.why != decide.Nothing {
 			return met
@@ -284,7 +280,6 @@ func (d *delivery) makeKeys() obstacle {
 		return d.report(met)
 	}
 	d.targets = targets
-	d.recordKeysMade()
 	return met
 }
 
@@ -366,7 +361,8 @@ func (d *delivery) report(met obstacle) obstacle {
 	case met.why == decide.KeyLater:
 		var failed *temporaryKeyError
 		if errors.As(met.err, &failed) {
-			failed.rule.keyOutage.recordFailure(d.guard.log, "function", failed.function, "task", d.note, "error", met.err)
+			d.guard.warnOnce(failed.function+" "+t.rule.Name, "a function fails with an error that is no *KeyError; its tasks return to asynq, their attempts not spent",
+				"rule", t.rule.Name, "function", failed.function, "task", d.note, "error", met.err)
 		}
 		d.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Err: met.err})
 	case met.why == decide.KeyNever, met.why == decide.KeyDrop:
@@ -555,7 +551,7 @@ func (d *delivery) delay(when decide.When, met obstacle) time.Duration {
 		return pauseDelay(met.busy.ExpiresIn)
 	case decide.AtOutage:
 		if met.why == decide.KeyLater {
-			return met.target.rule.keyOutage.delay()
+			return retryDelay()
 		}
 		return d.guard.outage.delay()
 	case decide.AsAsked:
@@ -639,9 +635,6 @@ func (v *verdict) Unwrap() []error {
 
 // comeBackIn is the verdict on a task that comes back after the delay; comeBack and park have observed that.
 func (d *delivery) comeBackIn(delay time.Duration, err error) error {
-	if d.server != nil {
-		d.server.noteReturned()
-	}
 	return &verdict{d.guard, goesBack, err, delay}
 }
 

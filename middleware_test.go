@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"math"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -119,17 +118,10 @@ func TestServerConfig_withMiddleware(t *testing.T) {
 	}
 }
 
-// A Guard knows the types of tasks that came, up to a bound, and the patterns of its mux that are for its rules.
+// A Guard knows the types of tasks that came, up to a bound.
 func TestServedTypes(t *testing.T) {
 	t.Parallel()
 	var s servedTypes
-	mux := asynq.NewServeMux()
-	mux.Handle("cron:nightly", asynq.NotFoundHandler())
-	mux.Handle("mail:", asynq.NotFoundHandler())
-	s.askMux(mux, []Rule{{Task: "cron:nigtly"}, {Task: "mail:welcome"}})
-	if got := s.list(); !slices.Equal(got, []string{"mail:"}) {
-		t.Errorf("of the mux: %q", got)
-	}
 	for i := range mostServed + 9 {
 		s.add(strconv.Itoa(i))
 	}
@@ -361,13 +353,13 @@ func TestReplace_answer(t *testing.T) {
 	one, other, cause := &Guard{}, &Guard{}, errors.New("cause")
 	own := one.revoke("r", "k", cause)
 	for err, ours := range map[error][2]bool{
-		own:                                {true, false},
-		fmt.Errorf("more: %w", own):        {true, false},
-		other.revoke("r", "k", own):        {true, true},
-		cause:                              {false, false},
-		ErrReplaced:                        {false, false},
-		asynq.RevokeTask:                   {false, false},
-		&BusyError{Key: "k", cause: cause}: {false, false},
+		own:                         {true, false},
+		fmt.Errorf("more: %w", own): {true, false},
+		other.revoke("r", "k", own): {true, true},
+		cause:                       {false, false},
+		ErrReplaced:                 {false, false},
+		asynq.RevokeTask:            {false, false},
+		&BusyError{Key: "k"}:        {false, false},
 	} {
 		if is := [2]bool{one.verdictIn(err) != nil, other.verdictIn(err) != nil}; is != ours {
 			t.Errorf("%v is the answer of the one or the other: %v, want %v", err, is, ours)
@@ -461,7 +453,7 @@ func TestOutage_ofOneSubject(t *testing.T) {
 	t.Parallel()
 	text := &redistest.Log{}
 	log := text.Logger()
-	o := redisOutage()
+	o := &outage{}
 	for want := 1; want <= 2; want++ {
 		for range 50 {
 			o.recordFailure(log, "key", "poisoned")
@@ -495,7 +487,6 @@ func TestTexts(t *testing.T) {
 	cause := errors.New("cause")
 	for got, want := range map[string]string{
 		(&FullError{Key: "k", Queued: 9, Max: 8}).Error():                                    `automutex: key "k" is full: 9 of its tasks are not done, and MaxQueued is 8; the task is not enqueued: try again later`,
-		(&OptionError{Rule: "r", Task: "t", Option: "Group", why: "because"}).Error():        `automutex: rule "r" is InOrder, and task "t" has the option asynq.Group: because; the task is not enqueued: leave the option out`,
 		(&EnqueueError{Rule: "r", Key: "k", Task: "q/t", Err: cause}).Error():                `automutex: rule "r": task q/t of key "k" is not enqueued: cause`,
 		(&EnqueueError{Rule: "r", Key: "k", Task: "q/t", Err: cause, Unknown: true}).Error(): `automutex: rule "r": task q/t of key "k" may be enqueued or not: cause`,
 		Rate{}.String(): "none",
@@ -581,7 +572,6 @@ func TestBusyError_text(t *testing.T) {
 		": behind task q/1, which failed and is retried in 1m0s":                           {Reason: ReasonBehind, HolderTask: "q/1", failed: true, ExpiresIn: time.Minute},
 		": behind task q/1, which is archived: run it again or skip it to go on":           {Reason: ReasonArchived, HolderTask: "q/1"},
 		": behind an earlier task with the same ID (q/1), which is gone: skip it to go on": {Reason: ReasonArchived, HolderTask: "q/1", reused: true},
-		": behind an earlier task with the same ID (q/1), which is gone":                   {Reason: ReasonBehind, HolderTask: "q/1", reused: true},
 		": held by task q/1 on vm:1 until its deadline in 3s unless renewed; waited 10ms":  {Reason: ReasonHeld, Holder: "vm:1", HolderTask: "q/1", ExpiresIn: 3 * time.Second, Waited: 10 * time.Millisecond},
 		": held by vm:1": {Reason: ReasonHeld, Holder: "vm:1"},
 	} {
@@ -620,7 +610,6 @@ func TestRuleSet_limitField(t *testing.T) {
 	} {
 		field := &LimitField{Path: "n", Default: test.deflt, Most: test.most}
 		rs := compileRules(t, Rule{Task: "work", LimitField: field})
-		field.Path = "changed" // after New it has no effect
 		targets, err := rs.targets(t.Context(), asynq.NewTask("work", []byte(test.payload)), "p")
 		var unfit *KeyError
 		switch {
@@ -784,65 +773,5 @@ func TestInOrder_headOfADeadWorker(t *testing.T) {
 		if n := strings.Count(log.Text(slog.LevelWarn), "its worker is dead") - before; n != want {
 			t.Errorf("seen %s ago: %d warnings, want %d: %s", age, n, want, log.Text(slog.LevelDebug))
 		}
-	}
-}
-
-// A task without a rule whose type looks like the Task of a rule that nothing serves: that is said once for each rule. Rules of other
-// workers, and types that have a rule, say nothing.
-func TestMiddleware_looksLikeARule(t *testing.T) {
-	t.Parallel()
-	type embeds struct{ *asynq.ServeMux }
-	wraps := map[string]func(*Guard, *asynq.ServeMux) asynq.Handler{
-		"mux":      func(g *Guard, mux *asynq.ServeMux) asynq.Handler { return g.Middleware(mux) },
-		"embedded": func(g *Guard, mux *asynq.ServeMux) asynq.Handler { return g.Middleware(embeds{mux}) },
-		"Use":      func(g *Guard, mux *asynq.ServeMux) asynq.Handler { mux.Use(g.Middleware); return mux },
-		"wrapped": func(g *Guard, mux *asynq.ServeMux) asynq.Handler {
-			return g.Middleware(asynq.HandlerFunc(mux.ProcessTask))
-		},
-	}
-	for wrapped, wrap := range wraps {
-		for _, c := range []struct {
-			tasks, served, come, want []string // served: patterns of the mux; want: Tasks of rules that are warned of
-		}{
-			{[]string{"cron:nigtly"}, []string{"cron:nightly"}, []string{"cron:nightly", "cron:nightly"}, []string{"cron:nigtly"}},
-			{[]string{"cron:nigtly"}, []string{"cron:"}, []string{"cron:hourly", "cron:nightly"}, []string{"cron:nigtly"}},
-			{[]string{"crn:"}, []string{"cron:"}, []string{"cron:nightly", "cron:hourly"}, []string{"crn:"}},
-			{[]string{"Pay", "rprt"}, []string{"pay", "report"}, []string{"pay", "report"}, []string{"Pay", "rprt"}},
-			{[]string{"sync:eu", "sync:us", "mail:send"}, []string{"sync:eu"}, []string{"sync:eu", "other"}, nil},
-			{[]string{"sync:", "sync:us"}, []string{"sync:eu"}, []string{"sync:eu"}, nil},
-			{[]string{"sync:us"}, []string{"sync:us", "sync:eu"}, []string{"sync:us", "sync:eu"}, nil},
-			{[]string{"a", "report:x"}, []string{"b", "report:yearly"}, []string{"b", "report:yearly"}, nil},
-		} {
-			log, mux := &redistest.Log{}, asynq.NewServeMux()
-			var rules []Rule
-			for _, task := range c.tasks {
-				rules = append(rules, Rule{Task: task})
-			}
-			for _, pattern := range c.served {
-				mux.HandleFunc(pattern, func(context.Context, *asynq.Task) error { return nil })
-			}
-			handler := wrap(newGuardWith(t, redistest.Mini(t), Config{Rules: rules, Prefix: redistest.Name(t), Logger: log.Logger()}), mux)
-			for _, come := range c.come {
-				_ = handler.ProcessTask(t.Context(), asynq.NewTask(come, nil)) // asynq's mux refuses a type that it does not serve
-			}
-			var warned []string
-			for _, task := range c.tasks {
-				if n := strings.Count(log.Text(slog.LevelWarn), fmt.Sprintf("a rule is for %q, which", task)); n > 0 {
-					warned = append(warned, strings.Repeat(task, n))
-				}
-			}
-			if n := strings.Count(log.Text(slog.LevelWarn), "did you mean"); !slices.Equal(warned, c.want) || n != len(c.want) {
-				t.Errorf("%s: rules for %q, served %q, came %q: warned of %q, %d times; want %q", wrapped, c.tasks, c.served, c.come, warned, n, c.want)
-			}
-		}
-	}
-	// What a mux serves exactly is no slip, also if the other type comes first, and if it is that of a second server.
-	log, mux := &redistest.Log{}, asynq.NewServeMux()
-	guard := newGuardWith(t, redistest.Mini(t), Config{Rules: []Rule{{Task: "sync:us"}}, Logger: log.Logger()})
-	mux.Handle("sync:us", asynq.NotFoundHandler())
-	guard.Middleware(asynq.NewServeMux())
-	_ = guard.Middleware(mux).ProcessTask(t.Context(), asynq.NewTask("sync:eu", nil))
-	if text := log.Text(slog.LevelWarn); text != "" {
-		t.Errorf("logged %q", text)
 	}
 }

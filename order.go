@@ -318,17 +318,18 @@ func (c *Client) Orders(taskTypes ...string) map[string]OnArchive {
 		taskTypes = append(slices.Clip(taskTypes), rule.Task)
 	}
 	for _, taskType := range taskTypes {
-		if p := c.rules.find(taskType); p != nil && p.ordered() != nil {
-			ordered[taskType] = p.ordered().OnArchive
+		if rule := c.rules.ordered(taskType); rule != nil {
+			ordered[taskType] = rule.OnArchive
 		}
 	}
 	return ordered
 }
 
-// ordered returns the rule of the pattern that has InOrder, of which there is one at most, or nil.
-func (p *pattern) ordered() *compiledRule {
-	if i := slices.IndexFunc(p.rules, func(rule *compiledRule) bool { return rule.InOrder }); i >= 0 {
-		return p.rules[i]
+// ordered returns the rule for a task type that has InOrder, of which there is one at most, or nil.
+func (rs *ruleSet) ordered(taskType string) *compiledRule {
+	rules := rs.match(taskType)
+	if i := slices.IndexFunc(rules, func(rule *compiledRule) bool { return rule.InOrder }); i >= 0 {
+		return rules[i]
 	}
 	return nil
 }

@@ -24,7 +24,7 @@ import (
 type Policy struct {
 	kind  policyKind
 	delay time.Duration
-	after *afterFailure
+	after *failureFunc // a pointer: a Policy with a function in it could not be compared
 }
 
 // policyKind is the kind of a Policy.
@@ -68,24 +68,19 @@ func (p Policy) row() policyRow { return policyRows[p.kind] }
 // returns reports whether a busy key only has the task come back.
 func (r policyRow) returns() bool { return r.busy == decide.WishBack && !r.asks }
 
-// afterFailure holds the function behind a pointer, since a Policy with a
-// function in it could not be compared.
-type afterFailure struct {
-	fn func(ctx context.Context, t *asynq.Task, busy *BusyError) error
-}
+type failureFunc = func(ctx context.Context, t *asynq.Task, busy *BusyError) error
 
 // The policies that take no argument. Do not assign to them.
 var (
-	// Retry returns the task to asynq, to run again after 1 to 5 seconds. asynq looks for such
+	// Retry returns the task to asynq, to run again after 1 to 5 seconds, its attempt not spent. asynq looks for such
 	// tasks every DelayedTaskCheckInterval (5 seconds by default), so without [Rule].Wait a
-	// hot key runs about one task in that time. The attempt is not spent. A Wait never keeps the server's last worker: when all have been
+	// hot key runs about one task in that time. A Wait never keeps the server's last worker: when all have been
 	// busy for 20 milliseconds, the newest task that waits returns. A task on its last
 	// attempt waits in its worker instead.
 	Retry = Policy{kind: policyRetry}
 
-	// Skip ends the task as done without running its handler. Config.Observe gets
-	// EventSkipped, and the log gets a line at level Debug. A task whose handler has failed, or returned a [RetryAfter], is done,
-	// too, if another has the key when it comes back.
+	// Skip ends the task as done without running its handler, also one whose handler has failed, or returned
+	// a [RetryAfter]. Config.Observe gets EventSkipped.
 	Skip = Policy{kind: policySkip}
 
 	// Archive moves the task to asynq's archive without running its handler,
@@ -96,24 +91,20 @@ var (
 	// task with its own delays and archives it in the end.
 	Fail = Policy{kind: policyFail}
 
-	// Park keeps the task's place in line, and takes no worker from other tasks. The task
+	// Park, the zero value, keeps the task's place in line, and takes no worker from other tasks. The task
 	// waits in line in its worker while the server has another worker free. When all workers have been
 	// busy for 20 milliseconds, the newest task that waits parks: it returns to asynq, keeps its place in line, and runs
 	// when its turn comes. The attempt is not spent, and [Rule].Wait has no effect. While the
 	// task is parked, its last error in asynq names the key, the holder and the task's place
-	// in line.
+	// in line. Parked tasks are woken first come, first served, but tasks that wait in workers may overtake them.
 	//
-	// A task waits in its worker for at most half of its Timeout and then parks, so its
-	// handler has at least the other half. A parked task has its whole Timeout again when it
-	// returns. A task on its last attempt cannot park, since asynq would archive it: it waits
-	// in its worker until a second before its deadline, and its handler gets the rest. Give
-	// such tasks a Timeout longer than the wait, or a higher MaxRetry.
+	// A task waits in its worker for at most half of its Timeout and then parks, and has its whole Timeout
+	// again when it returns. A task on its last attempt cannot park, since asynq would archive it: it waits
+	// in its worker until a second before its deadline. Give such tasks a higher MaxRetry.
 	//
 	// asynq's Inspector runs a parked task when its turn comes. The task then stands
-	// behind what its queue has pending; see [Config].WakeAtFront. Park is the zero value. Without
-	// Config.Inspector the Guard's client must be a redis.UniversalClient, or New refuses the rule. Tasks that wait
-	// in workers are served first come, first served. Parked tasks are woken in that
-	// order, but waiting tasks may overtake them.
+	// behind what its queue has pending; see [Config].WakeAtFront. Without
+	// Config.Inspector the Guard's client must be a redis.UniversalClient, or New refuses the rule.
 	Park = Policy{}
 
 	// Replace lets the newest task win. A task that finds the lock taken asks the older one to
@@ -127,43 +118,40 @@ var (
 	// replaces a task that came later: it waits for its turn. Redis forgets a task's age when
 	// the task is done, revoked or archived, or has not come for an hour.
 	//
-	// If several rules apply to a task, declare rules that may end it unrun (Skip, Archive, Fail,
-	// AfterFailure) before the rule with Replace. Otherwise the task may stop an older one and then
-	// not run itself.
+	// If several rules apply to a task, declare those that may end it unrun, or that operators pause,
+	// before the rule with Replace. Otherwise the task may stop an older one and then not run itself.
 	//
 	// Only tasks of rules with this policy are asked to stop: other holders of a
 	// shared Scope, and an earlier attempt of the same task, go on.
 	// asynq logs a line at Warn for each revoked task.
 	Replace = Policy{kind: policyReplace}
 
-	// Allow runs the handler without the lock if the key is busy, or if no key can be made
-	// from the task. Config.Observe gets EventBusy or EventKeyError. Use it to measure
+	// Allow runs the handler without the lock if the key is busy, also by a Rate or a Cooldown, or if no key
+	// can be made from the task. Config.Observe gets EventBusy or EventKeyError. Use it to measure
 	// contention before you enforce anything. If an operator has paused the key, or Redis does
 	// not answer, the task returns to asynq, as under every policy.
 	Allow = Policy{kind: policyAllow}
 )
 
-// RetryIn is [Retry] with the delay d, at least a millisecond; [New] refuses less. asynq
-// drops fractions of a second, and looks for tasks to retry every few seconds
-// (DelayedTaskCheckInterval). So a task may return up to a second before d is over, or
+// RetryIn is [Retry] with the delay d, at least a millisecond. asynq drops fractions of a second, and looks for
+// tasks to retry every few seconds (DelayedTaskCheckInterval): a task may return up to a second before d is over, or
 // some seconds after. For a closed gate or a pause the task returns when that ends, not after d.
 func RetryIn(d time.Duration) Policy {
 	return Policy{kind: policyRetryIn, delay: d}
 }
 
 // AfterFailure calls fn when the key is busy. fn's result becomes the handler's result: nil
-// ends the task as done, an error fails the attempt (spent), and an error that wraps
-// asynq.SkipRetry archives the task, even if it also wraps busy. An error that wraps
+// ends the task as done, an error fails the attempt (spent), and one that wraps
+// asynq.SkipRetry archives the task. An error that wraps
 // asynq.RevokeTask drops the task; a [RetryAfter] returns it for that time. Return busy, or an
-// error that wraps it, to retry as under [Retry]. To fail the attempt with the text of busy,
-// format busy with %v and not %w.
+// error that wraps it, to retry as under [Retry]; format busy with %v to fail the attempt.
 //
 // fn runs if others hold the key, a cooldown lasts or the rate is used up; not for a pause,
-// [CloseGate] or an earlier attempt of the task. fn runs in the worker, with the context of the task. Many goroutines call it at once.
+// [CloseGate] or an earlier attempt of the task. Many goroutines call it at once, with the context of the task.
 // On the task's last attempt fn is asked again when its wait is over: after its RetryAfter, or, if it returned
 // busy, a second before the deadline. [New] refuses a nil fn.
 func AfterFailure(fn func(ctx context.Context, t *asynq.Task, busy *BusyError) error) Policy {
-	return Policy{kind: policyAfterFailure, after: &afterFailure{fn: fn}}
+	return Policy{kind: policyAfterFailure, after: &fn}
 }
 
 // String names the policy: "retry", "retry in 5s", "skip", "archive", "fail",
@@ -176,11 +164,11 @@ func (p Policy) String() string {
 }
 
 // failureFunc is the function given to AfterFailure, nil for other policies.
-func (p Policy) failureFunc() func(context.Context, *asynq.Task, *BusyError) error {
+func (p Policy) failureFunc() failureFunc {
 	if p.after == nil {
 		return nil
 	}
-	return p.after.fn
+	return *p.after
 }
 
 // check returns why a rule cannot have the policy, or nil.
@@ -188,7 +176,7 @@ func (p Policy) check() error {
 	switch {
 	case p.kind == policyRetryIn && p.delay < time.Millisecond:
 		return fmt.Errorf("RetryIn(%s) is no delay; give at least 1ms, or use Retry%s", p.delay, printable.MeantUnit(p.delay))
-	case p.kind == policyAfterFailure && p.after.fn == nil:
+	case p.kind == policyAfterFailure && *p.after == nil:
 		return errors.New("AfterFailure has no function; give it one, or use Retry")
 	}
 	return nil

@@ -63,7 +63,7 @@ func (d *delivery) registerArrival(t target) error {
 	if err == nil {
 		d.replacing.arrivals[t.key] = arrival{ref, note, at, isNew}
 	}
-	return withClientHint(err)
+	return err
 }
 
 // stopBy has a newer task ask this one to stop, if the rule of t has the policy Replace.

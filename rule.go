@@ -1,7 +1,6 @@
 package automutex
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,32 +29,29 @@ type Rule struct {
 	Name string
 
 	// Task is a task type, or a prefix of task types. It matches as a pattern of asynq's
-	// ServeMux does: a rule whose Task equals the type applies, otherwise the rules with the
-	// longest Task that the type begins with. Several rules with the same Task all apply; each
-	// of them needs a Scope. Task must not be blank. To leave a longer type out of a rule, declare a rule
-	// for that type whose Key returns [NoLock].
+	// ServeMux does: the rules whose Task equals the type apply, otherwise those with the
+	// longest Task that the type begins with, and none with a shorter one. Several rules with the same Task need a Scope each.
+	// To leave a longer type out of a rule, declare a rule for that type whose Key returns [NoLock].
 	Task string
 
-	// On lists the payload fields that the key is made from, as [Fields] takes
-	// them.
+	// On lists the payload fields that the key is made from, as [Fields] takes them.
 	On []string
 
-	// OnHeaders lists the task headers that the key is made from, as [Headers]
-	// takes them. Their values come after those of On.
+	// OnHeaders lists the task headers that the key is made from, after the fields of On. Names are compared
+	// exactly, and a value gives the same part as a string of a payload. A task without one, or with one that is
+	// empty or not valid UTF-8, is archived with a [*KeyError].
 	OnHeaders []string
 
-	// Key computes the parts of the key when On and OnHeaders are not enough. Set
-	// one or the other. See [KeyFunc] for its errors.
+	// Key computes the parts of the key, in place of On and OnHeaders. See [KeyFunc] for its errors.
 	Key KeyFunc
 
 	// Optional has a task take no lock of this rule if a field of On or a header of OnHeaders is missing, null
-	// or empty, or if the payload is empty and On is set. Without it such a task is archived with a [*KeyError]. It needs On or OnHeaders.
+	// or empty, or if the payload is empty and On is set. Otherwise such a task is archived with a [*KeyError].
 	Optional bool
 
 	// Payload is a value of the Go type that the payload, or the result of
 	// [Config].Decode, is decoded into. With it, New refuses a path in On or LimitField for
-	// which the type has no JSON field. Only the type matters, not the value. nil means
-	// that paths are not checked.
+	// which that type has no JSON field. nil means that paths are not checked.
 	Payload any
 
 	// Scope is the first part of the key. Rules with the same Scope share their
@@ -73,20 +69,17 @@ type Rule struct {
 	Limit int
 
 	// LimitOf returns the limit for the key of a task, such as that of the tenant's plan. Set
-	// one of Limit, LimitOf and LimitField. Many goroutines call LimitOf at once, once for each attempt,
-	// with the task as a Key gets it. Two tasks of one key should have the same limit. If they
-	// differ, as while a plan changes, each task goes by its own. A result below 1 archives
-	// the task. An error has the same effect as that of a [KeyFunc]. A limit that an operator
+	// one of Limit, LimitOf and LimitField. Many goroutines call LimitOf at once, with the task as a Key gets
+	// it. If two tasks of one key differ, as while a plan changes, each goes by its own limit. A result below 1
+	// archives the task. An error has the same effect as that of a [KeyFunc]. A limit that an operator
 	// sets wins; see [Guard.Controls].
 	LimitOf func(context.Context, *asynq.Task) (int, error)
 
-	// LimitField names the payload field that has the limit, in place of a LimitOf. nil means
-	// none.
+	// LimitField names the payload field that has the limit. nil means none.
 	LimitField *LimitField
 
-	// TTL is the length of a lease, which is renewed while the handler runs.
-	// It bounds how long a key stays taken after its process has died. It does not
-	// bound how long a handler may run. 0 means 30 seconds; less than 100
+	// TTL is the length of a lease, which is renewed while the handler runs: it bounds how long a key stays taken
+	// after its process has died, and not how long a handler may run. 0 means 30 seconds; less than 100
 	// milliseconds and more than ten years are refused.
 	TTL time.Duration
 
@@ -97,25 +90,22 @@ type Rule struct {
 	// the latest. Less than a millisecond is refused.
 	Wait time.Duration
 
-	// MaxHold bounds how long one task may hold the lock. After that time its handler's
-	// context ends and the lease is not renewed any more, so that the key is free at
-	// most a TTL later. 0 means no bound; less than a millisecond is refused.
+	// MaxHold bounds how long one task may hold the lock: then its handler's context ends, and the key is free
+	// a TTL later at most. 0 means no bound; less than a millisecond is refused.
 	MaxHold time.Duration
 
 	// Cooldown is the least time between the start of a successful run and the next start for
-	// the key. With a Limit of 1 there is at most one successful run per key in that time.
-	// With a higher Limit, tasks that already run go on. 0 means none; less than a millisecond
+	// the key; tasks that already run go on. 0 means none; less than a millisecond
 	// and more than ten years are refused.
 	Cooldown time.Duration
 
-	// Rate bounds how often handlers start for one key, in addition to Limit, which
-	// bounds how many run at once. The zero value is no bound. See [Rate].
+	// Rate bounds how often handlers start for one key. The zero value is no bound.
 	Rate Rate
 
 	// InOrder runs the tasks of a key one at a time, in the order in which their enqueueing through a [Client]
 	// returned, also through failures: a task that failed and will be retried keeps its key. Make the
 	// Client with [NewClient] from the same Config. A task that was enqueued otherwise joins the order when it comes to a
-	// worker. Limit is 1 and Busy is Park; both may be left out. See docs/guide.md for what InOrder does not promise.
+	// worker. Limit is 1 and Busy is Park; both may be left out. docs/guarantees.md has what InOrder does not promise.
 	InOrder bool
 
 	// OnArchive is what happens to the key of an ordered task that asynq archives. The zero value is [HoldKey].
@@ -124,13 +114,13 @@ type Rule struct {
 	// MaxQueued bounds how many tasks of a key are enqueued and not done. A Client refuses further ones with a
 	// [*FullError]. 0 means no bound; negative numbers are refused. It needs InOrder.
 	MaxQueued int
+
 	// Fence gives each lease of the rule a fence, which [Fence] returns. It needs a Limit of 1, and
 	// costs a key that nobody else wants a dearer command. Rules with the same Scope must have the same
 	// Fence.
 	Fence bool
 
-	// Busy is what happens to a task that did not get its lock. The zero value
-	// is [Park].
+	// Busy is what happens to a task that did not get its lock. The zero value is [Park].
 	Busy Policy
 }
 
@@ -142,8 +132,7 @@ type compiledRule struct {
 
 	fields    *keys.Fields   // the paths of On; nil without any
 	limitPath *keys.Fields   // of LimitField
-	request   engine.Request // what all locks of the rule have in common; the zero value without a Guard
-	keyOutage *outage        // of the functions that make its key and its limit
+	request   engine.Request // what all locks of the rule have in common
 }
 
 // where names the rule in an error or a log line.
@@ -167,8 +156,8 @@ func (c *compiledRule) readsPayload() bool { return c.Key != nil || c.isLimitOfT
 func (c *compiledRule) isLimitOfTask() bool { return c.LimitOf != nil || c.LimitField != nil }
 
 // compile checks the whole configuration and makes the rules ready. The error joins a
-// *FieldError for each mistake; the notices are for the log.
-func compile(cfg Config) (rs *ruleSet, notices []string, err error) {
+// *FieldError for each mistake.
+func compile(cfg Config) (*ruleSet, error) {
 	rules := make([]*compiledRule, len(cfg.Rules))
 	for i, rule := range cfg.Rules {
 		rules[i] = &compiledRule{Rule: rule, index: i}
@@ -179,15 +168,14 @@ func compile(cfg Config) (rs *ruleSet, notices []string, err error) {
 	for _, rule := range rules {
 		problems = append(problems, rule.check()...)
 		rule.fillDefaults()
-		rule.keyOutage = keyOutage(rule.Name)
 	}
 	problems = append(problems, checkTogether(rules)...)
 	if len(problems) > 0 {
-		return nil, nil, joinFieldErrors(problems)
+		return nil, joinFieldErrors(problems)
 	}
-	rs = newRuleSet(rules)
+	rs := newRuleSet(rules)
 	rs.secret, rs.decode = cfg.HashKeys, cfg.Decode
-	return rs, rs.notices(), nil
+	return rs, nil
 }
 
 // nameRules gives a Name to the rules that have none.
@@ -211,21 +199,14 @@ func (c *compiledRule) fillDefaults() {
 	if c.TTL == 0 {
 		c.TTL = defaultTTL
 	}
+	// check has reported what is malformed.
 	if c.LimitField != nil {
-		field := *c.LimitField
-		c.LimitField = &field
-		c.limitPath, _ = keys.Parse([]string{field.Path}) // check has reported a malformed one
+		c.limitPath, _ = keys.Parse([]string{c.LimitField.Path})
 	}
-	if c.On = slices.Clone(c.On); len(c.On) > 0 {
-		c.fields, _ = keys.Parse(c.On) // as above
+	if len(c.On) > 0 {
+		c.fields, _ = keys.Parse(c.On)
 	}
-	c.OnHeaders = slices.Clone(c.OnHeaders)
-}
-
-// prepareRequest sets request. check has looked at the rule.
-func (c *compiledRule) prepareRequest() {
-	c.request = engine.Request{Ref: engine.Ref{Limit: 1}, Name: c.Name, TTL: c.TTL, MaxHold: c.MaxHold, Fenced: c.Fence, Notes: true}
-	_ = c.request.Check()
+	c.request = engine.Request{Ref: engine.Ref{Limit: 1}, Name: c.Name, TTL: engine.WholeMS(c.TTL), MaxHold: c.MaxHold, Fenced: c.Fence, Notes: true}
 	if c.Rate != (Rate{}) {
 		c.request.Every, c.request.Spare, _ = engine.Rate(c.Rate.Starts, c.Rate.Per, c.Rate.Burst)
 	}
@@ -235,10 +216,13 @@ func (c *compiledRule) prepareRequest() {
 func (c *compiledRule) check() []*FieldError {
 	mistakes := fieldErrors{rule: c}
 
-	if strings.TrimSpace(c.Task) == "" {
+	switch trimmed := strings.TrimSpace(c.Task); {
+	case trimmed == "":
 		mistakes.addf("Task", "%q is blank; name the task type that the rule is for, or its beginning", c.Task)
-	} else if strings.TrimSpace(c.Task) != c.Task {
+	case trimmed != c.Task:
 		mistakes.addf("Task", "%q begins or ends with a blank, and would match no task; leave it out", c.Task)
+	case strings.Contains(c.Task, "*"):
+		mistakes.addf("Task", "%q has a *: a Task is a type or its beginning, and needs none; leave it out", c.Task)
 	}
 	if c.Key != nil && len(c.On)+len(c.OnHeaders) > 0 {
 		mistakes.addf("Key", "excludes On and OnHeaders; keep the one or the other")
@@ -339,15 +323,8 @@ type sharedField struct {
 }
 
 func (c *compiledRule) shared() []sharedField {
-	limit := sharedField{"", "left out"}
-	switch {
-	case c.LimitOf != nil:
-		limit = sharedField{"LimitOf", "set"}
-	case c.LimitField != nil:
-		limit = sharedField{"LimitField", "set"}
-	}
 	return []sharedField{
-		limit, {"InOrder", c.InOrder}, {"OnArchive", c.OnArchive}, {"MaxQueued", c.MaxQueued},
+		{"LimitOf", c.LimitOf != nil}, {"LimitField", c.LimitField != nil}, {"InOrder", c.InOrder}, {"OnArchive", c.OnArchive}, {"MaxQueued", c.MaxQueued},
 		{"Limit", c.Limit}, {"TTL", c.TTL}, {"Fence", c.Fence}, {"Rate", c.Rate},
 	}
 }
@@ -386,8 +363,8 @@ func checkTogether(rules []*compiledRule) []*FieldError {
 		theirs := first.shared()
 		for i, our := range rule.shared() {
 			if their := theirs[i]; our.value != their.value {
-				mistakes.addf(cmp.Or(our.field, their.field), "is %v, but %s has %v for the same scope %q; one scope has one %s",
-					our.value, first.where(), their.value, scope, cmp.Or(our.field, their.field))
+				mistakes.addf(our.field, "is %v, but %s has %v for the same scope %q; one scope has one %s",
+					our.value, first.where(), their.value, scope, our.field)
 			}
 		}
 	}

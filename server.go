@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"runtime"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -15,7 +16,6 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -24,14 +24,7 @@ type server struct {
 	guard   *Guard
 	workers workers
 
-	guarded  atomic.Bool // a task of the server has come to the Middleware
-	checking atomic.Bool // checkGuarded is due, or was called
-
-	returned                          atomic.Int64 // tasks that went back to asynq
-	firstReturned                     atomic.Int64 // when the first of them did, in Unix nanoseconds
-	handled, failureAsked, delayAsked atomic.Bool  // asynq has called ErrorHandler, IsFailure and RetryDelayFunc for one of them
-
-	cut atomic.Int64 // attempts, the last ones that their callers asked for, that a context or a death has ended, and that IsFailure is to count
+	first sync.Once // task, which starts the time of checkGuarded
 }
 
 // serverKey finds the taskMark of one Guard. Of several guards, each has its own.
@@ -39,10 +32,10 @@ type serverKey struct{ guard *Guard }
 
 // ServerConfig returns cfg with functions that make asynq understand the Guard's errors. A
 // task that the Guard returns to asynq keeps its attempt: asynq does not count it as a
-// failure, runs it again after the Guard's delay, and does not call the ErrorHandler.
-// asynq does not call the ErrorHandler for replaced tasks either. For all other errors the
-// IsFailure, RetryDelayFunc and ErrorHandler of cfg are called; nil means asynq's
-// defaults. BaseContext of cfg is called for each task.
+// failure, runs it again after the Guard's delay, and does not call the ErrorHandler,
+// as for replaced tasks. For all other errors the IsFailure, RetryDelayFunc and ErrorHandler
+// of cfg are called; nil means asynq's defaults. BaseContext of cfg is called for each task.
+// Set these four in cfg, and not in the result, where they would replace the Guard's.
 //
 // Call ServerConfig once for each server: the policy Park counts the busy workers of
 // each, out of cfg.Concurrency. With several guards, nest the calls:
@@ -65,13 +58,8 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	isFailure := cfg.IsFailure
 	cfg.IsFailure = func(err error) bool {
 		switch v := g.verdictIn(err); {
-		case v != nil && v.kind == goesBack:
-			mark.failureAsked.Store(true)
+		case v != nil && v.kind == goesBack, wantsRetryAfter(err) != nil:
 			return false
-		case wantsRetryAfter(err) != nil:
-			return false
-		case isCut(err) && mark.takeCut():
-			return true
 		case isFailure != nil:
 			return isFailure(err)
 		}
@@ -84,18 +72,22 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	}
 	cfg.RetryDelayFunc = func(n int, err error, t *asynq.Task) time.Duration {
 		if v := g.verdictIn(err); v != nil && v.kind == goesBack {
-			mark.delayAsked.Store(true)
 			return v.delay
 		}
 		if r := wantsRetryAfter(err); r != nil {
 			return notBefore(r.delay)
 		}
-		if errors.Is(err, asynq.ErrLeaseExpired) { // asynq asks IsFailure next
-			mark.noteCut(t, t != nil && stamp.IsLast(t.Headers(), n), err)
-		}
 		return capRedelivery(retryDelay(n, err, t), n, err, t)
 	}
-	cfg.ErrorHandler = mark.errorHandler(cfg.ErrorHandler)
+	if theirs := cfg.ErrorHandler; theirs != nil {
+		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, t *asynq.Task, err error) {
+			if v := g.verdictIn(err); v != nil && v.kind != archived || wantsRetryAfter(err) != nil {
+				return
+			}
+			d := g.newDelivery(ctx, t)
+			theirs.HandleError(context.WithValue(ctx, lastAttemptKey{}, d.place.isLast(&d.facts)), t, err)
+		})
+	}
 	baseContext := cfg.BaseContext
 	if baseContext == nil {
 		baseContext = context.Background
@@ -104,53 +96,6 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		return context.WithValue(baseContext(), serverKey{g}, mark.newTask())
 	}
 	return cfg
-}
-
-// errorHandler is the ErrorHandler of the server; theirs is the program's, or nil.
-func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
-	return asynq.ErrorHandlerFunc(func(ctx context.Context, t *asynq.Task, err error) {
-		v := s.guard.verdictIn(err)
-		if v != nil && v.kind == goesBack {
-			s.handled.Store(true)
-		}
-		d := s.guard.newDelivery(ctx, t)
-		last := d.place.isLast(&d.facts)
-		if !errors.Is(err, asynq.ErrLeaseExpired) { // of which asynq stores nothing before it is found to be lost
-			s.noteCut(t, last && !d.last, err)
-		}
-		if theirs != nil && (v == nil || v.kind == archived) && wantsRetryAfter(err) == nil {
-			theirs.HandleError(context.WithValue(ctx, lastAttemptKey{}, last), t, err)
-		}
-	})
-}
-
-// noteReturned notes that a task goes back to asynq. It warns once if asynq has not called the Guard's functions although it has
-// had the time to, or for so many that some have come back: the program has put others in their place.
-func (s *server) noteReturned() {
-	now := time.Now().UnixNano()
-	s.firstReturned.CompareAndSwap(0, now)
-	due := now-s.firstReturned.Load() > int64(guardedWithin)
-	if n := s.returned.Add(1); (due || n > int64(s.workers.limit)) && (!s.handled.Load() || !s.failureAsked.Load() || !s.delayAsked.Load()) {
-		s.guard.warnOnce("functions", "IsFailure, RetryDelayFunc or ErrorHandler was set on the asynq.Config that Guard.ServerConfig returned: tasks that go back spend attempts, "+
-			"come back at other times, or are handled as errors; set them in the asynq.Config that is given to ServerConfig")
-	}
-}
-
-// noteCut notes that a task's attempt was cut, if it was the last one that the caller of a Client asked for: IsFailure, which is asked
-// next and does not see the task, counts it whatever the program's own says. Else asynq delivers the task again without bound. If two
-// attempts are cut at once the count may be given to the other one.
-func (s *server) noteCut(t *asynq.Task, last bool, err error) {
-	if last && isCut(err) && s.guard.rules.match(t.Type()) != nil {
-		s.cut.Add(1)
-	}
-}
-
-func (s *server) takeCut() bool {
-	if s.cut.Add(-1) >= 0 {
-		return true
-	}
-	s.cut.Add(1)
-	return false
 }
 
 // serverOf returns the server of ctx; nil when it was made without ServerConfig.
@@ -168,27 +113,21 @@ type taskMark struct {
 	inside atomic.Bool // the task is in the Middleware
 }
 
-// newTask makes the mark of the next task. The first one starts a timer that checks
-// whether the Middleware is installed: without it all tasks would run unguarded, and
-// nothing would say so. The timer fires once. After Close it does nothing, so that a
-// closed Guard logs nothing.
+// newTask makes the mark of the next task. The first one starts a timer that checks whether the
+// Middleware is installed: without it all tasks would run unguarded, and nothing would say so.
 func (s *server) newTask() *taskMark {
-	if !s.guarded.Load() && s.checking.CompareAndSwap(false, true) {
-		time.AfterFunc(guardedWithin, s.checkGuarded)
-	}
+	s.first.Do(func() { time.AfterFunc(guardedWithin, s.checkGuarded) })
 	return &taskMark{server: s}
 }
 
-// guardedWithin is how long a server's first task has to reach the Middleware. asynq
-// starts the handler right after it made the task's context, so only a busy machine
-// needs this time.
+// guardedWithin is how long a server's first task has to reach the Middleware, which asynq calls right
+// after it made the task's context: only a busy machine needs this time.
 const guardedWithin = time.Second
 
-// checkGuarded warns of a server whose tasks do not pass the Middleware. It does not
-// warn a program that wraps only some of its handlers by calling Middleware itself: the
-// first task may be for another handler, and BaseContext does not get its type.
+// checkGuarded warns of a server whose tasks do not pass the Middleware, unless the program wraps some
+// of its handlers only: the first task may be for another handler. After Close it does nothing.
 func (s *server) checkGuarded() {
-	if s.guarded.Load() || s.guard.middlewareUsed.Load() || !s.guard.enter() {
+	if s.guard.middlewareUsed.Load() || !s.guard.enter() {
 		return
 	}
 	defer s.guard.leave() // Close waits for the log line
@@ -203,7 +142,6 @@ func (g *Guard) enterTask(ctx context.Context) (leave func()) {
 	if m == nil || !m.inside.CompareAndSwap(false, true) {
 		return func() {}
 	}
-	m.server.guarded.Store(true)
 	m.server.workers.taskStarted()
 	return func() {
 		m.server.workers.taskEnded()
@@ -213,18 +151,13 @@ func (g *Guard) enterTask(ctx context.Context) (leave func()) {
 
 var errShutdownTimeout = errors.New("the server's ShutdownTimeout is over")
 
-// Run starts srv with handler, wrapped in [Guard.Middleware], and blocks until the
-// process gets SIGTERM or SIGINT. Then it calls srv.Shutdown and [Guard.Close] at the same
-// time: tasks in line return to asynq at once, and running handlers keep their locks
-// until they return. On Unix, SIGTSTP stops the server from taking new tasks, as with
-// srv.Run.
+// Run starts srv, which was made with [Guard.ServerConfig], with handler, usually an asynq.ServeMux, wrapped
+// in [Guard.Middleware]. It blocks until the process gets SIGTERM or SIGINT. Then it calls srv.Shutdown and
+// [Guard.Close] at the same time: tasks in line return to asynq at once, and running handlers keep their locks
+// until they return. On Unix, SIGTSTP stops the server from taking new tasks, as with srv.Run.
 //
-// srv is a server made with [Guard.ServerConfig] that was not started. handler is usually
-// an asynq.ServeMux, without guard.Middleware.
-//
-// If srv does not start, Run returns the error of srv.Start and leaves the Guard open.
-// Otherwise it returns the error of [Guard.Close]: not nil if handlers still ran at the end of the
-// ShutdownTimeout.
+// If srv does not start, Run returns the error of srv.Start and leaves the Guard open. Otherwise it returns the
+// error of Close: not nil if handlers still ran at the end of the ShutdownTimeout.
 func (g *Guard) Run(srv *asynq.Server, handler asynq.Handler) error {
 	return g.RunContext(context.Background(), srv, handler)
 }
@@ -272,26 +205,21 @@ func (g *Guard) closeBeside(shutdown func()) error {
 }
 
 // LeadScheduler runs an asynq Scheduler in one process at a time, of all processes that call
-// it with the same name. So several replicas of a program enqueue each tick once.
-// LeadScheduler blocks until ctx ends, and then returns nil.
+// it with the same name, so that several replicas of a program enqueue each tick once.
+// It blocks until ctx ends, and then returns nil.
 //
 // newScheduler returns an *asynq.Scheduler with its tasks registered, or an
-// *asynq.PeriodicTaskManager. LeadScheduler calls it once for
-// each term: return a new Scheduler each time, since asynq starts a Scheduler only once.
-// LeadScheduler starts the Scheduler, and shuts it down when the term ends. It returns an
-// error of newScheduler, or of the start, at once.
+// *asynq.PeriodicTaskManager: a new one for each call, since asynq starts it only once. LeadScheduler
+// calls newScheduler once for each term, and starts the Scheduler, which it shuts down when the term ends. It
+// returns an error of newScheduler, or of the start, at once.
 //
 // When a process shuts down, the next one starts its scheduler at once. A process that
 // dies is replaced after the locker's TTL (30 s by default), and ticks due in between are
 // not enqueued. A process that was stopped for longer than the TTL may enqueue one more
-// tick when it goes on, before it learns that another one leads. If that matters, add a
-// Rule with Cooldown and Skip for the task.
+// tick: if that matters, add a Rule with Cooldown and Skip for the task.
 //
-// Register tasks with times of the clock ("*/10 * * * *"), not with periods ("@every 10m"): a
-// period begins anew with each term, so one that is longer than the terms never ends.
-//
-// Close locker after LeadScheduler has returned. See [lock.Locker.Lead] for outages of
-// Redis.
+// Register tasks with times of the clock ("*/10 * * * *"): a period ("@every 10m") begins anew with each term.
+// Close locker after LeadScheduler has returned. See [lock.Locker.Lead] for outages of Redis.
 func LeadScheduler[S interface {
 	comparable
 	Start() error
@@ -312,8 +240,7 @@ func LeadScheduler[S interface {
 		if err := scheduler.Start(); err != nil {
 			return fmt.Errorf("automutex: LeadScheduler %q: the Scheduler does not start; return a new one for each call: %w", name, err)
 		}
-		// The scheduler's goroutines end with Shutdown, which waits for them, and so
-		// before the lease is released.
+		// Shutdown waits for the scheduler's goroutines: they end before the lease is released.
 		defer scheduler.Shutdown()
 		<-term.Done()
 		return nil

@@ -202,9 +202,6 @@ func (d *delivery) observeWaited(t target) {
 	}
 	waited := time.Since(d.line.waiting)
 	d.line.waiting = time.Time{}
-	if d.ctx.Err() == context.Canceled {
-		d.guard.cutShort.Store(true)
-	}
 	d.observe(Event{Kind: EventWaited, Rule: t.rule.Name, Key: t.key, Waited: waited})
 }
 

@@ -73,8 +73,7 @@ type Rule struct {
 	// takes them.
 	On []string
 
-	// OnHeaders lists the task headers that the key is made from, as
-	// automutex.Headers takes them. Their values come after those of On.
+	// OnHeaders lists the task headers that the key is made from, after the fields of On.
 	OnHeaders []string
 
 	// Key computes the parts of the key when On and OnHeaders are not enough. Set

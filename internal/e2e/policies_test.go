@@ -361,21 +361,6 @@ func TestPolicies_withEachField(t *testing.T) {
 	}
 }
 
-// A longer Task that has all locks of the shorter one hides nothing.
-func TestNotices_hides(t *testing.T) {
-	t.Parallel()
-	hidden := automutex.Rule{Task: "key:sign", Scope: "key", On: []string{"id"}}
-	for field, warns := range map[string]bool{"id": false, "key": true} {
-		var log redistest.Log
-		longer := automutex.Rule{Task: "key:signDKLS", Scope: "key", On: []string{field}}
-		_, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{hidden, longer}, Logger: log.Logger()})
-		redistest.Must(t, err)
-		if text := log.Text(slog.LevelWarn); strings.Contains(text, "hides") != warns {
-			t.Errorf("on %s: %q", field, text)
-		}
-	}
-}
-
 // A task that was enqueued with one attempt cannot park. The Guard says so once for its rule.
 func TestPark_oneAttemptIsWarnedOf(t *testing.T) {
 	t.Parallel()

@@ -316,7 +316,7 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 func (e *Engine) takeOnce(ctx context.Context, r Request) (*Lease, error) {
 	le := e.newLease(r)
 	var err error
-	if r.Wait || r.Park {
+	if r.Park || r.Wait && (!r.Leaves || e.limit(&r.Ref) > 0) {
 		err = e.wait(ctx, le)
 	} else {
 		err = e.try(ctx, le)

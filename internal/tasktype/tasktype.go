@@ -39,14 +39,8 @@ func (m *Map[V]) Find(taskType string) (v V, ok bool) {
 	if v, ok = m.exact[taskType]; ok {
 		return v, true
 	}
-	return m.FindShorter(taskType)
-}
-
-// FindShorter returns the value of the longest pattern that the type begins with and
-// that is shorter than the type.
-func (m *Map[V]) FindShorter(taskType string) (v V, ok bool) {
 	for _, pattern := range m.longest {
-		if len(pattern) < len(taskType) && strings.HasPrefix(taskType, pattern) {
+		if strings.HasPrefix(taskType, pattern) {
 			return m.exact[pattern], true
 		}
 	}

@@ -18,12 +18,6 @@ func TestMap(t *testing.T) {
 			t.Errorf("%q finds %d, %v, want %d", taskType, got, ok, want)
 		}
 	}
-	if got, _ := m.FindShorter("report:daily"); got != 1 {
-		t.Errorf("the shorter pattern has %d, want 1", got)
-	}
-	if _, ok := m.FindShorter("mail"); ok {
-		t.Error("a pattern is shorter than itself")
-	}
 	if _, ok := m.At("report:weekly"); ok {
 		t.Error("a type is taken for a pattern")
 	}
