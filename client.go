@@ -9,7 +9,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -46,7 +45,6 @@ type Client struct {
 	log       *slog.Logger
 
 	asynqRedis redis.UniversalClient // that of inspector; nil: not known
-	blind      sync.Once             // the log says that the inspector sees no task
 
 	stampDeadline time.Duration
 }

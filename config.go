@@ -106,9 +106,7 @@ type Config struct {
 	Logger *slog.Logger
 
 	// Observe is called with every [Event], by many goroutines at once. It runs on the
-	// path of the task, so it should be quick. nil means none. A panic in it fails the
-	// attempt, as a panic of the handler does, and leaves no lease behind. On EventLost
-	// and EventOverdue, which may come on another goroutine, a panic is logged.
+	// path of the task, so it should be quick. nil means none. A panic in it is logged.
 	Observe func(context.Context, Event)
 }
 

@@ -173,22 +173,8 @@ func TestStay_afterALostLease(t *testing.T) {
 	t.Parallel()
 	d := &delivery{facts: facts{guard: newGuard(t, redistest.Mini(t)), ctx: context.Background()}}
 	began := time.Now()
-	if d.stay(decide.Decision{What: decide.Stay}, obstacle{why: decide.LeaseLost}); time.Since(began) < retakeDelay {
+	if d.stay(decide.Decision{What: decide.Stay}, obstacle{why: decide.LeaseLost}); time.Since(began) < minStay {
 		t.Errorf("it looks again after %s", time.Since(began))
-	}
-}
-
-// That an operator has paused a key may be known from before an outage: it does not end that.
-func TestBusy_endsAnOutage(t *testing.T) {
-	t.Parallel()
-	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
-	d, at := &delivery{facts: facts{guard: guard, ctx: context.Background()}}, target{rule: guard.rules.match("work")[0], key: "key"}
-	guard.outage.recordFailure(guard.log)
-	if d.refused(at, &BusyError{Reason: ReasonPaused}); guard.outage.since.IsZero() {
-		t.Error("a pause has ended the outage")
-	}
-	if d.refused(at, &BusyError{Reason: ReasonHeld}); !guard.outage.since.IsZero() {
-		t.Error("the outage goes on though Redis said who holds the key")
 	}
 }
 
@@ -268,8 +254,6 @@ func TestInOrder_seen(t *testing.T) {
 	}
 	other := info(asynq.TaskStatePending, "")
 	other.Headers = nil
-	overdue := info(asynq.TaskStateRetry, blocked.ParkedOn(mine.Key))
-	overdue.Deadline = time.Now().Add(-time.Second)
 	item := engine.OrderItem{Nonce: mine.Nonce, Note: note}
 	joined := item
 	joined.Nonce = stamp.Unstamped(note) // at its arrival
@@ -298,8 +282,6 @@ func TestInOrder_seen(t *testing.T) {
 		"another task":         {other, nil, HoldKey, engine.ActGone},
 		"archived, hold":       {info(asynq.TaskStateArchived, ""), nil, HoldKey, engine.ActArchived},
 		"archived, continue":   {info(asynq.TaskStateArchived, ""), nil, Continue, engine.ActLeft},
-		"overdue, hold":        {overdue, nil, HoldKey, engine.ActArchived},
-		"overdue, continue":    {overdue, nil, Continue, engine.ActLeft},
 		"completed":            {info(asynq.TaskStateCompleted, ""), nil, HoldKey, engine.ActLeft},
 		"parked here":          {info(asynq.TaskStateRetry, blocked.ParkedOn(mine.Key)), nil, HoldKey, lookWake},
 		"parked elsewhere":     {info(asynq.TaskStateRetry, blocked.ParkedOn("automutex:{x}")), nil, HoldKey, engine.ActPresent},
@@ -566,8 +548,8 @@ func TestOutcome(t *testing.T) {
 		}
 	}
 	// asynq revokes a task also if SkipRetry is in the error.
-	if wish, _ := wishOf(errors.Join(asynq.SkipRetry, asynq.RevokeTask)); wish != decide.WishDrop {
-		t.Errorf("RevokeTask beside SkipRetry: %v", wish)
+	if answer, _ := said(errors.Join(asynq.SkipRetry, asynq.RevokeTask)); answer != decide.SaidDrop {
+		t.Errorf("RevokeTask beside SkipRetry: %v", answer)
 	}
 }
 
@@ -765,26 +747,6 @@ func TestWorkers(t *testing.T) {
 		_, newest := o.comes("a", 7)
 		o.leaves(newest)
 	})
-}
-
-// The log names a head that asynq has called active for more than a minute and that does not hold its key, since its worker is dead.
-func TestInOrder_headOfADeadWorker(t *testing.T) {
-	t.Parallel()
-	s, log, prefix := redistest.Mini(t), &redistest.Log{}, redistest.Name(t)
-	rdb := s.Client(t)
-	guard := newGuardWith(t, s, Config{Rules: []Rule{{Task: "work", InOrder: true}}, Logger: log.Logger()})
-	_, err := asynq.NewClientFromRedisClient(rdb).Enqueue(asynq.NewTask("work", nil), asynq.Queue(prefix), asynq.TaskID("id"))
-	redistest.Must(t, err)
-	redistest.Must(t, rdb.HSet(t.Context(), "asynq:{"+prefix+"}:t:id", "state", "active").Err())
-	note := prefix + "/id"
-	for age, want := range map[time.Duration]int{10 * time.Second: 0, 2 * time.Minute: 1} {
-		item := engine.OrderItem{State: "a", Nonce: stamp.Unstamped(note), Ticket: 1, Seen: fmt.Sprint(time.Now().Add(-age).UnixMicro()), Note: note}
-		before := strings.Count(log.Text(slog.LevelWarn), "its worker is dead")
-		guard.wakeInOrder(t.Context(), guard.cfg.Prefix+":{work}", item)
-		if n := strings.Count(log.Text(slog.LevelWarn), "its worker is dead") - before; n != want {
-			t.Errorf("seen %s ago: %d warnings, want %d: %s", age, n, want, log.Text(slog.LevelDebug))
-		}
-	}
 }
 
 // A task without a rule whose type looks like the Task of a rule that nothing serves: that is said once for each rule. Rules of other
