@@ -56,7 +56,7 @@ func (d *delivery) noteInClaim(phase mark.Phase) error {
 	case d.claim.kind == mark.WindowNew:
 		length = 0 // it ends at its time
 	}
-	may, err := d.guard.engine.Mark(d.claim.key).Start(d.roundTripContext(), tasknote.Of(d.queue, d.id), phase, d.claim.kind.EndsAtStart(), length)
+	may, err := d.guard.engine.Mark(d.claim.key).Start(context.WithoutCancel(d.ctx), tasknote.Of(d.queue, d.id), phase, d.claim.kind.EndsAtStart(), length)
 	if err != nil {
 		return err
 	}
@@ -87,7 +87,6 @@ func (d *delivery) beginInClaim() obstacle {
 		return d.report(obstacle{why: decide.NoAnswer, target: t,
 			err: fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be noted: %w", t.rule.Name, t.key, err)})
 	}
-	d.guard.outage.recordSuccess(d.guard.log)
 	return obstacle{why: decide.Nothing}
 }
 
@@ -97,9 +96,7 @@ func (d *delivery) waitInClaim() {
 	if !d.claim.kind.CanBeSuperseded() || d.claim.noted != "" {
 		return
 	}
-	if err := d.noteInClaim(mark.Waiting); err != nil {
-		d.guard.log.Debug("automutex: that the task waits could not be noted in its claim", "key", d.claim.key, "task", d.note, "error", err)
-	}
+	_ = d.noteInClaim(mark.Waiting)
 }
 
 // endClaim has the claim of a task that has ended end soon. An error only leaves the claim for longer:
@@ -110,22 +107,11 @@ func (d *delivery) endClaim(ends decide.Decision) {
 	if !ended || gone || !d.claim.superseded && !d.claim.kind.EndsWithTask() {
 		return
 	}
-	if err := d.noteInClaim(mark.Ended); err != nil {
-		d.guard.log.Debug("automutex: the end of the task could not be noted in its claim", "key", d.claim.key, "task", d.note, "error", err)
-	}
-}
-
-// warnSkippedClaim warns once that a task was skipped which other producers rely on.
-func (d *delivery) warnSkippedClaim(t target) {
-	if d.claim.kind.EndsAtStart() {
-		d.guard.warnOnce("skipped claim of "+t.rule.Name, "a task that was enqueued UntilStart was skipped: a producer whose task was joined to it, or refused for it, relies on a run that begins later, "+
-			"and the run that has the key may have read its data before; use Park, Wait or Retry for tasks that are enqueued UntilStart", "rule", t.rule.Name, "type", d.task.Type(), "task", d.note)
-	}
+	_ = d.noteInClaim(mark.Ended)
 }
 
 // supersede is the verdict on a task that another one has superseded.
 func (d *delivery) supersede() error {
-	d.guard.log.Debug("automutex: superseded by a newer task of package unique", "key", d.claim.key, "task", d.note)
 	d.observe(Event{Kind: EventReplaced, Key: d.claim.key, Waited: time.Since(d.arrived)})
 	return d.guard.revoke(d.task.Type(), d.claim.key, nil)
 }

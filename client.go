@@ -9,7 +9,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -45,7 +44,6 @@ type Client struct {
 	log       *slog.Logger
 
 	asynqRedis redis.UniversalClient // that of inspector; nil: not known
-	blind      sync.Once             // the log says that the inspector sees no task
 
 	stampDeadline time.Duration
 }

@@ -96,9 +96,8 @@ type Config struct {
 	// Logger is where the Guard logs. nil means slog.Default().
 	Logger *slog.Logger
 
-	// Observe is called with every [Event], by many goroutines at once, on the path of the task: it should be quick.
-	// nil means none. A panic in it fails the attempt, and leaves no lease behind; on EventLost
-	// and EventOverdue, which may come on another goroutine, it is logged.
+	// Observe is called with every [Event], by many goroutines at once. It runs on the
+	// path of the task, so it should be quick. nil means none. A panic in it is logged.
 	Observe func(context.Context, Event)
 }
 

@@ -106,23 +106,12 @@ func JoinObservers(observers ...func(context.Context, Event)) func(context.Conte
 
 // observe calls Config.Observe with e and the fields that name the task.
 func (d *delivery) observe(e Event) {
-	if d.guard.cfg.Observe == nil {
-		return
-	}
-	d.guard.cfg.Observe(d.ctx, d.named(e))
-}
-
-// named is e with the fields that name the task.
-func (d *delivery) named(e Event) Event {
 	e.Task, e.Queue, e.TaskID = d.task.Type(), d.queue, d.id
-	return e
+	d.guard.observe(d.ctx, e)
 }
 
-// observeSafely is observe for the Guard's own goroutines.
-func (d *delivery) observeSafely(e Event) { d.guard.observeSafely(d.ctx, d.named(e)) }
-
-// observeSafely calls Config.Observe, and logs a panic of it, which would end the program where asynq does not recover it.
-func (g *Guard) observeSafely(ctx context.Context, e Event) {
+// observe calls Config.Observe, and logs a panic of it: what it is told of goes on.
+func (g *Guard) observe(ctx context.Context, e Event) {
 	if g.cfg.Observe == nil {
 		return
 	}

@@ -18,21 +18,17 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// Rate bounds how often handlers start for one key: Starts times in each Per, evenly spread.
-// After a time without starts, up to Burst handlers may start at once. In any time d at most
+// Rate bounds how often handlers start for one key: Starts times in each Per, evenly spread. In any time d at most
 // Burst + Starts*d/Per handlers start. The zero value is no rate.
 //
-// For a task that comes too early the key is busy with [ReasonRate]: its policy applies, and
-// [BusyError].ExpiresIn is the time until the next start. A start counts when the task gets this lock, also if
-// the task then does not get another lock that it needs, and does not start.
+// For a task that comes too early the key is busy with [ReasonRate], and [BusyError].ExpiresIn is the time until the
+// next start. A start counts when the task gets this lock, also if the task then does not start.
 type Rate struct {
-	// Starts is how many handlers start in each Per: at least 1, at most one a
-	// microsecond.
+	// Starts is how many handlers start in each Per: at least 1, at most one a microsecond.
 	Starts int
 	// Per is the period: more than 0, at most a year.
 	Per time.Duration
-	// Burst is how many may start at once after a pause. 0 means 1: each start comes at least
-	// Per/Starts after the last, and never more than Starts + 1 come in any Per.
+	// Burst is how many may start at once after a pause. 0 means 1.
 	Burst int
 }
 
@@ -62,10 +58,8 @@ func (r Rate) check() error {
 	return err
 }
 
-// gateDelay returns after how long a task that met a closed gate returns: when the gate
-// opens, plus a random time, so that tasks do not return together. The random time is less
-// than a quarter of the time until the gate opens; that bound is itself at least 2 s and at
-// most 30 s.
+// gateDelay returns after how long a task that met a closed gate returns: when the gate opens, and up to a quarter of that
+// time later, 2 to 30 s, so that tasks do not return together.
 func (e *BusyError) gateDelay() time.Duration {
 	d := notBefore(e.ExpiresIn)
 	spread := min(max(e.ExpiresIn/4, 2*time.Second), 30*time.Second)
@@ -91,9 +85,8 @@ func notBefore(d time.Duration) time.Duration {
 //	}
 //	return automutex.RetryAfter(wait, errUpstreamBusy)
 //
-// No policy drops a task that meets a closed gate: under Skip, Archive, Fail and AfterFailure too the
-// task returns to asynq, its attempt not spent. A second call never shortens the first. A closed gate
-// outlives the handler. [lock.Lock.BreakAll], the command automutex and its web page end it.
+// Under each other policy a task that meets a closed gate returns to asynq, its attempt not spent. A second call never
+// shortens the first. A closed gate outlives the handler; [lock.Lock.BreakAll] and the command automutex open it.
 //
 // ctx is the handler's context. If the task holds several locks, CloseGate closes the one taken
 // last, as [Lease] does. d is at least a tenth of a millisecond and at most ten years, and is rounded up to whole
@@ -124,10 +117,9 @@ func CloseGate(ctx context.Context, d time.Duration) error {
 // matches the task or not. The handler may wrap the error. If err wraps asynq.SkipRetry, asynq
 // archives the task. When the task comes back to a busy key, the policy of its rule applies: under [Skip] it is done.
 //
-// A task on its last attempt cannot return to asynq, which would archive it. If its handler is
-// wrapped in [Guard.Middleware], the task waits in its worker without its locks, for at least a
-// second, and the handler runs again. If less than a second to the task's deadline would then be
-// left, asynq archives the task with err.
+// A task on its last attempt, which asynq would archive, waits in its worker without its locks, for at least a
+// second, and its handler runs again if that is wrapped in [Guard.Middleware]. If less than a second to the task's
+// deadline would then be left, asynq archives the task with err.
 func RetryAfter(d time.Duration, err error) error {
 	return &retryAfter{delay: min(max(0, d), inside.MaxTTL), err: err}
 }

@@ -36,7 +36,7 @@ type Guard struct {
 	blind          atomic.Bool           // it found that the Inspector does not see this server's tasks
 	inspectorAsked atomic.Bool           // checkInspector got an answer, or waits for one
 	frontClient    redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil
-	paused         pausedQueues
+	paused         sync.Map              // by queue: pausedQueue
 
 	outage  outage   // of Redis
 	warned  sync.Map // by the topic that warnOnce has logged
@@ -52,10 +52,8 @@ type Guard struct {
 	running        int
 	closed         bool
 	idle           chan struct{}
-	closeDone      atomic.Bool   // Close has finished
 	middlewareUsed atomic.Bool   // Middleware was called
 	announced      chan struct{} // closed when announce, which Middleware starts, has ended
-	configured     atomic.Bool   // ServerConfig was called
 }
 
 // New makes a Guard on rdb: the client that asynq uses, or another one on the same
@@ -154,8 +152,8 @@ func (g *Guard) Close(ctx context.Context) error {
 			close(g.idle)
 		}
 	}
+	g.stop() // before the next enter, which is refused: over says why
 	g.mu.Unlock()
-	g.stop()
 	var err error
 	select {
 	case <-g.idle:
@@ -174,7 +172,6 @@ func (g *Guard) Close(ctx context.Context) error {
 		case <-time.After(time.Second):
 		}
 	}
-	g.closeDone.Store(true)
 	if g.client != nil {
 		if closed := g.client.Close(); closed != nil && !errors.Is(closed, redis.ErrClosed) {
 			err = errors.Join(err, closed)

@@ -16,10 +16,8 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// A lease belongs to its delivery as soon as it exists, before a function of the user can
-// learn of it: every lease that the engine returns goes to keepLease at once. release,
-// which run defers, releases all of them. So an Observe that
-// panics costs its task an attempt, but leaves no lease behind.
+// A lease belongs to its delivery as soon as it exists, before a function of the user can learn of it: every lease
+// that the engine returns goes to keepLease at once. release, which run defers, releases all of them.
 
 // holding is what a delivery has taken.
 type holding struct {
@@ -27,22 +25,20 @@ type holding struct {
 	room    [1]*heldLease   // for the lease of a task with one key
 	without map[string]bool // Allow: the keys without whose locks the task runs
 	// The next two are those of one run of the handler, which release ends.
-	started time.Time     // zero: the handler has not started
-	ended   chan struct{} // made when the handler starts; release closes it
+	started  time.Time // zero: the handler has not started
+	returned func()    // ends the watcher of the handler; nil: there is none
 }
 
 // heldLease is one lease of a delivery.
 type heldLease struct {
-	guard            *Guard
-	outer            *heldLease // what the handler's context has beside it: the lease taken before; nil for the first
-	target           target
-	lease            *engine.Lease
-	shown            lock.Lease // the same, for handlers
-	takenAt          time.Time
-	waited           time.Duration // in line before, also parked
-	lossReported     sync.Once
-	stopWatching     func() bool // nil: the handler has not started
-	acquiredObserved bool        // EventAcquired was observed, or Observe panicked on it
+	guard        *Guard
+	outer        *heldLease // what the handler's context has beside it: the lease taken before; nil for the first
+	target       target
+	lease        *engine.Lease
+	shown        lock.Lease // the same, for handlers
+	takenAt      time.Time
+	waited       time.Duration // in line before, also parked
+	lossReported sync.Once
 
 	// Set by release.
 	endedBefore error         // Err of the lease before release; nil: it was held
@@ -65,19 +61,9 @@ func (d *delivery) keepLease(t target, lease *engine.Lease, err error) error {
 	return nil
 }
 
-// takeBackLast removes the lease that was taken last from those of the delivery. The
-// caller releases it.
-func (d *delivery) takeBackLast() *engine.Lease {
-	last := len(d.leases) - 1
-	lease := d.leases[last].lease
-	d.leases = d.leases[:last]
-	return lease
-}
-
 // observeAcquired observes that the lease that was taken last is held.
 func (d *delivery) observeAcquired(t target) {
 	h := d.leases[len(d.leases)-1]
-	h.acquiredObserved = true
 	waited, parked := h.takenAt.Sub(d.line.came), h.lease.Parked()
 	h.waited = max(waited, parked)
 	d.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: parked})
@@ -99,16 +85,13 @@ func (d *delivery) lostBeforeStart() obstacle {
 // happens to the task. It also runs while a panic unwinds, and after d.ctx has ended: releases use
 // only its values. A second call does nothing, unless the task has taken locks again.
 func (d *delivery) release(decision decide.Decision) {
-	if d.ended != nil {
-		close(d.ended)
-		d.ended = nil
+	if d.returned != nil {
+		d.returned()
+		d.returned = nil
 	}
 	leases, without, started := d.leases, d.without, !d.started.IsZero()
 	d.leases, d.without, d.staying = nil, nil, false
 	for _, h := range slices.Backward(leases) {
-		if h.stopWatching != nil {
-			h.stopWatching()
-		}
 		h.endedBefore = h.lease.Err()
 		h.heldFor = time.Since(h.takenAt)
 		if cooldown := h.target.rule.Cooldown; started && decision.What == decide.Done && cooldown > 0 {
@@ -123,55 +106,57 @@ func (d *delivery) release(decision decide.Decision) {
 	}
 	d.recordRuns(leases, without, decision)
 	d.forgetArrivals(decision) // under Replace
-	d.reportReleased(leases, started)
+	for _, h := range slices.Backward(leases) {
+		d.reportReleased(h, started)
+	}
 	d.started = time.Time{}
 }
 
-// handlerContext makes the context of the handler. It ends as replaceableContext does,
-// and with cause lock.ErrLost when a lease is lost.
-//
-// Each lease has a watcher, which package context starts on a goroutine of its own when
-// the handler's context ends, and not before. release stops those that have not started;
-// the others end when the handler returns.
+// handlerContext makes the context of the handler. It ends as replaceableContext does, and with cause lock.ErrLost
+// when a lease is lost. Its watcher starts when it ends, on a goroutine of its own, and ends when the handler returns.
 func (d *delivery) handlerContext() context.Context {
-	c := &handlerContext{Context: d.replaceableContext(), delivery: &d.facts, innermost: innermostLease(d.ctx)}
-	done := make(chan struct{}) // a late watcher of this run must not read the channel of the next
-	d.ended = done
+	parent, end := d.replaceableContext()
+	run := &handlerRun{facts: &d.facts, innermost: innermostLease(d.ctx)}
+	ctx := context.WithValue(parent, runKey{}, run)
 	for _, h := range d.leases {
-		bound := h.lease.Bind(c.Context)
-		h.stopWatching = context.AfterFunc(bound, func() { d.watch(bound, h, done) })
-		h.outer = c.innermost
-		c.Context, c.innermost = bound, h
+		h.outer = run.innermost
+		ctx, run.innermost = h.lease.Bind(ctx), h
 	}
-	return c
+	if d.returned = end; len(d.leases) > 0 {
+		leases := d.leases
+		returned, isBack := context.WithCancel(context.Background()) // a signal
+		stop := context.AfterFunc(ctx, func() { d.watch(ctx, returned, leases) })
+		d.returned = func() { stop(); isBack(); end() }
+	}
+	return ctx
 }
 
-// handlerContext is the context of a handler, with what the Guard finds in it.
-type handlerContext struct {
-	context.Context // it is one
+// handlerRun is what the Guard finds in a handler's context.
+type handlerRun struct {
+	*facts
 
-	delivery  *facts
 	innermost *heldLease
 }
 
-// Value implements context.Context.
-func (c *handlerContext) Value(key any) any {
-	switch key.(type) {
-	case leaseKey:
-		return c.innermost
-	case guardedKey:
-		return guarded{c.delivery.guard, c.delivery.task}
-	case lastAttemptKey:
-		return c.delivery.place.isLast(c.delivery)
-	}
-	return c.Context.Value(key)
-}
+type (
+	runKey         struct{} // finds the handlerRun
+	lastAttemptKey struct{} // finds whether the task of an ErrorHandler was on its last attempt
+)
 
-type lastAttemptKey struct{}
+// running returns what is known of the task whose handler has the context; nil: it is no handler's.
+func running(ctx context.Context) *facts {
+	if run, _ := ctx.Value(runKey{}).(*handlerRun); run != nil {
+		return run.facts
+	}
+	return nil
+}
 
 // LastAttempt reports whether asynq archives the task of the handler whose context is ctx if the handler fails; of an ErrorHandler, whether
 // that was its last attempt. A task of a [Client] has one retry more by asynq.GetMaxRetry than it was enqueued with; LastAttempt goes by what was asked for.
 func LastAttempt(ctx context.Context) bool {
+	if f := running(ctx); f != nil {
+		return f.place.isLast(f)
+	}
 	if last, ok := ctx.Value(lastAttemptKey{}).(bool); ok {
 		return last
 	}
@@ -184,94 +169,75 @@ func LastAttempt(ctx context.Context) bool {
 // being reported as overdue.
 const overdueGrace = 100 * time.Millisecond
 
-// watch runs from the end of the handler's context until the handler returns. It reports the
-// loss of the lease, and a handler that runs past the end of its task's context. Either may
-// come first, or neither: the loss of another lease also ends the handler's context. The
-// cause of bound, the handler's context with this lease, says why the lease was lost.
-func (d *delivery) watch(bound context.Context, h *heldLease, handlerDone <-chan struct{}) {
-	own := h.lease.Bind(context.WithoutCancel(d.ctx)) // ends with the lease and nothing else
-	leaseEnded, taskEnded := own.Done(), d.ctx.Done()
-	grace := time.NewTimer(time.Hour)
-	grace.Stop()
-	defer grace.Stop()
-	for {
-		select {
-		case <-handlerDone:
-			return // release reports a loss that was not reported yet
-		case <-leaseEnded:
-			leaseEnded = nil
+// watch runs from the end of the handler's context until the handler returns. It reports each lease that is lost, and a
+// handler that runs past the end of its task's context. Either may come first, or neither.
+func (d *delivery) watch(ctx, returned context.Context, leases []*heldLease) {
+	for _, h := range leases {
+		own := h.lease.Bind(context.WithoutCancel(d.ctx)) // ends with the lease and nothing else
+		context.AfterFunc(own, func() {
 			cause := context.Cause(own)
-			if why := context.Cause(bound); errors.Is(why, lock.ErrLost) {
+			if why := context.Cause(ctx); errors.Is(why, lock.ErrLost) {
 				cause = why // it may say more, such as that an operator broke the lock
 			}
-			if errors.Is(h.lease.Err(), lock.ErrLost) {
-				d.reportLost(d.observeSafely, h, cause)
+			if errors.Is(h.lease.Err(), lock.ErrLost) { // else it was released, and release reports a loss that was not seen here
+				d.reportLost(h, cause)
 			}
-		case <-taskEnded:
-			taskEnded = nil
-			grace.Reset(overdueGrace)
-		case <-grace.C:
-			select {
-			case <-handlerDone:
-				return
-			default:
-				d.reportOverdue(h)
-			}
-		}
+		})
+	}
+	select {
+	case <-returned.Done():
+	case <-d.ctx.Done():
+	}
+	grace := time.NewTimer(overdueGrace)
+	defer grace.Stop()
+	select {
+	case <-returned.Done():
+	case <-grace.C:
+	}
+	if returned.Err() != nil {
+		return
+	}
+	cause := context.Cause(d.ctx)
+	for _, h := range leases {
+		d.guard.log.Warn("automutex: the handler still runs although its task's context has ended; the key stays taken until it returns",
+			"rule", h.target.rule.Name, "key", h.target.key, "task", d.note, "cause", cause)
+		d.observe(Event{Kind: EventOverdue, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt), Err: cause})
 	}
 }
 
-// reportOverdue logs and observes a handler that does not return although its task's
-// context has ended.
-func (d *delivery) reportOverdue(h *heldLease) {
-	cause := context.Cause(d.ctx)
-	d.guard.log.Warn("automutex: the handler still runs although its task's context has ended; the key stays taken until it returns",
-		"rule", h.target.rule.Name, "key", h.target.key, "task", d.note, "cause", cause)
-	d.observeSafely(Event{Kind: EventOverdue, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt), Err: cause})
-}
-
-// reportLost logs and observes the loss of a lease, once. observe is d.observe on the
-// worker's goroutine, d.observeSafely on others.
-func (d *delivery) reportLost(observe func(Event), h *heldLease, cause error) {
+// reportLost logs and observes the loss of a lease, once.
+func (d *delivery) reportLost(h *heldLease, cause error) {
 	h.lossReported.Do(func() {
 		d.guard.log.Warn("automutex: lease lost while the handler runs; its context is cancelled",
 			"rule", h.target.rule.Name, "key", h.target.key, "task", d.note, "cause", cause)
-		observe(Event{Kind: EventLost, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt), Err: cause})
+		d.observe(Event{Kind: EventLost, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt), Err: cause})
 	})
 }
 
-// reportReleased logs and observes the end of leases, the last one taken first. When
-// Observe panics for one lease, the others are still reported.
-func (d *delivery) reportReleased(leases []*heldLease, started bool) {
-	if len(leases) == 0 {
-		return
-	}
-	h := leases[len(leases)-1]
-	defer d.reportReleased(leases[:len(leases)-1], started)
-	if h.acquiredObserved {
-		// Exactly one for each EventAcquired, whatever else is reported.
-		defer d.observe(Event{Kind: EventReleased, Rule: h.target.rule.Name, Key: h.target.key, Held: h.heldFor})
-	}
+// reportReleased logs and observes the end of a lease: exactly one EventReleased for each EventAcquired.
+func (d *delivery) reportReleased(h *heldLease, started bool) {
+	err := h.releaseErr
 	switch {
-	case !started && errors.Is(h.releaseErr, lock.ErrNotHeld):
+	case !started && errors.Is(err, lock.ErrNotHeld):
 	case errors.Is(h.endedBefore, lock.ErrLost):
-		d.reportLost(d.observe, h, h.endedBefore) // does nothing if the watcher has reported it
-	case errors.Is(h.releaseErr, lock.ErrNotHeld) && h.endedBefore == nil:
+		d.reportLost(h, h.endedBefore) // does nothing if the watcher has reported it
+	case errors.Is(err, lock.ErrNotHeld) && h.endedBefore == nil:
 		// The key was deleted or evicted, and nobody noticed before.
-		d.reportLost(d.observe, h, fmt.Errorf("%w: %w", lock.ErrLost, h.releaseErr))
-	case errors.Is(h.releaseErr, lock.ErrBackend):
+		d.reportLost(h, fmt.Errorf("%w: %w", lock.ErrLost, err))
+	case errors.Is(err, lock.ErrBackend):
 		d.guard.log.Warn("automutex: the key could not be released; it frees itself at its deadline",
-			"rule", h.target.rule.Name, "key", h.target.key, "task", d.note, "ttl", h.target.rule.TTL, "error", h.releaseErr)
-		d.observe(Event{Kind: EventBackendError, Rule: h.target.rule.Name, Key: h.target.key, Err: h.releaseErr})
+			"rule", h.target.rule.Name, "key", h.target.key, "task", d.note, "ttl", h.target.rule.TTL, "error", err)
+		d.observe(Event{Kind: EventBackendError, Rule: h.target.rule.Name, Key: h.target.key, Err: err})
 	}
+	d.observe(Event{Kind: EventReleased, Rule: h.target.rule.Name, Key: h.target.key, Held: h.heldFor})
 }
-
-type leaseKey struct{}
 
 // innermostLease returns the lease taken last of those in ctx, or nil.
 func innermostLease(ctx context.Context) *heldLease {
-	h, _ := ctx.Value(leaseKey{}).(*heldLease)
-	return h
+	if run, _ := ctx.Value(runKey{}).(*handlerRun); run != nil {
+		return run.innermost
+	}
+	return nil
 }
 
 // Lease returns the lease of the handler whose context is ctx; of several leases, the one

@@ -44,13 +44,13 @@ func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
 		g.served.add(t.Type())
 		defer g.enterTask(ctx)() // each task keeps a worker busy, with a rule or without
-		outer, _ := ctx.Value(guardedKey{}).(guarded)
+		outer := running(ctx)
 		switch {
-		case outer.guard == g && g.isSame(outer.task, t):
+		case outer != nil && outer.guard == g && g.isSame(outer.task, t):
 			return next.ProcessTask(ctx, t) // a Middleware that is installed twice has nothing left to do
 		case g.rules.match(t.Type()) == nil && !g.hasClaim(ctx):
 			return g.runWithoutRule(ctx, t, next)
-		case outer.guard != nil && outer.guard != g:
+		case outer != nil && outer.guard != g:
 			return g.archive(fmt.Errorf("automutex: the Middleware of two Guards (prefixes %q and %q) runs this task, and both have a rule for its type %q: give one Guard all rules of a type",
 				outer.guard.cfg.Prefix, g.cfg.Prefix, t.Type()))
 		}
@@ -62,19 +62,10 @@ func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 
 // runCounted is run, counted so that Close waits for it. After Close the task returns to asynq; see over.
 func (d *delivery) runCounted(next asynq.Handler) error {
-	if d.closed = !d.guard.enter(); !d.closed {
+	if d.guard.enter() {
 		defer d.guard.leave()
 	}
 	return d.run(next)
-}
-
-// guardedKey finds what a Guard has put into its handler's context.
-type guardedKey struct{}
-
-// guarded is the Guard whose handler has the context, and the task that it runs.
-type guarded struct {
-	guard *Guard
-	task  *asynq.Task
 }
 
 // isSame reports whether t is the task that an outer Middleware runs, maybe unwrapped as Config.Decode unwraps it.
@@ -86,21 +77,14 @@ func (g *Guard) isSame(outer, t *asynq.Task) bool {
 	return err == nil && bytes.Equal(payload, t.Payload())
 }
 
-// noServerConfig reports whether asynq takes a task that returns for one that has failed.
-func (d *delivery) noServerConfig() bool {
-	return d.id != "" && d.server == nil && !d.guard.configured.Load()
-}
+// noServerConfig reports whether asynq takes a task that returns for one that has failed, as far as is known.
+func (d *delivery) noServerConfig() bool { return d.id != "" && d.server == nil }
 
 // warnNoServerConfig warns once of tasks whose context is not that of Guard.ServerConfig.
 func (d *delivery) warnNoServerConfig() {
-	g := d.guard
-	switch {
-	case d.noServerConfig():
-		g.warnOnce("no ServerConfig", "the asynq server was made without Guard.ServerConfig: each time a task returns to asynq, it spends an attempt and waits for asynq's retry delay; "+
-			"make the server with asynq.NewServer(redis, guard.ServerConfig(config))")
-	case d.id != "" && d.server == nil:
-		g.warnOnce("no mark", "the asynq server was made without Guard.ServerConfig, or BaseContext was set on the asynq.Config that it returned. Without it a returned task has its attempt counted; "+
-			"with another BaseContext a task under Park does not wait in its worker. Set BaseContext in the asynq.Config that is given to ServerConfig, and make each server with the result", "task", d.note)
+	if d.noServerConfig() {
+		d.guard.warnOnce("no ServerConfig", "the asynq server was made without Guard.ServerConfig, or BaseContext was set on the asynq.Config that it returned: each time a task returns to asynq, it may spend an attempt; "+
+			"make the server with asynq.NewServer(redis, guard.ServerConfig(config)), and set BaseContext in config", "task", d.note)
 	}
 }
 
@@ -117,15 +101,15 @@ func (g *Guard) runWithoutRule(ctx context.Context, t *asynq.Task, next asynq.Ha
 		}
 		d := g.newDelivery(ctx, t)
 		d.warnNoServerConfig()
-		if result, again := d.carryOut(d.decideEnd(err)); !again {
+		met := obstacle{why: decide.Nothing, err: err, ran: true}
+		if result, again := d.carryOut(d.decideEnd(&met), met); !again {
 			return d.blocked(result)
 		}
 	}
 }
 
-// delivery is one task that asynq has delivered to this worker, from the call of Middleware to
-// its return. A delivery is not an attempt: a task that returns without spending an attempt is
-// delivered again in the same attempt. Only the worker's goroutine writes the fields. Other
+// delivery is one task from the call of Middleware to its return. It is not an attempt: a task that returns without
+// spending one is delivered again in the same attempt. Only the worker's goroutine writes the fields. Other
 // goroutines (watchers, requests to stop) read the facts, and replacing, which is set before they start.
 type delivery struct {
 	facts
@@ -136,7 +120,6 @@ type delivery struct {
 	line      standing // the lock that it comes to now
 	replacing *replaceState
 	claim     taskClaim
-	inOrder   orderState
 }
 
 // facts are what is known of a delivery before anything is asked of Redis. They never change.
@@ -151,7 +134,6 @@ type facts struct {
 	place     place   // the header of a Client
 	server    *server // nil: the server was made without ServerConfig
 	arrived   time.Time
-	closed    bool // the Guard was closed before the task came
 }
 
 func (g *Guard) newDelivery(ctx context.Context, t *asynq.Task) *delivery {
@@ -185,12 +167,10 @@ type obstacle struct {
 // run is the loop of a task: look, decide, act, until the task ends. A task
 // that stays in its worker goes round again, and so does one that runs without a lock under Allow.
 func (d *delivery) run(next asynq.Handler) error {
-	// Plain defers, no recover: a panic of the handler or of an Observe reaches asynq with the
-	// stack that it had, and asynq counts the attempt.
+	// Plain defers, no recover: a panic of the handler reaches asynq with the stack that it had, and asynq counts the attempt.
 	ends := decide.End(decide.Result{Said: decide.Panicked})
 	defer func() {
 		d.release(ends)
-		d.endUntaken(ends)
 		d.endClaim(ends)
 	}()
 	met := obstacle{why: decide.Nothing}
@@ -199,7 +179,9 @@ func (d *delivery) run(next asynq.Handler) error {
 		decision := d.decideStart(&met)
 		if decision.What == decide.Run && met.why == decide.Nothing {
 			d.started, d.line = time.Now(), standing{} // under Allow it may have waited for a lock in vain
-			decision, met = d.decideEnd(d.attempt(next))
+			met.err, met.ran = d.attempt(next), true
+			met.held = time.Since(d.started)
+			decision = d.decideEnd(&met)
 			d.endInOrder(decision, met.err)
 		}
 		result, again := d.carryOut(decision, met)
@@ -221,16 +203,15 @@ func (d *delivery) over() decide.Over {
 		return decide.ContextEnded
 	case d.isReplaced(), d.claim.superseded:
 		return decide.Replaced
-	case d.closed, d.guard.closing.Err() != nil:
+	case d.guard.closing.Err() != nil:
 		return decide.GuardClosed
 	}
 	return decide.Goes
 }
 
-// look makes the task's keys and takes its locks, in the order of targets, which is the same for
-// all tasks, so that no two tasks wait for each other. It returns the first obstacle, or decide.Nothing
-// if the handler may start: then the task holds each lock, but for those that Allow runs without.
-// If nothing new can be found, it returns what the last look has met.
+// look makes the task's keys and takes its locks, in the order of targets, which is the same for all tasks, so that no two
+// wait for each other. It returns the first obstacle, or decide.Nothing if the handler may start. If nothing new can be
+// found, it returns what the last look has met.
 func (d *delivery) look(last obstacle) obstacle {
 	if d.over() != decide.Goes || last.why != decide.Nothing && !d.hasTimeFor(0) {
 		return last
@@ -243,30 +224,25 @@ func (d *delivery) look(last obstacle) obstacle {
 			return met
 		}
 	}
-	// Note the start in the producer's claim (package unique) only when the handler would start now.
-	// Look for lost leases again after that round trip. If one is lost then, the note stays: the next task for the key may be enqueued before this one runs, and both run.
-	met := d.lostBeforeStart()
-	if met.why == decide.Nothing && d.claim.key != "" && d.over() == decide.Goes {
-		if met = d.beginInClaim(); met.why == decide.Nothing {
-			met = d.lostBeforeStart()
+	// Note the start in the producer's claim (package unique) only when the handler would start now. If a lease is lost by then, the
+	// note stays: the next task for the key may be enqueued before this one runs, and both run.
+	if d.claim.key != "" && d.over() == decide.Goes {
+		if met := d.beginInClaim(); met.why != decide.Nothing {
+			return met
 		}
 	}
-	return met
+	return d.lostBeforeStart()
 }
 
-// makeKeys finds the locks that the task needs. An error of Key, LimitOf or Config.Decode is
-// temporary unless it is a *KeyError, or wraps asynq.SkipRetry or asynq.RevokeTask. Under Allow, which
-// only measures contention, the task runs without the lock of a rule for which no key can be made.
+// makeKeys finds the locks that the task needs. Under Allow, which only measures contention, the task runs without the
+// lock of a rule for which no key can be made.
 func (d *delivery) makeKeys() obstacle {
-	if d.targets != nil {
-		return obstacle{why: decide.Nothing}
-	}
 	met := obstacle{why: decide.Nothing}
+	if d.targets != nil {
+		return met
+	}
 	targets := d.guard.rules.targetsNeeded(d.ctx, d.task, d.guard.cfg.Prefix, d.guard.rules.match(d.task.Type()), func(rule *compiledRule, err error) {
 		o := obstacle{why: whyNoKey(err), target: target{rule: rule}, err: err}
-		if r := wantsRetryAfter(err); r != nil {
-			o.delay = r.delay
-		}
 		switch {
 		case rule.Busy.row().busy == decide.WishRun && d.ctx.Err() == nil:
 			d.guard.log.Warn("automutex: no key can be made from the task; its rule has the policy allow, so it runs without the lock",
@@ -283,7 +259,7 @@ func (d *delivery) makeKeys() obstacle {
 	return met
 }
 
-// whyNoKey returns what the error of a function that makes the key or the limit means.
+// whyNoKey returns what an error of Key, LimitOf or Config.Decode means.
 func whyNoKey(err error) decide.Why {
 	var later *temporaryKeyError
 	switch {
@@ -323,22 +299,20 @@ func (d *delivery) refused(t target, err error) obstacle {
 	case !errors.As(err, &met.busy):
 		return met // while the delivery is over, the reason does not count
 	}
-	switch busy := met.busy; {
-	case busy.Reason == lock.ReasonPaused: // it may be known from before an outage
+	switch reason := met.busy.Reason; {
+	case reason == lock.ReasonPaused:
 		met.why = decide.Paused
-		return met
-	case busy.SameTask:
+	case met.busy.SameTask:
 		met.why = decide.Own
-	case busy.Reason == lock.ReasonClosed:
+	case reason == lock.ReasonClosed:
 		met.why = decide.Closed
-	case busy.Reason == lock.ReasonCooldown:
+	case reason == lock.ReasonCooldown:
 		met.why = decide.Cooldown
-	case busy.Reason == lock.ReasonRate:
+	case reason == lock.ReasonRate:
 		met.why = decide.Rate
 	default:
 		met.why = decide.Held
 	}
-	d.guard.outage.recordSuccess(d.guard.log)
 	return met
 }
 
@@ -350,11 +324,7 @@ func (d *delivery) report(met obstacle) obstacle {
 	}
 	switch {
 	case met.busy != nil:
-		policy := met.policy()
-		if d.isReplaced() {
-			policy = Replace
-		}
-		d.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: policy, Waited: met.busy.Waited, Busy: met.busy})
+		d.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: met.policy(), Waited: met.busy.Waited, Busy: met.busy})
 	case d.isReplaced(), errors.Is(met.err, errSpent):
 	case met.why == decide.NoAnswer:
 		d.backendError(t, met.err)
@@ -388,71 +358,55 @@ func (o obstacle) policy() Policy {
 	return Retry
 }
 
-// decideStart decides about a task whose handler has not started. It asks the function of
-// AfterFailure, once for each obstacle.
+// decideStart decides about a task whose handler has not started. It asks the function of AfterFailure, once for each
+// obstacle. What that says is done as if the handler had said it, unless it says that the key is busy; so is a RetryAfter of a
+// function that makes keys.
 func (d *delivery) decideStart(met *obstacle) decide.Decision {
-	s := decide.Situation{Over: d.over(), Why: met.why, Last: d.last, Parked: met.busy != nil && met.busy.parked}
+	s := decide.Situation{Over: d.over(), Why: met.why, Last: d.last, Parked: met.busy != nil && met.busy.parked, TimeUp: d.last && !d.hasTimeFor(0)}
 	if s.Over == decide.GuardClosed && met.why != decide.KeyNever { // else the task ends, for its own reason
 		*met = obstacle{why: met.why, err: errTaskAfterClose}
 	}
-	if rule := met.target.rule; rule != nil {
-		s.Wish = rule.Busy.row().busy
-		if fn := rule.Busy.failureFunc(); fn != nil && met.why.ForPolicy() && s.Over == decide.Goes && !met.asked {
-			met.asked = true
-			met.err = fn(d.ctx, d.task, met.busy) // a panic fails the attempt, as a handler's does
-		}
-		switch {
-		case met.asked:
-			s.Wish, met.delay = wishOf(met.err)
-		case met.why == decide.KeyLater && wantsRetryAfter(met.err) != nil && s.Wish != decide.WishRun:
-			s.Wish = decide.WishLater
-		}
+	rule := met.target.rule
+	if rule == nil {
+		return decide.Start(s)
 	}
-	stay := time.Duration(0)
-	if s.Wish == decide.WishLater {
-		stay = max(met.delay, minStay)
+	s.Wish = rule.Busy.row().busy
+	if s.Over != decide.Goes {
+		return decide.Start(s)
 	}
-	s.TimeUp = d.last && !d.hasTimeFor(stay)
+	if fn := rule.Busy.failureFunc(); fn != nil && met.why.ForPolicy() && !met.asked {
+		met.asked = true
+		met.err = fn(d.ctx, d.task, met.busy) // a panic fails the attempt, as a handler's does
+	}
+	answer, _ := said(met.err)
+	if met.asked && (answer != decide.SaidError || !errors.Is(met.err, ErrBusy)) || met.why == decide.KeyLater && answer == decide.SaidLater {
+		return d.decideEnd(met)
+	}
 	return decide.Start(s)
 }
 
-// wishOf returns what the answer of AfterFailure's function asks for.
-func wishOf(answer error) (wish decide.Wish, delay time.Duration) {
-	r := wantsRetryAfter(answer)
-	switch {
-	case answer == nil:
-		return decide.WishDone, 0
-	case errors.Is(answer, asynq.RevokeTask): // as asynq has it, also if SkipRetry is in it
-		return decide.WishDrop, 0
-	case errors.Is(answer, asynq.SkipRetry):
-		return decide.WishArchive, 0
-	case r != nil:
-		return decide.WishLater, r.delay
-	case errors.Is(answer, ErrBusy):
-		return decide.WishBack, 0
-	}
-	return decide.WishSpend, 0
-}
-
-// decideEnd decides about a task whose handler has returned err.
-func (d *delivery) decideEnd(err error) (decide.Decision, obstacle) {
-	met := obstacle{why: decide.Nothing, err: err, ran: true, held: time.Since(d.started)}
-	result := decide.Result{Over: d.over(), Last: d.last}
+// said returns what the result of a function of the user means, and the delay of a RetryAfter.
+func said(err error) (decide.Said, time.Duration) {
 	later := wantsRetryAfter(err)
 	switch {
 	case err == nil:
-		result.Said = decide.SaidDone
-	case errors.Is(err, asynq.RevokeTask):
-		result.Said = decide.SaidDrop
+		return decide.SaidDone, 0
+	case errors.Is(err, asynq.RevokeTask): // as asynq has it, also if SkipRetry is in it
+		return decide.SaidDrop, 0
 	case errors.Is(err, asynq.SkipRetry):
-		result.Said = decide.SaidNever
+		return decide.SaidNever, 0
 	case later != nil:
-		result.Said, met.delay = decide.SaidLater, later.delay
-		result.TimeUp = d.last && !d.hasTimeFor(max(met.delay, minStay))
-	default:
-		result.Said = decide.SaidError
+		return decide.SaidLater, later.delay
 	}
-	return decide.End(result), met
+	return decide.SaidError, 0
+}
+
+// decideEnd decides about a task by what its handler has returned, or a function that was asked in its place.
+func (d *delivery) decideEnd(met *obstacle) decide.Decision {
+	r := decide.Result{Over: d.over(), Last: d.last}
+	r.Said, met.delay = said(met.err)
+	r.TimeUp = d.last && !d.hasTimeFor(max(met.delay, minStay))
+	return decide.End(r)
 }
 
 // carryOut does what was decided: it returns the result of Middleware, or true if the task stays in
@@ -475,7 +429,6 @@ func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result erro
 		if met.busy != nil {
 			d.guard.log.Debug("automutex: skipped: the key is busy", "rule", t.rule.Name, "key", t.key, "task", d.note, "holder", met.busy.HolderTask)
 			d.observe(Event{Kind: EventSkipped, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy})
-			d.warnSkippedClaim(t)
 		}
 		return nil, false
 	case decide.Archive:
@@ -522,10 +475,6 @@ func (d *delivery) blocked(result error) error {
 // comeBack observes EventRetried and returns the task to asynq, its attempt not spent. Without
 // ServerConfig asynq counts the attempt, and there is no event.
 func (d *delivery) comeBack(when decide.When, met obstacle) error {
-	if errors.Is(met.err, errTaskAfterClose) && d.guard.closeDone.Load() {
-		d.guard.warnOnce("closed", "the Guard is closed, but tasks still arrive; tasks with a rule return to asynq and do not run; "+
-			"if the server is not shutting down, Close was called too early, for example by a defer in a function that returns before the server stops", "type", d.task.Type(), "task", d.note)
-	}
 	e := Event{Kind: EventRetried, Key: met.target.key, Policy: met.policy(), Delay: d.delay(when, met)}
 	if rule := met.target.rule; rule != nil {
 		e.Rule = rule.Name
@@ -567,26 +516,17 @@ func (d *delivery) delay(when decide.When, met obstacle) time.Duration {
 	return retryDelay()
 }
 
-const (
-	// minStay is the least time after which a handler runs again that returned RetryAfter on its
-	// last attempt. asynq's own retries come no sooner.
-	minStay = time.Second
-	// retakeDelay is how long a task on its last attempt sleeps before it takes its locks again.
-	// Without this delay, a lease that is lost each time (a MaxHold shorter than the wait for
-	// the next lock) would keep a worker spinning.
-	retakeDelay = 100 * time.Millisecond
-)
+// minStay is the least time after which a task on its last attempt tries again that has given its locks back: its handler
+// returned RetryAfter, or a lease was lost. asynq's own retries come no sooner.
+const minStay = time.Second
 
 // stay has a task on its last attempt wait in its worker until the next look is due. Where
 // it waits for a lock, it is that look which waits, in line.
 func (d *delivery) stay(decision decide.Decision, met obstacle) {
 	switch {
-	case decision.When == decide.AsAsked:
+	case decision.When == decide.AsAsked, met.why == decide.LeaseLost:
 		d.release(decision)
 		d.sleep(max(met.delay, minStay))
-	case met.why == decide.LeaseLost:
-		d.release(decision)
-		d.sleep(retakeDelay)
 	case met.why == decide.NoAnswer, met.why == decide.KeyLater:
 		d.sleep(d.delay(decide.AtOutage, met))
 	default:

@@ -165,22 +165,8 @@ func TestStay_afterALostLease(t *testing.T) {
 	t.Parallel()
 	d := &delivery{facts: facts{guard: newGuard(t, redistest.Mini(t)), ctx: context.Background()}}
 	began := time.Now()
-	if d.stay(decide.Decision{What: decide.Stay}, obstacle{why: decide.LeaseLost}); time.Since(began) < retakeDelay {
+	if d.stay(decide.Decision{What: decide.Stay}, obstacle{why: decide.LeaseLost}); time.Since(began) < minStay {
 		t.Errorf("it looks again after %s", time.Since(began))
-	}
-}
-
-// That an operator has paused a key may be known from before an outage: it does not end that.
-func TestBusy_endsAnOutage(t *testing.T) {
-	t.Parallel()
-	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
-	d, at := &delivery{facts: facts{guard: guard, ctx: context.Background()}}, target{rule: guard.rules.match("work")[0], key: "key"}
-	guard.outage.recordFailure(guard.log)
-	if d.refused(at, &BusyError{Reason: ReasonPaused}); guard.outage.since.IsZero() {
-		t.Error("a pause has ended the outage")
-	}
-	if d.refused(at, &BusyError{Reason: ReasonHeld}); !guard.outage.since.IsZero() {
-		t.Error("the outage goes on though Redis said who holds the key")
 	}
 }
 
@@ -260,8 +246,6 @@ func TestInOrder_seen(t *testing.T) {
 	}
 	other := info(asynq.TaskStatePending, "")
 	other.Headers = nil
-	overdue := info(asynq.TaskStateRetry, blocked.ParkedOn(mine.Key))
-	overdue.Deadline = time.Now().Add(-time.Second)
 	item := engine.OrderItem{Nonce: mine.Nonce, Note: note}
 	joined := item
 	joined.Nonce = stamp.Unstamped(note) // at its arrival
@@ -290,8 +274,6 @@ func TestInOrder_seen(t *testing.T) {
 		"another task":         {other, nil, HoldKey, engine.ActGone},
 		"archived, hold":       {info(asynq.TaskStateArchived, ""), nil, HoldKey, engine.ActArchived},
 		"archived, continue":   {info(asynq.TaskStateArchived, ""), nil, Continue, engine.ActLeft},
-		"overdue, hold":        {overdue, nil, HoldKey, engine.ActArchived},
-		"overdue, continue":    {overdue, nil, Continue, engine.ActLeft},
 		"completed":            {info(asynq.TaskStateCompleted, ""), nil, HoldKey, engine.ActLeft},
 		"parked here":          {info(asynq.TaskStateRetry, blocked.ParkedOn(mine.Key)), nil, HoldKey, lookWake},
 		"parked elsewhere":     {info(asynq.TaskStateRetry, blocked.ParkedOn("automutex:{x}")), nil, HoldKey, engine.ActPresent},
@@ -557,8 +539,8 @@ func TestOutcome(t *testing.T) {
 		}
 	}
 	// asynq revokes a task also if SkipRetry is in the error.
-	if wish, _ := wishOf(errors.Join(asynq.SkipRetry, asynq.RevokeTask)); wish != decide.WishDrop {
-		t.Errorf("RevokeTask beside SkipRetry: %v", wish)
+	if answer, _ := said(errors.Join(asynq.SkipRetry, asynq.RevokeTask)); answer != decide.SaidDrop {
+		t.Errorf("RevokeTask beside SkipRetry: %v", answer)
 	}
 }
 
@@ -773,5 +755,65 @@ func TestInOrder_headOfADeadWorker(t *testing.T) {
 		if n := strings.Count(log.Text(slog.LevelWarn), "its worker is dead") - before; n != want {
 			t.Errorf("seen %s ago: %d warnings, want %d: %s", age, n, want, log.Text(slog.LevelDebug))
 		}
+	}
+}
+
+// A task without a rule whose type looks like the Task of a rule that nothing serves: that is said once for each rule. Rules of other
+// workers, and types that have a rule, say nothing.
+func TestMiddleware_looksLikeARule(t *testing.T) {
+	t.Parallel()
+	type embeds struct{ *asynq.ServeMux }
+	wraps := map[string]func(*Guard, *asynq.ServeMux) asynq.Handler{
+		"mux":      func(g *Guard, mux *asynq.ServeMux) asynq.Handler { return g.Middleware(mux) },
+		"embedded": func(g *Guard, mux *asynq.ServeMux) asynq.Handler { return g.Middleware(embeds{mux}) },
+		"Use":      func(g *Guard, mux *asynq.ServeMux) asynq.Handler { mux.Use(g.Middleware); return mux },
+		"wrapped": func(g *Guard, mux *asynq.ServeMux) asynq.Handler {
+			return g.Middleware(asynq.HandlerFunc(mux.ProcessTask))
+		},
+	}
+	for wrapped, wrap := range wraps {
+		for _, c := range []struct {
+			tasks, served, come, want []string // served: patterns of the mux; want: Tasks of rules that are warned of
+		}{
+			{[]string{"cron:nigtly"}, []string{"cron:nightly"}, []string{"cron:nightly", "cron:nightly"}, []string{"cron:nigtly"}},
+			{[]string{"cron:nigtly"}, []string{"cron:"}, []string{"cron:hourly", "cron:nightly"}, []string{"cron:nigtly"}},
+			{[]string{"crn:"}, []string{"cron:"}, []string{"cron:nightly", "cron:hourly"}, []string{"crn:"}},
+			{[]string{"Pay", "rprt"}, []string{"pay", "report"}, []string{"pay", "report"}, []string{"Pay", "rprt"}},
+			{[]string{"sync:eu", "sync:us", "mail:send"}, []string{"sync:eu"}, []string{"sync:eu", "other"}, nil},
+			{[]string{"sync:", "sync:us"}, []string{"sync:eu"}, []string{"sync:eu"}, nil},
+			{[]string{"sync:us"}, []string{"sync:us", "sync:eu"}, []string{"sync:us", "sync:eu"}, nil},
+			{[]string{"a", "report:x"}, []string{"b", "report:yearly"}, []string{"b", "report:yearly"}, nil},
+		} {
+			log, mux := &redistest.Log{}, asynq.NewServeMux()
+			var rules []Rule
+			for _, task := range c.tasks {
+				rules = append(rules, Rule{Task: task})
+			}
+			for _, pattern := range c.served {
+				mux.HandleFunc(pattern, func(context.Context, *asynq.Task) error { return nil })
+			}
+			handler := wrap(newGuardWith(t, redistest.Mini(t), Config{Rules: rules, Prefix: redistest.Name(t), Logger: log.Logger()}), mux)
+			for _, come := range c.come {
+				_ = handler.ProcessTask(t.Context(), asynq.NewTask(come, nil)) // asynq's mux refuses a type that it does not serve
+			}
+			var warned []string
+			for _, task := range c.tasks {
+				if n := strings.Count(log.Text(slog.LevelWarn), fmt.Sprintf("a rule is for %q, which", task)); n > 0 {
+					warned = append(warned, strings.Repeat(task, n))
+				}
+			}
+			if n := strings.Count(log.Text(slog.LevelWarn), "did you mean"); !slices.Equal(warned, c.want) || n != len(c.want) {
+				t.Errorf("%s: rules for %q, served %q, came %q: warned of %q, %d times; want %q", wrapped, c.tasks, c.served, c.come, warned, n, c.want)
+			}
+		}
+	}
+	// What a mux serves exactly is no slip, also if the other type comes first, and if it is that of a second server.
+	log, mux := &redistest.Log{}, asynq.NewServeMux()
+	guard := newGuardWith(t, redistest.Mini(t), Config{Rules: []Rule{{Task: "sync:us"}}, Logger: log.Logger()})
+	mux.Handle("sync:us", asynq.NotFoundHandler())
+	guard.Middleware(asynq.NewServeMux())
+	_ = guard.Middleware(mux).ProcessTask(t.Context(), asynq.NewTask("sync:eu", nil))
+	if text := log.Text(slog.LevelWarn); text != "" {
+		t.Errorf("logged %q", text)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"math"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -103,7 +102,7 @@ func (p place) in(t target) bool { return p.Nonce != "" && p.Key == t.key }
 // would retry it. So it ends a panic of that attempt here, and logs it as asynq does. An error by which a Guard returns the task ends nothing.
 //
 // What has no result here (runtime.Goexit, a process that dies, a context that ends) is counted by asynq, which delivers the task
-// once more, see redeliveryDelay. An ordered task is refused then; any other one may run once more.
+// once more, see redeliveryDelay. An ordered task is refused then.
 func (d *delivery) attempt(next asynq.Handler) (err error) {
 	ctx := d.handlerContext()
 	if !d.place.reserved || !d.place.isLast(&d.facts) {
@@ -122,18 +121,12 @@ func (d *delivery) attempt(next asynq.Handler) (err error) {
 	return next.ProcessTask(ctx, d.task)
 }
 
-// orderState is what a delivery knows of its ordered key besides its place.
-type orderState struct {
-	runAgain bool // an operator runs the task again although it was done
-	leftOld  bool // the place in the order of another key is given up
-}
-
 // isOrdered reports whether the task takes the lock of t in the order of its key. Outside of a server it has no place.
 func (d *delivery) isOrdered(t target) bool { return t.rule.InOrder && d.note != "" }
 
 // placeIn is the task's place in the order of t's key, for package lock. A task without a stamp for that key joins at its arrival.
 func (d *delivery) placeIn(t target) engine.Place {
-	p := engine.Place{Nonce: stamp.Unstamped(d.note), Retried: d.retried, Most: -1, Continue: t.rule.OnArchive == Continue, Again: d.inOrder.runAgain}
+	p := engine.Place{Nonce: stamp.Unstamped(d.note), Retried: d.retried, Most: -1, Continue: t.rule.OnArchive == Continue}
 	if d.place.reserved {
 		p.Most = d.place.Most
 	}
@@ -155,69 +148,31 @@ func (d *delivery) turn(t target) int64 {
 }
 
 // acquireInOrder is acquire for an ordered lock. Its error is errSpent if the task's attempts are spent, and
-// which Is engine.ErrOrderDone if the task was done already.
+// which Is engine.ErrOrderDone if the task was done already: its worker died before asynq had noted the end.
 func (d *delivery) acquireInOrder(t target) error {
 	if !d.place.in(t) {
 		d.joinAtArrival(t)
 	}
-	for {
-		err := d.wait(t, d.waitOf(t))
-		switch {
-		case errors.Is(err, engine.ErrOrderSpent):
-			d.wakeNext(t)
-			if t.rule.OnArchive == HoldKey {
-				d.guard.reportBlocked(d.observe, Event{Rule: t.rule.Name, Key: t.key, Err: errSpent}, d.note)
-			}
-			return errSpent
-		case !errors.Is(err, engine.ErrOrderDone) || d.inOrder.runAgain:
-			return err
-		}
-		// asynq delivers a task that was done: its worker died before asynq had noted the end. Or an operator runs a
-		// task again that asynq retains.
-		info, lookErr := d.guard.inspector.GetTaskInfo(d.queue, d.id)
-		if lookErr != nil || info.CompletedAt.IsZero() {
-			d.guard.log.Debug("automutex: a task was delivered again after it was done; it does not run", "rule", t.rule.Name, "key", t.key, "task", d.note)
-			return err
-		}
-		d.inOrder.runAgain = true
+	err := d.wait(t, d.waitOf(t))
+	if !errors.Is(err, engine.ErrOrderSpent) {
+		return err
 	}
+	_ = d.guard.engine.Act(d.ctx, orderedKey(t.key), engine.ActNone, engine.OrderItem{}, 0) // calls the next task, which comes by itself, too
+	if t.rule.OnArchive == HoldKey {
+		d.reportBlocked(t, errSpent)
+	}
+	return errSpent
 }
 
 // joinAtArrival prepares for a task that has no stamp for this key. If it has one for another key, since its
-// payload or the rule has changed, it gives that place up.
+// payload or the rule has changed, it gives that place up; if there is an error, a look finds that the task has ended.
 func (d *delivery) joinAtArrival(t target) {
-	if d.place.Nonce == "" {
-		d.guard.warnOnce("unstamped "+d.task.Type(), "a task of an ordered rule was not enqueued through automutex.NewClient, so it has no place in order before it comes to a worker: "+
-			"it runs after the tasks that have one; enqueue tasks of this type through a Client", "rule", t.rule.Name, "type", d.task.Type(), "task", d.note)
-		return
+	d.guard.warnOnce("unstamped "+d.task.Type(), "a task of an ordered rule runs after those that have a place in the order of its key: it was not enqueued through automutex.NewClient, "+
+		"or for another key, since the rules of producer and worker differ", "rule", t.rule.Name, "type", d.task.Type(), "task", d.note)
+	if _, err := engine.ParseKey(d.guard.cfg.Prefix, d.place.Key); err == nil { // a header says what its producer likes
+		item := engine.OrderItem{Nonce: d.place.Nonce, Ticket: d.place.Ticket, Note: d.note}
+		_ = d.guard.engine.Act(d.ctx, orderedKey(d.place.Key), engine.ActWithdraw, item, 0)
 	}
-	if d.inOrder.leftOld {
-		return
-	}
-	err := d.withdraw()
-	d.inOrder.leftOld = err == nil
-	d.guard.warnOnce("other key "+d.task.Type(), "the key of an ordered task is not the one that it was enqueued for, so it runs after the tasks of its new key: "+
-		"its payload was changed, or the rules of producer and worker differ", "rule", t.rule.Name, "type", d.task.Type(), "task", d.note, "error", err)
-}
-
-// withdraw gives up the place that the task was enqueued with.
-func (d *delivery) withdraw() error {
-	if _, err := engine.ParseKey(d.guard.cfg.Prefix, d.place.Key); err != nil {
-		return err // a header says what its producer likes
-	}
-	item := engine.OrderItem{Nonce: d.place.Nonce, Ticket: d.place.Ticket, Note: d.note}
-	return d.guard.engine.Act(d.roundTripContext(), orderedKey(d.place.Key), engine.ActWithdraw, item, 0)
-}
-
-// wakeNext calls the next task after this one has left the order, on a goroutine that Close waits for.
-func (d *delivery) wakeNext(t target) {
-	if !d.guard.enter() {
-		return
-	}
-	go func() { // one round trip
-		defer d.guard.leave()
-		_ = d.guard.engine.Act(d.guard.closing, orderedKey(t.key), engine.ActNone, engine.OrderItem{}, 0)
-	}()
 }
 
 // orderedKey is an ordered lock of the Guard, for who does not take it.
@@ -233,24 +188,28 @@ var errSpent = errors.New("automutex: the handler has begun as often as the task
 func (d *delivery) endInOrder(decision decide.Decision, err error) {
 	for _, h := range d.leases {
 		if d.isOrdered(h.target) && decision.What != decide.Leave {
-			d.endPlace(d.observe, h, decision, err)
+			d.endPlace(h, decision, err)
 		}
 	}
 }
 
-func (d *delivery) endPlace(observe func(Event), h *heldLease, decision decide.Decision, err error) {
+func (d *delivery) endPlace(h *heldLease, decision decide.Decision, err error) {
 	outcome := d.orderOutcome(h.target, decision)
 	h.lease.End(outcome)
 	if outcome == engine.OutcomeHeld {
-		d.guard.reportBlocked(observe, Event{Rule: h.target.rule.Name, Key: h.target.key, Err: err}, d.note)
+		d.reportBlocked(h.target, err)
 	}
 }
 
-// reportBlocked logs and observes that the task is archived and holds its key.
-func (g *Guard) reportBlocked(observe func(Event), e Event, task string) {
-	g.log.Warn("automutex: a task in order is archived and holds its key: run it again, or skip it", "rule", e.Rule, "key", e.Key, "task", task)
+func (d *delivery) reportBlocked(t target, err error) {
+	d.guard.reportBlocked(d.ctx, Event{Rule: t.rule.Name, Key: t.key, Task: d.task.Type(), Queue: d.queue, TaskID: d.id, Err: err})
+}
+
+// reportBlocked logs and observes that a task is archived and holds its key.
+func (g *Guard) reportBlocked(ctx context.Context, e Event) {
+	g.log.Warn("automutex: a task in order is archived and holds its key: run it again, or skip it", "rule", e.Rule, "key", e.Key, "task", tasknote.Of(e.Queue, e.TaskID))
 	e.Kind = EventBlocked
-	observe(e)
+	g.observe(ctx, e)
 }
 
 // endUnrun tells an ordered lock that the handler has not begun, and whether the task ends all the same: because of another rule.
@@ -260,20 +219,7 @@ func (d *delivery) endUnrun(h *heldLease, decision decide.Decision) {
 	case decision.What == decide.Leave, !decision.Final(d.last):
 		h.lease.End(engine.OutcomeUnbegun)
 	default:
-		d.endPlace(d.observeSafely, h, decision, nil) // the other leases are still to be released
-	}
-}
-
-// endUntaken gives up the place of a task that has ended and did not come to its ordered lock: no key could be made for one of its rules. If
-// there is an error, or the task holds its key now, a look finds that.
-func (d *delivery) endUntaken(decision decide.Decision) {
-	if d.place.Nonce == "" || decision.What == decide.Leave || slices.ContainsFunc(d.targets, d.place.in) {
-		return
-	}
-	if rule := d.guard.rules.orderedRule(d.guard.cfg.Prefix, d.place.Key); rule != nil {
-		if outcome := d.orderOutcome(target{rule: rule}, decision); outcome == engine.OutcomeDone || outcome == engine.OutcomeLeft {
-			_ = d.withdraw()
-		}
+		d.endPlace(h, decision, nil)
 	}
 }
 
@@ -351,10 +297,10 @@ type Blocked struct {
 
 // Blocked returns the keys under the Guard's prefix whose next task, in order, does not run: it is archived and holds its
 // key ([HoldKey]), has failed and is retried later, is gone, or waits in a queue that is paused or that no server serves. Keys that
-// are held come first, then those whose task has failed, the longest blocked first. A key of which no task is behind another is only listed while it is held. Blocked walks
-// all keys with SCAN and looks at the first task of each, so call it for operators, not for each task.
+// are held come first, then those whose task has failed, the longest blocked first. A key without a task behind that one is only listed while
+// it is held. Blocked walks all keys with SCAN and looks at the first task of each, so call it for operators, not for each task.
 func (g *Guard) Blocked(ctx context.Context) ([]Blocked, error) {
-	found, err := blocked.List(ctx, g.engine, g.sighted())
+	found, err := blocked.List(ctx, g.engine, g.inspector)
 	if err != nil {
 		return nil, fmt.Errorf("automutex: Blocked: %w", err)
 	}
@@ -380,12 +326,10 @@ func (g *Guard) SkipHead(ctx context.Context, key, task string) error {
 	if rule := g.rules.orderedRule(g.cfg.Prefix, key); rule != nil {
 		e.Rule = rule.Name
 	}
-	g.observeSafely(ctx, e)
+	g.observe(ctx, e)
 	g.log.Info("automutex: an operator has skipped the next task of an ordered key", "key", key, "task", task)
 	return nil
 }
-
-// Looks for ordered tasks in asynq, by which the parked ones are woken.
 
 // orderedRule returns the ordered rule whose scope is that of a lock's key, or nil.
 func (rs *ruleSet) orderedRule(prefix, key string) *compiledRule {
@@ -409,10 +353,10 @@ func (rs *ruleSet) orderedRule(prefix, key string) *compiledRule {
 func (g *Guard) wakeInOrder(ctx context.Context, key string, item engine.OrderItem) engine.Fate {
 	queue, id, ok := tasknote.Parse(item.Note)
 	rule := g.rules.orderedRule(g.cfg.Prefix, key)
-	if !ok || rule == nil || g.paused.isPaused(queue, g.inspector) {
+	if !ok || rule == nil || g.isPaused(queue) {
 		return engine.FateUnsure
 	}
-	return g.wake(ctx, key, item.Note, func(info *asynq.TaskInfo, missing bool, err error) (engine.Fate, next) {
+	return g.wake(ctx, item.Note, func(info *asynq.TaskInfo, missing bool, err error) (engine.Fate, next) {
 		if err == nil {
 			g.blind.Store(false)
 		}
@@ -427,20 +371,12 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item engine.OrderIt
 		case item.Call && act == engine.ActPresent && info.State == asynq.TaskStateActive:
 			return engine.FateUnsure, lookAgain
 		}
-		failed := g.engine.Act(ctx, orderedKey(key), act, item, after)
+		failed := g.engine.Act(ctx, orderedKey(key), act, item, after) // if it cannot be stored, the task is looked for again
 		switch {
-		case failed != nil:
-			g.log.Debug("automutex: what was seen of an ordered task could not be stored; it is looked for again", "key", key, "task", item.Note, "error", failed)
-		case act == engine.ActArchived:
-			g.reportBlocked(func(e Event) { g.observeSafely(ctx, e) }, Event{Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id}, item.Note)
-		case act == engine.ActGone, act == engine.ActLeft:
+		case failed == nil && act == engine.ActArchived:
+			g.reportBlocked(ctx, Event{Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id})
+		case failed == nil && (act == engine.ActGone || act == engine.ActLeft):
 			return engine.FateGone, answer
-		case act == engine.ActPresent && info.State == asynq.TaskStateActive:
-			seen, _ := strconv.ParseInt(item.Seen, 10, 64)
-			head := engine.Head{State: item.State, Since: time.UnixMicro(seen)}
-			if why := blocked.Why(blocked.Seen{Head: head, Info: info}); why != "" { // each minute, as it is looked for then
-				g.log.Warn("automutex: a key in order stands, since its next task "+why, "rule", rule.Name, "key", key, "task", item.Note)
-			}
 		}
 		return engine.FateUnsure, answer
 	})
@@ -462,11 +398,7 @@ func seenInOrder(info *asynq.TaskInfo, missing bool, err error, item engine.Orde
 	case blocked.IsOther(info, key, item.Note, item.Nonce):
 		return engine.ActGone, 0 // another task with the same ID
 	}
-	state := info.State
-	if isOverdue(info) && state != asynq.TaskStateActive && state != asynq.TaskStateCompleted {
-		state = asynq.TaskStateArchived // as good as: asynq fails it unrun, however many attempts it has left
-	}
-	switch state {
+	switch info.State {
 	case asynq.TaskStateArchived:
 		if rule.OnArchive == HoldKey {
 			return engine.ActArchived, 0
@@ -486,15 +418,7 @@ func seenInOrder(info *asynq.TaskInfo, missing bool, err error, item engine.Orde
 	return engine.ActPresent, 0
 }
 
-// sighted returns the Guard's Inspector, or nil if that does not see this server's tasks.
-func (g *Guard) sighted() *asynq.Inspector {
-	if g.blind.Load() {
-		return nil
-	}
-	return g.inspector
-}
-
-// lookInOrder is one look at a task, for a producer. It wakes nobody.
+// lookInOrder is one look at a task, for a producer. It wakes nobody. After an error the task counts as being there.
 func (c *Client) lookInOrder(ctx context.Context, key engine.Ref, item engine.OrderItem, rule *compiledRule) {
 	queue, id, _ := tasknote.Parse(item.Note)
 	info, missing, err := blocked.Find(c.inspector, c.asynqRedis, queue, id)
@@ -505,13 +429,7 @@ func (c *Client) lookInOrder(ctx context.Context, key engine.Ref, item engine.Or
 	if act != lookFailed {
 		err = c.engine.Act(ctx, key, act, item, after)
 	}
-	if act == lookFailed && errors.Is(err, asynq.ErrQueueNotFound) {
-		c.blind.Do(func() {
-			c.log.Warn("automutex: Config.Inspector does not see the queue of a task in order, so a full key counts tasks of producers that have died; "+
-				inspectorHint, "key", key.Key, "task", item.Note)
-		})
-	}
 	if err != nil {
-		c.log.Debug("automutex: a stamp could not be looked for", "key", key.Key, "task", item.Note, "error", err)
+		c.log.Debug("automutex: a place in order could not be looked for", "key", key.Key, "task", item.Note, "error", err)
 	}
 }

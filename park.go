@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -60,8 +59,7 @@ func inspectorFor(rdb lock.Client, cfg Config, what string) (*asynq.Inspector, r
 	return asynq.NewInspectorFromRedisClient(client), client, nil
 }
 
-// park returns the task to asynq. Redis keeps the task's place in line. asynq runs the task
-// after parkDelay, unless a process wakes it before.
+// park returns the task to asynq, which runs it after parkDelay, unless a process wakes it before. Redis keeps its place in line.
 func (d *delivery) park(t target, busy *BusyError) error {
 	delay := busy.parkDelay()
 	d.checkInspector()
@@ -87,10 +85,9 @@ func (e *BusyError) parkDelay() time.Duration {
 // inspectorHint says what to do about an Inspector that sees no task.
 const inspectorHint = "are the locks on another Redis, or in another database, than asynq? Give the Guard a client of that database, or set Config.Inspector to an asynq.Inspector there"
 
-// checkInspector warns once if the Inspector does not see the server's tasks: the locks are
-// on another Redis or database than asynq, so no process can wake parked tasks. It asks
-// for the task that parks, which asynq has. One goroutine asks at a time, until one got an answer. It ends
-// with the timeouts of the Inspector's client; Close waits for it.
+// checkInspector warns once if the Inspector does not see the task that parks, which asynq has: the locks are on another
+// Redis or database than asynq. One goroutine asks at a time, until one got an answer. It ends with the timeouts of the
+// Inspector's client; Close waits for it.
 func (d *delivery) checkInspector() {
 	g := d.guard
 	if !g.inspectorAsked.CompareAndSwap(false, true) || !g.enter() { // after Close nobody has to know
@@ -106,17 +103,14 @@ func (d *delivery) checkInspector() {
 				inspectorHint, "queue", d.queue, "task", d.note)
 		case err != nil:
 			g.inspectorAsked.Store(false)
-			g.log.Debug("automutex: the Inspector could not look for a task; a later one that parks tries again", "task", d.note, "error", err)
 		}
 	}()
 }
 
-// retryWrittenIn is how long wake waits until asynq has moved a task that parked a
-// moment ago to retry.
+// retryWrittenIn is how long wake waits until asynq has moved a task that parked a moment ago to retry.
 const retryWrittenIn = 4 * time.Millisecond
 
-// wakeParked wakes a parked task: it has asynq run the task. It is the [engine.Caller] that
-// the engine calls when the task's turn comes.
+// wakeParked has asynq run a parked task. It is the [engine.Caller] that the engine calls when the task's turn comes.
 func (g *Guard) wakeParked(ctx context.Context, key, note string) engine.Fate {
 	if item, ordered := engine.ParseItem(note); ordered {
 		return g.wakeInOrder(ctx, key, item)
@@ -125,10 +119,10 @@ func (g *Guard) wakeParked(ctx context.Context, key, note string) engine.Fate {
 	if !ok {
 		return engine.FateGone
 	}
-	if g.paused.isPaused(queue, g.inspector) {
+	if g.isPaused(queue) {
 		return engine.FateLater
 	}
-	return g.wake(ctx, key, note, func(info *asynq.TaskInfo, gone bool, err error) (engine.Fate, next) {
+	return g.wake(ctx, note, func(info *asynq.TaskInfo, gone bool, err error) (engine.Fate, next) {
 		switch {
 		case gone:
 			return engine.FateGone, answer
@@ -136,7 +130,7 @@ func (g *Guard) wakeParked(ctx context.Context, key, note string) engine.Fate {
 			return engine.FateUnsure, answer
 		}
 		fate := engine.FateComing
-		if isOverdue(info) {
+		if !info.Deadline.IsZero() && time.Now().After(info.Deadline) {
 			fate = engine.FateGone // asynq ends it before it comes to the Middleware
 		}
 		switch {
@@ -153,11 +147,6 @@ func (g *Guard) wakeParked(ctx context.Context, key, note string) engine.Fate {
 	})
 }
 
-// isOverdue reports whether the Deadline of a task has passed, so that asynq does not run it.
-func isOverdue(info *asynq.TaskInfo) bool {
-	return !info.Deadline.IsZero() && time.Now().After(info.Deadline)
-}
-
 // next is what follows from a look at a task.
 type next uint8
 
@@ -169,39 +158,27 @@ const (
 
 // wake looks at a task, and has asynq run it if look says so.
 //
-// RunTask also runs completed, scheduled and archived tasks, so look first checks that
-// the task is still parked. No other Guard wakes the task before the deadline of ctx, and
-// wake begins no RunTask after it. Between the check and RunTask an operator or
-// asynq's own retry may change the task, and go-redis may send RunTask twice: then a task
-// may run again, which asynq's "at least once" allows.
-func (g *Guard) wake(ctx context.Context, key, note string, look func(*asynq.TaskInfo, bool, error) (engine.Fate, next)) engine.Fate {
+// RunTask also runs completed, scheduled and archived tasks, so look first checks that the task is still parked. No other
+// Guard wakes the task before the deadline of ctx, and wake begins no RunTask after it. If the task changes between the
+// check and RunTask, or go-redis sends that twice, it may run again, which asynq's "at least once" allows.
+func (g *Guard) wake(ctx context.Context, note string, look func(*asynq.TaskInfo, bool, error) (engine.Fate, next)) engine.Fate {
 	queue, id, _ := tasknote.Parse(note)
-	var failed error
 	for backoff := 500 * time.Microsecond; backoff <= retryWrittenIn; backoff *= 2 {
 		info, gone, err := blocked.Find(g.inspector, g.asynqRedis, queue, id)
 		fate, then := look(info, gone, err)
 		switch by, bounded := ctx.Deadline(); {
-		case then == answer && err != nil && !gone:
-			g.log.Debug("automutex: a parked task could not be looked at; it is tried again", "key", key, "task", note, "error", err)
-			return fate
 		case then == answer:
 			return fate
 		case then == runIt && bounded && time.Now().After(by):
 			return engine.FateUnsure
-		case then == runIt:
-			// RunTask has no typed errors, so after one the state is read again.
-			if failed = g.inspector.RunTask(queue, id); failed == nil {
-				g.moveToFront(ctx, queue, id)
-				return fate
-			}
+		case then == runIt && g.inspector.RunTask(queue, id) == nil: // it has no typed errors, so after one the state is read again
+			g.moveToFront(ctx, queue, id)
+			return fate
 		}
 		select {
 		case <-time.After(backoff):
 		case <-ctx.Done():
 		}
-	}
-	if failed != nil {
-		g.log.Debug("automutex: a parked task could not be run; it is tried again", "key", key, "task", note, "error", failed)
 	}
 	return engine.FateUnsure
 }
@@ -214,37 +191,28 @@ if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 1 then
 end
 return 0`)
 
+// moveToFront moves it. After an error the task runs after what is pending.
 func (g *Guard) moveToFront(ctx context.Context, queue, id string) {
-	if g.frontClient == nil {
-		return
-	}
-	if err := frontLua.Run(ctx, g.frontClient, []string{"asynq:{" + queue + "}:pending"}, id).Err(); err != nil {
-		g.log.Debug("automutex: a parked task could not be moved to the front; it runs after what is pending", "queue", queue, "task", id, "error", err)
+	if g.frontClient != nil {
+		_ = frontLua.Run(ctx, g.frontClient, []string{"asynq:{" + queue + "}:pending"}, id).Err()
 	}
 }
 
-// pausedQueues remembers for a second which queues are paused.
-type pausedQueues struct{ known sync.Map } // by queue: pausedQueue
-
+// pausedQueue is whether a queue is paused, as asynq said. That is used for pausedFor: the question costs Redis much.
 type pausedQueue struct {
 	paused bool
 	asked  time.Time
 }
 
-// pausedFor is how long the answer for a queue is used.
 const pausedFor = time.Second
 
-func (p *pausedQueues) isPaused(queue string, inspector *asynq.Inspector) bool {
-	known, found := p.known.Load(queue)
+func (g *Guard) isPaused(queue string) bool {
+	known, _ := g.paused.Load(queue)
 	q, _ := known.(pausedQueue)
-	if time.Since(q.asked) < pausedFor {
-		return q.paused
+	if time.Since(q.asked) >= pausedFor {
+		info, err := g.inspector.GetQueueInfo(queue) // after an error the caller goes on, and looks at the task
+		q = pausedQueue{err == nil && info.Paused, time.Now()}
+		g.paused.Store(queue, q)
 	}
-	if found { // this caller asks, the others meanwhile use the old answer
-		p.known.Store(queue, pausedQueue{q.paused, time.Now()})
-	}
-	info, err := inspector.GetQueueInfo(queue)
-	q = pausedQueue{err == nil && info.Paused, time.Now()} // after an error wakeParked goes on, and looks at the task
-	p.known.Store(queue, q)
 	return q.paused
 }

@@ -13,22 +13,17 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// replaceState is what a delivery knows of its locks with the policy Replace: when its
-// task came to each of them, and whether a newer task has come. It belongs to the worker's
+// replaceState is what a delivery knows of its locks with the policy Replace. It belongs to the worker's
 // goroutine. Other goroutines use only stopRequested, replacedAt and requestStop.
 type replaceState struct {
-	arrivals     map[string]arrival // by key
-	firstArrival time.Time          // when the task came to the first of the locks
+	arrivals map[string]arrival // by key
 
-	// stopRequested ends, with cause ErrReplaced, when a newer task first asks this one to
-	// stop. It has no parent, so it need not be cancelled. replacedAt is the lock that the
-	// newer task wants; it is set before stopRequested ends, and read only after.
+	// stopRequested ends, with cause ErrReplaced, when a newer task first asks this one to stop. It has no parent, so it
+	// need not be cancelled. replacedAt is the lock that the newer task wants: set before stopRequested ends, read only after.
 	stopRequested context.Context // a signal
 	cancel        context.CancelCauseFunc
 	once          sync.Once
 	replacedAt    target
-
-	endContext func() // ends the handler's context and its watcher
 }
 
 // arrival is when a task first came to a lock.
@@ -40,7 +35,7 @@ type arrival struct {
 }
 
 func newReplaceState() *replaceState {
-	s := &replaceState{arrivals: make(map[string]arrival, 1), firstArrival: time.Now()}
+	s := &replaceState{arrivals: make(map[string]arrival, 1)}
 	s.stopRequested, s.cancel = context.WithCancelCause(context.Background())
 	return s
 }
@@ -59,7 +54,7 @@ func (d *delivery) registerArrival(t target) error {
 	}
 	note := cmp.Or(d.note, rand.Text()) // outside of a server every call is a new task
 	ref := engine.Ref{Key: t.key, Limit: t.limit}
-	at, isNew, err := d.guard.engine.Arrive(d.roundTripContext(), ref, note, arrivalKept)
+	at, isNew, err := d.guard.engine.Arrive(context.WithoutCancel(d.ctx), ref, note, arrivalKept)
 	if err == nil {
 		d.replacing.arrivals[t.key] = arrival{ref, note, at, isNew}
 	}
@@ -73,8 +68,8 @@ func (s *replaceState) stopBy(r *engine.Request, t target) {
 	}
 }
 
-// requestStop asks the task to stop, since a newer one wants the lock of t. Package lock
-// calls it on one of the Locker's goroutines. The delivery calls it when Redis reports a newer task.
+// requestStop asks the task to stop, since a newer one wants the lock of t. It is called by the engine, on a goroutine of its own, and
+// by the delivery when Redis reports a newer task.
 func (s *replaceState) requestStop(t target) {
 	s.once.Do(func() {
 		s.replacedAt = t
@@ -87,9 +82,8 @@ func (d *delivery) isReplaced() bool {
 	return d.replacing != nil && d.replacing.stopRequested.Err() != nil
 }
 
-// replace takes a lock whose rule has the policy Replace: it asks older tasks to stop
-// and waits in line for them. After an error, isReplaced reports whether a newer task
-// has come. ErrReplaced means that it has, and that this task has released the lock.
+// replace takes a lock whose rule has the policy Replace: it asks older tasks to stop and waits in line for them. After an
+// error, isReplaced reports whether a newer task has come.
 func (d *delivery) replace(t target) error {
 	if err := d.registerArrival(t); err != nil {
 		return err
@@ -116,7 +110,10 @@ func (d *delivery) replace(t target) error {
 	if d.askOlderToStop(t, d.replacing.arrivals[t.key]); !d.isReplaced() {
 		return nil
 	}
-	if _, err := d.takeBackLast().Release(d.ctx, engine.Ending{}); errors.Is(err, lock.ErrBackend) {
+	last := len(d.leases) - 1
+	h := d.leases[last]
+	d.leases = d.leases[:last]
+	if _, err := h.lease.Release(d.ctx, engine.Ending{}); errors.Is(err, lock.ErrBackend) {
 		d.backendError(t, err) // the lease ends at its deadline
 	}
 	return ErrReplaced
@@ -126,17 +123,11 @@ func (d *delivery) replace(t target) error {
 //
 // It requests that this task stops when at least Limit newer tasks hold or wait and some of
 // them wait (BehindWaiters), or when newer tasks hold every slot (BehindHolders) and this
-// task is new in this delivery. A task that returns from a retry and is BehindHolders waits
-// for its turn. Limit does not count slots whose holders are not under Replace.
-//
-// askOlderToStop only logs an error: the wait that follows asks the same Redis.
+// task is new in this delivery: one that returns from a retry waits for its turn. Limit does not count slots whose holders
+// are not under Replace. An error is ignored: the wait that follows asks the same Redis.
 func (d *delivery) askOlderToStop(t target, arrived arrival) {
 	standing, err := d.guard.engine.Stop(d.ctx, arrived.ref, arrived.at)
-	switch {
-	case err != nil:
-		d.guard.log.Debug("automutex: older tasks could not be asked to stop",
-			"rule", t.rule.Name, "key", t.key, "task", d.note, "error", err)
-	case standing == engine.BehindWaiters, standing == engine.BehindHolders && arrived.isNew:
+	if err == nil && (standing == engine.BehindWaiters || standing == engine.BehindHolders && arrived.isNew) {
 		d.replacing.requestStop(t)
 	}
 }
@@ -150,11 +141,8 @@ const (
 
 // watchWhileWaiting runs beside a wait for the lock of t. It calls giveUp when a newer task
 // asks this one to stop. For the policy Replace it repeats askOlderToStop, since messages
-// get lost and holders change.
-//
-// stop ends its goroutine. stop does not wait for a request that is under way: the task's
-// deadline may be near while Redis does not answer. Such a request does no harm, and the
-// Locker's Close waits for it.
+// get lost and holders change. stop ends its goroutine, and does not wait for a request that is under way: the task's
+// deadline may be near while Redis does not answer. The engine's Close waits for such a request.
 func (d *delivery) watchWhileWaiting(t target, giveUp func()) (stop func()) {
 	if d.replacing == nil {
 		return func() {}
@@ -186,61 +174,45 @@ func (d *delivery) watchWhileWaiting(t target, giveUp func()) (stop func()) {
 	}
 }
 
-// replaceableContext returns the parent of the handler's context. It ends with the
+// replaceableContext returns the parent of the handler's context, and what ends it. It ends with the
 // task's context, and with cause ErrReplaced when a newer task asks this one to stop.
-func (d *delivery) replaceableContext() context.Context {
-	s := d.replacing
-	if s == nil {
-		return d.ctx
+func (d *delivery) replaceableContext() (ctx context.Context, end func()) {
+	if d.replacing == nil {
+		return d.ctx, func() {}
 	}
 	ctx, cancel := context.WithCancelCause(d.ctx)
-	unhook := context.AfterFunc(s.stopRequested, func() {
-		d.guard.log.Debug("automutex: a newer task has come; the handler's context is cancelled",
-			"rule", s.replacedAt.rule.Name, "key", s.replacedAt.key, "task", d.note)
-		cancel(ErrReplaced)
-	})
-	s.endContext = func() {
-		unhook()
-		cancel(nil)
-	}
-	return ctx
+	unhook := context.AfterFunc(d.replacing.stopRequested, func() { cancel(ErrReplaced) })
+	return ctx, func() { unhook(); cancel(nil) }
 }
 
 // revokeReplaced is the verdict on a replaced task, whose handler may have returned an error.
 func (d *delivery) revokeReplaced(met obstacle) error {
-	s := d.replacing
-	e := Event{Kind: EventReplaced, Rule: s.replacedAt.rule.Name, Key: s.replacedAt.key, Policy: s.replacedAt.rule.Busy}
+	at := d.replacing.replacedAt
+	e := Event{Kind: EventReplaced, Rule: at.rule.Name, Key: at.key, Policy: at.rule.Busy}
 	var err error
 	if met.ran {
 		err, e.Held = met.err, met.held
 	} else {
-		e.Waited = time.Since(s.firstArrival)
+		e.Waited = time.Since(d.arrived)
 	}
-	d.guard.log.Debug("automutex: replaced by a newer task", "rule", e.Rule, "key", e.Key, "task", d.note, "held", e.Held)
 	d.observe(e)
 	return d.guard.revoke(e.Rule, e.Key, err)
 }
 
-// forgetArrivals ends the handler's context and its watcher. If the task does not run again it
-// deletes the task's arrivals in Redis: a later task with the same ID is a new one. release
-// calls it after the locks are released, so that no task waits for it.
+// forgetArrivals deletes the task's arrivals in Redis if the task does not run again: a later task with the same ID is a new one. After an
+// error they expire after an hour. release calls it after the locks are released, so that no task waits for it.
 func (d *delivery) forgetArrivals(decision decide.Decision) {
-	s := d.replacing
-	if s == nil {
+	if d.replacing == nil {
 		return
-	}
-	if s.endContext != nil {
-		s.endContext()
-		s.endContext = nil
 	}
 	// At a shutdown asynq ends the context of a task too, and requeues it.
 	requeued := decision.What == decide.Leave && d.guard.closing.Err() != nil
-	for key, arrived := range s.arrivals {
+	for key, arrived := range d.replacing.arrivals {
 		if !decision.Final(d.last) || requeued {
 			arrived.isNew = false // its handler may run again in this delivery
-			s.arrivals[key] = arrived
-		} else if err := d.guard.engine.Forget(context.WithoutCancel(d.ctx), arrived.ref, arrived.note); err != nil {
-			d.guard.log.Debug("automutex: the task's arrival could not be deleted; it expires after an hour", "key", key, "task", d.note, "error", err)
+			d.replacing.arrivals[key] = arrived
+		} else {
+			_ = d.guard.engine.Forget(context.WithoutCancel(d.ctx), arrived.ref, arrived.note)
 		}
 	}
 }

@@ -45,7 +45,6 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	if concurrency < 1 {
 		concurrency = runtime.NumCPU() // as asynq has it
 	}
-	g.configured.Store(true)
 	mark := &server{guard: g, workers: workers{limit: concurrency}}
 	if g.rules.parks {
 		interval := cfg.TaskCheckInterval

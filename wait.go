@@ -14,9 +14,7 @@ import (
 
 // This file is how a task waits for a lock, and which wait gives way to other tasks.
 
-// margin is how long before its task's deadline a wait ends. When the task's context ends,
-// asynq fails the attempt, whatever the handler returns later. So the middleware returns
-// before.
+// margin is how long before its task's deadline a wait ends: when the task's context ends, asynq fails the attempt.
 const margin = time.Second
 
 // standing is what is known of the lock that a task comes to.
@@ -84,10 +82,6 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		return d.ask(d.ctx, t, r)
 	}
 	r.Wait, r.OnWait = true, func() { d.observeWaiting(t) }
-	if w.parks && d.server == nil {
-		r.Park, r.Yield = true, parkNow
-		return d.ask(d.ctx, t, r)
-	}
 	// ctx ends everything. most only bounds the time in line: if the answer to an earlier
 	// ask arrives after it and grants the lock, the task keeps the lock.
 	ctx, cancel := context.WithCancel(d.ctx)
@@ -107,7 +101,6 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		within, cancel := context.WithTimeout(ctx, w.most)
 		defer cancel()
 		r.Within, r.Leaves = within, !w.stays
-		d.warnLongWait(t)
 	}
 	if w.yields && d.server != nil {
 		me := &waiter{key: t.key, turn: d.turn(t), leave: leave}
@@ -134,9 +127,8 @@ func (d *delivery) ask(ctx context.Context, t target, r engine.Request) error {
 	return d.keepLease(t, lease, err)
 }
 
-// parkBy returns when a task that waits in its worker parks: after half of its time, so that its
-// handler has the other half, and no later than latest, the margin before its deadline. A parked task has its whole
-// Timeout again when it returns.
+// parkBy returns when a task that waits in its worker parks: after half of its time, so that its handler has the other
+// half, and no later than latest, the margin before its deadline.
 func parkBy(arrived, latest time.Time) time.Time {
 	if half := arrived.Add(latest.Add(margin).Sub(arrived) / 2); half.Before(latest) {
 		return half
@@ -144,18 +136,11 @@ func parkBy(arrived, latest time.Time) time.Time {
 	return latest
 }
 
-// parkNow is a closed channel: the task parks at once if the lock is busy.
-var parkNow = func() chan struct{} {
-	c := make(chan struct{})
-	close(c)
-	return c
-}()
-
-// request is what the task asks of the engine for the lock of t: one try.
+// request is what the task asks of the engine for the lock of t: one try. A round trip ends by itself, after about 5 s at most. So it
+// runs on the worker's goroutine, without another one that watches the context (Whole); look checks that afterwards.
 func (d *delivery) request(t target) engine.Request {
 	r := t.rule.request
-	r.Name, r.Key, r.Limit, r.Note = t.scope, t.key, t.limit, d.note
-	r.Whole = d.deadlineIsFar()
+	r.Name, r.Key, r.Limit, r.Note, r.Whole = t.scope, t.key, t.limit, d.note, true
 	if d.isOrdered(t) {
 		r.Ordered, r.Order = true, &engine.Order{Place: d.placeIn(t)}
 	}
@@ -163,26 +148,6 @@ func (d *delivery) request(t target) engine.Request {
 		d.replacing.stopBy(&r, t)
 	}
 	return r
-}
-
-// farDeadline is how far away a task's deadline must be so that the task's context need not
-// end a round trip to Redis: a round trip ends by itself, after about 5 s at most. So a
-// round trip with a far deadline runs on the caller's goroutine, without another one that
-// watches the context. look checks the context afterwards.
-const farDeadline = 15 * time.Second
-
-func (d *delivery) deadlineIsFar() bool {
-	deadline, ok := d.ctx.Deadline()
-	return !ok || time.Until(deadline) > farDeadline
-}
-
-// roundTripContext returns the context for a single round trip to Redis. The task's context
-// ends it only if the deadline is near; see farDeadline.
-func (d *delivery) roundTripContext() context.Context {
-	if d.deadlineIsFar() {
-		return context.WithoutCancel(d.ctx)
-	}
-	return d.ctx
 }
 
 // observeWaiting observes that the task begins to wait in line.
@@ -235,18 +200,6 @@ func (c *compiledRule) longestWait() time.Duration {
 		return c.TTL
 	}
 	return c.Wait
-}
-
-// warnLongWait warns once of a rule whose Wait is longer than the Timeout of a task.
-func (d *delivery) warnLongWait(t target) {
-	deadline, ok := d.ctx.Deadline()
-	longest := t.rule.longestWait()
-	if !ok || longest <= deadline.Sub(d.arrived)-margin {
-		return
-	}
-	d.guard.warnOnce("long wait of "+t.rule.Name, "a rule's Wait is longer than the Timeout of its task, and time in line counts against that: "+
-		"the handler may begin with a second left; shorten the Wait, or enqueue the task with a Timeout of at least the Wait and the work together",
-		"rule", t.rule.Name, "wait", longest, "timeout", deadline.Sub(d.arrived).Round(time.Millisecond), "task", d.note)
 }
 
 // warnOneAttempt warns once of a rule with the policy Park whose tasks have one attempt and so cannot park.

@@ -313,13 +313,12 @@ func TestFor_window(t *testing.T) {
 }
 
 // The worker pays one call for a claim and none for tasks without one. A Guard says once that a rule makes another key than the
-// claim's, and that it skips a task which other producers rely on.
+// claim's.
 func TestWorker_dropsTheClaim(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, reindex, Rule{Task: "plain", On: []string{"id"}}, Rule{Task: "window", On: []string{"id"}, Until: For(time.Hour)},
-			Rule{Task: "mismatch", On: []string{"text"}, Until: UntilStart}, Rule{Task: "skipped", On: []string{"id"}, Until: UntilStart})
-		t.Cleanup(r.hold("skipped"))
+			Rule{Task: "mismatch", On: []string{"text"}, Until: UntilStart})
 		var notes atomic.Int32
 		rdb := r.hooked(func(cmd redis.Cmder) error {
 			if args := cmd.Args(); cmd.Name() == "evalsha" && strings.HasSuffix(fmt.Sprint(args[3]), ":claim") {
@@ -327,7 +326,7 @@ func TestWorker_dropsTheClaim(t *testing.T) {
 			}
 			return nil
 		})
-		rules := []automutex.Rule{{Task: "skipped", On: []string{"id"}, Busy: automutex.Skip}}
+		var rules []automutex.Rule
 		for _, name := range []string{"reindex", "plain", "window", "mismatch"} {
 			rules = append(rules, automutex.Rule{Task: name, On: []string{"id"}})
 		}
@@ -336,17 +335,16 @@ func TestWorker_dropsTheClaim(t *testing.T) {
 		redistest.Must(t, err)
 		r.serve(func(context.Context, *asynq.Task) error { return nil }, g)
 		for i, c := range []struct {
-			task           string
-			notes          int32
-			differs, skips int
-		}{{"reindex", 1, 0, 0}, {"plain", 0, 0, 0}, {"window", 0, 0, 0}, {"mismatch", 1, 1, 0}, {"mismatch", 1, 1, 0}, {"skipped", 1, 1, 1}, {"skipped", 1, 1, 1}} {
+			task    string
+			notes   int32
+			differs int
+		}{{"reindex", 1, 0}, {"plain", 0, 0}, {"window", 0, 0}, {"mismatch", 1, 1}, {"mismatch", 1, 1}} {
 			before := notes.Load()
 			r.awaitGone(r.queue, r.must(r.Enqueue(task(c.task, "7", fmt.Sprint(i)))).ID)
 			if got := notes.Load() - before; got != c.notes {
 				t.Errorf("%s: %d calls for its claim, want %d", c.task, got, c.notes)
 			}
-			differs, skips := strings.Count(log.String(), "equal Task, Scope and On"), strings.Count(log.String(), "was skipped: a producer whose")
-			if differs != c.differs || skips != c.skips {
+			if strings.Count(log.String(), "equal Task, Scope and On") != c.differs {
 				t.Errorf("%s: logged %q", c.task, log.String())
 			}
 		}

@@ -30,14 +30,14 @@ func (d Decision) String() string { return strings.TrimSpace(whats[d.What] + " "
 
 func (a Action) String() string { return actions[a] }
 
-// policies are those of package automutex, as Start sees them. Two answers of AfterFailure are like no policy.
+// policies are those of package automutex, as Start sees them: AfterFailure where its function is not asked, or says that the key is busy.
 var policies = []struct {
 	name string
 	wish Wish
 	park bool
 }{
 	{"Park", WishBack, true}, {"Retry, RetryIn, Replace", WishBack, false}, {"Skip", WishDone, false}, {"Archive", WishArchive, false},
-	{"Fail", WishSpend, false}, {"says RevokeTask", WishDrop, false}, {"says RetryAfter", WishLater, false}, {"Allow", WishRun, false},
+	{"Fail", WishSpend, false}, {"AfterFailure", WishBack, false}, {"Allow", WishRun, false},
 }
 
 // situation is that of a task with the policy of that index. The lock parks for some reasons, and not on the last attempt.
@@ -203,11 +203,9 @@ func TestGuide(t *testing.T) {
 			d := Start(situation(policy, Why(why), false))
 			cell := what[d.What]
 			switch {
-			case p.wish == WishDrop:
-				continue
-			case p.wish == WishLater && Why(why).ForPolicy():
+			case p.name == "AfterFailure" && Why(why).ForPolicy():
 				cell = "your function decides"
-			case d.What == Back && p.wish != WishLater:
+			case d.What == Back:
 				comes = d.When
 			}
 			cells += " " + cell + " |"

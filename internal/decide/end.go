@@ -1,6 +1,6 @@
 package decide
 
-// Said is what the handler returned. In an error that wraps several of these, the last one of this
+// Said is what the handler returned, or in its place the function of AfterFailure, or one that makes keys with a RetryAfter. In an error that wraps several of these, the last one of this
 // list counts.
 type Said uint8
 

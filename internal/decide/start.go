@@ -28,11 +28,9 @@ type Wish uint8
 const (
 	WishBack    Wish = iota // Park, Retry, RetryIn, Replace; AfterFailure that returned busy, or was not asked
 	WishRun                 // Allow
-	WishDone                // Skip; AfterFailure that returned nil
-	WishArchive             // Archive; AfterFailure that returned SkipRetry
-	WishSpend               // Fail; AfterFailure that returned another error
-	WishDrop                // AfterFailure that returned RevokeTask
-	WishLater               // AfterFailure, or the function that makes the key, returned RetryAfter
+	WishDone                // Skip
+	WishArchive             // Archive
+	WishSpend               // Fail
 )
 
 // Situation is all that Start looks at.
@@ -42,7 +40,7 @@ type Situation struct {
 	Wish   Wish
 	Parked bool // Redis keeps the task's place in line, and has it called
 	Last   bool // asynq would archive the task for any error but RevokeTask
-	TimeUp bool // Last: it may wait no longer, or its RetryAfter ends after a second before its deadline
+	TimeUp bool // Last: it may wait no longer
 }
 
 // ForPolicy reports whether the rule's policy decides: the key is busy, and neither by the task's own
@@ -102,27 +100,20 @@ func (s Situation) policy(when When) Decision {
 		return Decision{What: Archive}
 	case WishSpend:
 		return Decision{What: Spend}
-	case WishDrop:
-		return Decision{What: Drop}
-	case WishBack, WishLater:
+	case WishBack:
 	}
 	return s.comeBack(when)
 }
 
 // comeBack has the task come back. On its last attempt it waits in its worker instead, as long as there is time.
 func (s Situation) comeBack(when When) Decision {
-	asked := s.Wish == WishLater && (s.Why == KeyLater || s.Why.ForPolicy())
 	switch {
 	case s.Parked:
 		return Decision{ToLine, AtTurn}
 	case s.Last && s.TimeUp:
 		return Decision{What: Archive}
-	case s.Last && asked:
-		return Decision{Stay, AsAsked}
 	case s.Last:
 		return Decision{What: Stay}
-	case asked:
-		return Decision{Back, AsAsked}
 	}
 	return Decision{Back, when}
 }

@@ -2,7 +2,7 @@
 // to a decision. Nothing in here sleeps, asks Redis, logs or observes; callers carry a decision out.
 //
 //	Start  a task is in a worker, and its handler has not started
-//	End    its handler has returned
+//	End    its handler has returned, or a function that is asked in its place
 //	Admit  a producer of package unique wants to enqueue a task whose key may be taken
 //
 // testdata/decisions.txt shows what each function answers for all that can be. A change of behaviour is a

@@ -130,8 +130,6 @@ type Place struct {
 	Most int
 	// Continue has the next task run when this one ends archived. Otherwise its key is held.
 	Continue bool
-	// Again runs the task although it is marked as done.
-	Again bool
 }
 
 // Outcome says how an attempt of an ordered task has ended.

@@ -1283,15 +1283,12 @@ func (s *sim) orderAsk(o otask) {
 	if i := m.task(o.nonce); i >= 0 && s.r.IntN(2) == 0 {
 		retried = m.tasks[i].begun
 	}
-	cont, again, lease, grant := s.r.IntN(2), 0, int64(100+10*s.r.IntN(100)), int64(60)
-	if s.r.IntN(8) == 0 {
-		again = 1
-	}
+	cont, lease, grant := s.r.IntN(2), int64(100+10*s.r.IntN(100)), int64(60)
 	if s.spent.body != "" && s.r.IntN(3) == 0 { // a refused ask is sent again
-		body, o, retried, allowed, again = s.spent.body, s.spent.task, s.spent.retried, s.spent.allowed, 0
+		body, o, retried, allowed = s.spent.body, s.spent.task, s.spent.retried, s.spent.allowed
 	}
 	ticket := o.ticket
-	got := s.run("order_ask", body, lease, stay, s.limit, park, 0, 0, grant, o.nonce, ticket, retried, allowed, cont, again)
+	got := s.run("order_ask", body, lease, stay, s.limit, park, 0, 0, grant, o.nonce, ticket, retried, allowed, cont)
 	token := tokenOf(body)
 	spent := allowed >= 0 && retried > allowed
 	refused := func(want string) {
@@ -1306,12 +1303,11 @@ func (s *sim) orderAsk(o otask) {
 		refused("spent")
 		return
 	}
-	if m.marked("done:"+o.nonce) && again == 0 {
+	if m.marked("done:" + o.nonce) {
 		m.remove(o.nonce)
 		refused("done")
 		return
 	}
-	delete(m.marks, "done:"+o.nonce)
 	if len(m.holders) > 0 && m.holders[0].body == body {
 		m.holders[0].end = max(m.holders[0].end, m.ms()+lease+1)
 		s.fence(got, true)
@@ -1689,12 +1685,12 @@ var mistakes = []struct {
 	{0, "order: a task that is done runs again", "mark('done:' .. ARGV[5])", ""},
 	{0, "order: the release of another grant counts", "task and task.token == token and", "task and"},
 	{0, "order: tasks are called behind one that is not coming", "elseif not waits_alive(task) and not (i == 1 and count > 0) then", "elseif false then"},
-	{1, "order: a worker that died is given the lock", "task.state == 'w' and now_us - task.seen < task.since * 1000", "task.state == 'w'"},
+	{2, "order: a worker that died is given the lock", "task.state == 'w' and now_us - task.seen < task.since * 1000", "task.state == 'w'"},
 	{0, "order: a look that is old counts", "task.seen == tonumber(ARGV[7]) and", "task.seen and"},
-	{1, "order: a last attempt that began runs again", "may_be_spent and task.begun == task.retried then", "may_be_spent and false then"},
-	{1, "order: a refused arrival, sent again, runs", "mark('refused:' .. token)", ""},
-	{5, "order: who is skipped while it runs leaves", "if is_it and runs(task) then", "if false then"},
-	{5, "order: the head is not told when the gate opens", "if head and ended and opens > now_us and waits_alive(head) then", "if false then"},
+	{3, "order: a last attempt that began runs again", "may_be_spent and task.begun == task.retried then", "may_be_spent and false then"},
+	{3, "order: a refused arrival, sent again, runs", "mark('refused:' .. token)", ""},
+	{2, "order: who is skipped while it runs leaves", "if is_it and runs(task) then", "if false then"},
+	{7, "order: the head is not told when the gate opens", "if head and ended and opens > now_us and waits_alive(head) then", "if false then"},
 	{1, "order: nobody looks for a late head", "and not ended and is_due(head) then", "and false then"},
 }
 

@@ -52,7 +52,7 @@ func arrives(t *testing.T, e *Engine, r Ref, note, nonce string, ticket int64, s
 	t.Helper()
 	r.Ordered = true
 	reply, err := e.conn.Run(t.Context(), orderAskScript, r.keys(), "w."+nonce+"|"+e.owner+"|"+note, 60000, stay.Milliseconds(), 1,
-		oneOrZero(parks), 0, 0, 3000, nonce, ticket, 0, 25, 0, 0)
+		oneOrZero(parks), 0, 0, 3000, nonce, ticket, 0, 25, 0)
 	redistest.Must(t, err)
 	return reply
 }

@@ -204,7 +204,7 @@ func (e *Engine) orderAsk(le *Lease, mode turn.Ask) *redisx.Call {
 	p := &r.Order.Place
 	return &redisx.Call{Script: orderAskScript, Keys: r.keys(), Args: []any{
 		le.bodyArg, r.TTL.Milliseconds(), mode.Lifetime(), int64(e.limit(&r.Ref)), park, r.Every.Microseconds(), r.Spare.Microseconds(),
-		r.grant().Milliseconds(), p.Nonce, p.Ticket, p.Retried, p.Most, oneOrZero(p.Continue), oneOrZero(p.Again),
+		r.grant().Milliseconds(), p.Nonce, p.Ticket, p.Retried, p.Most, oneOrZero(p.Continue),
 	}}
 }
 

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/redisx"
 )
@@ -82,9 +81,6 @@ func (m Mark) Key() string { return m.keys[0] }
 //
 // After an error the mark may be set or not.
 func (m Mark) Take(ctx context.Context, holder, instead string, length time.Duration) (Standing, error) {
-	if holder == "" || length < time.Millisecond || length > inside.MaxTTL {
-		return Standing{}, fmt.Errorf("lock: claim %q for %q lasting %s: name a holder, and give it from 1ms to %s", m.Key(), holder, length, inside.MaxTTL)
-	}
 	return standing(m.run(ctx, takeScript, holder, instead, length.Milliseconds(), "-"))
 }
 
@@ -96,9 +92,6 @@ func (m Mark) Take(ctx context.Context, holder, instead string, length time.Dura
 //
 // After an error the mark may be changed or not.
 func (m Mark) Supersede(ctx context.Context, holder string, old Standing) (Standing, error) {
-	if holder == "" || old.Holder == "" {
-		return Standing{}, fmt.Errorf("lock: claim %q of %q for %q: name both", m.Key(), old.Holder, holder)
-	}
 	newer := "-"
 	if old.Newer != "" {
 		newer = old.Newer[strings.LastIndexByte(old.Newer, ':')+1:]
@@ -109,9 +102,6 @@ func (m Mark) Supersede(ctx context.Context, holder string, old Standing) (Stand
 // Keep confirms that holder's task is enqueued, and returns the mark that stands now. If holder has the mark, or was to take it over
 // since Supersede, it has it from now on, for at least length; 0 does not change its deadline. Its age goes on.
 func (m Mark) Keep(ctx context.Context, holder string, length time.Duration) (Standing, error) {
-	if holder == "" || length < 0 || length > inside.MaxTTL {
-		return Standing{}, fmt.Errorf("lock: claim %q of %q for another %s: name a holder, and give it at most %s", m.Key(), holder, length, inside.MaxTTL)
-	}
 	return standing(m.run(ctx, keepScript, holder, length.Milliseconds()))
 }
 

@@ -1049,9 +1049,6 @@ func (b *ledger) working() (left []string) {
 func (b *ledger) judgeIdle() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.w.plan.ObserverPanics != "" {
-		return
-	}
 	for key, k := range b.keys {
 		for id := range k.held {
 			b.violatef("held: %s holds %q although no task is left", id, key)
@@ -1113,7 +1110,7 @@ func (b *ledger) judgeEnd(t *taskBook) {
 		}
 		b.violatef("stuck: task %d is %s at the end", n, state)
 	}
-	if b.clean && t.success > 1 && !t.op && !t.again && b.w.plan.ObserverPanics == "" {
+	if b.clean && t.success > 1 && !t.op && !t.again {
 		b.violatef("twice: task %d has succeeded %d times", n, t.success)
 	}
 }
@@ -1194,7 +1191,7 @@ func (b *ledger) deliversLate(t taskPlan, kinds ...faultKind) bool {
 func (b *ledger) judgeBalance() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.deaths) > 0 || b.w.plan.ObserverPanics != "" {
+	if len(b.deaths) > 0 {
 		return
 	}
 	stopped := map[string]bool{}
@@ -1218,7 +1215,7 @@ func (b *ledger) judgeBalance() {
 // judgeKeys looks at what is left in Redis when everything has ended.
 func (w *world) judgeKeys() {
 	w.redis.tick()
-	crashes := !w.book.calm || !w.book.clean || w.plan.ObserverPanics != ""
+	crashes := !w.book.calm || !w.book.clean
 	look := func(when string, allowed func(key string, left time.Duration) bool) {
 		for _, key := range w.redis.mini.Keys() {
 			if !strings.HasPrefix(key, "automutex:") {

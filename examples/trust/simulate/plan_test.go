@@ -9,29 +9,27 @@ import (
 	"strings"
 	"time"
 
-	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/unique"
 )
 
 // plan is everything that happens in one world. Times count from its beginning.
 type plan struct {
-	Name           string // of a scenario
-	Seed           uint64
-	Procs          []procPlan
-	Rules          []rulePlan
-	Unique         []uniquePlan
-	Tasks          []taskPlan
-	Faults         []faultPlan
-	Ops            []opPlan
-	Latency        time.Duration       // one way, at most; 0: none
-	Losing         float64             // the share of Pub/Sub messages that are lost
-	HashKeys       bool                // keeps the values of payload fields out of keys
-	History        int                 // how many runs of a key are kept
-	Lead           time.Duration       // how long a leader's function lasts; 0: nobody leads
-	Groups         *groupPlan          // how groups are aggregated; nil: there are none
-	MinReplicas    int                 // how many replicas have to know of a lease
-	Quiet          time.Duration       // how long the servers go on when all tasks have ended
-	ObserverPanics automutex.EventKind // has Config.Observe panic the first time it is told of such an event
+	Name        string // of a scenario
+	Seed        uint64
+	Procs       []procPlan
+	Rules       []rulePlan
+	Unique      []uniquePlan
+	Tasks       []taskPlan
+	Faults      []faultPlan
+	Ops         []opPlan
+	Latency     time.Duration // one way, at most; 0: none
+	Losing      float64       // the share of Pub/Sub messages that are lost
+	HashKeys    bool          // keeps the values of payload fields out of keys
+	History     int           // how many runs of a key are kept
+	Lead        time.Duration // how long a leader's function lasts; 0: nobody leads
+	Groups      *groupPlan    // how groups are aggregated; nil: there are none
+	MinReplicas int           // how many replicas have to know of a lease
+	Quiet       time.Duration // how long the servers go on when all tasks have ended
 }
 
 // procPlan is one process: an asynq server with a Guard.

@@ -3,8 +3,6 @@ package simulate
 import (
 	"slices"
 	"time"
-
-	"github.com/automutex/automutex"
 )
 
 const (
@@ -312,16 +310,6 @@ func uniqueScenarios() (all []plan) {
 
 // faultScenarios are about one fault each.
 func faultScenarios() (all []plan) {
-	for _, kind := range []automutex.EventKind{
-		automutex.EventAcquired, automutex.EventWaiting, automutex.EventWaited, automutex.EventBusy, automutex.EventRetried,
-		automutex.EventParked, automutex.EventReplaced, automutex.EventReleased, automutex.EventSkipped, automutex.EventLost,
-	} {
-		for _, policy := range []string{"wait", "park", "replace", "skip", "retry"} {
-			all = append(all, plan{Name: "the observer panics, " + string(kind) + ", " + policy, Procs: servers(4), ObserverPanics: kind,
-				Rules: rules(policy, rulePlan{MaxHold: 20 * sec}),
-				Tasks: tasks(work(0, 1500*ms), work(300*ms, 200*ms), work(500*ms, 200*ms), work(3*sec, 200*ms))})
-		}
-	}
 	for _, policy := range []string{"wait", "replace", "retry"} {
 		last := work(300*ms, 100*ms).tries(0)
 		if policy == "replace" {
@@ -365,8 +353,6 @@ func faultScenarios() (all []plan) {
 				{Kind: split, Proc: 0, Client: "lock", At: 4 * sec, For: 25 * sec, Lag: 500 * ms},
 				{Kind: split, Proc: 1, Client: "lock", At: 50 * sec, For: 25 * sec, Lag: 500 * ms},
 			}},
-		plan{Name: "the observer panics, and nothing bounds the lease", Procs: servers(4), ObserverPanics: automutex.EventWaited,
-			Rules: rules("wait", rulePlan{}), Tasks: tasks(work(0, 1500*ms), work(300*ms, 200*ms), work(500*ms, 200*ms))},
 		plan{Name: "park does not eat a tasks own time", Procs: servers(20), Rules: rules("park", rulePlan{}),
 			Tasks: work(0, 3500*ms).by(10*sec).tries(25).every(0, 8)},
 		// The grant comes between 1.2 and 1.5 s.

@@ -165,7 +165,7 @@ func (w *world) live() {
 
 // rest looks whether a Guard whose tasks have all ended still asks Redis for something.
 func (w *world) rest() {
-	if !w.book.calm || !w.book.clean || len(w.plan.Ops) > 0 || w.plan.ObserverPanics != "" {
+	if !w.book.calm || !w.book.clean || len(w.plan.Ops) > 0 {
 		return
 	}
 	// Another process than that of the last task looks after a line once more.
@@ -572,7 +572,6 @@ type process struct {
 	mu       sync.Mutex // guards what follows
 	ended    bool
 	stopping time.Time // since when; zero: it is not
-	panicked bool
 }
 
 func (w *world) startProcess(n int, pp procPlan) *process {
@@ -697,15 +696,6 @@ func (p *process) observe(_ context.Context, e automutex.Event) {
 		return
 	}
 	p.w.book.event(p, e)
-	if e.Kind == p.w.plan.ObserverPanics {
-		p.mu.Lock()
-		first := !p.panicked
-		p.panicked = true
-		p.mu.Unlock()
-		if first {
-			panic("simulate: the observer panics")
-		}
-	}
 }
 
 func (p *process) isEnded() bool {

@@ -14,7 +14,6 @@
 -- ARGV[11] retried  how many attempts asynq has counted
 -- ARGV[12] allowed  how often the caller lets it be retried; -1: not known
 -- ARGV[13] continue 1: a task that ends archived leaves the order; 0: its key is held
--- ARGV[14] again    1: run the task although it is marked as done
 --
 -- reply done:  {'done'}: its redelivery must not run
 -- reply spent: {'spent'}: its last attempt did begin, and did not return: the caller has asynq archive it
@@ -35,9 +34,7 @@ if is_refused then
   --@include finish
   return {'spent'}
 end
-if is_done and ARGV[14] == '1' then
-  call('ZREM', marks, 'done:' .. nonce)
-elseif is_done then
+if is_done then
   local task = find_task(nonce)
   if task then remove_task(task) end
   --@include finish
