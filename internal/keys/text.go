@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"net/url"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -121,6 +122,35 @@ func Unescape(s string) string {
 		return plain
 	}
 	return s
+}
+
+// IsKeyText reports whether a lock's key can have that text between its braces.
+func IsKeyText(text string) bool {
+	scope, values, valued := strings.Cut(text, "|")
+	switch {
+	case text == ControlScope:
+		return true
+	case scope == "" || scope != "~" && !IsHash(scope) && (!isEscaped(scope) || len(scope) > MaxText):
+		return false
+	case !valued || IsHash(values):
+		return true
+	}
+	parts := strings.Split(values, "|")
+	return len(parts) <= MaxText && len(values)-len(parts)+1 <= MaxText &&
+		!slices.ContainsFunc(parts, func(part string) bool { return !isEscaped(part) })
+}
+
+// IsHash reports whether text is ~ and a hexadecimal SHA-256. Keys have that in place of a text that is too long or secret.
+func IsHash(text string) bool {
+	sum, ok := strings.CutPrefix(text, "~")
+	raw, err := hex.DecodeString(sum)
+	return ok && err == nil && len(raw) == sha256.Size && strings.ToLower(sum) == sum
+}
+
+// isEscaped reports whether text is what Escape returns for some text.
+func isEscaped(text string) bool {
+	plain, err := url.PathUnescape(text)
+	return err == nil && Escape(plain) == text
 }
 
 func appendEscaped(dst []byte, s string) []byte {
