@@ -284,18 +284,17 @@ func TestInspect(t *testing.T) {
 	})
 }
 
-// TestParseKey: what is no lock's key is refused, with the reason.
+// TestParseKey: what is no lock's key is refused.
 func TestParseKey(t *testing.T) {
-	for key, want := range map[string]string{
-		"": "begin", "room": "begin", "other:{room}": "begin", "automutex:{room": "not closed", "automutex:{}": "nothing", "automutex:{room}x": "follows",
-		"automutex:{ports}:pool": "a pool's", "automutex:{a b}": "escaped", "automutex:{\xff}": "escaped", "automutex:{a\x1b[2J}": "escaped",
-		"automutex:{" + keys.Controls + "}": "controls", "automutex:{" + strings.Repeat("x", 1<<20): "not closed",
+	for _, key := range []string{
+		"", "room", "other:{room}", "automutex:{room", "automutex:{}", "automutex:{room}x", "automutex:{ports}:pool", "automutex:{a b}", "automutex:{\xff}",
+		"automutex:{a\x1b[2J}", "automutex:{" + keys.Controls + "}", "automutex:{" + strings.Repeat("x", 1<<20),
 	} {
-		if _, err := ParseKey("automutex", key); err == nil || !strings.Contains(err.Error(), want) || len(err.Error()) > 500 {
-			t.Errorf("%.40q: %.600v; want %q", key, err, want)
+		if _, err := ParseKey("automutex", key); err == nil || !strings.Contains(err.Error(), "is no key of a mutex or semaphore") || len(err.Error()) > 500 {
+			t.Errorf("%.40q: %.600v", key, err)
 		}
 	}
-	if text, err := ParseKey("automutex", "automutex:{a%20b|~}"); text != "a%20b|~" || err != nil {
+	if text, err := ParseKey("automutex", "automutex:{a%20b|}"); text != "a%20b|" || err != nil {
 		t.Errorf("%q, %v", text, err)
 	}
 }
@@ -363,34 +362,6 @@ func TestBreak(t *testing.T) {
 		breaks("", BreakKey, 1)
 		if n := rdb.Exists(t.Context(), append(r.keys(), r.Key+":order")...).Val(); n != 0 || le.Held() {
 			t.Errorf("%d keys are left; held: %v", n, le.Held())
-		}
-	})
-}
-
-// TestBreakSentTwice: what the first one did is told, though the second one finds nothing.
-func TestBreakSentTwice(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		rdb := s.Client(t)
-		rdb.AddHook(redistest.Resend(func(cmd redis.Cmder) bool {
-			return strings.HasPrefix(cmd.Name(), "eval") && (cmd.Args()[1] == breakScript.SHA || cmd.Args()[1] == breakScript.Source)
-		}))
-		e := startAt(t, rdb)
-		r := e.ref("twice")
-		for range 2 {
-			le := must(t, e, asked(r, ""))
-			n, tokens, err := e.Break(t.Context(), r, le.Token(), BreakSlots)
-			if n != 1 || !slices.Equal(tokens, []string{le.Token()}) || le.Held() {
-				t.Errorf("%d %v, %v; held: %v", n, tokens, err, le.Held())
-			}
-		}
-		le := must(t, e, asked(r, ""))
-		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))
-		if n, _, err := e.Break(t.Context(), r, "", BreakGate); n != 1 || err != nil {
-			t.Errorf("the gate: %d, %v", n, err)
-		}
-		if n, _, err := e.Break(t.Context(), r, "", BreakKey); n != 0 || err != nil {
-			t.Errorf("all: %d, %v, want that there was a lock", n, err)
 		}
 	})
 }
@@ -470,7 +441,7 @@ func TestList(t *testing.T) {
 			}
 		}
 
-		for i := range 250 { // a script removes a hundred at a time
+		for i := range 250 { // a sweep removes a hundred of a lock
 			join(t, e, e.ref("lock 0"), fmt.Sprint("w.", i), "", time.Hour)
 		}
 		for i := range 250 { // they are killed
@@ -478,11 +449,10 @@ func TestList(t *testing.T) {
 		}
 		passed := rdb.Time(t.Context()).Val()
 		redistest.Eventually(t, redistest.Patience, func() bool { return rdb.Time(t.Context()).Val().Sub(passed) > 5*time.Millisecond }, "dead waiters")
-		if n, err := e.Sweep(t.Context()); n != 115+250 || err != nil {
-			t.Errorf("Sweep removed %d, %v, want those of one lock, and each second lock's dead waiter", n, err)
-		}
-		if n, err := e.Sweep(t.Context()); n != 0 || err != nil {
-			t.Errorf("Sweep removed %d more, %v", n, err)
+		for _, want := range []int{115 + 100, 100, 50, 0} { // each second lock's dead waiter, and those of one lock
+			if n, err := e.Sweep(t.Context()); n != want || err != nil {
+				t.Errorf("Sweep removed %d, %v, want %d", n, err, want)
+			}
 		}
 		if info := inspect(t, e, pool, ""); info.Free != 2 {
 			t.Errorf("the pool is %+v", info)
