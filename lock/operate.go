@@ -57,7 +57,7 @@ func (m *Lock) inspect(ctx context.Context, most int) (engine.Info, error) {
 	if h.Err != nil {
 		return engine.Info{}, h.Err
 	}
-	return h.Engine.Inspect(ctx, h.Request.Ref, most, "", "")
+	return h.Engine.Inspect(ctx, h.Request.Ref, most)
 }
 
 // Break takes the lock away from the holder with that token, and grants the slot to the first waiter. It returns false if there is no such

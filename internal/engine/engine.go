@@ -679,10 +679,10 @@ var errBroken = fmt.Errorf("%w: it was broken", ErrLost)
 // The newest wins: a newer arrival at a lock may ask older holders and waiters to stop. The request is only a message: a holder keeps its
 // lease until it releases it, and the newer one waits for that.
 
-func (r *Ref) arrivals() []string { return []string{r.Key + ":arrivals", r.Key + ":seen"} }
+func (r *Ref) arrivals() []string { return []string{r.Key + ":arrivals"} }
 
 // Arrive returns when the work with that note first came to the lock, and stores that with the first call: isNew. A later arrival has a
-// higher number, and no two have the same. It is kept for so long after the last call.
+// higher number, and no two have the same. It is kept for so long.
 func (e *Engine) Arrive(ctx context.Context, r Ref, note string, keep time.Duration) (arrival int64, isNew bool, err error) {
 	reply, err := e.call(ctx, arriveScript, r.arrivals(), note, keep.Milliseconds())
 	if err != nil {

@@ -322,7 +322,7 @@ func TestPausedByEachCommand(t *testing.T) {
 			for _, by := range []string{"release", "break", "sweep", "skip", "act"} {
 				ref := e.ref("work|" + by)
 				ref.Ordered = heads[by].e != nil
-				if info := inspect(t, e, ref, ""); info.Held != want {
+				if info := inspect(t, e, ref); info.Held != want {
 					t.Errorf("%s: held by %d, want %d; %d broken", by, info.Held, want, n)
 				}
 			}

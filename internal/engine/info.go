@@ -74,9 +74,6 @@ type Info struct {
 	// counts them. Head is the first of all that are in order.
 	Queued int
 	Head   Head
-	// Place is how many come before the parked note, or the task in order, that was asked
-	// for; -1 when none was, or it is neither.
-	Place int
 	// Granted is how long ago the last slot was taken: for a mutex, since when it is
 	// held; by the clock of its holder if nobody else wanted it then.
 	Granted time.Duration

@@ -100,10 +100,10 @@ func (f *fields) score(i int) int64 {
 }
 
 // Inspect returns what Redis stores of a lock, and at most so many of its holders; with none it does not know whether the head of an
-// ordered key runs. Place is that of the parked note, or of the task with that nonce.
-func (e *Engine) Inspect(ctx context.Context, r Ref, most int, note, nonce string) (Info, error) {
+// ordered key runs.
+func (e *Engine) Inspect(ctx context.Context, r Ref, most int) (Info, error) {
 	r.Ordered = !r.Pool
-	reply, err := e.call(ctx, inspectScript, r.keys(), int64(most), note, nonce)
+	reply, err := e.call(ctx, inspectScript, r.keys(), int64(most))
 	if err != nil {
 		return Info{}, err
 	}
@@ -122,7 +122,7 @@ func (e *Engine) Available(ctx context.Context, r Ref) (int, error) {
 	if err := e.Know(ctx, r.Key); err != nil {
 		return 0, err
 	}
-	info, err := e.Inspect(ctx, r, 0, "", "")
+	info, err := e.Inspect(ctx, r, 0)
 	if err != nil || info.Gate.OpensIn > 0 {
 		return 0, err
 	}
@@ -133,12 +133,12 @@ func parseInspect(key string, reply any) (Info, error) {
 	f := fieldsOf(reply)
 	us := f.num(0)
 	info := Info{
-		Key: key, Held: int(f.num(1)), Waiting: int(f.num(2)), Parked: int(f.num(3)), Called: int(f.num(4)), Place: int(f.num(6)),
-		Gate: Gate{Reason: f.text(8), OpensIn: time.Duration(f.num(9)) * time.Microsecond}, Queued: int(f.num(10)), Free: int(f.num(12)),
+		Key: key, Held: int(f.num(1)), Waiting: int(f.num(2)), Parked: int(f.num(3)), Called: int(f.num(4)),
+		Gate: Gate{Reason: f.text(7), OpensIn: time.Duration(f.num(8)) * time.Microsecond}, Queued: int(f.num(9)), Free: int(f.num(11)),
 	}
-	fence, holders, head, values, taken := f.num(5), f.sub(7), f.sub(11), f.sub(13), &fields{}
-	if len(f.list) > 14 {
-		taken = f.sub(14)
+	fence, holders, head, values, taken := f.num(5), f.sub(6), f.sub(10), f.sub(12), &fields{}
+	if len(f.list) > 13 {
+		taken = f.sub(13)
 	}
 	for i := range values.list {
 		info.Values = append(info.Values, keys.Unescape(values.text(i)))
@@ -165,7 +165,6 @@ func parseInspect(key string, reply any) (Info, error) {
 		info.Head, wrong = parseHead(key, info, head)
 		if info.Head.Runs { // it is not in line
 			info.Queued--
-			info.Place = max(-1, info.Place-1)
 		}
 	}
 	if wrong {
@@ -230,7 +229,7 @@ func (e *Engine) Line(ctx context.Context, r Ref, info Info, most int) ([]Waiter
 // leaves out pools, whose keys have another form.
 func (e *Engine) List(ctx context.Context) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
-		for c, err := range e.walk(ctx, inspectScript, func(*Ref) []any { return []any{int64(MaxHolders), "", ""} }) {
+		for c, err := range e.walk(ctx, inspectScript, func(*Ref) []any { return []any{int64(MaxHolders)} }) {
 			var info Info
 			if err == nil {
 				info, err = parseInspect(c.Keys[0], c.Reply)

@@ -111,7 +111,7 @@ func (e *Engine) Skip(ctx context.Context, r Ref, note string, ticket int64) (he
 // Head returns the first task in order of the key. Its State is empty if no task is in order.
 func (e *Engine) Head(ctx context.Context, r Ref) (Head, error) {
 	r.Pool = false
-	info, err := e.Inspect(ctx, r, 1, "", "")
+	info, err := e.Inspect(ctx, r, 1)
 	return info.Head, err
 }
 

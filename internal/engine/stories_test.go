@@ -88,7 +88,7 @@ func playCommand(ctx context.Context, rdb *redis.Client, e *event) (any, error) 
 		case keys == 0 && s.Name == "renew":
 			keys = 2
 		case s.Name == "arrive" || s.Name == "forget":
-			keys, all = 2, []string{storyKey + ":arrivals", storyKey + ":seen"}
+			keys, all = 1, []string{storyKey + ":arrivals"}
 		case keys == 7 || s.Name == "put":
 			keys, all = 7, append(keysOf(storyKey), storyKey+":values")
 		case keys == 0:
