@@ -116,9 +116,6 @@ func (e *Engine) Inspect(ctx context.Context, r Ref, most int) (Info, error) {
 
 // Available returns the number of free slots; 0 while the lock is paused or its gate is closed.
 func (e *Engine) Available(ctx context.Context, r Ref) (int, error) {
-	if err := ctx.Err(); err != nil {
-		return 0, err
-	}
 	if err := e.Know(ctx, r.Key); err != nil {
 		return 0, err
 	}
