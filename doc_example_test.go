@@ -46,7 +46,7 @@ func ExampleFieldError() {
 	}
 	// Output:
 	// mail On 1
-	// "items[0]" has a bracket; write "items.0", and \[ for a bracket in a name
+	// "items[0]" has a "[", as other notations have; write names and indexes with a dot between, as in "items.0.id", one path for each field, and \[ for one in a name
 }
 
 // The keys of a task, without Redis.

@@ -19,7 +19,7 @@ import (
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/stamp"
-	"github.com/automutex/automutex/internal/turn"
+
 	"github.com/automutex/automutex/lock"
 )
 
@@ -456,7 +456,7 @@ func TestBusyError_afterAPause(t *testing.T) {
 	at := target{rule: guard.rules.match("work")[0], key: guard.cfg.Prefix + ":{work}"}
 	for left, want := range map[bool]string{true: ReasonPaused, false: ReasonHeld} {
 		var busy *BusyError
-		err := d.toBusyError(at, &engine.Busy{Answer: turn.Answer{ServerUS: 1, Holder: "token|worker|"}, Left: left})
+		err := d.toBusyError(at, &engine.Busy{Answer: engine.Answer{ServerUS: 1, Holder: "token|worker|"}, Left: left})
 		if !errors.As(err, &busy) || busy.Reason != want || busy.Holder != "worker" || left != (busy.Pause != nil) {
 			t.Errorf("left at a pause: %v; the error is %+v", left, busy)
 		}

@@ -85,7 +85,7 @@ func TestParse_mistakes(t *testing.T) {
 		"rules: [{task: a, optional: 1}]":         "1:29 optional: want true or false",
 		"rules: [{task: a, ttl: soon}]":           "1:24 ttl: want a duration with its unit, such as 500ms, 30s or 24h, not text `soon`",
 		"rules: [{task: a, wait: 10ns}]":          `1:25 rule "a": wait: 10ns is too short; use 0 to not wait in line, or at least 1ms; did you mean 10s?`,
-		"rules: [{task: a, on: ['x[0]']}]":        `1:24 rule "a": on: "x[0]" has a bracket; write "x.0"`,
+		"rules: [{task: a, on: ['x[0]']}]":        `1:24 rule "a": on: "x[0]" has a "[", as other notations have; write names`,
 		"hash_keys: ''\nrules: [{task: a}]":       "1:12 hash_keys: the secret is empty",
 
 		"rules: [{task: a, busy: after_failure}]":                    `1:25 busy: "after_failure" is unknown; there are allow, archive, fail, park, replace, retry, skip, {retry_in: 5s}`,

@@ -60,11 +60,7 @@ func (asking) EndOrder(le *lock.Lease, o engine.Outcome) { (*inside.At(le)).End(
 
 func (asking) Inspect(ctx context.Context, m *lock.Lock) (engine.Info, error) {
 	h := inside.At(m)
-	nonce := ""
-	if h.Request.Order != nil {
-		nonce = h.Request.Order.Nonce
-	}
-	return h.Engine.Inspect(ctx, h.Request.Ref, engine.MaxHolders, h.Request.Note, nonce)
+	return h.Engine.Inspect(ctx, h.Request.Ref, engine.MaxHolders)
 }
 
 func (asking) Line(ctx context.Context, m *lock.Lock, info engine.Info, most int) ([]engine.Waiter, error) {

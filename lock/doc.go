@@ -1,5 +1,6 @@
 /*
-Package lock is a distributed mutex and semaphore on Redis, with a fair line.
+Package lock is a distributed mutex and semaphore on Redis, with a fair line. It does not depend on asynq: package automutex uses it to lock
+tasks.
 
 	locker := lock.New(rdb, lock.Options{})
 	defer locker.Close()
@@ -16,39 +17,20 @@ Package lock is a distributed mutex and semaphore on Redis, with a fair line.
 	s := locker.Semaphore("gpu", 4) // four holders at a time
 	free, err := s.Available(ctx)
 
-# Which call
+Leases are renewed until they are released; [NoRenew] and [MaxHold] end them sooner. [Locker.For] returns the lock of a value with an ID.
 
-Take a lock: [Lock.Lock] waits until ctx ends, [Lock.TryLock] does not wait, and
-[Lock.Acquire] waits for a given time and reports with a boolean whether it took the lock.
-
-Hold a lock while a function runs: [Lock.Do], or [With] for a function that returns a value. [Locker.For] returns the lock of a value with an ID.
-
-Release a lock: [Lease.Unlock]. [Lease.Release] also returns how many slots are free, and
-[Lease.Cooldown] lets nobody have the lock for a while.
-
-Hold a lock for longer than its TTL: do nothing, since leases are renewed. [NoRenew] turns
-that off, and [Lease.Extend] renews once. [MaxHold] bounds how long a lease lasts.
-
-Inspect a lock: [Lock.Locked], [Lock.Available], [Lock.Holders], [Lock.Waiting]. Take a lock
-away from its holders: [Lock.Break], [Lock.BreakAll], [Lock.Delete].
-
-A failed call leaves nothing behind unless its comment says otherwise. Test errors with
-errors.Is: [ErrBusy], [ErrNotHeld], [ErrLost], [ErrClosed], [ErrBackend], [ErrNotReplicated].
-
-This package does not depend on asynq: package automutex uses it to lock tasks.
+A failed call leaves nothing behind unless its comment says otherwise. Test errors with errors.Is: [ErrBusy], [ErrNotHeld], [ErrLost],
+[ErrClosed], [ErrBackend], [ErrNotReplicated].
 
 # What is promised
 
-A lock has at most N holders at any moment, by Redis' clock. Only the holder's own release
-and renewal have an effect. Waiters are served first come, first served, and nobody
-overtakes a line. The slot of a holder that dies is free at the holder's deadline. A waiter
-that dies unnoticed delays the line by at most three seconds.
+A lock has at most N holders at any moment, by Redis' clock. Only the holder's own release and renewal have an effect. Waiters are served
+first come, first served, and nobody overtakes a line. The slot of a holder that dies is free at the holder's deadline. A waiter that dies
+unnoticed delays the line by at most three seconds.
 
-The context of [Lease.Bind] and [Lock.Do] ends before another holder can have the slot, if
-the local clock and Redis' clock run at the same speed and the program is not stopped for
-longer than the lease. Where that is not enough, use [Fenced] and [Lease.Fence].
+The context of [Lease.Bind] and [Lock.Do] ends before another holder can have the slot, if the local clock and Redis' clock run at the same
+speed and the program is not stopped for longer than the lease. Where that is not enough, use [Fenced] and [Lease.Fence].
 
-The package needs Redis 6.2 or later: a single server, Sentinel, or a Cluster. It refuses a
-[*redis.Ring].
+The package needs Redis 6.2 or later: a single server, Sentinel, or a Cluster. It refuses a [*redis.Ring].
 */
 package lock

@@ -14,67 +14,47 @@ import (
 
 // Sentinels for errors.Is.
 var (
-	// ErrBusy: others hold the lock or are in line before the caller, the lock's gate is
-	// closed, or an operator has paused the lock. A [*BusyError] says which.
+	// ErrBusy: others hold the lock or are in line before the caller, the lock's gate is closed, or an operator has paused the lock. A
+	// [*BusyError] says which.
 	ErrBusy = errors.New("lock: busy")
-	// ErrNotHeld: the lease has ended already: by a release, by [Lock.Break] or at its
-	// deadline.
+	// ErrNotHeld: the lease has ended already: by a release, by [Lock.Break] or at its deadline.
 	ErrNotHeld = engine.ErrNotHeld
 	// ErrNotFenced: the lease is of a lock without the option [Fenced].
 	ErrNotFenced = engine.ErrNotFenced
-	// ErrLost is the cause with which the context of [Lease.Bind] and [Lock.Do] ends if the
-	// lease is lost.
+	// ErrLost is the cause with which the context of [Lease.Bind] and [Lock.Do] ends if the lease is lost.
 	ErrLost = engine.ErrLost
 	// ErrClosed: the Locker was closed.
 	ErrClosed = engine.ErrClosed
-	// ErrBackend: Redis could not be reached, or replied with an error. It is not known
-	// whether the lock is free. The error also wraps the cause.
+	// ErrBackend: Redis could not be reached, or replied with an error. It is not known whether the lock is free. The error also wraps the
+	// cause.
 	ErrBackend = redisx.ErrBackend
-	// ErrNotReplicated: fewer replicas than [Options].MinReplicas acknowledged the lease in
-	// time (a second at most). A lock that was being acquired is released. The error also Is
-	// ErrBackend.
+	// ErrNotReplicated: fewer replicas than [Options].MinReplicas acknowledged the lease in time (a second at most). A lock that was being
+	// acquired is released. The error also Is ErrBackend.
 	ErrNotReplicated = engine.ErrNotReplicated
 )
 
-// Why a lock is busy: values of [BusyError].Reason, as is [ReasonPaused]. A rate, a hold or a
-// cooldown closes the lock's gate: nobody gets the lock before the gate opens, even if slots
-// are free.
+// Why a lock is busy: values of [BusyError].Reason, as is [ReasonPaused]. All but ReasonHeld close the lock's gate: nobody gets the lock
+// before it opens, even if slots are free.
 const (
-	// ReasonHeld: others hold every slot, or are in line before the caller.
-	ReasonHeld = "held"
-	// ReasonRate: the lock was taken as often as its [Rate] allows.
-	ReasonRate = "rate"
-	// ReasonClosed: a task's handler has called automutex.CloseGate.
-	ReasonClosed = "closed"
-	// ReasonCooldown: the last holder left a cooldown; see [Lease.Cooldown].
-	ReasonCooldown = "cooldown"
+	ReasonHeld     = "held"     // others hold every slot, or are in line before the caller
+	ReasonRate     = "rate"     // the lock was taken as often as its [Rate] allows
+	ReasonClosed   = "closed"   // a task's handler has called automutex.CloseGate
+	ReasonCooldown = "cooldown" // the last holder left a cooldown; see [Lease.Cooldown]
 )
 
-// BusyError says why a lock was not acquired. It unwraps to [ErrBusy] and, if a
-// context ended the wait, to that context's error.
+// BusyError says why a lock was not acquired. It unwraps to [ErrBusy] and, if a context ended the wait, to that context's error.
 type BusyError struct {
-	// Name is the lock's name as given to Mutex or Semaphore.
-	Name string
-	// Reason is [ReasonHeld], [ReasonPaused] or, if the gate is closed, [ReasonRate],
-	// [ReasonClosed] or [ReasonCooldown]. It is empty if ctx ended before Redis replied. Package
-	// automutex has more, for its ordered keys.
-	Reason string
-	// Holder is the owner label of one holder ([Options].Owner). It is empty if nobody holds
-	// the lock: waiters are before the caller, or the gate is closed.
-	Holder string
-	// Note is that holder's note.
-	Note string
-	// ExpiresIn is the time until the reason ends. With [ReasonHeld] that is the earliest
-	// deadline of a holder, or 0 if nobody holds the lock: only a hint, since holders renew
-	// and release. With [ReasonPaused] it is the end of the pause, or 0 if the pause has no
-	// end. Otherwise it is the opening of the gate.
+	Name   string // the lock's name as given to Mutex or Semaphore
+	Reason string // [ReasonHeld], say; empty if ctx ended before Redis replied. Package automutex has more, for its ordered keys
+	Holder string // the owner label of one holder ([Options].Owner); empty if nobody holds the lock
+	Note   string // that holder's note
+	// ExpiresIn is the time until the reason ends. With [ReasonHeld] that is the earliest deadline of a holder, or 0 if nobody holds the
+	// lock: only a hint, since holders renew and release. With [ReasonPaused] it is the end of the pause, or 0 if the pause has no end.
+	// Otherwise it is the opening of the gate.
 	ExpiresIn time.Duration
-	// Waited is how long the caller stood in line.
-	Waited time.Duration
-	// Place is the number of waiters before the caller, by the last reply of Redis.
-	Place int
-	// Pause is the operator's order if Reason is [ReasonPaused], otherwise nil.
-	Pause *Control
+	Waited    time.Duration // how long the caller stood in line
+	Place     int           // the number of waiters before the caller, by the last reply of Redis
+	Pause     *Control      // the operator's order if Reason is [ReasonPaused], otherwise nil
 
 	cause error
 }

@@ -184,7 +184,7 @@ func TestDo_breakGate(t *testing.T) {
 		v, _ := operator(t, s)
 		isOpen := func(m *lock.Lock) bool {
 			h := inside.At(m)
-			info, err := h.Engine.Inspect(context.Background(), h.Request.Ref, 0, "", "")
+			info, err := h.Engine.Inspect(context.Background(), h.Request.Ref, 0)
 			redistest.Must(t, err)
 			return info.Gate.OpensIn == 0
 		}

@@ -483,7 +483,7 @@ func (tr *traffic) line(n int, key string) {
 	r, err := e.Ref(inspect.TypedKey(tr.prefix, key))
 	redistest.Must(tr.t, err)
 	redistest.Eventually(tr.t, patience, func() bool {
-		info, err := e.Inspect(tr.t.Context(), r, 0, "", "")
+		info, err := e.Inspect(tr.t.Context(), r, 0)
 		return err == nil && info.Waiting == n
 	}, "%d wait for %s", n, key)
 }

@@ -476,7 +476,7 @@ inline add(c, length, with_fence) {
 #endif
 }
 
-/* internal/turn/turn.go: takeGrant */
+/* internal/engine/turn.go: takeGrant */
 inline take(c) {
 	if
 #ifdef MUTANT_OLD_MESSAGE

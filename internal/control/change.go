@@ -29,7 +29,7 @@ func (r *Reader) Pause(ctx context.Context, target string, until time.Time, why 
 	case left > inside.MaxTTL:
 		return fmt.Errorf("lock: pause of %q until %s: at most %s from now; give the zero time for a pause until Resume", target, until.Format(time.RFC3339), inside.MaxTTL)
 	}
-	return r.order(ctx, target, Order{Paused: true, Until: until, OrderedBy: OrderedBy{Why: why}})
+	return r.order(ctx, target, Order{Paused: true, Until: until, Why: why})
 }
 
 // SetLimit sets how many may hold a lock of the target at once.
@@ -37,7 +37,7 @@ func (r *Reader) SetLimit(ctx context.Context, target string, n int, why string)
 	if n < 1 || n > maxLimit {
 		return fmt.Errorf("lock: limit of %d for %q: from 1 to %d; to let nobody acquire it, use Pause", n, target, maxLimit)
 	}
-	return r.order(ctx, target, Order{Limit: n, OrderedBy: OrderedBy{Why: why}})
+	return r.order(ctx, target, Order{Limit: n, Why: why})
 }
 
 // Resume ends a pause, and reports whether there was one.

@@ -188,7 +188,7 @@ func TestUnreadable(t *testing.T) {
 		}
 		for field := range wrong {
 			kind, target, _ := strings.Cut(field, " ")
-			if !isInKey(target) {
+			if !keys.IsKeyText(target) {
 				continue // no lock can have it
 			}
 			end := r.Resume

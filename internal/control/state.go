@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -23,14 +24,9 @@ type Order struct {
 	Paused bool      `json:"-"`
 	Until  time.Time `json:"until,omitzero"`  // of a pause, by Redis' clock; zero: until it is resumed
 	Limit  int       `json:"limit,omitempty"` // 0: it is a pause
-	OrderedBy
-}
-
-// OrderedBy is who gave an order, why and when.
-type OrderedBy struct {
-	Why   string    `json:"why,omitempty"`
-	By    string    `json:"by"`
-	Since time.Time `json:"since"`
+	Why    string    `json:"why,omitempty"`
+	By     string    `json:"by"` // the owner label of who gave it
+	Since  time.Time `json:"since"`
 }
 
 // Text describes the order in a few words, for an operator.
@@ -85,7 +81,7 @@ func (o Order) Control() Control {
 
 // Text is that of the pause, else of the limit.
 func (c Control) Text() string {
-	return Order{Paused: c.Paused, Until: c.PausedUntil, Limit: c.Limit, OrderedBy: OrderedBy{Why: c.Why, By: c.By, Since: c.Since}}.Text()
+	return Order{Paused: c.Paused, Until: c.PausedUntil, Limit: c.Limit, Why: c.Why, By: c.By, Since: c.Since}.Text()
 }
 
 // Controls lists what is in force now for each target, sorted by target. Why, By and Since are those of the latest order.
@@ -150,7 +146,7 @@ type field struct {
 func (r *Reader) parseField(name, raw string) *field {
 	f := &field{raw: raw, wrong: errNoOrder}
 	for _, kind := range []string{pauseOf, limitOf} {
-		if target, is := strings.CutPrefix(name, kind); is && isInKey(target) {
+		if target, is := strings.CutPrefix(name, kind); is && keys.IsKeyText(target) {
 			f.target = target
 			f.order, f.wrong = parseOrder(kind, r.typed(target), raw)
 		}
@@ -164,8 +160,6 @@ type controlled struct{ pause, limit *Order }
 // isPaused reports whether the pause is in force at a time of Redis' clock.
 func (t *controlled) isPaused(now time.Time) bool { return t.pause != nil && !t.pause.isOver(now) }
 
-var errManyControls = errors.New("too many controls")
-
 // parse reads a reply of the script read. It does not parse fields again that before has with the same text.
 func (r *Reader) parse(reply any, before *State) (*State, error) {
 	list, _ := reply.([]any)
@@ -177,7 +171,7 @@ func (r *Reader) parse(reply any, before *State) (*State, error) {
 	case us <= 0 || !isCount || !isList || len(fields)%2 != 0:
 		return nil, fmt.Errorf("unexpected reply %v", reply)
 	case count > mostRead:
-		return nil, fmt.Errorf("%w: %d entries, and at most %d are read; see them with HSCAN, and remove some with HDEL", errManyControls, count, mostRead)
+		return nil, fmt.Errorf("too many controls: %d entries, and at most %d are read; see them with HSCAN, and remove some with HDEL", count, mostRead)
 	}
 	s := &State{
 		serverTime: time.UnixMicro(us), localTime: time.Now(), fields: make(map[string]*field, count), targets: make(map[string]*controlled, count),

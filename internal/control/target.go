@@ -1,10 +1,7 @@
 package control
 
 import (
-	"encoding/hex"
 	"fmt"
-	"net/url"
-	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -37,9 +34,9 @@ func Stored(prefix, secret string, isScope func(text string) bool, typed string)
 		text, closed := strings.CutSuffix(text, "}")
 		_, values, valued := strings.Cut(text, "|")
 		switch {
-		case !closed || !isInKey(text):
+		case !closed || !keys.IsKeyText(text):
 			return refuse(typed, "it begins like a whole key, and no lock can have it")
-		case valued && secret != "" && !isHash(values):
+		case valued && secret != "" && !keys.IsHash(values):
 			return refuse(text, "the keys of this program have hashes (HashKeys); give the key as that program prints it, or the scope and the parts")
 		case text == keys.ControlScope:
 			text = keys.Controls
@@ -63,7 +60,7 @@ func Stored(prefix, secret string, isScope func(text string) bool, typed string)
 		return refuse(typed, "there is no scope before the first |")
 	case !isKey:
 		return keys.Scope(scope), nil
-	case isHash(values):
+	case keys.IsHash(values):
 		return keys.Scope(scope) + "|" + values, nil
 	}
 	key := keys.HashedKey(secret, prefix, scope, strings.Split(values, "|")...)
@@ -77,35 +74,6 @@ func (r *Reader) typed(stored string) string {
 		return stored
 	}
 	return r.keyStart + stored + "}"
-}
-
-// isInKey reports whether a lock's key can have that text between its braces.
-func isInKey(text string) bool {
-	scope, values, valued := strings.Cut(text, "|")
-	switch {
-	case text == keys.ControlScope:
-		return true
-	case scope == "" || scope != "~" && !isHash(scope) && (!isEscaped(scope) || len(scope) > keys.MaxText):
-		return false
-	case !valued || isHash(values):
-		return true
-	}
-	parts := strings.Split(values, "|")
-	return len(parts) <= keys.MaxText && len(values)-len(parts)+1 <= keys.MaxText &&
-		!slices.ContainsFunc(parts, func(part string) bool { return !isEscaped(part) })
-}
-
-// isHash reports whether text is ~ and a hexadecimal SHA-256. Keys have that in place of a text that is too long or secret.
-func isHash(text string) bool {
-	sum, ok := strings.CutPrefix(text, "~")
-	raw, err := hex.DecodeString(sum)
-	return ok && err == nil && len(raw) == 32 && strings.ToLower(sum) == sum
-}
-
-// isEscaped reports whether text is what keys.Escape returns for some text.
-func isEscaped(text string) bool {
-	plain, err := url.PathUnescape(text)
-	return err == nil && keys.Escape(plain) == text
 }
 
 // wider returns the next wider target of a lock after one of its targets: its scope after its key, then each beginning of the scope

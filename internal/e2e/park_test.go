@@ -50,7 +50,7 @@ func (r *rig) awaitParked(id string) *asynq.TaskInfo {
 func (r *rig) stored(scope string, parts ...string) engine.Info {
 	r.t.Helper()
 	m := r.lockOf(scope, parts...)
-	info, err := engineOf(m).Inspect(context.Background(), refOf(m), 1, "", "")
+	info, err := engineOf(m).Inspect(context.Background(), refOf(m), 1)
 	redistest.Must(r.t, err)
 	return info
 }

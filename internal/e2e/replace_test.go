@@ -152,12 +152,12 @@ func (w *watched) see(cmd redis.Cmder) error {
 	args := cmd.Args()
 	eval, ok := cmd.(*redis.Cmd)
 	switch {
-	case !ok || cmd.Err() != nil || len(args) < 6:
+	case !ok || cmd.Err() != nil || len(args) < 5:
 	case runs(cmd, "stop"):
 		w.calls++
 	default:
 		key, _ := args[3].(string)
-		note, _ := args[5].(string)
+		note, _ := args[4].(string)
 		if reply, ok := eval.Val().([]any); ok && len(reply) == 2 && strings.HasSuffix(key, ":arrivals") {
 			_, id, _ := strings.Cut(note, "/")
 			w.at[id], _ = reply[0].(int64)

@@ -1,7 +1,7 @@
 // Package engine is the lock: who holds it, who waits for it, and for how long. It knows no tasks.
 //
 // In Redis a lock is a word, and only if somebody wants it besides its holder a record: lua/head.lua says how. An Engine is one process'
-// side: it takes locks for callers, renews their leases, asks again for those that wait, and listens for messages. A turn.Wait decides
+// side: it takes locks for callers, renews their leases, asks again for those that wait, and listens for messages. A turn decides
 // what becomes of a waiter. What is due, of waiters and of leases, stands in two heaps; one alarm rings for the first; what is due
 // together is sent in pipelines, a few at a time.
 package engine
@@ -27,7 +27,6 @@ import (
 	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/redisx"
-	"github.com/automutex/automutex/internal/turn"
 )
 
 var (
@@ -47,9 +46,6 @@ const (
 	// maxSenders is how many pipelines of waiters and renewals are under way at most, and maxSendersCluster so on a Cluster, where
 	// others go on while one master hangs. The rest of the client's connections is for single calls.
 	maxSenders, maxSendersCluster = 4, 64
-	// maxFirstAsks is how many callers send their first ask for one key by themselves at a time, and maxFirstKeys for how many keys. The
-	// others' asks go in pipelines. So a free key has no crowd before it that wants another one.
-	maxFirstAsks, maxFirstKeys = 8, 32
 	// maxGrant is the longest lease that a release grants to a waiter. The waiter may have died unnoticed: then the line waits for
 	// that long and no longer.
 	maxGrant = 3 * time.Second
@@ -106,7 +102,6 @@ type Engine struct {
 	holds     agenda             // leases, by when they are renewed or end
 	stoppable int                // leases with Request.OnStop
 	senders   int                // pipelines that are under way
-	firsts    map[string]int     // first asks that are under way by themselves, by key
 	closed    bool
 	listening bool
 }
@@ -117,7 +112,7 @@ func New(o Options) *Engine {
 	_, _ = rand.Read(id[:]) // it never fails
 	unfit := o.check()
 	e := &Engine{
-		o: o, owner: keys.Escape(o.Owner), life: life.New(), channel: base64.RawURLEncoding.EncodeToString(id[:]), waiters: map[string]*waiter{}, leases: map[string]*Lease{}, firsts: map[string]int{},
+		o: o, owner: keys.Escape(o.Owner), life: life.New(), channel: base64.RawURLEncoding.EncodeToString(id[:]), waiters: map[string]*waiter{}, leases: map[string]*Lease{},
 	}
 	if e.life.Refuse(unfit); unfit == nil {
 		e.conn = redisx.New(o.Client, e.life.Closing.Done())
@@ -207,7 +202,7 @@ type Handle struct {
 
 // Busy is the error of a request that did not get its lock.
 type Busy struct {
-	turn.Answer
+	Answer
 	Paused bool
 	Left   bool // a pause has ended the wait, see Request.Leaves
 	Waited time.Duration
@@ -222,14 +217,14 @@ func (b *Busy) Unwrap() error { return b.Cause }
 func (r *Request) grant() time.Duration { return min(r.TTL, maxGrant) }
 
 // askCall is an ask as of now: limits change.
-func (e *Engine) askCall(le *Lease, mode turn.Ask) *redisx.Call {
+func (e *Engine) askCall(le *Lease, mode askMode) *redisx.Call {
 	r := &le.request
 	if r.Ordered {
 		return e.orderAsk(le, mode)
 	}
 	args := []any{
-		le.bodyArg, r.TTL.Milliseconds(), mode.Lifetime(), r.grant().Milliseconds(), int64(e.limit(&r.Ref)),
-		oneOrZero(mode == turn.Park), oneOrZero((r.Notes || r.Park) && r.Note != ""), r.Every.Microseconds(), r.Spare.Microseconds(),
+		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), r.grant().Milliseconds(), int64(e.limit(&r.Ref)),
+		oneOrZero(mode == askPark), oneOrZero((r.Notes || r.Park) && r.Note != ""), r.Every.Microseconds(), r.Spare.Microseconds(),
 	}
 	return &redisx.Call{Script: askScript, Keys: r.keys(), Args: shorten(args, int64(0), args[1], int64(1), int64(0), int64(0), int64(0), int64(0))}
 }
@@ -336,7 +331,7 @@ func (e *Engine) try(ctx context.Context, le *Lease) error {
 		return &Busy{Paused: true}
 	}
 	for {
-		a, sent, err := e.ask(ctx, le, turn.Try)
+		a, sent, err := e.ask(ctx, le, askTry)
 		switch {
 		case err != nil:
 			return err
@@ -350,13 +345,13 @@ func (e *Engine) try(ctx context.Context, le *Lease) error {
 }
 
 // ask sends one ask by itself: as a SET or by take, if the lock is probably free. If the outcome is unknown, the lock is given back.
-func (e *Engine) ask(ctx context.Context, le *Lease, mode turn.Ask) (a turn.Answer, sent time.Time, err error) {
+func (e *Engine) ask(ctx context.Context, le *Lease, mode askMode) (a Answer, sent time.Time, err error) {
 	r := &le.request
 	sent = time.Now()
 	if r.Whole {
 		ctx = context.WithoutCancel(ctx)
 	}
-	if mode != turn.Park && r.Every == 0 && !r.Pool && !r.Ordered && e.limit(&r.Ref) > 0 && !e.contended.has(r.Key) {
+	if mode != askPark && r.Every == 0 && !r.Pool && !r.Ordered && e.limit(&r.Ref) > 0 && !e.contended.has(r.Key) {
 		var yours bool
 		var fence int64
 		if r.Fenced {
@@ -371,7 +366,7 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode turn.Ask) (a turn.Answ
 		}
 		if yours {
 			le.thin.Store(true)
-			return turn.Answer{Yours: true, Fence: fence}, sent, nil
+			return Answer{Yours: true, Fence: fence}, sent, nil
 		}
 		if err != nil {
 			e.loseReply(le, err)
@@ -389,7 +384,7 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode turn.Ask) (a turn.Answ
 }
 
 // noteAsk reads what came of an ask.
-func (e *Engine) noteAsk(le *Lease, reply any, err error) (a turn.Answer, _ error) {
+func (e *Engine) noteAsk(le *Lease, reply any, err error) (a Answer, _ error) {
 	r := &le.request
 	if refused := refusalOf(reply); refused != nil {
 		return a, fmt.Errorf("%w: %q", refused, r.Name)
@@ -549,7 +544,7 @@ func (a *agenda) set(x *entry, at time.Time) (first bool) {
 
 // planAsk and planHold set when a waiter and a lease are due, and the alarm if that is first. Callers hold mu.
 func (e *Engine) planAsk(w *waiter) {
-	if at := w.turn.Next(); !w.unsent && e.asks.set(&w.entry, at) {
+	if at := w.turn.next(); e.asks.set(&w.entry, at) {
 		e.alarm.Set(at)
 	}
 }
@@ -559,9 +554,6 @@ func (e *Engine) planHold(le *Lease) {
 		e.alarm.Set(at)
 	}
 }
-
-// together is how soon an ask or a renewal must be due to go with one that is due now.
-const together = turn.RefreshEvery / 4
 
 // ring handles what is due. The alarm calls it, and each sender when it ends. What finds no sender stays due: the next sender that ends
 // takes it. So a ring costs what is due, and not what waits, and a process that thousands wait in sends a few pipelines at a time.
@@ -622,15 +614,14 @@ func (e *Engine) takeAsks(now time.Time) (due []*waiter) {
 		}
 		w := e.asks[0].waiter
 		e.asks.set(&w.entry, time.Time{})
-		if w.unsent || w.turn.Due(now) {
-			w.unsent = false
+		if w.turn.due(now) {
 			due = append(due, w)
 		} else {
 			early = append(early, w)
 		}
 	}
 	for _, w := range early {
-		e.asks.set(&w.entry, w.turn.Next())
+		e.asks.set(&w.entry, w.turn.next())
 	}
 	return due
 }
@@ -685,22 +676,13 @@ func (c *contended) has(key string) bool {
 
 var errBroken = fmt.Errorf("%w: it was broken", ErrLost)
 
-// waitOf is what a message says of when the gate opens.
-func waitOf(msg turn.Message) time.Duration {
-	us, err := strconv.ParseInt(msg.Value, 10, 64)
-	if err != nil {
-		return 0
-	}
-	return time.Duration(us) * time.Microsecond
-}
-
 // The newest wins: a newer arrival at a lock may ask older holders and waiters to stop. The request is only a message: a holder keeps its
 // lease until it releases it, and the newer one waits for that.
 
-func (r *Ref) arrivals() []string { return []string{r.Key + ":arrivals", r.Key + ":seen"} }
+func (r *Ref) arrivals() []string { return []string{r.Key + ":arrivals"} }
 
 // Arrive returns when the work with that note first came to the lock, and stores that with the first call: isNew. A later arrival has a
-// higher number, and no two have the same. It is kept for so long after the last call.
+// higher number, and no two have the same. It is kept for so long.
 func (e *Engine) Arrive(ctx context.Context, r Ref, note string, keep time.Duration) (arrival int64, isNew bool, err error) {
 	reply, err := e.call(ctx, arriveScript, r.arrivals(), note, keep.Milliseconds())
 	if err != nil {

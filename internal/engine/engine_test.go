@@ -3,17 +3,11 @@ package engine
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/automutex/automutex/internal/redistest"
-	"github.com/automutex/automutex/internal/turn"
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }
@@ -107,49 +101,6 @@ func TestLeave(t *testing.T) {
 			}, "the lock stays taken")
 		}
 	})
-}
-
-// TestCrowdOfFreeLocks: who gets a lock at once has not waited for it, however many ask at a time.
-func TestCrowdOfFreeLocks(t *testing.T) {
-	t.Parallel()
-	e := start(t, redistest.Mini(t))
-	var wg sync.WaitGroup
-	for i := range 4 * maxFirstKeys {
-		r := inLine(request(t))
-		r.Key = fmt.Sprintf("automutex:{%s|%d}", redistest.Name(t), i)
-		r.OnWait = func() { t.Error("waits for a lock that is free") }
-		redistest.Go(&wg, func() { takesTurn(t, e, r) })
-	}
-	wg.Wait()
-}
-
-// TestFreeKeyBesideACrowd: a free key is had while a crowd has asked for another one, and nothing has come of it yet.
-func TestFreeKeyBesideACrowd(t *testing.T) {
-	e := start(t, redistest.Mini(t))
-	hook, stuck := &redistest.FailHook{}, make(chan struct{})
-	e.o.Client.(redis.UniversalClient).AddHook(hook)
-	crowd, free := inLine(request(t)), inLine(request(t))
-	crowd.Key += ":crowd"
-	hook.Before(func(cmd redis.Cmder) error {
-		if strings.Contains(cmd.String(), crowd.Key) {
-			<-stuck
-		}
-		return nil
-	})
-	unstick := sync.OnceFunc(func() { close(stuck) })
-	t.Cleanup(unstick)
-	var wg sync.WaitGroup
-	for range 4 * maxFirstKeys {
-		redistest.Go(&wg, func() { takesTurn(t, e, crowd) })
-	}
-	redistest.Eventually(t, 30*time.Second, func() bool {
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		return len(e.waiters) == 4*maxFirstKeys
-	}, "all ask")
-	release(t, must(t, e, free))
-	unstick()
-	wg.Wait()
 }
 
 // TestOrder_behindItsID: a task waits behind an earlier one that had its ID, as behind any other. It is no earlier run of its own.
@@ -312,37 +263,6 @@ func TestOrder_unavoidable(t *testing.T) {
 	tasks[0].run(t, OutcomeDone)
 }
 
-// TestBrokenBeforeItIsHeld: a waiter whose grant is broken before it has seen it does not take the message of that grant for the lock.
-func TestBrokenBeforeItIsHeld(t *testing.T) {
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		e, r := start(t, s), request(t)
-		le := must(t, e, r)
-		waits := inLine(r)
-		waits.OnWait = func() {
-			e.mu.Lock()
-			var token string
-			for token = range e.waiters {
-			}
-			e.mu.Unlock()
-			at := time.Now().Add(time.Hour).UnixMicro() // after each reply
-			e.note(turn.Message{Token: token, Fence: turn.BrokenFence, ServerUS: at})
-			e.note(turn.Message{Token: token, Fence: at - 1, ServerUS: at - 1})
-			e.mu.Lock()
-			defer e.mu.Unlock()
-			if e.waiters[token] == nil {
-				t.Error("it holds what was broken")
-			}
-			delete(e.waiters, token)
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-		defer cancel()
-		if _, err := e.Take(ctx, waits); !errors.Is(err, context.DeadlineExceeded) {
-			t.Error(err)
-		}
-		release(t, le)
-	})
-}
-
 // TestLeaves_pausedBeforeItStands: a pause that comes after a waiter's first ask and before it stands in line ends its wait.
 func TestLeaves_pausedBeforeItStands(t *testing.T) {
 	e := New(Options{Client: redistest.Mini(t).Client(t), Prefix: redistest.Name(t), Owner: "test", Log: slog.New(slog.DiscardHandler), Obeys: true})
@@ -402,7 +322,7 @@ func TestPausedByEachCommand(t *testing.T) {
 			for _, by := range []string{"release", "break", "sweep", "skip", "act"} {
 				ref := e.ref("work|" + by)
 				ref.Ordered = heads[by].e != nil
-				if info := inspect(t, e, ref, ""); info.Held != want {
+				if info := inspect(t, e, ref); info.Held != want {
 					t.Errorf("%s: held by %d, want %d; %d broken", by, info.Held, want, n)
 				}
 			}

@@ -207,16 +207,9 @@ func (e *Engine) sendRenewals(batch []*Lease) {
 		calls[i] = e.renewCall(le, le.request.TTL)
 		within = min(within, le.request.TTL/4)
 	}
-	if e.o.Replicas > 0 {
-		e.confirm(context.Background(), batch, calls, within)
-	} else {
-		e.conn.Pipeline(context.Background(), calls)
-	}
+	e.renew(context.Background(), batch, calls, within)
 	for i, le := range batch {
-		err := calls[i].Err
-		if err == nil {
-			_, err = e.noteRenewal(context.Background(), le, calls[i], le.request.TTL, sent)
-		}
+		_, err := e.noteRenewal(le, calls[i], le.request.TTL, sent)
 		e.mu.Lock()
 		le.renewals--
 		switch {
@@ -253,12 +246,19 @@ func (le *Lease) moreKeys(keys []string) []string {
 // ReplicasWithin is how long replicas have to acknowledge; a quarter of the TTL, if that is less.
 const ReplicasWithin = time.Second
 
-// confirm runs renewals, and waits for replicas. The script always writes, WAIT covers what its own connection wrote last, and
-// replication keeps the order: so enough acknowledgements prove that the replicas have this deadline, and the grant before it. If
-// too few acknowledge, the lease keeps its old deadline here. Redis may keep the lock taken for longer, which is safe.
-func (e *Engine) confirm(ctx context.Context, leases []*Lease, calls []*redisx.Call, within time.Duration) {
+// renew runs renewals, again with more keys where the reply says so, and waits for replicas. The script always writes, WAIT covers what its
+// own connection wrote last, and replication keeps the order: so enough acknowledgements prove that the replicas have this deadline, and the
+// grant before it. If too few acknowledge, the lease keeps its old deadline here. Redis may keep the lock taken for longer, which is safe.
+func (e *Engine) renew(ctx context.Context, leases []*Lease, calls []*redisx.Call, within time.Duration) {
 	for again := calls; len(again) > 0; {
-		e.conn.Confirm(ctx, again, int64(1), e.o.Replicas, within)
+		switch c := again[0]; {
+		case e.o.Replicas > 0:
+			e.conn.Confirm(ctx, again, int64(1), e.o.Replicas, within)
+		case len(again) == 1:
+			c.Reply, c.Err = e.conn.Run(ctx, c.Script, c.Keys, c.Args...)
+		default:
+			e.conn.Pipeline(ctx, again)
+		}
 		again = nil
 		for i, c := range calls {
 			if c.Err == nil && c.Reply == int64(2) {
@@ -300,34 +300,21 @@ func (e *Engine) replicate(ctx context.Context, le *Lease) error {
 func (e *Engine) extend(ctx context.Context, le *Lease, length, within time.Duration) (isHeld bool, err error) {
 	sent := time.Now()
 	c := e.renewCall(le, length)
-	if e.o.Replicas > 0 {
-		e.confirm(ctx, []*Lease{le}, []*redisx.Call{c}, within)
-	} else {
-		c.Reply, c.Err = e.conn.Run(ctx, c.Script, c.Keys, c.Args...)
-	}
+	e.renew(ctx, []*Lease{le}, []*redisx.Call{c}, within)
+	return e.noteRenewal(le, c, length, sent)
+}
+
+// noteRenewal takes what came of a renewal.
+func (e *Engine) noteRenewal(le *Lease, c *redisx.Call, length time.Duration, sent time.Time) (isHeld bool, err error) {
 	switch {
 	case errors.Is(c.Err, ErrNotReplicated):
 		return true, c.Err
 	case c.Err != nil:
 		return true, redisx.Failed("renew", le.request.Key, c.Err)
-	}
-	return e.noteRenewal(ctx, le, c, length, sent)
-}
-
-// noteRenewal takes the reply to a renewal, and renews with more keys if it says so.
-func (e *Engine) noteRenewal(ctx context.Context, le *Lease, c *redisx.Call, length time.Duration, sent time.Time) (isHeld bool, err error) {
-	reply, keys := c.Reply, c.Keys
-	for reply == int64(2) && len(keys) < len(le.request.keys()) {
-		keys = le.moreKeys(keys)
-		if reply, err = e.conn.Run(ctx, renewScript, keys, c.Args...); err != nil {
-			return true, redisx.Failed("renew", le.request.Key, err)
-		}
-	}
-	switch reply {
-	case int64(0):
+	case c.Reply == int64(0):
 		e.lose(le, ErrLost)
 		return false, nil
-	case int64(1):
+	case c.Reply == int64(1):
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		if le.state == held {
@@ -336,7 +323,7 @@ func (e *Engine) noteRenewal(ctx context.Context, le *Lease, c *redisx.Call, len
 		}
 		return le.state == held, nil
 	}
-	return true, redisx.Failed("renew", le.request.Key, unexpected(reply))
+	return true, redisx.Failed("renew", le.request.Key, unexpected(c.Reply))
 }
 
 // Token identifies the lease.

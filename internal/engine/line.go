@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"time"
 
@@ -10,22 +11,18 @@ import (
 
 	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/redisx"
-	"github.com/automutex/automutex/internal/turn"
 )
 
-// waiter is one caller that waits. Engine.mu guards its fields but lease and done, which never change. turn.Asks does not change while an
+// waiter is one caller that waits. Engine.mu guards its fields but lease and done, which never change. turn.mode does not change while an
 // ask is under way, so who sends it reads it without mu.
 type waiter struct {
 	entry
-	lease  *Lease
-	turn   turn.Wait
-	unsent bool          // its first ask waits for a sender
-	first  chan struct{} // closed with the first reply, if that ask goes in a pipeline; then nil
-	done   chan struct{} // closed when the wait has ended by itself
-	left   chan struct{} // closed when the leave was sent
-	paused chan struct{} // with Request.Leaves: closed when the lock is paused
-	ended  turn.Step     // with done: how
-	err    error         // with turn.Failed: what Take returns
+	lease *Lease
+	turn  turn
+	done  chan struct{} // closed when the wait has ended by itself
+	left  chan struct{} // closed when the leave was sent
+	ended step          // with done: how
+	err   error         // with failed: what Take returns
 }
 
 // wait takes the lock of le, in line until ctx ends.
@@ -35,25 +32,30 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	until, _ := r.Within.Deadline()
 	w := &waiter{lease: le, done: make(chan struct{}), left: make(chan struct{})}
 	w.waiter = w
-	if r.Leaves {
-		w.paused = make(chan struct{})
-	}
 	parkNow := r.Park && (!r.Wait || isClosed(r.Yield) || e.limit(&r.Ref) == 0)
-	w.turn = turn.New(turn.Terms{
-		Until: until, InTime: r.InTime, MayPark: r.Park, Grant: grant, Counted: believe(grant), Short: grant < r.TTL && r.NoRenew,
+	w.turn = newTurn(terms{
+		until: until, inTime: r.InTime, mayPark: r.Park, leavesPaused: r.Leaves,
+		grant: grant, counted: believe(grant), short: grant < r.TTL && r.NoRenew,
 	}, parkNow)
 
-	a, err := e.askFirst(ctx, w, began)
+	e.mu.Lock()
+	e.waiters[le.token] = w // before it asks: a grant may be published before the reply is read
+	e.mu.Unlock()
+	a, sent, err := e.ask(ctx, le, w.turn.mode)
 	if err != nil {
+		e.mu.Lock()
+		delete(e.waiters, le.token)
+		e.mu.Unlock()
 		return err
 	}
+	e.handleReply(w, askReply{Answer: a, sent: sent})
 	own := r.Note != "" && holderOf(a.Holder).Note == r.Note && !strings.HasPrefix(a.Holder, "o:") // a head is another task with its ID
 	if r.Park && !a.Yours && !a.Parked && own && !isClosed(w.done) {
 		return &Busy{Answer: e.leave(w)} // its own earlier run: it returns
 	}
 	select {
 	case <-w.done:
-		if w.ended != turn.Granted { // one that a message has granted meanwhile did wait
+		if w.ended != granted { // one that a message has granted meanwhile did wait
 			return e.result(w, 0)
 		}
 	default:
@@ -75,64 +77,18 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	return e.stand(w, began)
 }
 
-// askFirst sends the first ask of w, and returns its answer. The waiter is known before: a grant may be published before the reply is
-// read. With many first asks under way, this one goes in a pipeline.
-func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (a turn.Answer, err error) {
-	le, r := w.lease, &w.lease.request
-	e.mu.Lock()
-	e.waiters[le.token] = w
-	alone := e.firsts[r.Key] < maxFirstAsks && len(e.firsts) < maxFirstKeys
-	if alone {
-		e.firsts[r.Key]++
-	} else {
-		w.unsent, w.first = true, make(chan struct{})
-		e.asks.set(&w.entry, began)
-		e.alarm.Set(began)
-	}
-	first := w.first
-	e.mu.Unlock()
-	if !alone { // it does not wait for the lock before Redis has said that others hold it
-		select {
-		case <-first:
-		case <-r.Within.Done():
-		case <-e.life.Closing.Done():
-		}
-		e.mu.Lock()
-		defer e.mu.Unlock()
-		return w.turn.Last(), nil
-	}
-	a, sent, err := e.ask(ctx, le, w.turn.Asks())
-	e.mu.Lock()
-	if e.firsts[r.Key]--; e.firsts[r.Key] == 0 {
-		delete(e.firsts, r.Key)
-	}
-	if err != nil {
-		delete(e.waiters, le.token)
-	}
-	e.mu.Unlock()
-	if err == nil {
-		e.handleReply(w, turn.Reply{Answer: a, Sent: sent})
-	}
-	return a, err
-}
-
 // stand waits until the waiter has its lock, or leaves the line.
 func (e *Engine) stand(w *waiter, began time.Time) error {
 	r := &w.lease.request
 	yield := r.Yield
-	e.mu.Lock()
-	e.endPaused(w) // what was ordered before the waiter was known
-	e.mu.Unlock()
 	for {
 		select {
 		case <-w.done:
 			return e.result(w, time.Since(began))
-		case <-w.paused:
-			return &Busy{Answer: e.leave(w), Waited: time.Since(began), Left: true}
 		case <-yield:
 			yield = nil
 			e.mu.Lock()
-			w.turn.ParkSoon(time.Now())
+			w.turn.parkSoon(time.Now())
 			e.planAsk(w)
 			e.mu.Unlock()
 		case <-e.life.Closing.Done():
@@ -158,13 +114,14 @@ func isClosed(c <-chan struct{}) bool {
 // result is what Take returns for w, whose done is closed.
 func (e *Engine) result(w *waiter, waited time.Duration) error {
 	switch w.ended {
-	case turn.Won, turn.Granted:
+	case won, granted:
 		return nil
-	case turn.ParkedOrRefused:
-		return &Busy{Answer: w.turn.Last(), Waited: waited, Paused: e.limit(&w.lease.request.Ref) == 0}
-	case turn.TooLate:
-		e.leave(w)
-		return &Busy{Answer: w.turn.Last(), Waited: waited, Cause: context.DeadlineExceeded}
+	case parkedOrRefused:
+		return &Busy{Answer: w.turn.last, Waited: waited, Paused: e.limit(&w.lease.request.Ref) == 0}
+	case tooLate:
+		return &Busy{Answer: e.leave(w), Waited: waited, Cause: context.DeadlineExceeded}
+	case paused:
+		return &Busy{Answer: e.leave(w), Waited: waited, Left: true}
 	}
 	e.leave(w)
 	return w.err
@@ -172,15 +129,11 @@ func (e *Engine) result(w *waiter, waited time.Duration) error {
 
 // leave takes w out of the line, and gives back a slot that it may have been granted. It waits a moment for the reply of an ask that is
 // under way, which may yet park w, and returns the last busy reply.
-func (e *Engine) leave(w *waiter) turn.Answer {
+func (e *Engine) leave(w *waiter) Answer {
 	e.mu.Lock()
 	delete(e.waiters, w.lease.token)
 	e.asks.set(&w.entry, time.Time{})
-	step := w.turn.GiveUp()
-	if w.unsent {
-		w.unsent, step = false, w.turn.Replied(turn.Reply{Err: ErrClosed}, time.Now())
-	}
-	e.act(w, step, turn.Reply{})
+	e.act(w, w.turn.giveUp(), askReply{})
 	e.mu.Unlock()
 	timer := time.NewTimer(redisx.AnswerGrace)
 	defer timer.Stop()
@@ -190,14 +143,14 @@ func (e *Engine) leave(w *waiter) turn.Answer {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return w.turn.Last()
+	return w.turn.last
 }
 
 // sendAsks asks for a batch of waiters in one pipeline.
 func (e *Engine) sendAsks(batch []*waiter) {
 	calls := make([]*redisx.Call, len(batch))
 	for i, w := range batch {
-		calls[i] = e.askCall(w.lease, w.turn.Asks())
+		calls[i] = e.askCall(w.lease, w.turn.mode)
 	}
 	sent := time.Now()
 	e.conn.Pipeline(context.Background(), calls)
@@ -205,84 +158,81 @@ func (e *Engine) sendAsks(batch []*waiter) {
 		a, err := e.noteAsk(w.lease, calls[i].Reply, calls[i].Err)
 		// That the task is done, or its attempts spent, is no error of Redis, and stays so.
 		final := err != nil && (!errors.Is(err, redisx.ErrBackend) || !redisx.IsTransient(err))
-		e.handleReply(w, turn.Reply{Answer: a, Err: err, Final: final, Sent: sent})
+		e.handleReply(w, askReply{Answer: a, err: err, final: final, sent: sent})
 	}
 }
 
 // handleReply handles the reply to the ask of w that is under way.
-func (e *Engine) handleReply(w *waiter, r turn.Reply) {
-	if r.Err == nil && !r.Yours {
-		r.Slots = e.limit(&w.lease.request.Ref)
+func (e *Engine) handleReply(w *waiter, r askReply) {
+	if r.err == nil && !r.Yours {
+		r.slots = e.limit(&w.lease.request.Ref)
+	}
+	if w.lease.request.Leaves && e.controls != nil {
+		pause, _ := e.controls.PauseOf(w.lease.request.Key)
+		r.paused = pause != nil
 	}
 	e.mu.Lock()
 	now := time.Now()
-	e.act(w, w.turn.Replied(r, now), r)
-	if w.first != nil {
-		close(w.first)
-		w.first = nil
-	}
-	if r.Err == nil && isStopped(r.Answer) {
-		w.turn.AskAgain(now)
+	e.act(w, w.turn.replied(r, now), r)
+	if r.err == nil && isStopped(r.Answer) {
+		w.turn.askAgain(now)
 	}
 	e.planAsk(w)
 	e.mu.Unlock()
-	if r.Err == nil && r.Parked {
+	if r.err == nil && r.Parked {
 		e.parking.noteParked(w.lease.request.Ref, w.lease.request.Note, r.Answer, w.lease.called)
 	}
 }
 
 // act carries out a step of w. Callers hold mu.
-func (e *Engine) act(w *waiter, step turn.Step, r turn.Reply) {
-	switch step {
-	case turn.Stay:
+func (e *Engine) act(w *waiter, next step, r askReply) {
+	switch next {
+	case stay:
 		return
-	case turn.Leave:
+	case leave:
 		e.life.Branch(func() { // callers are counted in: they are in Take, or in a sender
 			e.drop(w.lease)
-			e.releaseUntil(w.lease, time.Now().Add(turn.EntryLifetime))
+			e.releaseUntil(w.lease, time.Now().Add(entryLifetime))
 			close(w.left)
 		})
 		return
-	case turn.Won:
-		e.holdLocked(w.lease, r.Fence, r.Value, r.Sent, w.lease.request.TTL, false)
-	case turn.Granted:
-		grant, since := w.turn.Grant()
-		e.holdLocked(w.lease, grant.Fence, grant.Value, since, w.lease.request.grant(), true)
-	case turn.Failed:
-		w.err = r.Err
-	case turn.ParkedOrRefused, turn.TooLate:
+	case won:
+		e.holdLocked(w.lease, r.Fence, r.Value, r.sent, w.lease.request.TTL, false)
+	case granted:
+		e.holdLocked(w.lease, w.turn.hint.fence, w.turn.hint.value, w.turn.askedAt, w.lease.request.grant(), true)
+	case failed:
+		w.err = r.err
+	case parkedOrRefused, tooLate, paused:
 	}
-	w.ended = step
+	w.ended = next
 	delete(e.waiters, w.lease.token)
 	e.asks.set(&w.entry, time.Time{})
 	close(w.done)
 }
 
 // note takes a message, or a grant in the reply of a release.
-func (e *Engine) note(msg turn.Message) {
+func (e *Engine) note(msg message) {
 	now := time.Now()
 	e.mu.Lock()
 	end := func() {}
-	w, le := e.waiters[msg.Token], e.leases[msg.Token]
+	w, le := e.waiters[msg.token], e.leases[msg.token]
 	switch {
-	case msg.Fence == turn.StopFence && (w != nil || le != nil):
+	case msg.fence == stopFence && (w != nil || le != nil):
 		if le == nil {
 			le = w.lease
 		}
 		if le.request.OnStop != nil {
 			end = func() { life.CallUser(e.o.Log, "OnStop", le.request.OnStop) }
 		}
-	case msg.Fence == turn.BrokenFence && le != nil:
+	case msg.fence == brokenFence && le != nil:
 		bound := e.endLocked(le, lost)
 		end = func() { endAll(bound, errBroken) }
-	case msg.Fence == turn.BrokenFence && w != nil:
-		w.turn.NoteBroken(msg, now)
+	case msg.fence == gateFence && w != nil:
+		us, _ := strconv.ParseInt(msg.value, 10, 64) // what is no number asks at once
+		w.turn.gateOpens(msg.serverUS, time.Duration(us)*time.Microsecond, now)
 		e.planAsk(w)
-	case msg.Fence == turn.GateFence && w != nil:
-		w.turn.GateOpens(msg.ServerUS, waitOf(msg), now)
-		e.planAsk(w)
-	case msg.Fence > 0 && w != nil:
-		e.act(w, w.turn.NoteGrant(msg, now), turn.Reply{})
+	case msg.fence > 0 && w != nil:
+		e.act(w, w.turn.noteGrant(msg, now), askReply{})
 		e.planAsk(w)
 	}
 	e.mu.Unlock()
@@ -370,7 +320,7 @@ func (e *Engine) receive(lastUse *time.Time) (idle, worked bool) {
 				e.AskAll()
 			}
 		case *redis.Message:
-			if msg, ok := turn.ParseMessage(got.Payload); got.Channel != channels[0] {
+			if msg, ok := parseMessage(got.Payload); got.Channel != channels[0] {
 				e.controls.ReadSoon()
 			} else if ok {
 				e.note(msg)
@@ -396,18 +346,7 @@ func (e *Engine) AskAll() {
 	defer e.mu.Unlock()
 	now := time.Now()
 	for _, w := range e.waiters {
-		w.turn.AskAgain(now)
+		w.turn.askAgain(now)
 		e.planAsk(w)
-		e.endPaused(w)
-	}
-}
-
-// endPaused ends the wait of w if its lock is paused, and it is to leave then. Callers hold mu.
-func (e *Engine) endPaused(w *waiter) {
-	if w.paused == nil || e.controls == nil || isClosed(w.paused) {
-		return
-	}
-	if pause, _ := e.controls.PauseOf(w.lease.request.Key); pause != nil {
-		close(w.paused)
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/keys"
+	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/redisx"
-	"github.com/automutex/automutex/internal/turn"
 )
 
 // This file has the calls of operators, who may not know what kind of lock a key is of. So the scripts see, and delete, what there may be of
@@ -100,10 +100,10 @@ func (f *fields) score(i int) int64 {
 }
 
 // Inspect returns what Redis stores of a lock, and at most so many of its holders; with none it does not know whether the head of an
-// ordered key runs. Place is that of the parked note, or of the task with that nonce.
-func (e *Engine) Inspect(ctx context.Context, r Ref, most int, note, nonce string) (Info, error) {
+// ordered key runs.
+func (e *Engine) Inspect(ctx context.Context, r Ref, most int) (Info, error) {
 	r.Ordered = !r.Pool
-	reply, err := e.call(ctx, inspectScript, r.keys(), int64(most), note, nonce)
+	reply, err := e.call(ctx, inspectScript, r.keys(), int64(most))
 	if err != nil {
 		return Info{}, err
 	}
@@ -116,13 +116,10 @@ func (e *Engine) Inspect(ctx context.Context, r Ref, most int, note, nonce strin
 
 // Available returns the number of free slots; 0 while the lock is paused or its gate is closed.
 func (e *Engine) Available(ctx context.Context, r Ref) (int, error) {
-	if err := ctx.Err(); err != nil {
-		return 0, err
-	}
 	if err := e.Know(ctx, r.Key); err != nil {
 		return 0, err
 	}
-	info, err := e.Inspect(ctx, r, 0, "", "")
+	info, err := e.Inspect(ctx, r, 0)
 	if err != nil || info.Gate.OpensIn > 0 {
 		return 0, err
 	}
@@ -133,12 +130,12 @@ func parseInspect(key string, reply any) (Info, error) {
 	f := fieldsOf(reply)
 	us := f.num(0)
 	info := Info{
-		Key: key, Held: int(f.num(1)), Waiting: int(f.num(2)), Parked: int(f.num(3)), Called: int(f.num(4)), Place: int(f.num(6)),
-		Gate: Gate{Reason: f.text(8), OpensIn: time.Duration(f.num(9)) * time.Microsecond}, Queued: int(f.num(10)), Free: int(f.num(12)),
+		Key: key, Held: int(f.num(1)), Waiting: int(f.num(2)), Parked: int(f.num(3)), Called: int(f.num(4)),
+		Gate: Gate{Reason: f.text(7), OpensIn: time.Duration(f.num(8)) * time.Microsecond}, Queued: int(f.num(9)), Free: int(f.num(11)),
 	}
-	fence, holders, head, values, taken := f.num(5), f.sub(7), f.sub(11), f.sub(13), &fields{}
-	if len(f.list) > 14 {
-		taken = f.sub(14)
+	fence, holders, head, values, taken := f.num(5), f.sub(6), f.sub(10), f.sub(12), &fields{}
+	if len(f.list) > 13 {
+		taken = f.sub(13)
 	}
 	for i := range values.list {
 		info.Values = append(info.Values, keys.Unescape(values.text(i)))
@@ -165,7 +162,6 @@ func parseInspect(key string, reply any) (Info, error) {
 		info.Head, wrong = parseHead(key, info, head)
 		if info.Head.Runs { // it is not in line
 			info.Queued--
-			info.Place = max(-1, info.Place-1)
 		}
 	}
 	if wrong {
@@ -230,7 +226,7 @@ func (e *Engine) Line(ctx context.Context, r Ref, info Info, most int) ([]Waiter
 // leaves out pools, whose keys have another form.
 func (e *Engine) List(ctx context.Context) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
-		for c, err := range e.walk(ctx, inspectScript, func(*Ref) []any { return []any{int64(MaxHolders), "", ""} }) {
+		for c, err := range e.walk(ctx, inspectScript, func(*Ref) []any { return []any{int64(MaxHolders)} }) {
 			var info Info
 			if err == nil {
 				info, err = parseInspect(c.Keys[0], c.Reply)
@@ -248,26 +244,21 @@ func (e *Engine) List(ctx context.Context) iter.Seq2[Info, error] {
 	}
 }
 
-// Sweep removes what is dead from every lock under the prefix: holders past their deadlines, and waiters that do not ask any more. It
-// returns how many it removed, also with an error. Nothing depends on it: each ask prunes its lock, and unused keys expire.
+// Sweep removes what is dead from every lock under the prefix: holders past their deadlines, and waiters that do not ask any more, some 100
+// of a lock. It returns how many it removed, also with an error. Nothing depends on it: each ask prunes its lock, and unused keys expire.
 func (e *Engine) Sweep(ctx context.Context) (removed int, err error) {
 	if err := e.Know(ctx, e.o.Prefix+":{}"); err != nil {
 		return 0, err
 	}
-	for c, err := range e.walk(ctx, sweepScript, func(r *Ref) []any { return []any{int64(e.limit(r)), int64(0)} }) {
-		for again := true; again; {
-			if err != nil {
-				return removed, err
-			}
-			f := fieldsOf(c.Reply)
-			n, from := f.num(0), f.num(1)
-			if again = f.num(2) == 1; f.wrong {
-				return removed, redisx.Failed("sweep", c.Keys[0], unexpected(c.Reply))
-			}
-			if removed += int(n); again {
-				c.Reply, err = e.call(ctx, sweepScript, c.Keys, c.Args[0], from)
-			}
+	for c, err := range e.walk(ctx, sweepScript, func(r *Ref) []any { return []any{int64(e.limit(r))} }) {
+		if err != nil {
+			return removed, err
 		}
+		n, isNum := c.Reply.(int64)
+		if !isNum || n < 0 {
+			return removed, redisx.Failed("sweep", c.Keys[0], unexpected(c.Reply))
+		}
+		removed += int(n)
 	}
 	return removed, nil
 }
@@ -387,20 +378,17 @@ const breakTogether = 100
 // Break takes slots away from their holders, and grants what is free then. It returns how many it took, and one more if it opened the
 // gate; with BreakKey, of a pool, how many values there were. The leases of this process among the tokens are lost before it returns, and
 // other processes get messages. Of more than 100 it takes 100 at a time: who gets a slot in between loses it too. If the client had to send
-// it twice, and the last one finds no holder with the token, no gate or no lock, it is taken that the first one did it; of all holders
-// nobody knows how many that broke.
+// it twice it may tell of nothing that the first one did; those holders then learn of it from their renewals.
 func (e *Engine) Break(ctx context.Context, r Ref, token string, how BreakKind) (taken int, tokens []string, err error) {
 	if err := e.Know(ctx, r.Key); err != nil {
 		return 0, nil, err
 	}
 	r.Ordered = !r.Pool
-	wanted, resent := &redisx.Counted{Text: token}, false
 	for from, again := 0, true; again; from += breakTogether {
-		reply, err := e.call(ctx, breakScript, r.keys(), int64(e.limit(&r)), wanted, int64(how), int64(from))
+		reply, err := e.call(ctx, breakScript, r.keys(), int64(e.limit(&r)), token, int64(how), int64(from))
 		if err != nil {
 			return taken, tokens, err
 		}
-		resent = resent || wanted.Resent()
 		f := fieldsOf(reply)
 		n := int(f.num(0))
 		if n < 0 { // there is no such lock
@@ -409,22 +397,13 @@ func (e *Engine) Break(ctx context.Context, r Ref, token string, how BreakKind) 
 		again = f.num(1) == 1 && (token == "" || n == 0)
 		for i := 2; i < len(f.list); i++ {
 			tokens = append(tokens, f.text(i))
-			e.note(turn.Message{Token: tokens[len(tokens)-1], Fence: turn.BrokenFence})
+			e.note(message{token: tokens[len(tokens)-1], fence: brokenFence})
 		}
 		if f.wrong {
 			return taken, tokens, redisx.Failed("break", r.Key, unexpected(reply))
 		}
 		if taken += n; r.Pool && how == BreakKey && !again {
 			taken = n // of all values
-		}
-	}
-	if resent && taken <= 0 {
-		taken = 0
-		if token != "" {
-			taken, tokens = 1, []string{token}
-			e.note(turn.Message{Token: token, Fence: turn.BrokenFence})
-		} else if how == BreakGate {
-			taken = 1
 		}
 	}
 	return taken, tokens, nil
@@ -456,37 +435,10 @@ func (e *Engine) Ref(key string) (Ref, error) {
 
 // ParseKey returns the text between the braces of key, or why key is no lock's under prefix.
 func ParseKey(prefix, key string) (string, error) {
-	refuse := func(reason string) (string, error) {
-		const most = 300 // as long as a key can be, and more
-		shown, end := key, ""
-		if len(shown) > most {
-			shown, end = shown[:most], "..."
-		}
-		return "", fmt.Errorf("lock: %q%s is no lock's key: %s; List tells the keys there are", shown, end, reason)
-	}
 	text, ours := strings.CutPrefix(key, prefix+":{")
-	if !ours {
-		return refuse(fmt.Sprintf("it does not begin with %q", prefix+":{"))
-	}
-	text, after, closed := strings.Cut(text, "}")
-	switch {
-	case !closed:
-		return refuse("a brace is not closed")
-	case after == ":pool":
-		return refuse("it is a pool's")
-	case after != "":
-		return refuse(fmt.Sprintf("%q follows the brace", after))
-	case text == "":
-		return refuse("there is nothing between the braces")
-	case text == keys.Controls:
-		return refuse("it is that of the controls")
-	}
-	for i := 0; i < len(text); {
-		size, plain := keys.NextChar(text, i)
-		if !plain && !strings.ContainsRune("%|~", rune(text[i])) {
-			return refuse("what is between the braces is not escaped")
-		}
-		i += size
+	text, closed := strings.CutSuffix(text, "}")
+	if !ours || !closed || text == keys.Controls || !keys.IsKeyText(text) {
+		return "", fmt.Errorf("lock: %s is no key of a mutex or semaphore under the prefix %q; List tells the keys there are", printable.Short(strconv.Quote(key)), prefix)
 	}
 	return text, nil
 }

@@ -57,9 +57,9 @@ func arrives(t *testing.T, e *Engine, r Ref, note, nonce string, ticket int64, s
 	return reply
 }
 
-func inspect(t *testing.T, e *Engine, r Ref, note string) Info {
+func inspect(t *testing.T, e *Engine, r Ref) Info {
 	t.Helper()
-	info, err := e.Inspect(t.Context(), r, MaxHolders, note, "")
+	info, err := e.Inspect(t.Context(), r, MaxHolders)
 	redistest.Must(t, err)
 	return info
 }
@@ -76,7 +76,7 @@ func callsOf(e *Engine) map[string]func(context.Context, Ref) error {
 			r.Ordered = true
 			return take(ctx, Request{Ref: r, Note: "n", TTL: time.Minute, Order: &Order{Place: place}})
 		},
-		"inspect": func(ctx context.Context, r Ref) error { _, err := e.Inspect(ctx, r, 10, "", ""); return err },
+		"inspect": func(ctx context.Context, r Ref) error { _, err := e.Inspect(ctx, r, 10); return err },
 		"break":   func(ctx context.Context, r Ref) error { _, _, err := e.Break(ctx, r, "", BreakSlots); return err },
 		"put":     func(ctx context.Context, r Ref) error { _, err := e.Put(ctx, pool(r), []string{"a"}); return err },
 		"arrive":  func(ctx context.Context, r Ref) error { _, _, err := e.Arrive(ctx, r, "n", time.Hour); return err },
@@ -112,7 +112,7 @@ func TestOperateFails(t *testing.T) {
 		for _, key := range r.keys() {
 			redistest.Must(t, rdb.LPush(t.Context(), key, "x").Err())
 		}
-		for _, key := range []string{"list}:arrivals", "list}:seen", "list}:order", "list}:values", "list}:marks"} {
+		for _, key := range []string{"list}:arrivals", "list}:order", "list}:values", "list}:marks"} {
 			redistest.Must(t, rdb.LPush(t.Context(), e.o.Prefix+":{"+key, "x").Err())
 		}
 		redistest.Must(t, rdb.Set(t.Context(), e.ref("text").Key, "x", 0).Err())
@@ -227,7 +227,7 @@ func TestInspect(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		e := startAt(t, s.Client(t))
 		r := e.ref("a")
-		if info := inspect(t, e, r, "x"); info.InUse() || info.Key != r.Key || info.Place != -1 || info.Granted != 0 || info.Holders != nil {
+		if info := inspect(t, e, r); info.InUse() || info.Key != r.Key || info.Granted != 0 || info.Holders != nil {
 			t.Errorf("of nothing: %+v", info)
 		}
 		began := time.Now()
@@ -241,7 +241,7 @@ func TestInspect(t *testing.T) {
 				t.Errorf("%+v", info)
 			}
 		}
-		info := inspect(t, e, r, "")
+		info := inspect(t, e, r)
 		isTheHolder(info)
 		if info.Granted < 4*time.Millisecond || info.Granted > time.Since(began)+time.Second {
 			t.Errorf("taken %s ago, after %s", info.Granted, time.Since(began))
@@ -251,13 +251,13 @@ func TestInspect(t *testing.T) {
 		parkRaw(t, e, r, "p1")
 		parkRaw(t, e, r, "p2")
 		time.Sleep(5 * time.Millisecond)
-		info = inspect(t, e, r, "p2")
+		info = inspect(t, e, r)
 		isTheHolder(info)
-		if info.Waiting != 1 || info.Parked != 2 || info.Place != 2 || info.Granted <= 0 || info.Gate.OpensIn != 0 {
+		if info.Waiting != 1 || info.Parked != 2 || info.Granted <= 0 || info.Gate.OpensIn != 0 {
 			t.Errorf("%+v", info)
 		}
 		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))
-		if info = inspect(t, e, r, ""); info.Gate.Reason != "closed" || info.Gate.OpensIn < 59*time.Minute {
+		if info = inspect(t, e, r); info.Gate.Reason != "closed" || info.Gate.OpensIn < 59*time.Minute {
 			t.Errorf("%+v", info.Gate)
 		}
 
@@ -284,18 +284,17 @@ func TestInspect(t *testing.T) {
 	})
 }
 
-// TestParseKey: what is no lock's key is refused, with the reason.
+// TestParseKey: what is no lock's key is refused.
 func TestParseKey(t *testing.T) {
-	for key, want := range map[string]string{
-		"": "begin", "room": "begin", "other:{room}": "begin", "automutex:{room": "not closed", "automutex:{}": "nothing", "automutex:{room}x": "follows",
-		"automutex:{ports}:pool": "a pool's", "automutex:{a b}": "escaped", "automutex:{\xff}": "escaped", "automutex:{a\x1b[2J}": "escaped",
-		"automutex:{" + keys.Controls + "}": "controls", "automutex:{" + strings.Repeat("x", 1<<20): "not closed",
+	for _, key := range []string{
+		"", "room", "other:{room}", "automutex:{room", "automutex:{}", "automutex:{room}x", "automutex:{ports}:pool", "automutex:{a b}", "automutex:{\xff}",
+		"automutex:{a\x1b[2J}", "automutex:{" + keys.Controls + "}", "automutex:{" + strings.Repeat("x", 1<<20),
 	} {
-		if _, err := ParseKey("automutex", key); err == nil || !strings.Contains(err.Error(), want) || len(err.Error()) > 500 {
-			t.Errorf("%.40q: %.600v; want %q", key, err, want)
+		if _, err := ParseKey("automutex", key); err == nil || !strings.Contains(err.Error(), "is no key of a mutex or semaphore") || len(err.Error()) > 500 {
+			t.Errorf("%.40q: %.600v", key, err)
 		}
 	}
-	if text, err := ParseKey("automutex", "automutex:{a%20b|~}"); text != "a%20b|~" || err != nil {
+	if text, err := ParseKey("automutex", "automutex:{a%20b|}"); text != "a%20b|" || err != nil {
 		t.Errorf("%q, %v", text, err)
 	}
 }
@@ -346,7 +345,7 @@ func TestBreak(t *testing.T) {
 			return rdb.Publish(t.Context(), other.o.Prefix+":"+other.channel, "x").Val() == 1
 		}, "a subscription")
 		breaks(le.Token(), BreakSlots, 1)
-		if info := inspect(t, e, r, ""); info.Held != 1 || info.Holders[0].Token != "w.1" || info.Parked != 1 {
+		if info := inspect(t, e, r); info.Held != 1 || info.Holders[0].Token != "w.1" || info.Parked != 1 {
 			t.Errorf("%+v", info)
 		}
 		redistest.Eventually(t, redistest.Patience, func() bool { return !le.Held() }, "a message")
@@ -356,41 +355,13 @@ func TestBreak(t *testing.T) {
 		le = must(t, e, asked(r, "3"))
 		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))
 		breaks("", BreakGate, 1)
-		if !le.Held() || inspect(t, e, r, "").Gate.OpensIn != 0 {
+		if !le.Held() || inspect(t, e, r).Gate.OpensIn != 0 {
 			t.Error("the gate is closed, or the lock lost")
 		}
 		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))
 		breaks("", BreakKey, 1)
 		if n := rdb.Exists(t.Context(), append(r.keys(), r.Key+":order")...).Val(); n != 0 || le.Held() {
 			t.Errorf("%d keys are left; held: %v", n, le.Held())
-		}
-	})
-}
-
-// TestBreakSentTwice: what the first one did is told, though the second one finds nothing.
-func TestBreakSentTwice(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		rdb := s.Client(t)
-		rdb.AddHook(redistest.Resend(func(cmd redis.Cmder) bool {
-			return strings.HasPrefix(cmd.Name(), "eval") && (cmd.Args()[1] == breakScript.SHA || cmd.Args()[1] == breakScript.Source)
-		}))
-		e := startAt(t, rdb)
-		r := e.ref("twice")
-		for range 2 {
-			le := must(t, e, asked(r, ""))
-			n, tokens, err := e.Break(t.Context(), r, le.Token(), BreakSlots)
-			if n != 1 || !slices.Equal(tokens, []string{le.Token()}) || le.Held() {
-				t.Errorf("%d %v, %v; held: %v", n, tokens, err, le.Held())
-			}
-		}
-		le := must(t, e, asked(r, ""))
-		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))
-		if n, _, err := e.Break(t.Context(), r, "", BreakGate); n != 1 || err != nil {
-			t.Errorf("the gate: %d, %v", n, err)
-		}
-		if n, _, err := e.Break(t.Context(), r, "", BreakKey); n != 0 || err != nil {
-			t.Errorf("all: %d, %v, want that there was a lock", n, err)
 		}
 	})
 }
@@ -470,7 +441,7 @@ func TestList(t *testing.T) {
 			}
 		}
 
-		for i := range 250 { // a script removes a hundred at a time
+		for i := range 250 { // a sweep removes a hundred of a lock
 			join(t, e, e.ref("lock 0"), fmt.Sprint("w.", i), "", time.Hour)
 		}
 		for i := range 250 { // they are killed
@@ -478,13 +449,12 @@ func TestList(t *testing.T) {
 		}
 		passed := rdb.Time(t.Context()).Val()
 		redistest.Eventually(t, redistest.Patience, func() bool { return rdb.Time(t.Context()).Val().Sub(passed) > 5*time.Millisecond }, "dead waiters")
-		if n, err := e.Sweep(t.Context()); n != 115+250 || err != nil {
-			t.Errorf("Sweep removed %d, %v, want those of one lock, and each second lock's dead waiter", n, err)
+		for _, want := range []int{115 + 100, 100, 50, 0} { // each second lock's dead waiter, and those of one lock
+			if n, err := e.Sweep(t.Context()); n != want || err != nil {
+				t.Errorf("Sweep removed %d, %v, want %d", n, err, want)
+			}
 		}
-		if n, err := e.Sweep(t.Context()); n != 0 || err != nil {
-			t.Errorf("Sweep removed %d more, %v", n, err)
-		}
-		if info := inspect(t, e, pool, ""); info.Free != 2 {
+		if info := inspect(t, e, pool); info.Free != 2 {
 			t.Errorf("the pool is %+v", info)
 		}
 
@@ -546,31 +516,31 @@ func TestPut(t *testing.T) {
 		wg.Wait()
 		redistest.Must(t, err)
 		put(1, append(values, "new")...)
-		info := inspect(t, e, r, "")
+		info := inspect(t, e, r)
 		if h := info.Holders; info.Held != 1 || len(h) != 1 || h[0].Value != "a |%" || h[0].Note != "n" || h[0].Token != le.Token() {
 			t.Errorf("%+v", info)
 		}
 		if want := append(values[1:], "new"); info.Free != 251 || !slices.Equal(info.Values, want) {
 			t.Errorf("%d are free: %q", info.Free, info.Values)
 		}
-		if few, err := e.Inspect(t.Context(), r, 2, "", ""); err != nil || few.Free != 251 || !slices.Equal(few.Values, []string{"v 0", "v 1"}) {
+		if few, err := e.Inspect(t.Context(), r, 2); err != nil || few.Free != 251 || !slices.Equal(few.Values, []string{"v 0", "v 1"}) {
 			t.Errorf("%+v, %v", few, err)
 		}
 		for range 150 {
 			must(t, e, asked(r, ""))
 		}
-		info = inspect(t, e, r, "")
+		info = inspect(t, e, r)
 		if len(info.Holders) != 151 || slices.ContainsFunc(info.Holders, func(h Holder) bool { return h.Value == "" }) {
 			t.Errorf("%+v", info.Holders)
 		}
 		// One is broken: its value is free again. And all of it goes.
-		if n, _, err := e.Break(t.Context(), r, le.Token(), BreakSlots); n != 1 || err != nil || inspect(t, e, r, "").Values[101] != "a |%" {
+		if n, _, err := e.Break(t.Context(), r, le.Token(), BreakSlots); n != 1 || err != nil || inspect(t, e, r).Values[101] != "a |%" {
 			t.Errorf("Break: %d, %v", n, err)
 		}
 		if n, tokens, err := e.Break(t.Context(), r, "", BreakKey); n != 252 || len(tokens) != 150 || err != nil {
 			t.Errorf("Delete: %d values, %d tokens, %v", n, len(tokens), err)
 		}
-		if info = inspect(t, e, r, ""); info.InUse() || info.Free != 0 {
+		if info = inspect(t, e, r); info.InUse() || info.Free != 0 {
 			t.Errorf("left: %+v", info)
 		}
 	})
@@ -641,8 +611,8 @@ func TestOrder(t *testing.T) {
 		third, _, _ := stamp("q3", "N3", time.Hour, 0)
 		arrives(t, e, r, "q3", "N3", third, time.Hour, false)
 		r.Ordered = true
-		info, err := e.Inspect(t.Context(), r, 10, "", "N3")
-		if h := info.Head; err != nil || info.Queued != 2 || info.Place != 1 || info.Held != 1 || !h.Runs || h.Failed || h.Queued != 3 {
+		info, err := e.Inspect(t.Context(), r, 10)
+		if h := info.Head; err != nil || info.Queued != 2 || info.Held != 1 || !h.Runs || h.Failed || h.Queued != 3 {
 			t.Errorf("%+v, %v", info, err)
 		}
 		want := []Waiter{
@@ -702,7 +672,7 @@ func TestDeadWaiters(t *testing.T) {
 		for range 3 { // refreshes
 			join(t, e, r.Ref, "c.lives", "", time.Minute)
 		}
-		info, err := e.Inspect(t.Context(), r.Ref, 1, "", "")
+		info, err := e.Inspect(t.Context(), r.Ref, 1)
 		if left := rdb.ZCard(t.Context(), r.Key+":line").Val(); left != 1 || info.Waiting != 1 || err != nil {
 			t.Errorf("%d are in line, and %d count, %v; want the live one", left, info.Waiting, err)
 		}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redisx"
-	"github.com/automutex/automutex/internal/turn"
 )
 
 // This file is what is particular to ordered keys; lua/order.lua has what is stored.
@@ -112,7 +111,7 @@ func (e *Engine) Skip(ctx context.Context, r Ref, note string, ticket int64) (he
 // Head returns the first task in order of the key. Its State is empty if no task is in order.
 func (e *Engine) Head(ctx context.Context, r Ref) (Head, error) {
 	r.Pool = false
-	info, err := e.Inspect(ctx, r, 1, "", "")
+	info, err := e.Inspect(ctx, r, 1)
 	return info.Head, err
 }
 
@@ -192,18 +191,18 @@ func (o *Order) endUnbegun() {
 	}
 }
 
-func (e *Engine) orderAsk(le *Lease, mode turn.Ask) *redisx.Call {
+func (e *Engine) orderAsk(le *Lease, mode askMode) *redisx.Call {
 	r, park := &le.request, int64(0)
 	switch mode {
-	case turn.Try, turn.Join:
-	case turn.JoinOrPark:
+	case askTry, askJoin:
+	case askJoinOrPark:
 		park = 2
-	case turn.Park:
+	case askPark:
 		park = 1
 	}
 	p := &r.Order.Place
 	return &redisx.Call{Script: orderAskScript, Keys: r.keys(), Args: []any{
-		le.bodyArg, r.TTL.Milliseconds(), mode.Lifetime(), int64(e.limit(&r.Ref)), park, r.Every.Microseconds(), r.Spare.Microseconds(),
+		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), int64(e.limit(&r.Ref)), park, r.Every.Microseconds(), r.Spare.Microseconds(),
 		r.grant().Milliseconds(), p.Nonce, p.Ticket, p.Retried, p.Most, oneOrZero(p.Continue),
 	}}
 }

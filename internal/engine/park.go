@@ -10,14 +10,11 @@ import (
 	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/redisx"
-	"github.com/automutex/automutex/internal/turn"
 )
 
 const (
-	// forgetAfter is how long the figures of a line without parked work are kept after its last use. Of maxIdleLines more are none kept.
-	forgetAfter  = time.Minute
-	maxIdleLines = 4000
-	maxCallers   = 16 // calls that are made at once, each of another line: those of one line are made one after the other, in its order
+	forgetAfter = 10 * time.Second // how long the figures of a line without parked work are kept after its last use
+	maxCallers  = 16               // calls that are made at once, each of another line: those of one line are made one after the other, in its order
 	// maxInboundInOrder is how many notes of all ordered keys are called at once, at most; but one of each. More of them would wait for
 	// each other in asynq's queue.
 	maxInboundInOrder = 4 * maxInbound
@@ -47,8 +44,6 @@ type parking struct {
 	due       agenda                 // lines by when to check or to forget them, but those with a check under way
 	parkedOn  int                    // how many of lines have parked work
 	rounds    int                    // rounds of checks under way
-	budget    float64                // checks that may begin now
-	budgetAt  time.Time              // when that was last refilled
 	queue     []*parkedLine          // lines with queued calls, but those a call of which is made now
 	callers   int                    // goroutines in makeCalls; each ends when queue is empty
 	leastLife time.Duration          // the least callLife: minCallLife, unless arriveWithin has set more
@@ -90,7 +85,7 @@ func (p *parking) arriveWithin(d time.Duration) {
 
 // noteReturn notes the reply to an ask whose note was parked before, and is not now. It returns for how long it was, 0: never, and whether
 // it had been called.
-func (p *parking) noteReturn(r Ref, note string, a turn.Answer) (parkedFor time.Duration, called bool) {
+func (p *parking) noteReturn(r Ref, note string, a Answer) (parkedFor time.Duration, called bool) {
 	if !a.Returned || a.Parked {
 		return 0, false
 	}
@@ -108,7 +103,7 @@ func (p *parking) noteReturn(r Ref, note string, a turn.Answer) (parkedFor time.
 }
 
 // noteParked notes the reply to an ask, if that parked its note. called: the note had been called before, in another ask of the caller's.
-func (p *parking) noteParked(r Ref, note string, a turn.Answer, called bool) {
+func (p *parking) noteParked(r Ref, note string, a Answer, called bool) {
 	if !a.Parked || p.caller == nil {
 		return
 	}
@@ -188,9 +183,6 @@ func (p *parking) plan(n *parkedLine) {
 	switch {
 	case n.checking:
 		at = time.Time{}
-	case !n.parked && len(n.calls) == 0 && len(p.lines)-p.parkedOn > maxIdleLines:
-		p.forget(n)
-		return
 	case !n.parked:
 		at = n.usedAt.Add(forgetAfter)
 	}
@@ -208,7 +200,7 @@ func (p *parking) forget(n *parkedLine) {
 	}
 }
 
-// startChecks begins the checks that are due, as far as the budget and maxRounds allow, and forgets lines that were not used for long. The
+// startChecks begins the checks that are due, as far as maxChecks and maxRounds allow, and forgets lines that were not used for long. The
 // alarm calls it. Two calls at a time are safe: takeDue gives each line to one of them.
 func (p *parking) startChecks() {
 	e := p.engine
@@ -219,7 +211,7 @@ func (p *parking) startChecks() {
 	now := time.Now()
 	p.mu.Lock()
 	due := p.takeDue(now)
-	next := p.next(now)
+	next := p.next()
 	p.mu.Unlock()
 	p.alarm.Set(next)
 	left := len(due) // of this round; mu guards it
@@ -234,19 +226,16 @@ func (p *parking) hasRoom() bool {
 // takeDue takes the lines that are due for a check and begins a round with them, if there are any, and forgets those that are due for that.
 // Callers hold mu.
 func (p *parking) takeDue(now time.Time) (due []*parkedLine) {
-	p.budget = min(p.budget+maxChecks*now.Sub(p.budgetAt).Seconds()/checkEvery.Seconds(), maxChecks)
-	p.budgetAt = now
 	mayCheck := p.hasRoom()
 	for len(p.due) > 0 && !p.due[0].at.After(now) {
 		n := p.due[0].line
 		switch {
-		case n.parked && (!mayCheck || p.budget < 1):
+		case n.parked && (!mayCheck || len(due) == maxChecks):
 			return due
 		case n.parked:
 			if len(due) == 0 {
 				p.rounds++
 			}
-			p.budget--
 			n.beginCheck()
 			p.plan(n)
 			due = append(due, n)
@@ -261,15 +250,11 @@ func (p *parking) takeDue(now time.Time) (due []*parkedLine) {
 }
 
 // next returns when startChecks has work again. Zero: not before a round ends, or something parks. Callers hold mu.
-func (p *parking) next(now time.Time) time.Time {
+func (p *parking) next() time.Time {
 	if len(p.due) == 0 || p.due[0].line.parked && !p.hasRoom() {
 		return time.Time{}
 	}
-	at := p.due[0].at
-	if enough := now.Add(checksTogether); p.budget < 1 && at.Before(enough) {
-		at = enough // by then the budget allows several checks in one pipeline
-	}
-	return at
+	return p.due[0].at
 }
 
 // check checks a batch of lines in one pipeline. left is how many lines of the round have no result yet.
@@ -298,7 +283,7 @@ func (p *parking) check(batch []*parkedLine, left *int) {
 	if *left -= len(batch); *left == 0 {
 		p.rounds--
 	}
-	next := p.next(time.Now())
+	next := p.next()
 	p.mu.Unlock()
 	p.alarm.Set(next)
 }

@@ -14,19 +14,17 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
-	"github.com/automutex/automutex/internal/story"
-	"github.com/automutex/automutex/internal/turn"
 )
 
 // TestParkedLines plays testdata/parked.txt, whose head says how to read it.
 func TestParkedLines(t *testing.T) {
 	t.Parallel()
-	story.Play(t, "testdata/parked.txt", *update, func() func(*story.Event) (string, error) {
+	play(t, "testdata/parked.txt", func() func(*event) (string, error) {
 		return (&told{inbound: 1}).play
 	})
 }
 
-// began is when each story of a line begins.
+// began is when each story begins.
 var began = time.Unix(1_000_000_000, 0)
 
 // told is the line of a story.
@@ -34,7 +32,7 @@ type told parkedLine
 
 var fateNames = map[string]Fate{"coming": FateComing, "later": FateLater, "gone": FateGone, "unsure": FateUnsure}
 
-func (s *told) play(e *story.Event) (string, error) {
+func (s *told) play(e *event) (string, error) {
 	n, now := (*parkedLine)(s), began.Add(e.At)
 	say := func(yes bool, this, that string) (string, error) {
 		if !yes {
@@ -189,7 +187,7 @@ func comeBack(t *testing.T, e *Engine, r Request, note string) *Lease {
 	t.Helper()
 	r.Note = note
 	le := e.newLease(r)
-	a, _, err := e.ask(context.Background(), le, turn.Try)
+	a, _, err := e.ask(context.Background(), le, askTry)
 	if err != nil || !a.Yours {
 		t.Fatalf("%s: %+v, %v; want the lock", note, a, err)
 	}
@@ -296,49 +294,11 @@ func idleParking(t *testing.T) *parking {
 
 func mutexOf(i int) Ref { return Ref{Key: fmt.Sprint(i), Limit: 1} }
 
-// TestChecksKeepToTheirBudget: however many locks have parked work, and however soon their holders end, there are a thousand checks a second
-// at most, and each lock has its turn.
-func TestChecksKeepToTheirBudget(t *testing.T) {
-	t.Parallel()
-	const locks, seconds = 5000, 20
-	p := idleParking(t)
-	for i := range locks {
-		p.noteNamed(mutexOf(i), named{parked: 1, called: nil, opens: 0}, time.Now())
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	taken, last, began := 0, map[*parkedLine]time.Time{}, time.Now()
-	var slowest time.Duration
-	for at := began; at.Before(began.Add(seconds * time.Second)); at = at.Add(10 * time.Millisecond) {
-		due := p.takeDue(at)
-		p.rounds = 0
-		for _, n := range due {
-			if before, ok := last[n]; ok {
-				slowest = max(slowest, at.Sub(before))
-			}
-			last[n] = at
-			taken++
-			if p.noteSeen(n, 0); n.place > 0 {
-				t.Fatal("a line with a check under way is in the agenda")
-			}
-			n.checkAt = time.Time{}
-			n.endCheck(false) // answered at once: due again in half a second
-			n.planCheck(at.Add(500*time.Millisecond), -1, at)
-			p.plan(n)
-		}
-	}
-	if most := seconds*1000 + maxChecks; taken > most || taken < most*9/10 {
-		t.Errorf("%d checks in %d s, want %d at most and not much less", taken, seconds, most)
-	}
-	if most := locks*time.Second/1000 + time.Second; len(last) != locks || slowest > most {
-		t.Errorf("%d locks of %d had a turn, one after %s, want %s", len(last), locks, slowest, most)
-	}
-}
-
-// TestLinesAreForgotten: when nothing is parked any more, some lines are remembered for a minute, and longer while a call is under way.
+// TestLinesAreForgotten: when nothing is parked any more, a line is remembered for a while, and longer while a call is under way. A round
+// checks some lines at most.
 func TestLinesAreForgotten(t *testing.T) {
 	t.Parallel()
-	const locks = maxIdleLines + 1000
+	const locks = maxChecks + 1000
 	p := idleParking(t)
 	sent := time.Now()
 	for i := range locks {
@@ -348,15 +308,26 @@ func TestLinesAreForgotten(t *testing.T) {
 	if len(p.lines) != locks || p.parkedOn != locks || len(p.due) != locks {
 		t.Fatalf("%d lines, %d parked on, %d due; want %d", len(p.lines), p.parkedOn, len(p.due), locks)
 	}
+	p.mu.Lock()
+	due := p.takeDue(time.Now().Add(time.Hour))
+	for _, n := range due {
+		n.endCheck(false)
+		p.planCheck(n, -1)
+	}
+	p.rounds = 0
+	p.mu.Unlock()
+	if len(due) != maxChecks || len(p.due) != locks {
+		t.Fatalf("%d checks in a round, %d due after it; want %d and %d", len(due), len(p.due), maxChecks, locks)
+	}
 	called := fmt.Sprint(locks - 1)
 	p.lines[called].setCall("a", call{})
 	for i := range locks {
 		p.noteNamed(mutexOf(i), named{parked: 0, called: nil, opens: -1}, time.Now().Add(time.Second))
 	}
-	if len(p.lines) != maxIdleLines+1 || p.parkedOn != 0 || len(p.due) != maxIdleLines+1 {
-		t.Fatalf("%d lines are remembered, %d parked on, %d due; want %d", len(p.lines), p.parkedOn, len(p.due), maxIdleLines)
+	if len(p.lines) != locks || p.parkedOn != 0 || len(p.due) != locks {
+		t.Fatalf("%d lines are remembered, %d parked on, %d due; want %d", len(p.lines), p.parkedOn, len(p.due), locks)
 	}
-	p.noteReturn(mutexOf(locks), "a", turn.Answer{Returned: true, SinceCall: -1, OthersParked: 1}) // not idle, so there is room
+	p.noteReturn(mutexOf(locks), "a", Answer{Returned: true, SinceCall: -1, OthersParked: 1})
 	if n := p.lines[fmt.Sprint(locks)]; n == nil || !n.parked || n.place == 0 {
 		t.Fatal("nobody checks what others have parked")
 	}

@@ -5,26 +5,24 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/automutex/automutex/internal/turn"
 )
 
 // parseAsk reads a reply of ask. ok is false for one that the head of the script does not list.
-func parseAsk(reply any, pool bool) (a turn.Answer, ok bool) {
+func parseAsk(reply any, pool bool) (a Answer, ok bool) {
 	f := &fields{}
 	switch reply := reply.(type) {
 	case int64:
-		return turn.Answer{Yours: true, Fence: reply}, reply > 0
+		return Answer{Yours: true, Fence: reply}, reply > 0
 	case []any:
 		f.list = reply
 	}
 	switch {
 	case len(f.list) == 2 && pool:
-		a = turn.Answer{Yours: true, Fence: f.num(0), Value: f.text(1)}
+		a = Answer{Yours: true, Fence: f.num(0), Value: f.text(1)}
 	case len(f.list) == 4 && f.isNum(3):
-		a = turn.Answer{Yours: true, Fence: f.num(0), Returned: true, InLine: f.ms(1), SinceCall: f.ms(2), OthersParked: int(f.num(3))}
+		a = Answer{Yours: true, Fence: f.num(0), Returned: true, InLine: f.ms(1), SinceCall: f.ms(2), OthersParked: int(f.num(3))}
 	case len(f.list) == 4 || len(f.list) == 8:
-		a = turn.Answer{ServerUS: f.num(0), Deadline: f.ms(1), Place: int(f.num(2)), Holder: f.text(3)}
+		a = Answer{ServerUS: f.num(0), Deadline: f.ms(1), Place: int(f.num(2)), Holder: f.text(3)}
 		if gate, closed := strings.CutPrefix(a.Holder, "g:"); closed {
 			reason, in, _ := strings.Cut(gate, " ")
 			us, err := strconv.ParseInt(in, 10, 64)
@@ -35,13 +33,13 @@ func parseAsk(reply any, pool bool) (a turn.Answer, ok bool) {
 			a.Returned, a.InLine, a.SinceCall, a.OthersParked, a.Parked = true, f.ms(4), f.ms(5), int(f.num(6)), f.num(7) == 1
 		}
 	default:
-		return turn.Answer{}, false
+		return Answer{}, false
 	}
 	return a, !f.wrong
 }
 
 // isStopped reports whether the script has stopped at its bound: the asker asks again now.
-func isStopped(a turn.Answer) bool { return !a.Yours && !a.Parked && a.Deadline == 0 && a.ServerUS > 0 }
+func isStopped(a Answer) bool { return !a.Yours && !a.Parked && a.Deadline == 0 && a.ServerUS > 0 }
 
 // named is what a reply of check, of order_act, or the rest of one of release says.
 type named struct {
@@ -70,8 +68,8 @@ func parseNamed(reply any) (n named, err error) {
 type released struct {
 	named
 	held   bool
-	resent bool           // one that was sent before may have run
-	grants []turn.Message // to waiters of this process
+	resent bool      // one that was sent before may have run
+	grants []message // to waiters of this process
 }
 
 func parseRelease(reply any) (r released, err error) {
@@ -81,7 +79,7 @@ func parseRelease(reply any) (r released, err error) {
 			rest = list[0]
 			for _, one := range list[1:] {
 				text, _ := one.(string)
-				if msg, ok := turn.ParseMessage(text); ok {
+				if msg, ok := parseMessage(text); ok {
 					r.grants = append(r.grants, msg)
 				}
 			}

@@ -30,7 +30,14 @@ func source(name string) string {
 	return text
 }
 
-func script(name string) *redisx.Script { return redisx.NewScript(name, source(name)) }
+// Scripts are all of them.
+var Scripts []*redisx.Script
+
+func script(name string) *redisx.Script {
+	s := redisx.NewScript(name, source(name))
+	Scripts = append(Scripts, s)
+	return s
+}
 
 var (
 	takeScript    = script("take")
@@ -55,9 +62,3 @@ var (
 	orderReleaseScript = script("order_release")
 	orderActScript     = script("order_act")
 )
-
-// Scripts are all of them.
-var Scripts = []*redisx.Script{
-	takeScript, dropScript, askScript, releaseScript, checkScript, renewScript, closeScript, breakScript, inspectScript, lineScript, sweepScript, putScript,
-	stopScript, arriveScript, forgetScript, orderStampScript, orderAskScript, orderReleaseScript, orderActScript,
-}

@@ -14,8 +14,6 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-
-	"github.com/automutex/automutex/internal/story"
 )
 
 var update = flag.Bool("update", false, "write the stories anew")
@@ -27,7 +25,7 @@ func TestStories(t *testing.T) {
 	w := miniWorld(t)
 	end := func() {}
 	defer func() { end() }()
-	story.Play(t, "testdata/locks.txt", *update, func() func(*story.Event) (string, error) {
+	play(t, "testdata/locks.txt", func() func(*event) (string, error) {
 		ctx := context.Background()
 		w.rdb.FlushAll(ctx)
 		sub := w.rdb.PSubscribe(ctx, "automutex:*")
@@ -38,7 +36,7 @@ func TestStories(t *testing.T) {
 		}
 		from, at := sub.Channel(), time.Duration(0)
 		serial := int64(0)
-		return func(e *story.Event) (string, error) {
+		return func(e *event) (string, error) {
 			serial++ // no two commands run in one microsecond
 			w.set(startUS+e.At.Microseconds()+serial, e.At-at)
 			at = e.At
@@ -58,7 +56,7 @@ func TestStories(t *testing.T) {
 
 const storyKey = "automutex:{k}"
 
-func playCommand(ctx context.Context, rdb *redis.Client, e *story.Event) (any, error) {
+func playCommand(ctx context.Context, rdb *redis.Client, e *event) (any, error) {
 	keys := e.Number("keys", 0)
 	args := []any{}
 	for _, word := range e.Words() {
@@ -90,7 +88,7 @@ func playCommand(ctx context.Context, rdb *redis.Client, e *story.Event) (any, e
 		case keys == 0 && s.Name == "renew":
 			keys = 2
 		case s.Name == "arrive" || s.Name == "forget":
-			keys, all = 2, []string{storyKey + ":arrivals", storyKey + ":seen"}
+			keys, all = 1, []string{storyKey + ":arrivals"}
 		case keys == 7 || s.Name == "put":
 			keys, all = 7, append(keysOf(storyKey), storyKey+":values")
 		case keys == 0:

@@ -27,11 +27,6 @@ const (
 	flushWithin = 3 * time.Second
 	closeWithin = time.Second
 	maxPending  = 2000 // runs that one flush sends
-
-	// clockFor is how long what is known of Redis' clock counts: clocks drift by some ms in that time.
-	clockFor = time.Minute
-	// nearEnough is a round trip after which Redis' clock is known well. A slower one is tried again, clockTries in all.
-	nearEnough, clockTries = 2 * time.Millisecond, 5
 )
 
 // Run is one run of a task, or a wait that ended without one.
@@ -44,20 +39,26 @@ type Run struct {
 	End     time.Time
 }
 
-// A key that is written and its TTL go in one script: a process may die between two commands, and leave a key for ever.
+// A key that is written and its TTL go in one script: a process may die between two commands, and leave a key for ever. Times are by Redis'
+// clock, exact to what the way there takes: processes with clocks of their own would seem to overlap.
 const (
-	// addScript adds runs to the stream KEYS[1]. ARGV: its TTL in ms, how many it keeps, and six texts for each run.
+	nowLua = `local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+`
+	// addScript adds runs to the stream KEYS[1]. ARGV: its TTL in ms, how many it keeps, and for each run five texts and how long ago it
+	// ended (ms).
 	addScript = `-- history: adds runs to a stream
-for i = 3, #ARGV, 6 do
-  redis.call('XADD', KEYS[1], 'MAXLEN', ARGV[2], '*', 'task', ARGV[i], 'worker', ARGV[i+1], 'outcome', ARGV[i+2], 'waited', ARGV[i+3], 'ran', ARGV[i+4], 'end', ARGV[i+5])
+` + nowLua + `for i = 3, #ARGV, 6 do
+  redis.call('XADD', KEYS[1], 'MAXLEN', ARGV[2], '*', 'task', ARGV[i], 'worker', ARGV[i+1], 'outcome', ARGV[i+2], 'waited', ARGV[i+3], 'ran', ARGV[i+4],
+    'end', string.format('%d', now - ARGV[i+5]))
 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[1])`
 
 	// nameScript adds names to the sorted set KEYS[1], and returns those that were used longest ago of too many. ARGV: its
-	// TTL in ms, how many there may be, the time, and the names.
+	// TTL in ms, how many there may be, and the names.
 	nameScript = `-- history: names streams
-for i = 4, #ARGV do
-  redis.call('ZADD', KEYS[1], ARGV[3], ARGV[i])
+` + nowLua + `for i = 3, #ARGV do
+  redis.call('ZADD', KEYS[1], string.format('%d', now), ARGV[i])
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 local excess = redis.call('ZCARD', KEYS[1]) - tonumber(ARGV[2])
@@ -97,15 +98,7 @@ type Writer struct {
 	dropped int           // that did not fit into pending
 	sending chan struct{} // the goroutine closes it when it ends; nil: there is none
 	missing int           // runs that were dropped since Redis took all of them; it is logged as it leaves 0, and as it comes back to it
-
-	clock clock // only the goroutine uses it
 }
-
-// clock is a moment by this process' clock and by Redis'.
-type clock struct{ own, redis time.Time }
-
-// at is a time of this process by Redis' clock.
-func (c clock) at(t time.Time) time.Time { return c.redis.Add(t.Sub(c.own)) }
 
 // added is a run, and the key of its lock.
 type added struct {
@@ -208,33 +201,10 @@ func (w *Writer) flush() {
 	}
 }
 
-// setClock asks for Redis' time, by which runs are stored: processes with clocks of their own would seem to overlap.
-// What took least is exact to half a round trip. The first one may dial.
-func (w *Writer) setClock(ctx context.Context) error {
-	if !w.clock.own.IsZero() && time.Since(w.clock.own) < clockFor {
-		return nil
-	}
-	best := time.Duration(1<<63 - 1)
-	for try := 0; try < clockTries && best > nearEnough; try++ {
-		pipe, began := w.rdb.Pipeline(), time.Now()
-		asked := pipe.Time(ctx)
-		if _, err := pipe.Exec(ctx); err != nil {
-			return err
-		}
-		if took := time.Since(began); took < best {
-			best, w.clock = took, clock{own: began.Add(took / 2), redis: asked.Val()}
-		}
-	}
-	return nil
-}
-
 // send sends runs, and makes room for their keys.
 func (w *Writer) send(pending []added) error {
 	ctx, cancel := context.WithTimeout(context.Background(), flushWithin)
 	defer cancel()
-	if err := w.setClock(ctx); err != nil {
-		return err
-	}
 	streams := map[string][]any{}
 	for _, a := range pending {
 		r, ran, started := a.run, "", a.run.End
@@ -245,9 +215,9 @@ func (w *Writer) send(pending []added) error {
 		if streams[stream] == nil {
 			streams[stream] = []any{keepFor.Milliseconds(), w.keep}
 		}
-		streams[stream] = append(streams[stream], r.Task, w.worker, r.Outcome, millis(started.Sub(r.Came)), ran, w.clock.at(r.End).UnixMilli())
+		streams[stream] = append(streams[stream], r.Task, w.worker, r.Outcome, millis(started.Sub(r.Came)), ran, millis(time.Since(r.End)))
 	}
-	pipe, names := w.rdb.Pipeline(), []any{keepFor.Milliseconds(), min(mostKeys, mostRuns/w.keep), w.clock.at(time.Now()).UnixMilli()}
+	pipe, names := w.rdb.Pipeline(), []any{keepFor.Milliseconds(), min(mostKeys, mostRuns/w.keep)}
 	for stream, args := range streams {
 		pipe.Eval(ctx, addScript, []string{stream}, args...)
 		names = append(names, stream)

@@ -172,7 +172,7 @@ func One(ctx context.Context, e *engine.Engine, key string) (Lock, error) {
 	}
 	clock, orders := present(ctx, e)
 	now := clock() // before the look
-	info, err := e.Inspect(ctx, r, engine.MaxHolders, "", "")
+	info, err := e.Inspect(ctx, r, engine.MaxHolders)
 	if err != nil {
 		return Lock{}, err
 	}

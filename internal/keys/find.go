@@ -1,9 +1,6 @@
-// Package keys makes the Redis key of a lock: from a payload and paths into it to parts, and from parts to text. It
+// Package keys makes the Redis key of a lock: path.go takes a path apart, find.go finds the values at all paths in one pass over the payload
+// (json.go), part.go writes a value as a part, text.go writes parts as a key. type.go checks a path against the Go type of the payload. It
 // knows neither locks nor asynq.
-//
-// Read it in this order: path.go takes a path apart, find.go finds the values at all paths in one pass over the
-// payload (json.go), part.go writes a value as a part, text.go writes parts as a key. type.go checks a path against
-// the Go type of the payload.
 package keys
 
 import (

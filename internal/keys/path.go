@@ -21,8 +21,9 @@ func ParsePath(path string) (segments []string, err error) {
 	case !utf8.ValidString(path):
 		return nil, errors.New("is not valid UTF-8, and so no field of a JSON payload")
 	}
-	if err := checkNotation(path); err != nil {
-		return nil, err
+	if found := foreign(path); found != "" {
+		return nil, fmt.Errorf(`has a "%s", as other notations have; write names and indexes with a dot between, as in "items.0.id", one path for `+
+			`each field, and \%s for one in a name`, found, found)
 	}
 	var segment []byte
 	for i := 0; i <= len(path); i++ {
@@ -46,42 +47,19 @@ func ParsePath(path string) (segments []string, err error) {
 
 var (
 	escaped = regexp.MustCompile(`(?s)\\.`) // a character with a backslash before it
-
-	// Other notations: an index or a name in brackets.
-	bracketIndex = regexp.MustCompile(`\[(\d+|\*)\]`)
-	bracketName  = regexp.MustCompile(`\[(?:'([^']*)'|"([^"]*)")\]`)
+	// notations finds JSONPath's "$", "$.x", "x[0]" and "items.*.id", a JSON pointer's "/a/b", and "x,y".
+	notations = regexp.MustCompile(`^\$(?:[.[]|$)|[\[,]|^/|(?:^|\.)\*(?:\.|$)`)
 )
 
-// checkNotation refuses what other notations mean by a path and this one does not, and says how it is written here:
-// JSONPath's "$.x", "x[0]" and "items.*.id", and "x,y". With a backslash before it, each such character is part of a
-// name.
-func checkNotation(path string) error {
-	bare := escaped.ReplaceAllString(path, "__") // as long as path
-	switch {
-	case bare == "$" || bare == "$.":
-		return errors.New(`is JSONPath for the whole payload; write ".", or "\$" for a field of that name`)
-	case strings.HasPrefix(bare, "$.") || strings.HasPrefix(bare, "$["):
-		return fmt.Errorf(`begins as JSONPath does; write %q (a path begins at the payload), and \$ for a dollar sign as a name`, plainPath(path))
-	case strings.Contains(bare, ","):
-		return fmt.Errorf(`has a comma; write "%s", one path each, and \, for a comma in a name`,
-			strings.NewReplacer(" ", "", ",", `", "`).Replace(plainPath(path)))
-	case strings.HasPrefix(bare, "/"):
-		return fmt.Errorf(`begins as a JSON pointer does; write %q, and \/ for a slash that begins a name`, strings.ReplaceAll(path[1:], "/", "."))
-	case bracketIndex.MatchString(bare) || bracketName.MatchString(path):
-		return fmt.Errorf(`has a bracket; write %q, and \[ for a bracket in a name`, plainPath(path))
-	case strings.Contains(bare, "["), strings.Contains(bare, "]") && !strings.Contains(path, `\[`):
-		return errors.New(`has a bracket; write "items.0.id" for an element of a list, and \[ for a bracket in a name`)
-	case strings.Contains("."+bare+".", ".*."):
-		return fmt.Errorf(`has a *, and lists are not searched; name one element, as in %q, set Rule.Key, or write \* for a field of that name`, plainPath(path))
+// foreign returns the character by which other notations would mean something else than this one. With a backslash before it, each such
+// character is part of a name.
+func foreign(path string) string {
+	bare := escaped.ReplaceAllString(path, "__")
+	if found := strings.TrimPrefix(notations.FindString(bare), "."); found != "" {
+		return found[:1]
 	}
-	return nil
-}
-
-// plainPath writes a path of another notation as a path here, as far as can be told.
-func plainPath(path string) string {
-	path = bracketName.ReplaceAllStringFunc(path, func(s string) string {
-		return "." + strings.NewReplacer(`\`, `\\`, ".", `\.`, "[", `\[`, ",", `\,`).Replace(s[2:len(s)-2])
-	})
-	path = bracketIndex.ReplaceAllString(path, ".$1")
-	return strings.ReplaceAll(strings.TrimPrefix(strings.TrimPrefix(path, "$"), "."), "*", "0")
+	if strings.Contains(bare, "]") && !strings.Contains(path, `\[`) {
+		return "]"
+	}
+	return ""
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"net/url"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -17,24 +18,19 @@ const MaxText = 200
 //
 //	<prefix>:{<scope>|<value>|<value>}
 //
-// Scope and parts may hold any bytes. Inside them `%`, `|`, `~`, `{`, `}`, spaces, control characters, invisible
-// Unicode characters and bytes that are not valid UTF-8 are written as %XX, byte by byte; everything else, `:`
-// included, stays readable. Different (scope, parts) never share a key: the number of parts counts, so no part and
-// one empty part are different locks.
+// Scope and parts may hold any bytes. Inside them `%`, `|`, `~`, `{`, `}`, spaces, control characters, invisible Unicode characters and
+// bytes that are not valid UTF-8 are written as %XX, byte by byte. Different (scope, parts) never share a key: no part and one empty part
+// are different locks.
 //
-// Values that take more than 200 bytes together are replaced by `~` and the hexadecimal SHA-256 of the text they
-// stand for (every escaped value with its `|` in front), and so is a scope of more than 200 bytes (the SHA-256 of the
-// escaped scope). An empty scope is written as a bare `~`. No escaped text has a `~`, so none of these meets an
-// ordinary key.
-//
-// The text between the braces is never empty, so that all keys of one lock are in one Redis Cluster slot. That holds
-// for every prefix without braces; Key does not check the prefix.
+// Values that take more than 200 bytes together are replaced by `~` and the hexadecimal SHA-256 of the text they stand for (every escaped
+// value with its `|` in front), and so is a scope of more than 200 bytes. An empty scope is a bare `~`. No escaped text has a `~`, so none
+// of these meets an ordinary key. The text between the braces is never empty, so all keys of one lock are in one Cluster slot, if the
+// prefix has no braces, which Key does not check.
 func Key(prefix, scope string, parts ...string) string { return HashedKey("", prefix, scope, parts...) }
 
-// HashedKey is [Key] for those who want no values in Redis. Whatever their length, `~` and the hexadecimal
-// HMAC-SHA256, under the secret, of the text that values and scope stand for replaces the values. So one value has
-// another hash in each scope, and who does not know the secret cannot find a value by hashing guesses. The scope
-// stays readable, and a key without values is as Key makes it. With an empty secret HashedKey is Key.
+// HashedKey is [Key] for those who want no values in Redis. `~` and the hexadecimal HMAC-SHA256, under the secret, of the text that scope
+// and values stand for replaces the values: who does not know the secret cannot find a value by hashing guesses. The scope stays readable.
+// With an empty secret HashedKey is Key.
 func HashedKey(secret, prefix, scope string, parts ...string) string {
 	var onStack [256]byte // enough for most keys, so that only the string is allocated
 	text := onStack[:0]
@@ -123,6 +119,35 @@ func Unescape(s string) string {
 	return s
 }
 
+// IsKeyText reports whether a lock's key can have that text between its braces.
+func IsKeyText(text string) bool {
+	scope, values, valued := strings.Cut(text, "|")
+	switch {
+	case text == ControlScope:
+		return true
+	case scope == "" || scope != "~" && !IsHash(scope) && (!isEscaped(scope) || len(scope) > MaxText):
+		return false
+	case !valued || IsHash(values):
+		return true
+	}
+	parts := strings.Split(values, "|")
+	return len(parts) <= MaxText && len(values)-len(parts)+1 <= MaxText &&
+		!slices.ContainsFunc(parts, func(part string) bool { return !isEscaped(part) })
+}
+
+// IsHash reports whether text is ~ and a hexadecimal SHA-256. Keys have that in place of a text that is too long or secret.
+func IsHash(text string) bool {
+	sum, ok := strings.CutPrefix(text, "~")
+	raw, err := hex.DecodeString(sum)
+	return ok && err == nil && len(raw) == sha256.Size && strings.ToLower(sum) == sum
+}
+
+// isEscaped reports whether text is what Escape returns for some text.
+func isEscaped(text string) bool {
+	plain, err := url.PathUnescape(text)
+	return err == nil && Escape(plain) == text
+}
+
 func appendEscaped(dst []byte, s string) []byte {
 	written := 0
 	for i := 0; i < len(s); {
@@ -158,9 +183,8 @@ var plainASCII = func() (plain [utf8.RuneSelf]bool) {
 	return plain
 }()
 
-// isInvisible is true for the characters beyond ASCII that are not seen or that rearrange what is: controls, spaces,
-// line separators, joiners, direction and tag characters. A list of our own: the tables of package unicode grow with
-// Go, and two programs built with different versions must agree on every key.
+// isInvisible is true for the characters beyond ASCII that are not seen or that rearrange what is. A list of our own: the tables of package
+// unicode grow with Go, and two programs built with different versions must agree on every key.
 func isInvisible(r rune) bool {
 	switch {
 	case r <= 0xA0, r == 0xAD, r == 0x061C, r == 0x1680, r == 0x180E,

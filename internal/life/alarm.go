@@ -35,13 +35,6 @@ func (a *Alarm) Set(t time.Time) {
 	a.timer.Reset(time.Until(t))
 }
 
-// Pending returns the time that the alarm is set for; zero: it is not set.
-func (a *Alarm) Pending() time.Time {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.at
-}
-
 // fire runs when the timer does. A Reset that races with it makes one call too
 // many, never one too few: at is cleared before Ring looks.
 func (a *Alarm) fire() {

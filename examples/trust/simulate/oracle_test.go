@@ -1230,7 +1230,7 @@ func (w *world) judgeKeys() {
 		}
 	}
 	look("after all processes have ended", func(key string, left time.Duration) bool {
-		if crashes || isHistory(key) || strings.HasSuffix(key, ":claim") || strings.HasSuffix(key, ":arrivals") || strings.HasSuffix(key, ":seen") {
+		if crashes || isHistory(key) || strings.HasSuffix(key, ":claim") || strings.HasSuffix(key, ":arrivals") {
 			return true
 		}
 		for _, r := range w.plan.Rules {

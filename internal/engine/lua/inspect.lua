@@ -2,17 +2,15 @@
 --
 -- KEYS 1 to 6    word, holders, line, parked, called, info; in a pool KEYS[7] values; in others KEYS 7 and 8 order, marks
 -- ARGV[1] most   how many holders to list, and values; 0: none
--- ARGV[2] note   of a parked or called one whose place is wanted; empty: of none
--- ARGV[3] nonce  of a task in order whose place is wanted; empty: of none
 --
--- reply {now (us), holders, waiting, parked, called, last fence (0: not known), place of the note (-1: none),
---   {body, deadline (ms), ...}, the strongest reason for which the gate is closed (empty: open), for how long (us),
---   tasks in order, {nonce, ticket (us), record} of the first, free values, {value, ...}, and in a pool {value of each holder, ...}}
-local limit, most, note = nil, tonumber(ARGV[1]), ARGV[2]
+-- reply {now (us), holders, waiting, parked, called, last fence (0: not known), {body, deadline (ms), ...}, the strongest reason for which
+--   the gate is closed (empty: open), for how long (us), tasks in order, {nonce, ticket (us), record} of the first, free values,
+--   {value, ...}, and in a pool {value of each holder, ...}}
+local limit, most = nil, tonumber(ARGV[1])
 local w = redis.call('GET', KEYS[1]) or redis.call('EXISTS', KEYS[6]) == 1 and '+0 0 gate'
 --@include head
 if not f then
-  return {now_us, w and 1 or 0, 0, 0, 0, 0, -1, w and most > 0 and {w, int(now_ms + call('PTTL', word))} or {}, '', 0, 0, {}, 0, {}}
+  return {now_us, w and 1 or 0, 0, 0, 0, 0, w and most > 0 and {w, int(now_ms + call('PTTL', word))} or {}, '', 0, 0, {}, 0, {}}
 end
 local alive = '(' .. int(now_ms)
 local listed = most > 0 and call('ZRANGEBYSCORE', holders, alive, '+inf', 'WITHSCORES', 'LIMIT', '0', ARGV[1]) or {}
@@ -21,14 +19,11 @@ local tokens = call('ZRANGE', line, '0', '99') -- dead ones among them do not co
 for _, record in ipairs(#tokens > 0 and call('HMGET', info, unpack(tokens)) or {}) do
   if tonumber(string.match(record or '0', '^%d+')) <= now_ms then waiting = waiting - 1 end
 end
-local place = note ~= '' and call('ZRANK', parked, note) or -1
-if place >= 0 then place = place + waiting end
 local tasks, head, free_values, free, taken = 0, {}, 0, {}, nil
 if order then
   tasks = call('ZCARD', order)
   head = call('ZRANGE', order, '0', '0', 'WITHSCORES')
   if head[1] then head[3] = call('HGET', info, 'o:' .. head[1]) end
-  if ARGV[3] ~= '' then place = call('ZRANK', order, ARGV[3]) or -1 end
 elseif values then
   -- What holders had whose lease has ended is free.
   local dead = call('ZRANGEBYSCORE', holders, '-inf', int(now_ms), 'LIMIT', '0', ARGV[1])
@@ -45,5 +40,5 @@ local why
 for _, one in ipairs({'rate', 'cooldown', 'closed'}) do
   if gates[one] and gates[one] > now_us then why = one end
 end
-return {now_us, call('ZCOUNT', holders, alive, '+inf'), waiting, call('ZCARD', parked) - is_called, is_called, fence, place,
-  listed, why or '', why and gates[why] - now_us or 0, tasks, head, free_values, free, taken}
+return {now_us, call('ZCOUNT', holders, alive, '+inf'), waiting, call('ZCARD', parked) - is_called, is_called, fence, listed,
+  why or '', why and gates[why] - now_us or 0, tasks, head, free_values, free, taken}

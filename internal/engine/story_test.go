@@ -1,12 +1,4 @@
-// Package story plays stories out of a test's data file: what comes, event by event, and what each leads
-// to. For tests of code that is a function of what comes and of the time.
-//
-// A story begins with "## " and its title. Each of its lines that has an arrow is an event:
-//
-//	<when, since the beginning> <name> [<word> ...] [<key>=<value> ...] -> <what it leads to>
-//
-// Other lines are for the reader.
-package story
+package engine
 
 import (
 	"errors"
@@ -20,8 +12,17 @@ import (
 	"time"
 )
 
-// Event is one line of a story. A test takes out of it what it knows; what is left is a mistake in the file.
-type Event struct {
+// A test of code that is a function of what comes and of the time plays stories out of a data file: what comes, event by event, and what
+// each leads to.
+//
+// A story begins with "## " and its title. Each of its lines that has an arrow is an event:
+//
+//	<when, since the beginning> <name> [<word> ...] [<key>=<value> ...] -> <what it leads to>
+//
+// Other lines are for the reader.
+
+// event is one line of a story. A test takes out of it what it knows; what is left is a mistake in the file.
+type event struct {
 	At      time.Duration
 	Name    string
 	words   []string
@@ -29,12 +30,12 @@ type Event struct {
 	err     error
 }
 
-func parse(line string) *Event {
+func parseEvent(line string) *event {
 	f := strings.Fields(line)
 	if len(f) < 2 {
-		return &Event{err: fmt.Errorf("%q is no event: write <when> <name> [<word> ...] [<key>=<value> ...] ->", line)}
+		return &event{err: fmt.Errorf("%q is no event: write <when> <name> [<word> ...] [<key>=<value> ...] ->", line)}
 	}
-	e := &Event{Name: f[1], details: map[string]string{}}
+	e := &event{Name: f[1], details: map[string]string{}}
 	e.At, e.err = time.ParseDuration(f[0])
 	for _, word := range f[2:] {
 		if key, value, isDetail := strings.Cut(word, "="); isDetail {
@@ -47,14 +48,14 @@ func parse(line string) *Event {
 }
 
 // Words takes the words.
-func (e *Event) Words() []string {
+func (e *event) Words() []string {
 	words := e.words
 	e.words = nil
 	return words
 }
 
 // Has takes a word, and reports whether it was there.
-func (e *Event) Has(word string) bool {
+func (e *event) Has(word string) bool {
 	i := slices.Index(e.words, word)
 	if i >= 0 {
 		e.words = slices.Delete(e.words, i, i+1)
@@ -63,14 +64,14 @@ func (e *Event) Has(word string) bool {
 }
 
 // Duration takes the detail key, or returns otherwise.
-func (e *Event) Duration(key string, otherwise time.Duration) time.Duration {
-	return take(e, key, otherwise, time.ParseDuration)
+func (e *event) Duration(key string, otherwise time.Duration) time.Duration {
+	return detail(e, key, otherwise, time.ParseDuration)
 }
 
 // Number takes the detail key, or returns otherwise.
-func (e *Event) Number(key string, otherwise int) int { return take(e, key, otherwise, strconv.Atoi) }
+func (e *event) Number(key string, otherwise int) int { return detail(e, key, otherwise, strconv.Atoi) }
 
-func take[T any](e *Event, key string, otherwise T, parse func(string) (T, error)) T {
+func detail[T any](e *event, key string, otherwise T, parse func(string) (T, error)) T {
 	text, has := e.details[key]
 	if !has {
 		return otherwise
@@ -84,16 +85,16 @@ func take[T any](e *Event, key string, otherwise T, parse func(string) (T, error
 }
 
 // unread returns an error for what no test has taken.
-func (e *Event) unread() error {
+func (e *event) unread() error {
 	if e.err == nil && len(e.words)+len(e.details) > 0 {
 		return fmt.Errorf("nothing reads %v %v of the event %q", e.words, slices.Sorted(maps.Keys(e.details)), e.Name)
 	}
 	return e.err
 }
 
-// Play plays the stories of file: begin makes what each story is about, and the function that it returns plays one event and
-// says what that leads to. With update it writes the file anew.
-func Play(t *testing.T, file string, update bool, begin func() func(*Event) (string, error)) {
+// play plays the stories of file: begin makes what each story is about, and the function that it returns plays one event and
+// says what that leads to. With -update it writes the file anew.
+func play(t *testing.T, file string, begin func() func(*event) (string, error)) {
 	t.Helper()
 	b, err := os.ReadFile(file)
 	if err != nil {
@@ -110,7 +111,7 @@ func Play(t *testing.T, file string, update bool, begin func() func(*Event) (str
 			continue
 		}
 		text, want = strings.TrimSpace(text), strings.TrimSpace(want)
-		e, got := parse(text), ""
+		e, got := parseEvent(text), ""
 		switch {
 		case e.err == nil && title == "":
 			e.err = errors.New("it stands before the first story")
@@ -129,7 +130,7 @@ func Play(t *testing.T, file string, update bool, begin func() func(*Event) (str
 		switch events++; {
 		case err != nil:
 			t.Fatalf("%s:%d: %s\n%s: %v", file, i+1, title, text, err)
-		case update:
+		case *update:
 			lines[i] = fmt.Sprintf("%-64s -> %s", text, got)
 		case got != want:
 			t.Errorf("%s:%d: %s\n%s\nleads to %q, want %q", file, i+1, title, text, got, want)
@@ -138,7 +139,7 @@ func Play(t *testing.T, file string, update bool, begin func() func(*Event) (str
 	if events == 0 {
 		t.Fatalf("%s has no event", file)
 	}
-	if update {
+	if *update {
 		if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -1,0 +1,307 @@
+package engine
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/automutex/automutex/internal/life"
+)
+
+// This file decides how one caller waits for its turn in the line of a lock: when it asks Redis, for what, and how its wait ends. It sees
+// what comes (replies to asks, messages, what the caller wants) and the time, and does nothing itself: line.go sends the asks and carries
+// out the steps. testdata/waits.txt tells what it does in stories.
+
+const (
+	// refreshEvery is how often a waiter asks again. A lost message delays a waiter by about that long at most.
+	refreshEvery = time.Second
+	// together is how soon an ask or a renewal must be due to go with one that is due now.
+	together = refreshEvery / 4
+	// entryLifetime is how long a line entry lives in Redis without another ask: three refreshes. With less, one slow exchange would cost
+	// a live waiter its place. With more, releases would grant the lock to more waiters of a dead process, and each such grant blocks the
+	// lock until its lease ends.
+	entryLifetime = 3 * refreshEvery
+	// patience is how long a waiter goes on asking while Redis does not answer. Its entry in Redis lives for entryLifetime only. After that
+	// a grant may drop the entry, and the next ask makes a new one, at the end of the line.
+	patience = 15 * time.Second
+	// longGate is how long the gate must yet be closed for a waiter to park at once.
+	longGate = time.Second
+)
+
+// askMode is what an ask does when no slot is free.
+type askMode uint8
+
+const (
+	askTry        askMode = iota // nothing
+	askJoin                      // join the line, or stay in it, for entryLifetime
+	askJoinOrPark                // so; but park if it is an ordered key, whose head is away
+	askPark                      // keep a place in line without a goroutine
+)
+
+// lifetime is how long the line entry of an ask lives, in ms, as the scripts take it; 0: the ask does not join the line.
+func (a askMode) lifetime() int64 {
+	if a == askJoin || a == askJoinOrPark {
+		return entryLifetime.Milliseconds()
+	}
+	return 0
+}
+
+// terms are how a caller wants to wait. They do not change.
+type terms struct {
+	until        time.Time     // when its wait ends; zero: never
+	inTime       bool          // it ends at once, tooLate, if the gate opens after until
+	mayPark      bool          // it may park
+	leavesPaused bool          // a pause ends it
+	grant        time.Duration // how long a lease lasts that a message grants
+	counted      time.Duration // the part of grant that the holder counts on
+	short        bool          // grant is less than the caller wants, and is not renewed: it asks for the rest before it has the lock
+}
+
+// step is what line.go does next for a wait. All but stay end it.
+type step uint8
+
+const (
+	stay            step = iota // nothing: next says when to ask again
+	won                         // hand out the lock that the reply gave
+	granted                     // hand out the lock that a message gave: see hint
+	parkedOrRefused             // it is parked, or refused because a holder has its note: see last
+	failed                      // return the error of the ask
+	tooLate                     // return that it is busy: the gate opens after the wait ends
+	paused                      // return that it is busy: an operator has paused the lock
+	leave                       // send the leave: the caller has given up, and no ask is under way any more
+)
+
+// turn is one caller's wait, from before its first ask. For one wait, asks and the leave never overlap: while an ask is under way, nothing
+// else is sent. (If the leave reached Redis before an ask that is still on its way, that ask would take the lock for a caller that is
+// gone.) It is not safe for concurrent use.
+type turn struct {
+	terms terms
+
+	over     bool    // it has ended, or the caller has given up
+	left     bool    // the caller has given up
+	parkNext bool    // the next ask parks it
+	asking   bool    // an ask is under way
+	mode     askMode // what it asks
+	repeat   bool    // ask once more after it: a message may have been missed since it ran
+
+	askedAt    time.Time // when the last ask with a busy reply was sent
+	repliedAt  time.Time // when Redis last replied, for patience
+	refreshAt  time.Time // when to ask again at the latest
+	slotFreeAt time.Time // when a slot may come free without a release: the first deadline, or the gate opens; zero: it does not ask then, since it is not known, or waiters with a better place do, see noteBusy
+	last       Answer    // the last busy reply
+	hint       message   // the newest message that grants it the lock; zero once a later ask was busy, which proves it stale
+	hintAt     time.Time // when it was received
+}
+
+// newTurn returns a turn whose first ask is under way: the caller sends it. With parkNow that ask parks.
+func newTurn(t terms, parkNow bool) turn {
+	w := turn{terms: t, parkNext: parkNow}
+	w.begin()
+	return w
+}
+
+func (w *turn) begin() {
+	w.asking, w.repeat = true, false
+	switch {
+	case w.parkNext:
+		w.mode = askPark
+	case w.terms.mayPark:
+		w.mode = askJoinOrPark
+	default:
+		w.mode = askJoin
+	}
+}
+
+// next is when due is to be called; zero: not for now.
+func (w *turn) next() time.Time {
+	if w.asking || w.over {
+		return time.Time{}
+	}
+	return life.Earliest(w.refreshAt, w.slotFreeAt)
+}
+
+// due reports whether the caller is to send an ask now, which then is under way.
+func (w *turn) due(now time.Time) bool {
+	free := !w.slotFreeAt.IsZero() && !w.slotFreeAt.After(now)
+	if w.asking || w.over || !free && w.refreshAt.After(now.Add(together)) {
+		return false
+	}
+	w.begin()
+	return true
+}
+
+// askReply is what came of an ask.
+type askReply struct {
+	Answer
+	err    error     // instead of Answer
+	final  bool      // err is one that asking again does not change
+	sent   time.Time // when the ask was sent
+	slots  int       // how many may hold the lock now; 0: it is paused, or that is not known
+	paused bool      // an operator has paused the lock
+}
+
+// replied takes the reply to the ask that is under way.
+func (w *turn) replied(r askReply, now time.Time) step {
+	w.asking = false
+	switch {
+	case w.left:
+		if r.err == nil && r.Parked { // the caller returns, and its place in line stays
+			w.last = r.Answer
+		}
+		return leave
+	case r.err != nil && (r.final || now.Sub(w.repliedAt) > patience):
+		return w.end(failed)
+	case r.err != nil:
+		// Clear slotFreeAt: it is from an older reply. If it has passed, it would have asks sent again and again without a pause.
+		w.refreshAt, w.slotFreeAt = now.Add(refreshEvery/4), time.Time{}
+		return stay
+	case r.Yours:
+		return w.end(won)
+	case r.Parked || w.mode == askPark:
+		w.last = r.Answer
+		return w.end(parkedOrRefused)
+	}
+	return w.noteBusy(r, now)
+}
+
+func (w *turn) end(s step) step {
+	w.over = true
+	return s
+}
+
+// noteBusy takes a busy reply, and sets when to ask again.
+func (w *turn) noteBusy(r askReply, now time.Time) step {
+	w.last, w.askedAt, w.repliedAt = r.Answer, r.sent, now
+	if w.hintAt.Before(r.sent) {
+		w.hint = message{} // this reply came later, and the caller did not hold the lock then
+	}
+	if w.terms.mayPark && (r.Gate > longGate || r.slots == 0) {
+		w.parkNext = true // nobody may take the lock for a while
+	}
+	w.refreshAt, w.slotFreeAt = now.Add(refreshEvery), time.Time{}
+	if w.repeat || w.parkNext {
+		w.refreshAt = now
+	}
+	// Only the first waiters, one for each slot, watch the first deadline: one of them gets the slot that it frees. Only the first waiter
+	// watches the gate.
+	switch {
+	case r.Gate > 0 && r.Place == 0:
+		w.slotFreeAt = now.Add(r.Gate)
+	case r.Gate == 0 && r.Deadline >= 0 && r.Place < r.slots:
+		w.slotFreeAt = now.Add(r.Deadline + time.Millisecond)
+	}
+	switch {
+	case r.paused && w.terms.leavesPaused:
+		return w.end(paused)
+	case w.terms.inTime && r.Gate > 0 && !w.terms.until.IsZero() && w.terms.until.Before(now.Add(r.Gate)):
+		return w.end(tooLate)
+	}
+	return w.takeGrant(now)
+}
+
+// noteGrant takes a message that grants the caller the lock. While an ask is under way, its reply decides.
+func (w *turn) noteGrant(m message, now time.Time) step {
+	if w.over || m.serverUS <= w.hint.serverUS {
+		return stay
+	}
+	w.hint, w.hintAt = m, now
+	if w.asking {
+		return stay
+	}
+	return w.takeGrant(now)
+}
+
+// takeGrant makes the caller the holder if its hint proves a grant, that is, if the message is newer than the last busy reply. (A busy
+// reply that is newer than the message means that the granted lease has ended.)
+//
+// The lease counts from when the ask with that reply was sent. That was before the grant, so the caller never counts on the lease for
+// longer than Redis stores it. If less than half of the lease is left, or the lease is short, it asks instead, and the reply starts the
+// lease anew.
+func (w *turn) takeGrant(now time.Time) step {
+	if w.hint.serverUS <= w.last.ServerUS {
+		return stay
+	}
+	if left := w.askedAt.Add(w.terms.counted).Sub(now); w.terms.short || left < w.terms.grant/2 {
+		w.refreshAt = now
+		return stay
+	}
+	return w.end(granted)
+}
+
+// gateOpens takes the message that the gate opens after in, which tells the first in line to ask then. If the message is old, one ask is
+// in vain. If it is lost, the next refresh asks.
+func (w *turn) gateOpens(serverUS int64, in time.Duration, now time.Time) {
+	if serverUS > w.last.ServerUS {
+		w.slotFreeAt = now.Add(in)
+		w.repeat = true // the reply to an ask under way may not know of the gate yet, and overwrites slotFreeAt
+	}
+}
+
+// askAgain has the caller ask at once, or after the ask that is under way: a message may have been missed.
+func (w *turn) askAgain(now time.Time) { w.refreshAt, w.repeat = now, true }
+
+// parkSoon makes the next ask a parking one. It is due at once, or after the one that is under way. If the caller is granted the lock
+// meanwhile, it does not park.
+func (w *turn) parkSoon(now time.Time) {
+	if !w.parkNext {
+		w.parkNext, w.refreshAt = true, now
+	}
+}
+
+// giveUp ends the wait for the caller. It returns stay while an ask is under way: its reply then says leave.
+func (w *turn) giveUp() step {
+	w.over, w.left = true, true
+	if w.asking {
+		return stay
+	}
+	return leave
+}
+
+// Answer is the reply to an ask: "yours", the asker holds the lock, or "busy".
+type Answer struct {
+	Yours    bool
+	Fence    int64         // yours
+	Value    string        // yours: what was taken out of a pool, escaped
+	ServerUS int64         // busy: Redis' time (us)
+	Deadline time.Duration // busy: until the first deadline; below 0: no holder
+	Place    int           // busy: waiters before the asker
+	Holder   string        // busy: the body of one holder, or the head of an ordered key; empty: none
+	Gate     time.Duration // busy: until the gate opens, if the asker waits for that; else 0
+	Reason   string        // busy: what closed the gate
+
+	// Returned: the asker's note was parked or called before, or this ask parked it. The fields below are zero otherwise.
+	Returned     bool
+	InLine       time.Duration // since the note's first place in line
+	SinceCall    time.Duration // since the note was called; below 0: it was not
+	OthersParked int           // how many more notes are parked
+	Parked       bool          // busy: the note is parked now
+}
+
+// message is what a script publishes to the holder or waiter with a token: a grant, or another kind that a negative fence names.
+type message struct {
+	token    string
+	fence    int64  // of a grant: its fence; else brokenFence, stopFence or gateFence
+	serverUS int64  // Redis' time when the script ran
+	value    string // of a grant: what was taken out of a pool, escaped; of gateFence: opens in (us)
+}
+
+const (
+	brokenFence = -1 // the holder's lease was broken
+	stopFence   = -2 // a newer arrival asks the holder or waiter to stop
+	gateFence   = -3 // to the first waiter: when the gate opens
+)
+
+// parseMessage reads "<token> <fence> <server us>", and a value where there is one.
+func parseMessage(payload string) (message, bool) {
+	f := strings.Fields(payload)
+	if len(f) != 3 && len(f) != 4 {
+		return message{}, false
+	}
+	fence, err1 := strconv.ParseInt(f[1], 10, 64)
+	us, err2 := strconv.ParseInt(f[2], 10, 64)
+	msg := message{token: f[0], fence: fence, serverUS: us}
+	if len(f) == 4 {
+		msg.value = f[3] // escaped: no spaces in it
+	}
+	return msg, err1 == nil && err2 == nil
+}
