@@ -28,7 +28,7 @@ func (g *Guard) announce() {
 
 // saysOfItself is what the Guard writes.
 func (g *Guard) saysOfItself() fleet.Process {
-	return fleet.Process{Owner: g.cfg.Owner, Hashed: g.rules.secret != "", Serves: g.served.list(), Rules: describe(g.rules)}
+	return fleet.Process{Owner: g.cfg.Owner, Hashed: g.rules.secret != "", Rules: describe(g.rules)}
 }
 
 func (g *Guard) warnDiffer(how string) {

@@ -9,7 +9,6 @@ import (
 
 	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/history"
-	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -29,7 +28,6 @@ type keyView struct {
 	PausedHere      bool            // by an order for this lock itself
 	PausedScope     string          // the scope, if an order for it pauses this lock
 	Behind          *blockedRow     // the next task of an ordered key, if it keeps others waiting
-	Actions         []Action        // about this lock, newest first
 
 	Bars   *bars  // who ran when; nil: nothing is known
 	Kept   bool   // workers keep the runs of the key
@@ -55,7 +53,7 @@ type waiterView struct {
 func (p *page) key(w http.ResponseWriter, r *http.Request) {
 	key := p.keyOf(r.URL.Query().Get("key"))
 	if wrong := p.noLock(key); wrong != "" {
-		p.fail(w, r, http.StatusBadRequest, wrong)
+		p.fail(w, http.StatusBadRequest, wrong)
 		return
 	}
 	p.render(w, http.StatusOK, "key", p.keyView(r, key))
@@ -97,7 +95,6 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 			v.PausedScope = c.Target
 		}
 	}
-	v.Actions = p.actions.about(key, name, inspect.ScopeOf(key))
 	return v
 }
 

@@ -30,8 +30,6 @@ const (
 	freshFor = 900 * time.Millisecond
 	// rulesFresh is how old the answer may be to what processes run; they write once a minute.
 	rulesFresh = 5 * time.Second
-	// asynqAtOnce is how many questions to asynq are on their way.
-	asynqAtOnce = 8
 	// mostHeads is how many blocked keys the page names. asynq is asked for the task of each.
 	mostHeads = 30
 	// mostQueues is in how many queues a task is looked for.
@@ -169,20 +167,12 @@ func (p *page) blockedOf(ctx context.Context, rows []row) (all []blockedRow) {
 	return all
 }
 
-// askAsynq asks asynq, whose Inspector takes no context, and whose Redis may hang: nobody waits longer than
-// bounds.asynq for an answer, and a question that hangs keeps its slot. What is not known in time is the zero value.
+// askAsynq asks asynq, whose Inspector takes no context, and whose Redis may hang: nobody waits longer than bounds.asynq for an answer. What
+// is not known in time is the zero value.
 func askAsynq[A any](ctx context.Context, p *page, ask func(*asynq.Inspector) A) A {
 	ctx, cancel := context.WithTimeout(ctx, p.within.asynq)
 	defer cancel()
-	answer, _ := within(ctx, func(ctx context.Context) (none A, err error) {
-		select {
-		case p.asynq <- struct{}{}:
-			defer func() { <-p.asynq }()
-			return ask(p.o.Inspector), nil
-		case <-ctx.Done():
-			return none, ctx.Err()
-		}
-	})
+	answer, _ := within(ctx, func(context.Context) (A, error) { return ask(p.o.Inspector), nil })
 	return answer
 }
 
@@ -258,28 +248,18 @@ func (p *page) rulesOf(key string) string {
 	return strings.Join(cmp.Or(p.rules.last(), p.own).namesFor(inspect.ScopeOf(key)), ", ")
 }
 
-// unknownTarget says why no task has the target of an order, as far as rules and live locks tell; empty if one may
-// have it.
+// unknownTarget says why no task has the target of an order; empty if one may have it, or if Redis does not tell in time.
 func (p *page) unknownTarget(ctx context.Context, target string) string {
 	ctx, cancel := context.WithTimeout(ctx, p.within.redis)
 	defer cancel()
-	s, _ := p.snapshot(ctx)
-	if s == nil {
-		return ""
-	}
 	k := p.rulesNow(ctx)
-	why := inspect.Unknown(k.rules, k.hashed || p.o.HashKeys != "", p.o.Prefix, target)
-	if why == "" {
-		return ""
+	why, _ := within(ctx, func(ctx context.Context) (string, error) {
+		return inspect.Unknown(ctx, p.engine, k.rules, k.hashed || p.o.HashKeys != "", p.o.Prefix, target)
+	})
+	if why != "" {
+		why += "."
 	}
-	key := p.keyOf(target)
-	name := control.Bare(key)
-	if slices.ContainsFunc(s.rows, func(r row) bool {
-		return r.Key == key || !strings.Contains(name, "|") && inspect.ScopeOf(r.Key) == name
-	}) {
-		return ""
-	}
-	return why + " Nor is there such a lock now."
+	return why
 }
 
 // foundTask is a task whose ID somebody searched for.

@@ -33,23 +33,22 @@ var liveViews = map[string]func(*page, *http.Request) any{
 // routes makes the handler: from the outside in, headers, whether it is closed, the
 // path, access, requests from other sites, and the views.
 func (p *page) routes() {
-	p.mux = http.NewServeMux()
-	p.handle("/{$}", p.view("overview"), nil)
-	p.handle("/keys", p.keys, nil)
-	p.handle("/key", p.key, nil)
-	p.handle("/blocked", p.view("blocked"), nil)
-	p.handle("/rules", p.view("rules"), nil)
-	p.handle("/live", p.live, nil)
-	p.handle("/do", p.operators(p.ask), p.operators(p.do))
-	p.handle("/static/{file}", p.static, nil)
-	p.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		p.fail(w, r, http.StatusNotFound, "There is no such page.")
-	})
+	mux := http.NewServeMux() // it answers another method with a 405
+	mux.HandleFunc("GET /{$}", p.view("overview"))
+	mux.HandleFunc("GET /keys", p.keys)
+	mux.HandleFunc("GET /key", p.key)
+	mux.HandleFunc("GET /blocked", p.view("blocked"))
+	mux.HandleFunc("GET /rules", p.view("rules"))
+	mux.HandleFunc("GET /live", p.live)
+	mux.HandleFunc("GET /do", p.operators(p.ask))
+	mux.HandleFunc("POST /do", p.operators(p.do))
+	mux.HandleFunc("GET /static/{file}", p.static)
+	mux.HandleFunc("GET /", func(w http.ResponseWriter, _ *http.Request) { p.fail(w, http.StatusNotFound, "There is no such page.") })
 	inner := http.NewCrossOriginProtection()
-	inner.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p.fail(w, r, http.StatusForbidden, "Another site made your browser send this request, or a proxy before this page does not pass the Host header on. Nothing was done.")
+	inner.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		p.fail(w, http.StatusForbidden, "Another site made your browser send this request, or a proxy before this page does not pass the Host header on. Nothing was done.")
 	}))
-	views := inner.Handler(p.mux)
+	views := inner.Handler(mux)
 	p.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
 		header.Set("Content-Security-Policy", policy)
@@ -64,25 +63,10 @@ func (p *page) routes() {
 		switch {
 		case !ok:
 		case p.o.Access(r) < AccessRead:
-			p.fail(w, r, http.StatusForbidden, "You may not see this page.")
+			p.fail(w, http.StatusForbidden, "You may not see this page.")
 		default:
 			views.ServeHTTP(w, r)
 		}
-	})
-}
-
-// handle serves a path with get, and with post unless it is nil. The answer to other methods
-// is a 405 that names those that there are.
-func (p *page) handle(path string, get, post http.HandlerFunc) {
-	allow := "GET, HEAD" // a pattern with GET matches HEAD as well
-	p.mux.HandleFunc("GET "+path, get)
-	if post != nil {
-		allow += ", POST"
-		p.mux.HandleFunc("POST "+path, post)
-	}
-	p.mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Allow", allow)
-		p.fail(w, r, http.StatusMethodNotAllowed, "This address does not answer "+printable.Short(r.Method)+"; it answers "+allow+".")
 	})
 }
 
@@ -124,7 +108,6 @@ var views = func() map[string]*template.Template {
 	layout := template.Must(template.New("layout.html").Funcs(template.FuncMap{
 		"asset":    func(base, name string) string { return base + "static/" + name + "?v=" + versions[name] },
 		"ago":      func(now, t time.Time) string { return printable.Duration(now.Sub(t)) },
-		"clock":    func(t time.Time) string { return t.UTC().Format("15:04:05") },
 		"exact":    printable.Exact,
 		"iso":      func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
 		"text":     printable.Short,
@@ -195,7 +178,7 @@ func execute(view, name string, data any) ([]byte, error) {
 }
 
 // fail answers with an error.
-func (p *page) fail(w http.ResponseWriter, _ *http.Request, status int, text string) {
+func (p *page) fail(w http.ResponseWriter, status int, text string) {
 	p.render(w, status, "fail", frame{Base: p.base, View: "-", Title: http.StatusText(status), Err: text})
 }
 
@@ -230,7 +213,7 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	view := q.Get("view")
 	if liveViews[view] == nil || view == "key" && p.noLock(p.keyOf(q.Get("key"))) != "" {
-		p.fail(w, r, http.StatusNotFound, "There is no such live view.")
+		p.fail(w, http.StatusNotFound, "There is no such live view.")
 		return
 	}
 	if r.Method == http.MethodHead { // has no body to stream
@@ -242,7 +225,7 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 		defer func() { <-p.streams }()
 	default:
 		w.Header().Set("Retry-After", "30")
-		p.fail(w, r, http.StatusServiceUnavailable, "Too many live views are open; reload to see what is new.")
+		p.fail(w, http.StatusServiceUnavailable, "Too many live views are open; reload to see what is new.")
 		return
 	}
 	w.Header().Set("Content-Type", eventStream)
@@ -336,7 +319,7 @@ func (p *page) static(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("file")
 	version, ok := versions[name]
 	if !ok {
-		p.fail(w, r, http.StatusNotFound, "There is no such file.")
+		p.fail(w, http.StatusNotFound, "There is no such file.")
 		return
 	}
 	w.Header().Set("ETag", `"`+version+`"`)

@@ -24,7 +24,6 @@ import (
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/keys"
-	"github.com/automutex/automutex/internal/nearest"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/redisx"
 	"github.com/automutex/automutex/internal/tasktype"
@@ -110,7 +109,6 @@ type doctor struct {
 	rules    []automutex.Rule     // to hold against the tasks
 	byTask   *tasktype.Map[[]int] // finds rules
 	maker    *automutex.KeyMaker  // of rules; nil without any
-	types    []string             // of tasks that are served, or queued
 	prefixes []string             // under which there are Guards
 	node     *redis.Client        // that is looked at
 	of       string               // names it among several
@@ -263,9 +261,6 @@ func (d *doctor) fleet(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, p := range guards {
-		d.types = append(d.types, p.Serves...)
-	}
 	differ := fleet.Differences(guards)
 	for _, difference := range differ {
 		d.foundf(Bad, "rules", "%s", printable.OneLine(difference))
@@ -322,17 +317,12 @@ func (d *doctor) tasks(ctx context.Context) error {
 				return err
 			}
 			for _, task := range tasks {
-				if d.types = append(d.types, task.Type); d.maker != nil {
-					d.hold(ctx, task, found)
-				}
+				d.hold(ctx, task, found)
 			}
 		}
 	}
 	if len(queues) == 0 && slices.ContainsFunc(d.rules, func(r automutex.Rule) bool { return r.Busy == automutex.Park }) {
 		d.foundf(Note, "Inspector", "rules park tasks, but asynq has no queue in this database: if asynq uses another Redis or database, set Config.Inspector to an asynq.Inspector there, or parked tasks are not called")
-	}
-	if d.maker != nil {
-		d.slips()
 	}
 	sorted := slices.SortedFunc(maps.Keys(found), func(a, b Finding) int {
 		return cmp.Or(cmp.Compare(a.Level, b.Level), found[b]-found[a], cmp.Compare(a.Text, b.Text))
@@ -343,24 +333,11 @@ func (d *doctor) tasks(ctx context.Context) error {
 	return nil
 }
 
-// slips finds rules for which there is no type, while one that looks alike has no rule.
-func (d *doctor) slips() {
-	for _, rule := range d.rules {
-		task := func(t string) string { // of the rules for the type
-			if its, has := d.byTask.Find(t); has {
-				return d.rules[its[0]].Task
-			}
-			return ""
-		}
-		meant := slices.IndexFunc(d.types, func(t string) bool { return task(t) == "" && nearest.IsMeant(rule.Task, t) })
-		if meant >= 0 && !slices.ContainsFunc(d.types, func(t string) bool { return task(t) == rule.Task }) {
-			d.foundf(Bad, "tasks", "nothing serves %q, which a rule is for, and no rule is for %q: did you mean that?", rule.Task, d.types[meant])
-		}
-	}
-}
-
-// hold counts what is wrong with a task by the rules.
+// hold counts what is wrong with a task by the rules, if there are any.
 func (d *doctor) hold(ctx context.Context, task *asynq.TaskInfo, found map[Finding]int) {
+	if d.maker == nil {
+		return
+	}
 	if _, err := d.maker.Keys(ctx, asynq.NewTaskWithHeaders(task.Type, task.Payload, task.Headers)); err != nil {
 		why, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "automutex: "), "; enqueue the task")
 		found[Finding{Bad, "keys", printable.OneLine(why) + "; a worker archives such a task unrun"}]++
