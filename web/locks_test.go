@@ -80,7 +80,7 @@ func TestSnapshot_bounded(t *testing.T) {
 	}
 	v := serve(t, redistest.Mini(t), Options{})
 	v.stand(s, -time.Hour)
-	v.get("/keys").want(200, "the list has the 50,000 most contended")
+	v.get("/keys").want(200, "the list has the 50000 most contended")
 }
 
 // The chart has the last hour, and a point for each ten seconds at most.

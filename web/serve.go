@@ -6,10 +6,8 @@ import (
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
-	"fmt"
 	"html/template"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
@@ -113,7 +111,6 @@ var views = func() map[string]*template.Template {
 		"text":     printable.Short,
 		"count":    printable.Count,
 		"inBraces": control.Bare,
-		"sep":      func(n int) string { return separated(strconv.Itoa(n)) },
 		"bar":      func(n, most int) int { return max(1, 100*n/max(most, 1)) },
 		"more":     func(n int) int { return n - 1 },
 	}).ParseFS(templateFiles, "templates/layout.html"))
@@ -123,14 +120,6 @@ var views = func() map[string]*template.Template {
 	}
 	return all
 }()
-
-// separated is a number with separators between thousands.
-func separated(digits string) string {
-	for at := len(digits) - 3; at > 0 && digits[at-1] != '-'; at -= 3 {
-		digits = digits[:at] + "," + digits[at:]
-	}
-	return digits
-}
 
 // frame is what every view knows.
 type frame struct {
@@ -200,9 +189,9 @@ const (
 	// quietFor is after how long a stream without news sends a comment, so that
 	// proxies keep it open.
 	quietFor = 15 * time.Second
-	// A live part is good for makeTimes as long as it took to make, but not for longer than mostStale.
-	makeTimes = 4
-	mostStale = 5 * time.Second
+	// A live view rests restTimes as long as it took to make, but not for longer than mostRest.
+	restTimes = 4
+	mostRest  = 5 * time.Second
 	// eventStream is the media type of a stream.
 	eventStream = "text/event-stream; charset=utf-8"
 )
@@ -233,12 +222,16 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 	out := http.NewResponseController(w)
 	ctx, cancel := context.WithTimeout(r.Context(), liveFor)
 	defer cancel()
-	tick := time.NewTicker(liveEvery)
-	defer tick.Stop()
 	var last []byte
 	sent := time.Now()
 	for {
-		body := p.fragment(ctx, r, view)
+		began := time.Now()
+		body, err := execute(view, "live", liveViews[view](p, r.WithContext(ctx)))
+		if err != nil {
+			p.o.Logger.Error("automutex: web: cannot make a live view", "view", view, "error", err)
+			return
+		}
+		rest := max(liveEvery, min(restTimes*time.Since(began), mostRest))
 		message := ": nothing new\n\n"
 		if !bytes.Equal(body, last) {
 			message = event(body)
@@ -257,7 +250,7 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 			last, sent = body, time.Now()
 		}
 		select {
-		case <-tick.C:
+		case <-time.After(rest):
 		case <-ctx.Done():
 			return
 		case <-p.ctx.Done():
@@ -270,31 +263,6 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 func event(body []byte) string {
 	text := strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(string(body))
 	return "data: " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\ndata: ") + "\n\n"
-}
-
-// fragment is the live part of a view. Who may see the same and looks at the same gets what the first of them had made.
-func (p *page) fragment(ctx context.Context, r *http.Request, view string) []byte {
-	key := fmt.Sprintf("%d %s %s", p.o.Access(r), view, r.URL.RawQuery)
-	p.mu.Lock()
-	its := p.fragments[key]
-	if its == nil {
-		if len(p.fragments) >= maxStreams {
-			clear(p.fragments) // whoever has one goes on with it
-		}
-		its = &shared[[]byte]{ctx: p.ctx, within: 2 * p.within.redis}
-		p.fragments[key] = its
-	}
-	p.mu.Unlock()
-	body, err := its.get(ctx, func(ctx context.Context) ([]byte, time.Duration, error) {
-		began := time.Now()
-		body, err := execute(view, "live", liveViews[view](p, r.WithContext(ctx)))
-		took := time.Since(began)
-		return body, max(freshFor-took, min(makeTimes*took, mostStale)), err
-	})
-	if err != nil && ctx.Err() == nil && p.ctx.Err() == nil {
-		p.o.Logger.Error("automutex: web: cannot make a live view", "view", view, "error", err)
-	}
-	return body
 }
 
 //go:embed assets

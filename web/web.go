@@ -35,7 +35,6 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -146,9 +145,6 @@ type page struct {
 	locks   shared[*snapshot]
 	rules   shared[*known]
 	orders  shared[[]control.Order]
-
-	mu        sync.Mutex // guards fragments; nobody makes one under it
-	fragments map[string]*shared[[]byte]
 }
 
 var _ io.Closer = (*page)(nil)
@@ -163,7 +159,7 @@ var _ io.Closer = (*page)(nil)
 //	srv.RegisterOnShutdown(func() { handler.(io.Closer).Close() })
 func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 	p := &page{
-		o: options, rdb: rdb, streams: make(chan struct{}, maxStreams), fragments: map[string]*shared[[]byte]{}, within: usualBounds,
+		o: options, rdb: rdb, streams: make(chan struct{}, maxStreams), within: usualBounds,
 	}
 	p.ctx, p.close = context.WithCancel(context.Background())
 	p.locks.ctx, p.rules.ctx, p.orders.ctx, p.locks.within = p.ctx, p.ctx, p.ctx, walkWithin
