@@ -288,7 +288,6 @@ func (p *page) act(ctx context.Context, f form, by string) (string, error) {
 	case "skip":
 		return "Task " + printable.Short(f.Task) + " was skipped: the next one of its key goes on.", blocked.Skip(ctx, p.engine, p.o.Inspector, f.Key, f.Task, f.ticket)
 	}
-	defer p.orders.forget()
 	controls, done := p.asOperator(by)
 	defer done()
 	target := printable.Short(f.Target)

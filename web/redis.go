@@ -26,8 +26,6 @@ import (
 // This file has what the page asks of Redis and asynq; do.go has what it changes there.
 
 const (
-	// freshFor is how long what was found is good enough to be shown.
-	freshFor = 900 * time.Millisecond
 	// rulesFresh is how old the answer may be to what processes run; they write once a minute.
 	rulesFresh = 5 * time.Second
 	// mostHeads is how many blocked keys the page names. asynq is asked for the task of each.
@@ -114,12 +112,9 @@ func (p *page) taskOf(note string) task {
 
 // Of what operators have ordered.
 
-// controls gives what is in force. With an error it gives what was in force before.
+// controls gives what is in force.
 func (p *page) controls(ctx context.Context) ([]control.Order, error) {
-	return p.orders.get(ctx, func(ctx context.Context) ([]control.Order, time.Duration, error) {
-		orders, err := p.engine.Controls().Orders(ctx)
-		return orders, freshFor, err
-	})
+	return within(ctx, p.engine.Controls().Orders)
 }
 
 func (p *page) newEngine(owner string) *engine.Engine {

@@ -338,7 +338,7 @@ func TestViews_refusedCommand(t *testing.T) {
 		{"/keys", "scan", io.EOF, "Redis has closed the connection; the page tries again"},
 	} {
 		fail(hook, c.err, c.command)
-		v.page.locks.forget()
+		forget(&v.page.locks)
 		v.find(c.path, c.want).want(200)
 	}
 	hook.Before(nil)
@@ -412,12 +412,11 @@ func TestViews_redisHangs(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	v := serve(t, s, Options{Rules: []automutex.Rule{{Task: "pay", On: []string{"id"}}}, Access: func(*http.Request) Access { return AccessOperate }})
-	v.page.within, v.page.orders.within, v.page.rules.within = usualBounds, 0, 0
+	v.page.within, v.page.rules.within = usualBounds, 0
 	for range 2 {
 		s.Pause(t)
-		v.page.locks.forget()
-		v.page.rules.forget()
-		v.page.orders.forget()
+		forget(&v.page.locks)
+		forget(&v.page.rules)
 		var viewers sync.WaitGroup
 		for _, path := range []string{"/", "/keys?q=task-1", "/blocked", "/rules", keyPath(v.prefix + ":{a}")} {
 			viewers.Go(func() {

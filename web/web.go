@@ -41,7 +41,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 )
@@ -144,7 +143,6 @@ type page struct {
 	close   context.CancelFunc
 	locks   shared[*snapshot]
 	rules   shared[*known]
-	orders  shared[[]control.Order]
 }
 
 var _ io.Closer = (*page)(nil)
@@ -162,7 +160,7 @@ func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 		o: options, rdb: rdb, streams: make(chan struct{}, maxStreams), within: usualBounds,
 	}
 	p.ctx, p.close = context.WithCancel(context.Background())
-	p.locks.ctx, p.rules.ctx, p.orders.ctx, p.locks.within = p.ctx, p.ctx, p.ctx, walkWithin
+	p.locks.ctx, p.rules.ctx, p.locks.within = p.ctx, p.ctx, walkWithin
 	p.o.Prefix, p.o.Logger = cmp.Or(p.o.Prefix, inside.DefaultPrefix), cmp.Or(p.o.Logger, slog.Default())
 	if p.o.Access == nil {
 		p.o.Access = func(*http.Request) Access { return AccessRead }
