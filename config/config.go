@@ -26,12 +26,9 @@ from the program:
 
 The keys are the fields of [automutex.Rule] and [unique.Rule] in snake_case; "automutex schema" prints
 them with what they mean. All of a rule but name and task may be in defaults, which do not apply to
-unique rules. Durations are written as in Go ("30s", "1h30m"). Next to prefix, hash_keys and history are
-HashKeys of both Configs and History of [automutex.Config]. The program sets the rest on what [Load]
-returns: code (Key, Decode, ...), what belongs to the process (Owner, Logger, ...), and a secret.
-
-JSON is YAML too, but for a character that is written as two \u escapes. Variables are not expanded. Anchors,
-aliases, merge keys and tags are refused, and so are unknown keys, repeated keys and keys without a value.
+unique rules. hash_keys and history stand beside prefix. The program sets the rest on what [Load] returns:
+code (Key, Decode, ...), what belongs to the process (Owner, Logger, ...), and a secret that must not be in
+a file. JSON is YAML, too. Variables are not expanded. Anchors, aliases, merge keys and tags are refused.
 */
 package config
 
