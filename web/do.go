@@ -117,7 +117,7 @@ type askView struct {
 	Question, Button string
 	Effects          []string
 	Back             string // where the operator goes who leaves it as it is
-	Holders          []holderView
+	Holders          []inspect.Holder
 	Unknown          string // why no task has Target
 }
 
@@ -144,7 +144,7 @@ func (p *page) ask(w http.ResponseWriter, r *http.Request) {
 
 // show shows the form of an action, with what was typed and what is wrong with it.
 func (p *page) show(w http.ResponseWriter, r *http.Request, status int, f form) {
-	v := &askView{frame: frame{Base: p.base, View: "-"}, form: f, Back: p.origin(f)}
+	v := &askView{frame: frame{page: p, Base: p.base, View: "-"}, form: f, Back: p.origin(f)}
 	if f.Action == "break" {
 		ctx, cancel := context.WithTimeout(r.Context(), p.within.redis)
 		defer cancel()
@@ -153,8 +153,9 @@ func (p *page) show(w http.ResponseWriter, r *http.Request, status int, f form) 
 			p.fail(w, http.StatusBadGateway, trouble(err, reload)+". Nothing was done.")
 			return
 		}
-		one := func(h holderView) bool { return len(f.Tokens) > 0 && !slices.Contains(f.Tokens, h.Token) }
-		v.Holders = slices.DeleteFunc(p.holders(info), one)
+		v.Now, v.Holders = info.At, slices.DeleteFunc(info.Holders, func(h inspect.Holder) bool {
+			return len(f.Tokens) > 0 && !slices.Contains(f.Tokens, h.Token)
+		})
 		v.Gate = len(f.Tokens) == 0 && info.Breakable()
 		if len(v.Holders) == 0 && !v.Gate {
 			p.fail(w, http.StatusConflict, "Nobody holds this lock, and no hold or cooldown has closed its gate: there is nothing to break.")

@@ -131,11 +131,9 @@ func earlierHead(a, b row) int { return blocked.First(a.Next.Head, b.Next.Head) 
 
 type blockedRow struct {
 	row
-	Name, Rule string
-	Task       task
-	Ticket     int64 // of the task: another one may get its ID
-	Why        string
-	Behind     int
+	Rule string
+	Task task
+	Why  string
 }
 
 // blockedOf asks asynq for the next task of each of those keys, and leaves out those that go on by themselves.
@@ -155,8 +153,8 @@ func (p *page) blockedOf(ctx context.Context, rows []row) (all []blockedRow) {
 		case r.Next.Held: // asynq did not say in time
 			why = "is archived"
 		}
-		if head := r.Next.Head; why != "" {
-			all = append(all, blockedRow{r, control.Bare(r.Key), p.rulesOf(r.Key), p.taskOf(r.Next.Task), head.Ticket, printable.Short(why), head.Queued - 1})
+		if why != "" {
+			all = append(all, blockedRow{r, p.rulesOf(r.Key), p.taskOf(r.Next.Task), printable.Short(why)})
 		}
 	}
 	return all

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/control"
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -106,13 +107,14 @@ var views = func() map[string]*template.Template {
 	layout := template.Must(template.New("layout.html").Funcs(template.FuncMap{
 		"asset":    func(base, name string) string { return base + "static/" + name + "?v=" + versions[name] },
 		"ago":      func(now, t time.Time) string { return printable.Duration(now.Sub(t)) },
+		"in":       func(now, t time.Time) string { return printable.Duration(t.Sub(now)) },
 		"exact":    printable.Exact,
 		"iso":      func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
 		"text":     printable.Short,
 		"count":    printable.Count,
 		"inBraces": control.Bare,
 		"bar":      func(n, most int) int { return max(1, 100*n/max(most, 1)) },
-		"more":     func(n int) int { return n - 1 },
+		"add":      func(n, m int) int { return n + m },
 	}).ParseFS(templateFiles, "templates/layout.html"))
 	all := map[string]*template.Template{}
 	for _, name := range []string{"overview", "keys", "key", "blocked", "rules", "ask", "fail"} {
@@ -123,6 +125,7 @@ var views = func() map[string]*template.Template {
 
 // frame is what every view knows.
 type frame struct {
+	page    *page
 	Base    string // what links begin with
 	View    string // of the navigation
 	Title   string
@@ -135,9 +138,12 @@ type frame struct {
 	Done    *Action // what the viewer has just done
 }
 
+// TaskOf is the task of a holder or waiter.
+func (f frame) TaskOf(w inspect.Work) task { return f.page.task(w.Queue, w.Task, w.Note) }
+
 // frame makes that of a live view.
 func (p *page) frame(r *http.Request, view, title, query string) frame {
-	f := frame{Base: p.base, View: view, Here: view, Title: title, Operate: p.o.Access(r) >= AccessOperate, Now: time.Now()}
+	f := frame{page: p, Base: p.base, View: view, Here: view, Title: title, Operate: p.o.Access(r) >= AccessOperate, Now: time.Now()}
 	f.Live, f.Done = p.base+"live?view="+view+"&"+query, p.actions.get(r.URL.Query().Get("done"))
 	if query != "" {
 		f.Here += "?" + query

@@ -118,10 +118,8 @@ type keysView struct {
 
 type keysRow struct {
 	row
-	Name   string // between the braces
 	Rule   string
-	Holder holderView // the first one
-	Paused bool       // by an operator
+	Paused bool // by an operator
 }
 
 // keys answers with the list.
@@ -163,10 +161,7 @@ func (p *page) keysView(r *http.Request) *keysView {
 		v.Prev = v.Base + "keys?" + q.values(q.Page-1)
 	}
 	for _, r := range found[skip:min(skip+perPage, len(found))] {
-		line := keysRow{row: r, Name: control.Bare(r.Key), Rule: p.rulesOf(r.Key)}
-		if all := p.holders(r); len(all) > 0 {
-			line.Holder = all[0]
-		}
+		line := keysRow{row: r, Rule: p.rulesOf(r.Key)}
 		_, _, pause := control.For(controls, r.Key)
 		line.Paused = pause != nil
 		v.Rows = append(v.Rows, line)
