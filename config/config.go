@@ -47,8 +47,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 	"go.yaml.in/yaml/v4"
 
 	"github.com/automutex/automutex"
@@ -176,9 +174,8 @@ func (r *reader) read(root *yaml.Node) (automutex.Config, unique.Config) {
 
 	_, err := automutex.NewKeyMaker(cfg)
 	r.refused(err, "rule", root, rules)
-	rdb := redis.NewClient(&redis.Options{Addr: "localhost:0"}) // never used: unique.New does no I/O
-	_, err = unique.New(asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb), rdb, once)
-	r.refused(errors.Join(err, rdb.Close()), "unique rule", root, onceRules)
+	_, err = unique.New(nil, nil, nil, once) // which also says that these are nil: of no field
+	r.refused(err, "unique rule", root, onceRules)
 	cfg.Logger = nil
 	return cfg, once
 }
@@ -191,11 +188,10 @@ func (r *reader) refused(err error, what string, root *yaml.Node, rules []*yaml.
 		}
 		return
 	}
-	if err == nil {
+	field := (*automutex.FieldError)(nil)
+	if !errors.As(err, &field) {
 		return
 	}
-	field := &automutex.FieldError{Rule: -1, Err: err}
-	errors.As(err, &field)
 	key := strings.TrimSuffix(keyOf(field.Field), "_field") // limit stands for LimitField, too
 	at, where := cmp.Or(get(root, key), root), key+": "
 	if field.Rule >= 0 {
