@@ -38,11 +38,12 @@ import (
 // Middleware is an [asynq.MiddlewareFunc]. Install it first: a middleware that is installed
 // before it runs outside of the locks, and also for tasks whose key is busy.
 func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
+	g.served.askMux(next, g.cfg.Rules) // under mux.Use this is called for each task, and next is no mux
 	if !g.middlewareUsed.Swap(true) {
 		go g.announce()
 	}
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
-		g.served.add(t.Type())
+		g.noteType(t.Type())
 		defer g.enterTask(ctx)() // each task keeps a worker busy, with a rule or without
 		outer := running(ctx)
 		switch {

@@ -9,38 +9,26 @@ from the program:
 	  - task: itunes:verify
 	    on: [transaction_id]
 	  - task: "report:"
-	    scope: report
 	    on: [tenant.id]
-	    limit: 3
+	    limit: {field: tenant.max, default: 3, most: 50} # or a number, or unlimited
+	    rate: {starts: 100, per: 1m, burst: 10}          # or none: not that of defaults
 	  - task: cache:warm
 	    wait: 0s
-	    busy: skip
+	    busy: skip       # or retry, archive, fail, park, replace, allow
 	  - task: import
-	    on: [file]
+	    on: ["."]        # the whole payload
 	    busy: {retry_in: 30s}
 	unique:              # tasks that are enqueued once
 	  - task: reindex
 	    on: [document_id]
-	    until: start
-	    duplicate: join
+	    until: start     # or done, or {for: 10m}
+	    duplicate: join  # or reject, replace, {postpone: 5s}
 
 The keys are the fields of [automutex.Rule] and [unique.Rule] in snake_case; "automutex schema" prints
 them with what they mean. All of a rule but name and task may be in defaults, which do not apply to
-unique rules. Durations are written as in Go ("30s", "1h30m"). Other forms:
-
-	busy: skip           # or retry, archive, fail, park, replace, allow, {retry_in: 30s}
-	on: ["."]            # the whole payload
-	limit: 3             # or unlimited, or a payload field: {field: tenant.max, default: 3, most: 50}
-	rate: {starts: 100, per: 1m, burst: 10} # burst left out: one; none: not that of defaults
-	until: start         # or done, or {for: 10m}
-	duplicate: join      # or reject, replace, {postpone: 5s}
-
-Next to prefix, hash_keys and history are HashKeys of both Configs and History of [automutex.Config]. The
-program sets the rest on what [Load] returns: code (Key, Decode, ...), what belongs to the process (Owner,
-Logger, ...), and a secret that must not be in a file.
-
-JSON is YAML too, but for a character that is written as two \u escapes. Variables are not expanded. Anchors,
-aliases, merge keys and tags are refused, and so are unknown keys, repeated keys and keys without a value.
+unique rules. hash_keys and history stand beside prefix. The program sets the rest on what [Load] returns:
+code (Key, Decode, ...), what belongs to the process (Owner, Logger, ...), and a secret that must not be in
+a file. JSON is YAML, too. Variables are not expanded. Anchors, aliases, merge keys and tags are refused.
 */
 package config
 
@@ -59,8 +47,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 	"go.yaml.in/yaml/v4"
 
 	"github.com/automutex/automutex"
@@ -166,12 +152,6 @@ func (r *reader) walk(n *yaml.Node, trail string) {
 // read reads the values of a file, and reports what automutex.New and unique.New would refuse at the value that is wrong.
 func (r *reader) read(root *yaml.Node) (automutex.Config, unique.Config) {
 	r.walk(root, "")
-	preset, list := get(root, "defaults"), get(root, "rules")
-	if preset != nil && list != nil {
-		for _, rule := range list.Content {
-			inherit(rule, preset)
-		}
-	}
 	var f file
 	all := &yaml.LoadErrors{}
 	if err := root.Load(&f, yaml.WithKnownFields()); err != nil && !errors.As(err, &all) {
@@ -182,15 +162,11 @@ func (r *reader) read(root *yaml.Node) (automutex.Config, unique.Config) {
 	}
 	cfg := automutex.Config{Prefix: f.Prefix, HashKeys: f.HashKeys, History: f.History, Logger: slog.New(slog.DiscardHandler)}
 	once := unique.Config{Prefix: f.Prefix, HashKeys: f.HashKeys}
-	rules, onceRules := make([]*yaml.Node, len(f.Rules)), make([]*yaml.Node, len(f.Unique))
-	for i, e := range f.Rules {
-		cfg.Rules, rules[i] = append(cfg.Rules, e.of.rule()), e.node
-	}
-	for i, e := range f.Unique {
-		once.Rules, onceRules[i] = append(once.Rules, e.of.rule()), e.node
-	}
+	var rules, onceRules []*yaml.Node
+	cfg.Rules, rules = fitting[automutex.Rule](get(root, "rules"), rule{defaults: f.Defaults})
+	once.Rules, onceRules = fitting[unique.Rule](get(root, "unique"), uniqueRule{})
 	switch n := get(root, "hash_keys"); {
-	case len(r.mistakes) == 0 && list == nil && get(root, "unique") == nil:
+	case len(r.mistakes) == 0 && get(root, "rules") == nil && get(root, "unique") == nil:
 		r.reportf(root.Line, root.Column, "there are no rules; list them under rules: or unique:")
 	case n != nil && n.Kind == yaml.ScalarNode && f.HashKeys == "": // as of a template that was filled with nothing
 		r.reportf(n.Line, n.Column, "hash_keys: the secret is empty; give one, such as openssl rand -hex 32 makes, or leave hash_keys out")
@@ -198,9 +174,8 @@ func (r *reader) read(root *yaml.Node) (automutex.Config, unique.Config) {
 
 	_, err := automutex.NewKeyMaker(cfg)
 	r.refused(err, "rule", root, rules)
-	rdb := redis.NewClient(&redis.Options{Addr: "localhost:0"}) // never used: unique.New does no I/O
-	_, err = unique.New(asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb), rdb, once)
-	r.refused(errors.Join(err, rdb.Close()), "unique rule", root, onceRules)
+	_, err = unique.New(nil, nil, nil, once) // which also says that these are nil: of no field
+	r.refused(err, "unique rule", root, onceRules)
 	cfg.Logger = nil
 	return cfg, once
 }
@@ -213,16 +188,15 @@ func (r *reader) refused(err error, what string, root *yaml.Node, rules []*yaml.
 		}
 		return
 	}
-	if err == nil {
+	field := (*automutex.FieldError)(nil)
+	if !errors.As(err, &field) {
 		return
 	}
-	field := &automutex.FieldError{Rule: -1, Err: err}
-	errors.As(err, &field)
 	key := strings.TrimSuffix(keyOf(field.Field), "_field") // limit stands for LimitField, too
 	at, where := cmp.Or(get(root, key), root), key+": "
 	if field.Rule >= 0 {
 		rule := rules[field.Rule]
-		at, where = cmp.Or(get(rule, key), rule), fmt.Sprintf("%s %q: %s: ", what, field.RuleName, key)
+		at, where = cmp.Or(get(rule, key), get(get(root, "defaults"), key), rule), fmt.Sprintf("%s %q: %s: ", what, field.RuleName, key)
 		if trail := r.trails[[2]int{at.Line, at.Column}]; strings.HasPrefix(trail, "defaults: ") {
 			where = trail
 		}
@@ -240,29 +214,29 @@ var goName = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|Rules\[\d+\]|\b(?:automutex\.
 // inFile says in the words of a file what New says in those of Go. It names other rules by their lines.
 func inFile(text string, rules []*yaml.Node) string {
 	return goName.ReplaceAllStringFunc(text, func(s string) string {
-		i, err := strconv.Atoi(strings.Trim(s, "Rules[]"))
-		switch {
-		case s[0] == '"':
-			return s
-		case err == nil && i < len(rules): // else a user's text without quotes
+		if i, err := strconv.Atoi(strings.Trim(s, "Rules[]")); err == nil && i < len(rules) { // else a user's text without quotes
 			return fmt.Sprint("line ", rules[i].Line)
+		} else if s[0] == '"' {
+			return s
 		}
 		return keyOf(s[strings.IndexByte(s, '.')+1:])
 	})
 }
 
-// inherit gives a rule the keys of defaults that it does not have.
-func inherit(rule, preset *yaml.Node) {
-	for i := 1; i < len(preset.Content) && preset.Kind == yaml.MappingNode && rule.Kind == yaml.MappingNode; i += 2 {
-		if get(rule, preset.Content[i-1].Value) == nil {
-			rule.Content = append(rule.Content, preset.Content[i-1], preset.Content[i])
+// fitting reads the elements of a list that have no mistakes, which are filled in where preset has a value and they do not, and tells where
+// each is.
+func fitting[R any, T interface{ rule() R }](list *yaml.Node, preset T) (rules []R, nodes []*yaml.Node) {
+	for i := 0; list != nil && i < len(list.Content); i++ {
+		if of := preset; list.Content[i].Kind == yaml.MappingNode && list.Content[i].Load(&of, yaml.WithKnownFields()) == nil {
+			rules, nodes = append(rules, of.rule()), append(nodes, list.Content[i])
 		}
 	}
+	return rules, nodes
 }
 
 // get returns the value of a key; nil: there is none.
 func get(n *yaml.Node, key string) *yaml.Node {
-	for i := 1; i < len(n.Content) && n.Kind == yaml.MappingNode; i += 2 {
+	for i := 1; n != nil && i < len(n.Content) && n.Kind == yaml.MappingNode; i += 2 {
 		if n.Content[i-1].Value == key {
 			return n.Content[i]
 		}
@@ -272,24 +246,12 @@ func get(n *yaml.Node, key string) *yaml.Node {
 
 // file is a configuration. Each tag says what the key is about, for who edits a file with the schema.
 type file struct {
-	Prefix   string              `yaml:"prefix" about:"Begins every key in Redis; automutex where it is left out."`
-	HashKeys string              `yaml:"hash_keys" about:"A secret that keeps payload values out of keys; at least 16 bytes."`
-	History  int                 `yaml:"history" about:"How many of the last runs of each key are kept for its page; none where it is left out."`
-	Defaults defaults            `yaml:"defaults" about:"Keys of every rule in rules that does not have them itself."`
-	Rules    []entry[rule]       `yaml:"rules" about:"What workers guard."`
-	Unique   []entry[uniqueRule] `yaml:"unique" about:"What producers enqueue once."`
-}
-
-// entry is an element of a list, and where it is. Package yaml leaves out those with mistakes.
-type entry[T any] struct {
-	of   T
-	node *yaml.Node
-}
-
-// UnmarshalYAML keeps the node.
-func (e *entry[T]) UnmarshalYAML(n *yaml.Node) error {
-	e.node = n
-	return n.Load(&e.of, yaml.WithKnownFields())
+	Prefix   string       `yaml:"prefix" about:"Begins every key in Redis; automutex where it is left out."`
+	HashKeys string       `yaml:"hash_keys" about:"A secret that keeps payload values out of keys; at least 16 bytes."`
+	History  int          `yaml:"history" about:"How many of the last runs of each key are kept for its page; none where it is left out."`
+	Defaults defaults     `yaml:"defaults" about:"Keys of every rule in rules that does not have them itself."`
+	Rules    []rule       `yaml:"rules" about:"What workers guard."`
+	Unique   []uniqueRule `yaml:"unique" about:"What producers enqueue once."`
 }
 
 // rule is an automutex.Rule, and defaults what rules may have in common.
@@ -324,7 +286,7 @@ type parts struct {
 
 func (r rule) rule() automutex.Rule {
 	return automutex.Rule{
-		Name: r.Name, Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Optional: r.Optional, Scope: r.Scope,
+		Name: r.Name, Task: r.Task, On: slices.Clone(r.On), OnHeaders: slices.Clone(r.OnHeaders), Optional: r.Optional, Scope: r.Scope,
 		Limit: r.Limit.number, LimitField: (*automutex.LimitField)(r.Limit.field), TTL: r.TTL, Wait: r.Wait, MaxHold: r.MaxHold,
 		Cooldown: r.Cooldown, Rate: automutex.Rate(r.Rate.starts),
 		InOrder: r.InOrder, OnArchive: r.OnArchive.value, MaxQueued: r.MaxQueued, Fence: r.Fence, Busy: r.Busy.value,
@@ -418,7 +380,7 @@ const unlimited, noRate = "unlimited", "none"
 
 // UnmarshalYAML reads each of them.
 func (l *limit) UnmarshalYAML(n *yaml.Node) error {
-	switch {
+	switch *l = (limit{}); { // not that of defaults
 	case n.Value == unlimited:
 		l.number = automutex.Unlimited
 		return nil
@@ -440,7 +402,7 @@ type starts struct {
 
 // UnmarshalYAML reads both.
 func (r *rate) UnmarshalYAML(n *yaml.Node) error {
-	if n.Value == noRate {
+	if *r = (rate{}); n.Value == noRate { // not that of defaults
 		return nil
 	}
 	return n.Load(&r.starts, yaml.WithKnownFields())
@@ -505,10 +467,7 @@ func Schema() []byte {
 func schemaOf(t reflect.Type) schema {
 	switch t {
 	case reflect.TypeFor[time.Duration]():
-		const unit = `([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h)`
-		s := either(schema{"type": "string", "pattern": `^\+?` + unit + `(` + unit + `)*$|^0$`}, schema{"const": 0})
-		s["examples"] = []string{"500ms", "30s", "1h30m"}
-		return s
+		return either(schema{"type": "string", "pattern": `^\+?([0-9.]+(ns|us|µs|μs|ms|s|m|h))+$|^0$`}, schema{"const": 0})
 	case reflect.TypeFor[limit]():
 		return either(schemaOf(reflect.TypeFor[int]()), schema{"const": unlimited}, schemaOf(reflect.TypeFor[limitField]()))
 	case reflect.TypeFor[rate]():
@@ -534,9 +493,6 @@ func schemaOf(t reflect.Type) schema {
 		return schema{"type": "boolean"}
 	case reflect.String:
 		return schema{"type": []string{"string", "number", "boolean"}} // text is taken as it is written
-	}
-	if of, is := t.FieldByName("of"); is { // an entry
-		return schemaOf(of.Type)
 	}
 	properties, needed := schema{}, []string{}
 	for _, f := range fields(t) {

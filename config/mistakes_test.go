@@ -135,7 +135,7 @@ func TestParse_mistakes(t *testing.T) {
 		// What New calls by its name in Go has that of the file, and what the user calls so keeps it.
 		"rules: [{task: a, name: Limit, rate: {starts: 1, per: 1m}}]":                `1:9 rule "Limit": limit: is 0, and the rule has a rate: say 1 if its tasks also run one at a time, or unlimited if only the rate`,
 		"defaults: {fence: true}\nrules: [{task: a, limit: 2}, {task: b, limit: x}]": "1:19 defaults: fence: needs a limit of 1\n2:47 limit: want a whole number",
-		"defaults: {ttl: 1x}\nrules: [{task: a, wait: 1ns}, {task: b, ttl: 1ns}]":    "1:17 defaults: ttl: want a duration\n2:46 rule \"b\": ttl: 1ns is too short",
+		"defaults: {ttl: 1x}\nrules: [{task: a, wait: 1ns}, {task: b, ttl: 1ns}]":    "1:17 defaults: ttl: want a duration\n2:25 rule \"a\": wait: 1ns is too short\n2:46 rule \"b\": ttl: 1ns is too short",
 		"unique:\n- {task: a, queue: 'Rules[9]', scope: s}\n- {task: b, scope: s}":   `3:3 unique rule "b": queue: is default, but rule "a" (line 2) has rules[9] for`,
 		// Each once, although both halves have it.
 		"prefix: 'a b'\nrules: [{task: a}]\nunique: [{task: a}]":       `1:9 prefix: lock: prefix "a b"`,

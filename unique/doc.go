@@ -26,20 +26,13 @@ task supersedes it before its handler begins.
 
 # How it is done
 
-[Until] has [UntilDone], [UntilStart] and [For]; [Duplicate] has [Reject], [Join], [Replace] and
-[Postpone]. Under UntilDone with Reject or Join the ID of the task is made from the key, so asynq
-itself refuses a second one, without another round trip.
-
-A claim beside the lock's key says whose task the key is. Producers set it, and the worker's Guard
-notes in it that the task waits for its lock, that its handler begins, and that it has ended. So
-Replace and Postpone need the Guard's Middleware in the workers, too.
-
-If another producer is just enqueuing the task that blocks the key, the call waits for that
-enqueue. After [Config].Wait it fails with [ErrEnqueueUnderWay].
+Under UntilDone with Reject or Join the ID of the task is made from the key, so asynq itself refuses a
+second one. Otherwise a claim beside the lock's key says whose task the key is. Producers set it, and
+the worker's Guard notes in it that the task waits for its lock, that its handler begins, and that it has
+ended. So Replace and Postpone need the Guard's Middleware in the workers, too.
 
 Each call looks at the task to see whether the key is still blocked; nothing cleans up in the
-background. Archived and completed tasks do not block the key, unless the rule has
-KeepArchived. A call takes over a claim whose task does not exist: at once if the task was
+background. A call takes over a claim whose task does not exist: at once if the task was
 enqueued, otherwise 15 seconds after the claim, since its producer may still be enqueuing the task.
 A producer that dies in the middle of Replace or Postpone is waited for as long; the old task runs meanwhile.
 

@@ -58,9 +58,7 @@ const NoWait time.Duration = -1
 //
 // Without On, OnHeaders and Key there is one key for the whole Scope.
 type Rule struct {
-	// Task is a task type, or a prefix of task types, as in automutex.Rule: a rule whose
-	// Task equals the type applies, otherwise the one with the longest Task that the
-	// type begins with. There is one rule for each Task. Task must not be blank.
+	// Task is a task type, or a prefix of task types, as in automutex.Rule. There is one rule for each Task.
 	Task string
 
 	// Queue is the queue of the tasks. Empty means "default". IDs in asynq are unique in their
@@ -69,8 +67,7 @@ type Rule struct {
 	// overrides it.
 	Queue string
 
-	// On lists the payload fields that the key is made from, as automutex.Fields
-	// takes them.
+	// On lists the payload fields that the key is made from, as automutex.Fields takes them.
 	On []string
 
 	// OnHeaders lists the task headers that the key is made from, after the fields of On.
@@ -85,13 +82,11 @@ type Rule struct {
 	Optional bool
 
 	// Payload is a value of the Go type that the payload is decoded into. With it, New
-	// refuses a path in On for which the type has no JSON field. nil means that paths are
-	// not checked.
+	// refuses a path in On for which the type has no JSON field.
 	Payload any
 
-	// Scope is the first part of the key. Rules with the same Scope share their keys,
-	// and must have the same Queue, Until, Duplicate, MaxPostpone and
-	// KeepArchived. Empty means the task's own type.
+	// Scope is the first part of the key. Rules with the same Scope share their keys, and must have the same Queue,
+	// Until, Duplicate, MaxPostpone and KeepArchived. Empty means the task's own type.
 	Scope string
 
 	// Until is how long a task blocks its key for the next one. The zero value

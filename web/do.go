@@ -17,6 +17,7 @@ import (
 
 	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/control"
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -34,7 +35,7 @@ const (
 	shortestPause = 100 * time.Millisecond
 	// maxLimit bounds a limit, as package lock does.
 	maxLimit = math.MaxInt32
-	// maxActions is how many actions are remembered.
+	// maxActions is how many actions are remembered, until the page that follows has told of them.
 	maxActions = 500
 )
 
@@ -116,7 +117,7 @@ type askView struct {
 	Question, Button string
 	Effects          []string
 	Back             string // where the operator goes who leaves it as it is
-	Holders          []holderView
+	Holders          []inspect.Holder
 	Unknown          string // why no task has Target
 }
 
@@ -124,7 +125,7 @@ type askView struct {
 func (p *page) operators(handle http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if p.o.Access(r) < AccessOperate {
-			p.fail(w, r, http.StatusForbidden, "You may look, and not change anything.")
+			p.fail(w, http.StatusForbidden, "You may look, and not change anything.")
 			return
 		}
 		handle(w, r)
@@ -135,7 +136,7 @@ func (p *page) operators(handle http.HandlerFunc) http.HandlerFunc {
 func (p *page) ask(w http.ResponseWriter, r *http.Request) {
 	f, wrong := p.readForm(r.URL.Query())
 	if wrong != "" {
-		p.fail(w, r, http.StatusBadRequest, wrong)
+		p.fail(w, http.StatusBadRequest, wrong)
 		return
 	}
 	p.show(w, r, http.StatusOK, f)
@@ -143,20 +144,21 @@ func (p *page) ask(w http.ResponseWriter, r *http.Request) {
 
 // show shows the form of an action, with what was typed and what is wrong with it.
 func (p *page) show(w http.ResponseWriter, r *http.Request, status int, f form) {
-	v := &askView{frame: frame{Base: p.base, View: "-"}, form: f, Back: p.origin(f)}
+	v := &askView{frame: frame{page: p, Base: p.base, View: "-"}, form: f, Back: p.origin(f)}
 	if f.Action == "break" {
 		ctx, cancel := context.WithTimeout(r.Context(), p.within.redis)
 		defer cancel()
 		info, err := p.look(ctx, f.Key)
 		if err != nil {
-			p.fail(w, r, http.StatusBadGateway, trouble(err, reload)+". Nothing was done.")
+			p.fail(w, http.StatusBadGateway, trouble(err, reload)+". Nothing was done.")
 			return
 		}
-		one := func(h holderView) bool { return len(f.Tokens) > 0 && !slices.Contains(f.Tokens, h.Token) }
-		v.Holders = slices.DeleteFunc(p.holders(info), one)
+		v.Now, v.Holders = info.At, slices.DeleteFunc(info.Holders, func(h inspect.Holder) bool {
+			return len(f.Tokens) > 0 && !slices.Contains(f.Tokens, h.Token)
+		})
 		v.Gate = len(f.Tokens) == 0 && info.Breakable()
 		if len(v.Holders) == 0 && !v.Gate {
-			p.fail(w, r, http.StatusConflict, "Nobody holds this lock, and no hold or cooldown has closed its gate: there is nothing to break.")
+			p.fail(w, http.StatusConflict, "Nobody holds this lock, and no hold or cooldown has closed its gate: there is nothing to break.")
 			return
 		}
 	}
@@ -221,15 +223,15 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 	if err := r.ParseForm(); err != nil {
 		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
-			p.fail(w, r, http.StatusRequestEntityTooLarge, "The form has more than 256 kB: it is for too many holders. Nothing was done; break them one by one, or with automutex break.")
+			p.fail(w, http.StatusRequestEntityTooLarge, "The form has more than 256 kB: it is for too many holders. Nothing was done; break them one by one, or with automutex break.")
 			return
 		}
-		p.fail(w, r, http.StatusBadRequest, "The form could not be read. Nothing was done.")
+		p.fail(w, http.StatusBadRequest, "The form could not be read. Nothing was done.")
 		return
 	}
 	f, wrong := p.readForm(r.PostForm)
 	if wrong != "" {
-		p.fail(w, r, http.StatusBadRequest, wrong)
+		p.fail(w, http.StatusBadRequest, wrong)
 		return
 	}
 	if !readTyped(&f) {
@@ -265,7 +267,7 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 		if errors.Is(a.Err, lock.ErrBackend) || ctx.Err() != nil {
 			status = http.StatusBadGateway
 		}
-		p.fail(w, r, status, a.Do+" failed: "+printable.Short(a.Err.Error()))
+		p.fail(w, status, a.Do+" failed: "+printable.Short(a.Err.Error()))
 		return
 	}
 	view, query, _ := strings.Cut(p.origin(f), "?")
@@ -276,7 +278,7 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusSeeOther)
 }
 
-// act does an action, and says in a sentence what changed.
+// act does an action, and says in a sentence what changed, unless there is an error.
 func (p *page) act(ctx context.Context, f form, by string) (string, error) {
 	switch f.Action {
 	case "break":
@@ -287,13 +289,16 @@ func (p *page) act(ctx context.Context, f form, by string) (string, error) {
 	case "skip":
 		return "Task " + printable.Short(f.Task) + " was skipped: the next one of its key goes on.", blocked.Skip(ctx, p.engine, p.o.Inspector, f.Key, f.Task, f.ticket)
 	}
-	defer p.orders.forget()
 	controls, done := p.asOperator(by)
 	defer done()
 	target := printable.Short(f.Target)
 	switch {
 	case f.Action == "resume":
-		return resume(ctx, controls, f.Target)
+		ended, err := controls.Resume(ctx, f.Target)
+		if err == nil && !ended {
+			err = fmt.Errorf("nothing was done: %s is not paused", target)
+		}
+		return target + " is not paused any more.", err
 	case f.Action == "pause" && f.length > 0:
 		return target + " is paused for " + printable.Exact(f.length) + ".", controls.Pause(ctx, f.Target, time.Now().Add(f.length), f.Why)
 	case f.Action == "pause":
@@ -314,51 +319,21 @@ func (p *page) asOperator(by string) (*control.Reader, func()) {
 	return e.Controls(), e.Close // it has no lease
 }
 
-// resume ends a pause.
-func resume(ctx context.Context, controls *control.Reader, target string) (string, error) {
-	ended, err := controls.Resume(ctx, target)
-	switch name := printable.Short(target); {
-	case err != nil:
-		return "", err
-	case !ended:
-		return "", fmt.Errorf("nothing was done: %s is not paused", name)
-	default:
-		return name + " is not paused any more.", nil
-	}
-}
-
 // breakLock breaks the holders that the operator has seen, and nobody else, and opens the
 // gate if it is to.
 func (p *page) breakLock(ctx context.Context, f form) (string, error) {
-	broken, opened := 0, false
-	r, err := p.engine.Ref(f.Key)
-	if err != nil {
-		return "", err
+	broken, opened, err := inspect.Break(ctx, p.engine, f.Key, f.Tokens, f.Gate)
+	var done []string
+	if broken > 0 {
+		done = append(done, fmt.Sprintf("The lock was taken from %d of %s.", broken, printable.Count(len(f.Tokens), "holder")))
 	}
-	for _, token := range f.Tokens {
-		ok, err := p.engine.BreakHolder(ctx, r, token)
-		if err != nil {
-			return "", fmt.Errorf("after %d of %d: %w", broken, len(f.Tokens), err)
-		}
-		if ok {
-			broken++
-		}
+	if opened {
+		done = append(done, "Its gate is open.")
 	}
-	if f.Gate {
-		if opened, err = p.engine.OpenGate(ctx, r); err != nil {
-			return "", fmt.Errorf("after %d of %d: the gate: %w", broken, len(f.Tokens), err)
-		}
+	if err == nil && done == nil {
+		err = errors.New("nothing was done: none of the holders that you saw has the lock any more, nor is a gate closed that they closed")
 	}
-	result := fmt.Sprintf("The lock was taken from %d of %s.", broken, printable.Count(len(f.Tokens), "holder"))
-	switch {
-	case broken > 0 && opened:
-		return result + " Its gate is open.", nil
-	case opened:
-		return "Its gate is open.", nil
-	case broken > 0:
-		return result, nil
-	}
-	return "", errors.New("nothing was done: none of the holders that you saw has the lock any more, nor is a gate closed that they closed")
+	return strings.Join(done, " "), err
 }
 
 // origin is the URL of the view that an operator came from to an action. From is frame.Here of
@@ -406,16 +381,4 @@ func (l *actionLog) get(id string) *Action {
 		return &a
 	}
 	return nil
-}
-
-// about gives the actions whose target is one of those, newest first.
-func (l *actionLog) about(targets ...string) (all []Action) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, a := range slices.Backward(l.kept) {
-		if slices.Contains(targets, a.Target) {
-			all = append(all, a)
-		}
-	}
-	return all
 }

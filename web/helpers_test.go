@@ -42,8 +42,8 @@ func serve(t testing.TB, s *redistest.Server, o Options) *site {
 	handler, err := New(rdb, o)
 	redistest.Must(t, err)
 	v := &site{t: t, rdb: rdb, prefix: o.Prefix, page: handler.(*page)}
-	v.page.within = bounds{patience, patience, patience, patience} // on a busy machine all may take long
-	v.page.orders.within, v.page.rules.within = patience, patience
+	v.page.within = bounds{patience, patience, patience} // on a busy machine all may take long
+	v.page.rules.within = patience
 	v.locker = lock.New(rdb, lock.Options{Prefix: o.Prefix, Owner: "worker-1:4242", Logger: o.Logger})
 	v.server = httptest.NewServer(handler)
 	t.Cleanup(func() {
@@ -175,3 +175,10 @@ func (v *site) find(path, text string) answer {
 }
 
 func TestMain(m *testing.M) { redistest.Main(m) }
+
+// forget makes an answer too old.
+func forget[T any](s *shared[T]) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.next = time.Time{}
+}

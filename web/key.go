@@ -5,7 +5,6 @@ import (
 	"context"
 	"net/http"
 	"net/url"
-	"time"
 
 	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/history"
@@ -20,42 +19,25 @@ const mostShown = 30
 type keyView struct {
 	frame
 	Key, Name, Rule string
-	Looked          bool // Redis has told what Info, Holders and Line say
+	Looked          bool // Redis has told what Info and Line say
 	Info            row
-	Holders         []holderView
-	Line            []waiterView
+	Line            []inspect.Waiter
 	More            int             // of the line that are not shown
 	Orders          []control.Order // of operators, that are in force for this lock
 	PausedHere      bool            // by an order for this lock itself
 	PausedScope     string          // the scope, if an order for it pauses this lock
 	Behind          *blockedRow     // the next task of an ordered key, if it keeps others waiting
-	Actions         []Action        // about this lock, newest first
 
 	Bars   *bars  // who ran when; nil: nothing is known
 	Kept   bool   // workers keep the runs of the key
 	Unread string // why these were not read
 }
 
-type holderView struct {
-	Token, Owner string
-	Task         task
-	Until        time.Time
-	Left         string // of the lease
-}
-
-type waiterView struct {
-	Place int
-	Owner string
-	Task  task
-	State string // waiting, parked, called, in order or archived
-	Since time.Time
-}
-
 // key answers with one lock.
 func (p *page) key(w http.ResponseWriter, r *http.Request) {
 	key := p.keyOf(r.URL.Query().Get("key"))
 	if wrong := p.noLock(key); wrong != "" {
-		p.fail(w, r, http.StatusBadRequest, wrong)
+		p.fail(w, http.StatusBadRequest, wrong)
 		return
 	}
 	p.render(w, http.StatusOK, "key", p.keyView(r, key))
@@ -72,10 +54,7 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 	info, err := p.look(ctx, key)
 	if v.Looked = err == nil; v.Looked {
 		v.Now, v.Info = info.At, info
-		v.Holders = p.holders(info)
-		for i, w := range info.Waiters[:min(len(info.Waiters), mostShown)] {
-			v.Line = append(v.Line, waiterView{i + 1, printable.Short(w.Owner), p.task(w.Queue, w.Task, w.Note), w.State, w.Since})
-		}
+		v.Line = info.Waiters[:min(len(info.Waiters), mostShown)]
 		v.More = max(0, info.Line-len(v.Line))
 		if info.mayBlock() {
 			for _, b := range p.blockedOf(ctx, []row{info}) { // one at most
@@ -97,14 +76,5 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 			v.PausedScope = c.Target
 		}
 	}
-	v.Actions = p.actions.about(key, name, inspect.ScopeOf(key))
 	return v
-}
-
-// holders are those of a lock.
-func (p *page) holders(info row) (all []holderView) {
-	for _, h := range info.Holders {
-		all = append(all, holderView{h.Token, printable.Short(h.Owner), p.task(h.Queue, h.Task, h.Note), h.Until, printable.Duration(h.Until.Sub(info.At))})
-	}
-	return all
 }

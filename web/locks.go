@@ -27,20 +27,18 @@ const (
 	// maxRows bounds what is kept of a look: the most contended locks.
 	maxRows = 50_000
 
-	// refreshAfter is how old a look is before the locks on the screen are asked for again, refreshAtOnce at a time.
-	refreshAfter  = 2 * time.Second
-	refreshAtOnce = 8
+	// newFor is how old a look may be before its age is shown.
+	newFor = 2 * time.Second
 )
 
 // bounds are how long a view waits before it shows what it knows.
 type bounds struct {
-	redis   time.Duration // for the first look at all locks, and for what else it shows
-	next    time.Duration // for a further look at all locks
-	refresh time.Duration // for the locks on the screen
-	asynq   time.Duration
+	redis time.Duration // for the first look at all locks, and for what else it shows
+	next  time.Duration // for a further look at all locks
+	asynq time.Duration
 }
 
-var usualBounds = bounds{redis: 3 * time.Second, next: 300 * time.Millisecond, refresh: 300 * time.Millisecond, asynq: time.Second}
+var usualBounds = bounds{redis: 3 * time.Second, next: 300 * time.Millisecond, asynq: time.Second}
 
 // pauseAfter is how long Redis is left alone after a look at so many locks.
 func pauseAfter(locks int, took time.Duration) time.Duration {
@@ -110,32 +108,10 @@ func (p *page) snapshot(ctx context.Context) (*snapshot, error) {
 
 // age is shown beside the numbers of an old look, which are shown as they were; empty: they are new.
 func (s *snapshot) age() string {
-	if age := time.Since(s.at); age > refreshAfter {
+	if age := time.Since(s.at); age > newFor {
 		return printable.Duration(age.Round(time.Second))
 	}
 	return ""
-}
-
-// refresh gives rows as they are now, as far as Redis tells in time. The others stay as they were. All keep their places.
-func (p *page) refresh(ctx context.Context, s *snapshot, rows []row) []row {
-	if time.Since(s.at) < refreshAfter {
-		return rows
-	}
-	ctx, cancel := context.WithTimeout(ctx, p.within.refresh)
-	defer cancel()
-	rows = slices.Clone(rows)
-	var wg sync.WaitGroup
-	for first := range min(refreshAtOnce, len(rows)) {
-		wg.Go(func() {
-			for i := first; i < len(rows) && ctx.Err() == nil; i += refreshAtOnce {
-				if fresh, err := p.look(ctx, rows[i].Key); err == nil {
-					rows[i] = fresh
-				}
-			}
-		})
-	}
-	wg.Wait() // look returns when ctx ends
-	return rows
 }
 
 // Blocked reports whether a task of the key has failed or is archived, and keeps others waiting.

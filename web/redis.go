@@ -26,12 +26,8 @@ import (
 // This file has what the page asks of Redis and asynq; do.go has what it changes there.
 
 const (
-	// freshFor is how long what was found is good enough to be shown.
-	freshFor = 900 * time.Millisecond
 	// rulesFresh is how old the answer may be to what processes run; they write once a minute.
 	rulesFresh = 5 * time.Second
-	// asynqAtOnce is how many questions to asynq are on their way.
-	asynqAtOnce = 8
 	// mostHeads is how many blocked keys the page names. asynq is asked for the task of each.
 	mostHeads = 30
 	// mostQueues is in how many queues a task is looked for.
@@ -116,12 +112,9 @@ func (p *page) taskOf(note string) task {
 
 // Of what operators have ordered.
 
-// controls gives what is in force. With an error it gives what was in force before.
+// controls gives what is in force.
 func (p *page) controls(ctx context.Context) ([]control.Order, error) {
-	return p.orders.get(ctx, func(ctx context.Context) ([]control.Order, time.Duration, error) {
-		orders, err := p.engine.Controls().Orders(ctx)
-		return orders, freshFor, err
-	})
+	return within(ctx, p.engine.Controls().Orders)
 }
 
 func (p *page) newEngine(owner string) *engine.Engine {
@@ -138,11 +131,9 @@ func earlierHead(a, b row) int { return blocked.First(a.Next.Head, b.Next.Head) 
 
 type blockedRow struct {
 	row
-	Name, Rule string
-	Task       task
-	Ticket     int64 // of the task: another one may get its ID
-	Why        string
-	Behind     int
+	Rule string
+	Task task
+	Why  string
 }
 
 // blockedOf asks asynq for the next task of each of those keys, and leaves out those that go on by themselves.
@@ -162,27 +153,19 @@ func (p *page) blockedOf(ctx context.Context, rows []row) (all []blockedRow) {
 		case r.Next.Held: // asynq did not say in time
 			why = "is archived"
 		}
-		if head := r.Next.Head; why != "" {
-			all = append(all, blockedRow{r, control.Bare(r.Key), p.rulesOf(r.Key), p.taskOf(r.Next.Task), head.Ticket, printable.Short(why), head.Queued - 1})
+		if why != "" {
+			all = append(all, blockedRow{r, p.rulesOf(r.Key), p.taskOf(r.Next.Task), printable.Short(why)})
 		}
 	}
 	return all
 }
 
-// askAsynq asks asynq, whose Inspector takes no context, and whose Redis may hang: nobody waits longer than
-// bounds.asynq for an answer, and a question that hangs keeps its slot. What is not known in time is the zero value.
+// askAsynq asks asynq, whose Inspector takes no context, and whose Redis may hang: nobody waits longer than bounds.asynq for an answer. What
+// is not known in time is the zero value.
 func askAsynq[A any](ctx context.Context, p *page, ask func(*asynq.Inspector) A) A {
 	ctx, cancel := context.WithTimeout(ctx, p.within.asynq)
 	defer cancel()
-	answer, _ := within(ctx, func(ctx context.Context) (none A, err error) {
-		select {
-		case p.asynq <- struct{}{}:
-			defer func() { <-p.asynq }()
-			return ask(p.o.Inspector), nil
-		case <-ctx.Done():
-			return none, ctx.Err()
-		}
-	})
+	answer, _ := within(ctx, func(context.Context) (A, error) { return ask(p.o.Inspector), nil })
 	return answer
 }
 
@@ -258,28 +241,18 @@ func (p *page) rulesOf(key string) string {
 	return strings.Join(cmp.Or(p.rules.last(), p.own).namesFor(inspect.ScopeOf(key)), ", ")
 }
 
-// unknownTarget says why no task has the target of an order, as far as rules and live locks tell; empty if one may
-// have it.
+// unknownTarget says why no task has the target of an order; empty if one may have it, or if Redis does not tell in time.
 func (p *page) unknownTarget(ctx context.Context, target string) string {
 	ctx, cancel := context.WithTimeout(ctx, p.within.redis)
 	defer cancel()
-	s, _ := p.snapshot(ctx)
-	if s == nil {
-		return ""
-	}
 	k := p.rulesNow(ctx)
-	why := inspect.Unknown(k.rules, k.hashed || p.o.HashKeys != "", p.o.Prefix, target)
-	if why == "" {
-		return ""
+	why, _ := within(ctx, func(ctx context.Context) (string, error) {
+		return inspect.Unknown(ctx, p.engine, k.rules, k.hashed || p.o.HashKeys != "", p.o.Prefix, target)
+	})
+	if why != "" {
+		why += "."
 	}
-	key := p.keyOf(target)
-	name := control.Bare(key)
-	if slices.ContainsFunc(s.rows, func(r row) bool {
-		return r.Key == key || !strings.Contains(name, "|") && inspect.ScopeOf(r.Key) == name
-	}) {
-		return ""
-	}
-	return why + " Nor is there such a lock now."
+	return why
 }
 
 // foundTask is a task whose ID somebody searched for.

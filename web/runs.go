@@ -57,9 +57,7 @@ const (
 	runHeight, waitHeight = 18, 7
 	laneGap               = 3
 	axisHeight            = 20
-	mostLanes             = 30 // of runs, and of waits
-	fewLanes              = 12 // more are lowHeight high
-	lowHeight, lowGap     = 3, 1
+	mostLanes             = 30   // of runs, and of waits
 	leastWidth            = 0.25 // percent
 
 	// exactTo is how exact times are: the history is written by many processes, over a network. Bars that overlap by less
@@ -84,7 +82,7 @@ type bars struct {
 // mark is a bar. It tells its Text when it is pointed at.
 type mark struct {
 	X, W        string
-	Y, H        int // Y is the lane while the others are not known
+	Y, H        int
 	Class, Text string
 }
 
@@ -135,7 +133,6 @@ func (b *bars) draw(runs []run, span func(run) (from, to time.Time), height int,
 	})
 	slices.SortStableFunc(runs, func(x, y run) int { a, _ := span(x); b, _ := span(y); return a.Compare(b) })
 	var lanes []time.Time // when each is free
-	first := len(b.Marks)
 	for _, r := range runs {
 		from, to := span(r)
 		lane := slices.IndexFunc(lanes, func(free time.Time) bool { return !free.After(from.Add(exactTo)) })
@@ -150,19 +147,11 @@ func (b *bars) draw(runs []run, span func(run) (from, to time.Time), height int,
 		lanes[lane] = to
 		width := max(b.part(to.Sub(from)), leastWidth)
 		b.Marks = append(b.Marks, mark{
-			X: percent(min(b.part(from.Sub(b.From)), 100-width)), W: percent(width), Y: lane,
+			X: percent(min(b.part(from.Sub(b.From)), 100-width)), W: percent(width), Y: b.Height + lane*(height+laneGap), H: height,
 			Class: class + r.class(class), Text: r.text(),
 		})
 	}
-	gap := laneGap
-	if len(lanes) > fewLanes {
-		height, gap = lowHeight, lowGap
-	}
-	for i := range b.Marks[first:] {
-		m := &b.Marks[first+i]
-		m.Y, m.H = b.Height+m.Y*(height+gap), height
-	}
-	b.Height += len(lanes) * (height + gap)
+	b.Height += len(lanes) * (height + laneGap)
 }
 
 // class is what the part of a run looks like: how it ended is seen on its last part.
@@ -208,13 +197,10 @@ func (r run) Ended() string {
 
 // Waited is for how long it waited; empty: not known.
 func (r run) Waited() string {
-	switch {
-	case r.Came.IsZero():
+	if r.Came.IsZero() {
 		return ""
-	case r.Start.IsZero():
-		return printable.Duration(r.End.Sub(r.Came))
 	}
-	return printable.Duration(r.Start.Sub(r.Came))
+	return printable.Duration(cmp.Or(r.Start, r.End).Sub(r.Came))
 }
 
 // Ran is for how long it ran; empty: it did not.

@@ -6,14 +6,13 @@ import (
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
-	"fmt"
 	"html/template"
 	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/automutex/automutex/internal/control"
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -33,23 +32,22 @@ var liveViews = map[string]func(*page, *http.Request) any{
 // routes makes the handler: from the outside in, headers, whether it is closed, the
 // path, access, requests from other sites, and the views.
 func (p *page) routes() {
-	p.mux = http.NewServeMux()
-	p.handle("/{$}", p.view("overview"), nil)
-	p.handle("/keys", p.keys, nil)
-	p.handle("/key", p.key, nil)
-	p.handle("/blocked", p.view("blocked"), nil)
-	p.handle("/rules", p.view("rules"), nil)
-	p.handle("/live", p.live, nil)
-	p.handle("/do", p.operators(p.ask), p.operators(p.do))
-	p.handle("/static/{file}", p.static, nil)
-	p.mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		p.fail(w, r, http.StatusNotFound, "There is no such page.")
-	})
+	mux := http.NewServeMux() // it answers another method with a 405
+	mux.HandleFunc("GET /{$}", p.view("overview"))
+	mux.HandleFunc("GET /keys", p.keys)
+	mux.HandleFunc("GET /key", p.key)
+	mux.HandleFunc("GET /blocked", p.view("blocked"))
+	mux.HandleFunc("GET /rules", p.view("rules"))
+	mux.HandleFunc("GET /live", p.live)
+	mux.HandleFunc("GET /do", p.operators(p.ask))
+	mux.HandleFunc("POST /do", p.operators(p.do))
+	mux.HandleFunc("GET /static/{file}", p.static)
+	mux.HandleFunc("GET /", func(w http.ResponseWriter, _ *http.Request) { p.fail(w, http.StatusNotFound, "There is no such page.") })
 	inner := http.NewCrossOriginProtection()
-	inner.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		p.fail(w, r, http.StatusForbidden, "Another site made your browser send this request, or a proxy before this page does not pass the Host header on. Nothing was done.")
+	inner.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		p.fail(w, http.StatusForbidden, "Another site made your browser send this request, or a proxy before this page does not pass the Host header on. Nothing was done.")
 	}))
-	views := inner.Handler(p.mux)
+	views := inner.Handler(mux)
 	p.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		header := w.Header()
 		header.Set("Content-Security-Policy", policy)
@@ -64,25 +62,10 @@ func (p *page) routes() {
 		switch {
 		case !ok:
 		case p.o.Access(r) < AccessRead:
-			p.fail(w, r, http.StatusForbidden, "You may not see this page.")
+			p.fail(w, http.StatusForbidden, "You may not see this page.")
 		default:
 			views.ServeHTTP(w, r)
 		}
-	})
-}
-
-// handle serves a path with get, and with post unless it is nil. The answer to other methods
-// is a 405 that names those that there are.
-func (p *page) handle(path string, get, post http.HandlerFunc) {
-	allow := "GET, HEAD" // a pattern with GET matches HEAD as well
-	p.mux.HandleFunc("GET "+path, get)
-	if post != nil {
-		allow += ", POST"
-		p.mux.HandleFunc("POST "+path, post)
-	}
-	p.mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Allow", allow)
-		p.fail(w, r, http.StatusMethodNotAllowed, "This address does not answer "+printable.Short(r.Method)+"; it answers "+allow+".")
 	})
 }
 
@@ -124,15 +107,14 @@ var views = func() map[string]*template.Template {
 	layout := template.Must(template.New("layout.html").Funcs(template.FuncMap{
 		"asset":    func(base, name string) string { return base + "static/" + name + "?v=" + versions[name] },
 		"ago":      func(now, t time.Time) string { return printable.Duration(now.Sub(t)) },
-		"clock":    func(t time.Time) string { return t.UTC().Format("15:04:05") },
+		"in":       func(now, t time.Time) string { return printable.Duration(t.Sub(now)) },
 		"exact":    printable.Exact,
 		"iso":      func(t time.Time) string { return t.UTC().Format(time.RFC3339Nano) },
 		"text":     printable.Short,
 		"count":    printable.Count,
 		"inBraces": control.Bare,
-		"sep":      func(n int) string { return separated(strconv.Itoa(n)) },
 		"bar":      func(n, most int) int { return max(1, 100*n/max(most, 1)) },
-		"more":     func(n int) int { return n - 1 },
+		"add":      func(n, m int) int { return n + m },
 	}).ParseFS(templateFiles, "templates/layout.html"))
 	all := map[string]*template.Template{}
 	for _, name := range []string{"overview", "keys", "key", "blocked", "rules", "ask", "fail"} {
@@ -141,16 +123,9 @@ var views = func() map[string]*template.Template {
 	return all
 }()
 
-// separated is a number with separators between thousands.
-func separated(digits string) string {
-	for at := len(digits) - 3; at > 0 && digits[at-1] != '-'; at -= 3 {
-		digits = digits[:at] + "," + digits[at:]
-	}
-	return digits
-}
-
 // frame is what every view knows.
 type frame struct {
+	page    *page
 	Base    string // what links begin with
 	View    string // of the navigation
 	Title   string
@@ -163,9 +138,12 @@ type frame struct {
 	Done    *Action // what the viewer has just done
 }
 
+// TaskOf is the task of a holder or waiter.
+func (f frame) TaskOf(w inspect.Work) task { return f.page.task(w.Queue, w.Task, w.Note) }
+
 // frame makes that of a live view.
 func (p *page) frame(r *http.Request, view, title, query string) frame {
-	f := frame{Base: p.base, View: view, Here: view, Title: title, Operate: p.o.Access(r) >= AccessOperate, Now: time.Now()}
+	f := frame{page: p, Base: p.base, View: view, Here: view, Title: title, Operate: p.o.Access(r) >= AccessOperate, Now: time.Now()}
 	f.Live, f.Done = p.base+"live?view="+view+"&"+query, p.actions.get(r.URL.Query().Get("done"))
 	if query != "" {
 		f.Here += "?" + query
@@ -195,7 +173,7 @@ func execute(view, name string, data any) ([]byte, error) {
 }
 
 // fail answers with an error.
-func (p *page) fail(w http.ResponseWriter, _ *http.Request, status int, text string) {
+func (p *page) fail(w http.ResponseWriter, status int, text string) {
 	p.render(w, status, "fail", frame{Base: p.base, View: "-", Title: http.StatusText(status), Err: text})
 }
 
@@ -217,9 +195,9 @@ const (
 	// quietFor is after how long a stream without news sends a comment, so that
 	// proxies keep it open.
 	quietFor = 15 * time.Second
-	// A live part is good for makeTimes as long as it took to make, but not for longer than mostStale.
-	makeTimes = 4
-	mostStale = 5 * time.Second
+	// A live view rests restTimes as long as it took to make, but not for longer than mostRest.
+	restTimes = 4
+	mostRest  = 5 * time.Second
 	// eventStream is the media type of a stream.
 	eventStream = "text/event-stream; charset=utf-8"
 )
@@ -230,7 +208,7 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	view := q.Get("view")
 	if liveViews[view] == nil || view == "key" && p.noLock(p.keyOf(q.Get("key"))) != "" {
-		p.fail(w, r, http.StatusNotFound, "There is no such live view.")
+		p.fail(w, http.StatusNotFound, "There is no such live view.")
 		return
 	}
 	if r.Method == http.MethodHead { // has no body to stream
@@ -242,7 +220,7 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 		defer func() { <-p.streams }()
 	default:
 		w.Header().Set("Retry-After", "30")
-		p.fail(w, r, http.StatusServiceUnavailable, "Too many live views are open; reload to see what is new.")
+		p.fail(w, http.StatusServiceUnavailable, "Too many live views are open; reload to see what is new.")
 		return
 	}
 	w.Header().Set("Content-Type", eventStream)
@@ -250,12 +228,16 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 	out := http.NewResponseController(w)
 	ctx, cancel := context.WithTimeout(r.Context(), liveFor)
 	defer cancel()
-	tick := time.NewTicker(liveEvery)
-	defer tick.Stop()
 	var last []byte
 	sent := time.Now()
 	for {
-		body := p.fragment(ctx, r, view)
+		began := time.Now()
+		body, err := execute(view, "live", liveViews[view](p, r.WithContext(ctx)))
+		if err != nil {
+			p.o.Logger.Error("automutex: web: cannot make a live view", "view", view, "error", err)
+			return
+		}
+		rest := max(liveEvery, min(restTimes*time.Since(began), mostRest))
 		message := ": nothing new\n\n"
 		if !bytes.Equal(body, last) {
 			message = event(body)
@@ -274,7 +256,7 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 			last, sent = body, time.Now()
 		}
 		select {
-		case <-tick.C:
+		case <-time.After(rest):
 		case <-ctx.Done():
 			return
 		case <-p.ctx.Done():
@@ -287,31 +269,6 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 func event(body []byte) string {
 	text := strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(string(body))
 	return "data: " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\ndata: ") + "\n\n"
-}
-
-// fragment is the live part of a view. Who may see the same and looks at the same gets what the first of them had made.
-func (p *page) fragment(ctx context.Context, r *http.Request, view string) []byte {
-	key := fmt.Sprintf("%d %s %s", p.o.Access(r), view, r.URL.RawQuery)
-	p.mu.Lock()
-	its := p.fragments[key]
-	if its == nil {
-		if len(p.fragments) >= maxStreams {
-			clear(p.fragments) // whoever has one goes on with it
-		}
-		its = &shared[[]byte]{ctx: p.ctx, within: 2 * p.within.redis}
-		p.fragments[key] = its
-	}
-	p.mu.Unlock()
-	body, err := its.get(ctx, func(ctx context.Context) ([]byte, time.Duration, error) {
-		began := time.Now()
-		body, err := execute(view, "live", liveViews[view](p, r.WithContext(ctx)))
-		took := time.Since(began)
-		return body, max(freshFor-took, min(makeTimes*took, mostStale)), err
-	})
-	if err != nil && ctx.Err() == nil && p.ctx.Err() == nil {
-		p.o.Logger.Error("automutex: web: cannot make a live view", "view", view, "error", err)
-	}
-	return body
 }
 
 //go:embed assets
@@ -336,7 +293,7 @@ func (p *page) static(w http.ResponseWriter, r *http.Request) {
 	name := r.PathValue("file")
 	version, ok := versions[name]
 	if !ok {
-		p.fail(w, r, http.StatusNotFound, "There is no such file.")
+		p.fail(w, http.StatusNotFound, "There is no such file.")
 		return
 	}
 	w.Header().Set("ETag", `"`+version+`"`)

@@ -43,7 +43,7 @@ type question[T any] func(context.Context) (value T, goodFor time.Duration, err 
 func (s *shared[T]) get(ctx context.Context, ask question[T]) (T, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for !time.Now().Before(s.next) && s.ctx.Err() == nil { // once, or again after a forget
+	if !time.Now().Before(s.next) && s.ctx.Err() == nil {
 		asking := s.asking
 		if asking == nil {
 			asking = make(chan struct{})
@@ -63,7 +63,7 @@ func (s *shared[T]) get(ctx context.Context, ask question[T]) (T, error) {
 	return s.value, s.err
 }
 
-// ask keeps the answer unless forget was called meanwhile. Its context is not the viewer's: the answer is for others,
+// ask keeps the answer. Its context is not the viewer's: the answer is for others,
 // too, also when this one goes away.
 func (s *shared[T]) ask(asking chan struct{}, ask question[T]) {
 	defer close(asking)
@@ -76,9 +76,6 @@ func (s *shared[T]) ask(asking chan struct{}, ask question[T]) {
 	})
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.asking != asking {
-		return
-	}
 	s.asking = nil
 	if s.err = err; err != nil {
 		s.next = time.Now().Add(failedFor)
@@ -92,14 +89,6 @@ func (s *shared[T]) last() T {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.value
-}
-
-// forget has the next get ask: something has changed. The answer to a question that is on its way is from before the
-// change, and is not kept.
-func (s *shared[T]) forget() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.next, s.asking = time.Time{}, nil
 }
 
 // within asks, and returns when ctx ends at the latest: a client without ContextTimeoutEnabled, and asynq's Inspector, go

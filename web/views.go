@@ -3,8 +3,6 @@ package web
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -47,7 +45,10 @@ func (p *page) overview(r *http.Request) *overview {
 	}
 	v.Orders, err = p.controls(ctx)
 	v.Err = cmp.Or(v.Err, trouble(err, triesAgain))
-	for _, r := range s.rows {
+	for i, r := range s.rows {
+		if r.Line > 0 && i < hottest {
+			v.Waited = append(v.Waited, r)
+		}
 		if r.held() > 0 {
 			v.Longest = keepFirst(v.Longest, r, hottest, func(a, b row) int { return cmp.Compare(b.held(), a.held()) })
 		}
@@ -56,9 +57,6 @@ func (p *page) overview(r *http.Request) *overview {
 		}
 	}
 	v.Totals, v.Age = s.totals, s.age()
-	v.Waited = slices.DeleteFunc(p.refresh(ctx, s, slices.Clone(s.rows[:min(len(s.rows), hottest)])), func(r row) bool { return r.Line == 0 })
-	v.Longest = slices.DeleteFunc(p.refresh(ctx, s, v.Longest), func(r row) bool { return r.held() == 0 })
-	v.Gates = slices.DeleteFunc(p.refresh(ctx, s, v.Gates), func(r row) bool { return r.Gate == nil })
 	v.Plot = p.hour.json()
 	return v
 }
@@ -120,11 +118,8 @@ type keysView struct {
 
 type keysRow struct {
 	row
-	ID     string // of the row, for updates in place
-	Name   string // between the braces
 	Rule   string
-	Holder holderView // the first one
-	Paused bool       // by an operator
+	Paused bool // by an operator
 }
 
 // keys answers with the list.
@@ -165,11 +160,8 @@ func (p *page) keysView(r *http.Request) *keysView {
 	if q.Page > 1 {
 		v.Prev = v.Base + "keys?" + q.values(q.Page-1)
 	}
-	for _, r := range p.refresh(ctx, s, found[skip:min(skip+perPage, len(found))]) {
-		line := keysRow{row: r, ID: rowID(r.Key), Name: control.Bare(r.Key), Rule: p.rulesOf(r.Key)}
-		if all := p.holders(r); len(all) > 0 {
-			line.Holder = all[0]
-		}
+	for _, r := range found[skip:min(skip+perPage, len(found))] {
+		line := keysRow{row: r, Rule: p.rulesOf(r.Key)}
 		_, _, pause := control.For(controls, r.Key)
 		line.Paused = pause != nil
 		v.Rows = append(v.Rows, line)
@@ -182,7 +174,6 @@ func (q keysQuery) find(rows []row, k *known) (found []row) {
 	if q.values(1) == "" {
 		return rows
 	}
-	ofRule := map[string]bool{} // whether the rule makes keys with that scope
 	for _, r := range rows {
 		if q.Waiting && r.Line == 0 || q.Closed && r.Gate == nil || q.Search != "" && !r.matches(q.Search) {
 			continue
@@ -190,16 +181,8 @@ func (q keysQuery) find(rows []row, k *known) (found []row) {
 		if q.longer > 0 && r.Held <= 1 && r.held() <= q.longer { // of several holders any may be as old
 			continue
 		}
-		if q.Rule != "" {
-			scope := inspect.ScopeOf(r.Key)
-			is, known := ofRule[scope]
-			if !known {
-				is = slices.Contains(k.namesFor(scope), q.Rule)
-				ofRule[scope] = is
-			}
-			if !is {
-				continue
-			}
+		if q.Rule != "" && !slices.Contains(k.namesFor(inspect.ScopeOf(r.Key)), q.Rule) {
+			continue
 		}
 		found = append(found, r)
 	}
@@ -212,13 +195,6 @@ func (r row) matches(pattern string) bool {
 		slices.ContainsFunc(r.Holders, func(h inspect.Holder) bool {
 			return inspect.Matches(pattern, h.Owner) || inspect.Matches(pattern, inspect.TaskName(h.Queue, h.Task, h.Note))
 		})
-}
-
-// rowID is an attribute that is the same for a key as long as it is in the list, so
-// that an update moves its row and keeps the focus.
-func rowID(key string) string {
-	sum := sha256.Sum256([]byte(key))
-	return hex.EncodeToString(sum[:6])
 }
 
 // blockedView lists ordered keys whose next task does not run and keeps others waiting.
@@ -244,7 +220,7 @@ func (p *page) blockedView(r *http.Request) *blockedView {
 		}
 	}
 	v.More = max(0, s.Blocked-len(heads))
-	v.Rows = p.blockedOf(ctx, slices.DeleteFunc(p.refresh(ctx, s, heads), func(r row) bool { return !r.mayBlock() }))
+	v.Rows = p.blockedOf(ctx, heads)
 	v.Age = s.age()
 	return v
 }
@@ -286,15 +262,8 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 		return v
 	}
 	v.Age = s.age()
-	ofScope := map[string][]string{}
 	for _, r := range s.rows {
-		scope := inspect.ScopeOf(r.Key)
-		names, is := ofScope[scope]
-		if !is {
-			names = known.namesFor(scope)
-			ofScope[scope] = names
-		}
-		for _, name := range names {
+		for _, name := range known.namesFor(inspect.ScopeOf(r.Key)) {
 			its := byName[name]
 			its.Now = its.Now.with(r)
 			if r.held() > its.Oldest.held() {

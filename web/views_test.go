@@ -213,7 +213,7 @@ func TestDo_controls(t *testing.T) {
 		if all := list(); len(all) != 1 || !all[0].Paused || all[0].PausedUntil.IsZero() || all[0].Why != "the API is down" || all[0].By != "ann" {
 			t.Errorf("controls: %+v", all)
 		}
-		v.get(at).want(200, "paused until ", "report is paused for 1h.", "Resume its scope…").without("action=resume&amp;target=report%7cacme")
+		v.get(at).want(200, "paused until ", "Resume its scope…").without("action=resume&amp;target=report%7cacme")
 		order("limit", "report", "limit", "7")
 		redistest.Must(t, v.locker.Controls().Pause(t.Context(), "report", time.Time{}, "repair"))
 		for _, path := range []string{"/locks/rules", at} {
@@ -295,9 +295,9 @@ func TestFleet(t *testing.T) {
 		v.get(keyPath(m.Key())).want(200, "rule <bdi>report</bdi>").without("Resume")
 
 		// A target that nobody has is asked about, and refused without the tick.
-		v.get("/do?action=pause&target=reprot").want(200, "No rule has the scope of reprot: did you mean report? Nor is there such a lock now.", `name="anyway"`)
+		v.get("/do?action=pause&target=reprot").want(200, "No rule has the scope of reprot: did you mean report? There is no such lock now either.", `name="anyway"`)
 		form := url.Values{"action": {"pause"}, "target": {"reprot"}}
-		v.post("/do", form).want(http.StatusUnprocessableEntity, "Nor is there such a lock now.")
+		v.post("/do", form).want(http.StatusUnprocessableEntity, "There is no such lock now either.")
 		if all, err := v.locker.Controls().List(t.Context()); err != nil || len(all) != 0 {
 			t.Errorf("controls: %v, %v", all, err)
 		}
@@ -338,7 +338,7 @@ func TestViews_refusedCommand(t *testing.T) {
 		{"/keys", "scan", io.EOF, "Redis has closed the connection; the page tries again"},
 	} {
 		fail(hook, c.err, c.command)
-		v.page.locks.forget()
+		forget(&v.page.locks)
 		v.find(c.path, c.want).want(200)
 	}
 	hook.Before(nil)
@@ -377,7 +377,6 @@ func TestKey_ofAnotherProgram(t *testing.T) {
 	v.get("/locks"+keyPath(a)).want(200, text, "until you DEL it in Redis", html.EscapeString(strconv.Quote(a)))
 	v.get("/locks/do?action=break&key="+url.QueryEscape(a)).want(http.StatusBadGateway, text, "Nothing was done.")
 	v.post("/locks/do", url.Values{"action": {"resume"}, "target": {"b"}}).want(502, "resume failed: ", "something else than controls is stored")
-	v.get("/locks/key?key=b").want(200, "resume: failed: ")
 }
 
 // A paused lock, a lock with several holders and a rule that shares its scope are shown as such.
@@ -399,12 +398,12 @@ func TestViews_states(t *testing.T) {
 	v.get("/keys?closed=1").want(200, ">many</bdi>").without(">shared</bdi>")
 	v.get("/").want(200, "paused until somebody resumes it", "opens in ")
 	v.get("/keys?rule=two").want(200, "<bdi>one, two</bdi>").without(">many</bdi>")
-	v.get("/do?action=pause&target=many").want(200).without("Nor is there such a lock now.")
+	v.get("/do?action=pause&target=many").want(200).without("There is no such lock now either.")
 	v.hold(v.locker.Mutex("tenant", lock.Parts("x")))
 	redistest.Eventually(t, patience, func() bool {
-		return !strings.Contains(v.get("/do?action=pause&target=tenant").body, "Nor is there such a lock now.")
+		return !strings.Contains(v.get("/do?action=pause&target=tenant").body, "There is no such lock now either.")
 	}, "the scope of a lock is known")
-	v.get("/do?action=pause&target=nobody").want(200, "Nor is there such a lock now.")
+	v.get("/do?action=pause&target=nobody").want(200, "There is no such lock now either.")
 }
 
 // While Redis hangs every view answers, says why it knows no more, and does not say that there is nothing: from the
@@ -413,12 +412,11 @@ func TestViews_redisHangs(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	v := serve(t, s, Options{Rules: []automutex.Rule{{Task: "pay", On: []string{"id"}}}, Access: func(*http.Request) Access { return AccessOperate }})
-	v.page.within, v.page.orders.within, v.page.rules.within = usualBounds, 0, 0
+	v.page.within, v.page.rules.within = usualBounds, 0
 	for range 2 {
 		s.Pause(t)
-		v.page.locks.forget()
-		v.page.rules.forget()
-		v.page.orders.forget()
+		forget(&v.page.locks)
+		forget(&v.page.rules)
 		var viewers sync.WaitGroup
 		for _, path := range []string{"/", "/keys?q=task-1", "/blocked", "/rules", keyPath(v.prefix + ":{a}")} {
 			viewers.Go(func() {

@@ -35,14 +35,12 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 )
@@ -86,9 +84,7 @@ type Options struct {
 	User func(*http.Request) string
 
 	// Audit is called after every action, failed ones included, before the answer is
-	// sent. It may be called by many goroutines at once. nil means that nobody is told;
-	// the page itself keeps the last actions in memory and shows those about a lock
-	// with it.
+	// sent. It may be called by many goroutines at once. nil means that nobody is told.
 	Audit func(Action)
 
 	// Logger is where the page logs that Redis does not answer. nil means slog.Default().
@@ -141,18 +137,12 @@ type page struct {
 	hour    hour
 	actions actionLog
 	streams chan struct{} // a slot for each live stream
-	asynq   chan struct{} // a slot for each question to asynq
 	within  bounds
-	mux     *http.ServeMux
 	handler http.Handler
 	ctx     context.Context // ends with Close
 	close   context.CancelFunc
 	locks   shared[*snapshot]
 	rules   shared[*known]
-	orders  shared[[]control.Order]
-
-	mu        sync.Mutex // guards fragments; nobody makes one under it
-	fragments map[string]*shared[[]byte]
 }
 
 var _ io.Closer = (*page)(nil)
@@ -167,11 +157,10 @@ var _ io.Closer = (*page)(nil)
 //	srv.RegisterOnShutdown(func() { handler.(io.Closer).Close() })
 func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 	p := &page{
-		o: options, rdb: rdb, streams: make(chan struct{}, maxStreams), fragments: map[string]*shared[[]byte]{},
-		asynq: make(chan struct{}, asynqAtOnce), within: usualBounds,
+		o: options, rdb: rdb, streams: make(chan struct{}, maxStreams), within: usualBounds,
 	}
 	p.ctx, p.close = context.WithCancel(context.Background())
-	p.locks.ctx, p.rules.ctx, p.orders.ctx, p.locks.within = p.ctx, p.ctx, p.ctx, walkWithin
+	p.locks.ctx, p.rules.ctx, p.locks.within = p.ctx, p.ctx, walkWithin
 	p.o.Prefix, p.o.Logger = cmp.Or(p.o.Prefix, inside.DefaultPrefix), cmp.Or(p.o.Logger, slog.Default())
 	if p.o.Access == nil {
 		p.o.Access = func(*http.Request) Access { return AccessRead }

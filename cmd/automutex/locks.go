@@ -21,7 +21,6 @@ import (
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inspect"
-	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -50,10 +49,10 @@ func newList(a *app) *cobra.Command {
 	var every time.Duration
 	cmd := a.onLocks("list", `List the locks that are held or waited for
 
-A row for each holder, and one for a key that a rate, a hold or a cooldown closes, as they
-are found by SCAN. SINCE is how long ago a lock with one holder was taken, UNTIL when its
-lease ends unless it is renewed, LINE how many wait for it, what blocks an ordered key, and
-what an operator has ordered. --json has the tokens of the holders, which break takes.`, cobra.NoArgs, func(ctx context.Context, l locks, _ []string) error {
+A row for each holder, and one for a key that a rate, a hold or a cooldown closes. SINCE is how
+long ago a lock with one holder was taken, UNTIL when its lease ends unless it is renewed, LINE
+how many wait for it, what blocks an ordered key, and what an operator has ordered. --json has
+the tokens of the holders, which break takes.`, cobra.NoArgs, func(ctx context.Context, l locks, _ []string) error {
 		for {
 			if err := a.list(ctx, l, f); every == 0 || err != nil && ctx.Err() == nil {
 				return err
@@ -73,36 +72,21 @@ what an operator has ordered. --json has the tokens of the holders, which break 
 	return a.withJSON(cmd)
 }
 
-// list prints the locks as they are found, a thousand at a time.
+// list prints the locks that the filter lets pass, when all are found.
 func (a *app) list(ctx context.Context, l locks, f filter) error {
-	header := []string{"KEY", "HOLDER", "TASK", "SINCE", "UNTIL", "LINE"}
-	var some []inspect.Lock
-	flush := func() error {
-		if len(some) == 0 {
-			return nil
-		}
-		err := printAll(a, some, header, rows)
-		some, header = nil, nil
-		return err
-	}
+	var found []inspect.Lock
 	for s, err := range inspect.Walk(ctx, l.Engine) {
 		if err != nil {
 			return err
 		}
 		if f.passes(s) {
-			some = append(some, s)
-		}
-		if len(some) == 1000 {
-			if err := flush(); err != nil {
-				return err
-			}
+			found = append(found, s)
 		}
 	}
-	if err := flush(); err != nil || header == nil {
-		return err
+	if len(found) == 0 {
+		a.nothing("no locks under the prefix %q are held or waited for, as far as the filters show them")
 	}
-	a.nothing("no locks under the prefix %q are held or waited for, as far as the filters show them")
-	return nil
+	return printAll(a, found, []string{"KEY", "HOLDER", "TASK", "SINCE", "UNTIL", "LINE"}, rows)
 }
 
 // nothing notes that a list is empty. JSON shows it by itself.
@@ -283,21 +267,13 @@ func (a *app) breakLock(ctx context.Context, l locks, key string, tokens []strin
 			return err
 		}
 	}
-	broken, opened := 0, false
-	r, _ := l.Ref(s.Key) // it is that of a lock, and was shown
+	tokens = nil // those that were shown
 	for _, h := range s.Holders {
-		ok, err := l.BreakHolder(ctx, r, h.Token)
-		if err != nil {
-			return fmt.Errorf("%d of %d broken: %w", broken, len(s.Holders), err)
-		}
-		if ok {
-			broken++
-		}
+		tokens = append(tokens, h.Token)
 	}
-	if opens {
-		if opened, err = l.OpenGate(ctx, r); err != nil {
-			return fmt.Errorf("%d of %d broken, and the gate not opened: %w", broken, len(s.Holders), err)
-		}
+	broken, opened, err := inspect.Break(ctx, l.Engine, s.Key, tokens, opens)
+	if err != nil {
+		return err
 	}
 	if broken == 0 && !opened {
 		return no("what was shown of %s is over; nothing was done", s.Key)
@@ -389,9 +365,11 @@ func (a *app) newOrder(use, help string, args cobra.PositionalArgs, o *order,
 	cmd := a.onLocks(use, help+orderHelp, args, func(ctx context.Context, l locks, args []string) error {
 		guards, unread := fleet.Read(ctx, l.rdb, a.conn.prefix) // who may not read them gives orders all the same
 		hashed := slices.ContainsFunc(guards, func(p fleet.Process) bool { return p.Hashed })
-		a.known = known(guards)
-		if _, err := inspect.Target(ctx, l.Engine, a.known, hashed, a.conn.prefix, args[0], o.force || o.ends); err != nil {
-			return err
+		a.known = fleet.Rules(guards)
+		if !o.force && !o.ends {
+			if why, err := inspect.Unknown(ctx, l.Engine, a.known, hashed, a.conn.prefix, args[0]); why != "" || err != nil {
+				return cmp.Or(err, fmt.Errorf("%s; --force does it all the same", why))
+			}
 		}
 		done, err := do(ctx, l.Controls(), args)
 		if err != nil {
@@ -408,25 +386,6 @@ func (a *app) newOrder(use, help string, args cobra.PositionalArgs, o *order,
 		cmd.Flags().BoolVar(&o.force, "force", false, "also for a TARGET that is not known")
 	}
 	return cmd
-}
-
-// known is the rules that Guards say they run. A rule for each task type of its own is for the types that they have met: what is longer
-// than its Task is a slip, or comes later. Of a prefix none may be met yet: then it is for all.
-func known(guards []fleet.Process) (rules []fleet.Rule) {
-	for _, r := range fleet.Rules(guards) {
-		types := []string{r.Task}
-		for _, p := range guards {
-			types = append(types, p.Serves...)
-		}
-		types = slices.DeleteFunc(types, func(t string) bool { return r.Scope != "" || strings.HasSuffix(t, ":") || !r.Has(keys.Scope(t)) })
-		if len(types) == 0 {
-			rules = append(rules, r)
-		}
-		for _, r.Scope = range types {
-			rules = append(rules, r)
-		}
-	}
-	return rules
 }
 
 func newPause(a *app) *cobra.Command {

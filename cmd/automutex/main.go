@@ -17,7 +17,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -63,9 +62,7 @@ Exit codes: 0 done; 1 no (mistakes in a file, no such holder, findings of
 doctor, interrupted); 2 wrong use; 3 Redis is out of reach, or refuses.
 
 Each connection flag can be set by an environment variable: AUTOMUTEX_URI,
-AUTOMUTEX_PASSWORD, AUTOMUTEX_PREFIX and so on. What asynq's own command reads
-(URI, DB, PASSWORD, CLUSTER, CLUSTER_ADDRS, TLS_SERVER, INSECURE) counts where
-there is none of these.`
+AUTOMUTEX_PASSWORD, AUTOMUTEX_PREFIX and so on.`
 
 func newRoot(a *app) *cobra.Command {
 	root := command("automutex", rootHelp, nil, nil)
@@ -241,22 +238,12 @@ func (c *connection) flags(root *cobra.Command) {
 	f.DurationVar(&c.timeout, "timeout", 5*time.Second, "how long Redis may take to answer")
 }
 
-// asynqEnv are the flags that asynq's command reads from the environment, under their own names.
-var asynqEnv = []string{"uri", "db", "password", "cluster", "cluster_addrs", "tls_server", "insecure"}
-
 // environment sets the connection flags that the command line does not.
 func (c *connection) environment(cmd *cobra.Command) (err error) {
 	cmd.InheritedFlags().VisitAll(func(f *pflag.Flag) {
 		name := "AUTOMUTEX_" + strings.ToUpper(f.Name)
 		value := os.Getenv(name)
-		if value == "" && slices.Contains(asynqEnv, f.Name) {
-			name = strings.ToUpper(f.Name)
-			value = os.Getenv(name)
-		}
-		if value == "" || f.Changed || err != nil {
-			return
-		}
-		if cmd.Flags().Set(f.Name, value) != nil {
+		if value != "" && !f.Changed && err == nil && cmd.Flags().Set(f.Name, value) != nil {
 			err = usage("the environment variable %s does not fit --%s; set it right, or give the flag", name, f.Name)
 		}
 	})

@@ -76,7 +76,7 @@ is allowed but may surprise is a note. Redis is not needed.`, cobra.ExactArgs(1)
 		if err := a.printRules(cfg.Rules, once.Rules); err != nil {
 			return err
 		}
-		for _, note := range append(logged.notes, unclaimed(cfg, once)...) {
+		for _, note := range logged.notes {
 			fmt.Fprintf(a.out, "note: %s\n", printable.Text(strings.TrimPrefix(note, "automutex: ")))
 		}
 		return a.say("%s: no mistakes; %s, %s\n", printable.Text(args[0]), printable.Count(len(cfg.Rules), "rule"), printable.Count(len(once.Rules), "unique rule"))
@@ -109,20 +109,6 @@ func (a *app) printRules(rules []automutex.Rule, once []unique.Rule) error {
 // guarded is a rule that makes the keys of a unique one.
 func guarded(r unique.Rule) automutex.Rule {
 	return automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Key: r.Key, Optional: r.Optional, Payload: r.Payload, Scope: r.Scope}
-}
-
-// unclaimed tells of unique rules whose tasks meet no lock of their key in a worker. The rules of the workers may be in another file.
-func unclaimed(cfg automutex.Config, once unique.Config) (notes []string) {
-	for _, u := range once.Rules {
-		matched := slices.ContainsFunc(cfg.Rules, func(r automutex.Rule) bool {
-			return r.Task == u.Task && r.Scope == u.Scope && slices.Equal(r.On, u.On) && slices.Equal(r.OnHeaders, u.OnHeaders)
-		})
-		if !matched && (u.Until == unique.UntilStart || u.Duplicate != unique.Reject && u.Duplicate != unique.Join) {
-			notes = append(notes, fmt.Sprintf("unique rule %q: until start, replace and postpone need a rule of the workers with an equal task, scope and on; "+
-				"there is none in this file", u.Task))
-		}
-	}
-	return notes
 }
 
 // notebook is a slog.Handler that keeps messages.
@@ -249,9 +235,8 @@ func newDoctor(a *app) *cobra.Command {
 
 Of Redis: its version, eviction, clock, the rights of this user, keys of another program where locks stand. Of the
 workers: a prefix that none has, and rules that differ. What is paused, and ordered keys that do not go on. With the
-rules of the FILE, or those that the workers say they run: rules whose task nothing serves while one that is spelt
-alike is served, tasks that no key can be made from, waits longer than the Timeout of tasks, and an asynq that is not
-in this database.
+rules of the FILE, or those that the workers say they run: tasks that no key can be made from, waits longer than the
+Timeout of tasks, and an asynq that is not in this database.
 
 Each finding is a line: ok, note (may cause trouble later, or could not be checked) or bad
 (causes trouble now). Something bad makes the exit code 1.`, cobra.MaximumNArgs(1), func(cmd *cobra.Command, args []string) error {

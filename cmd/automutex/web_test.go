@@ -88,7 +88,7 @@ func testWeb(t *testing.T, b binary) {
 }
 
 // With a user and a password in the environment, nobody gets in without them. What an operator does has the name of the login: in the
-// list of controls, in the timeline and in the log. Without a login no name is taken from a request, whatever it says.
+// list of controls and in the log. Without a login no name is taken from a request, whatever it says.
 func testWebOperator(t *testing.T, b binary) {
 	s := redistest.Real(t)
 	for by, login := range map[string][]string{
@@ -116,10 +116,6 @@ func testWebOperator(t *testing.T, b binary) {
 		b.run(t, append([]string{"controls", "--json"}, flags...)...).want(t, exitOK, `"by":"`+by+`"`, `"why":"the API is down"`)
 		act(url.Values{"action": {"resume"}, "target": {"report"}}, http.StatusSeeOther)
 		act(url.Values{"action": {"resume"}, "target": {"report"}}, http.StatusConflict) // it is not paused any more
-		status, body := w.get("/key?key=report", as)
-		if status != http.StatusOK || !strings.Contains(body, "report is paused for 1h.") || strings.Contains(body, "<bdi>ops ann</bdi>") != (login != nil) {
-			t.Errorf("login %q: status %d, want what was done and who did it\n%s", login, status, body)
-		}
 		redistest.Must(t, w.cmd.Process.Signal(syscall.SIGTERM))
 		if err := w.cmd.Wait(); err != nil {
 			t.Error(err)

@@ -63,9 +63,6 @@ func (r Rule) ScopeText() (scope string, byType bool) { return keys.RuleScope(r.
 // Has reports whether the rule makes keys with that scope, as it stands in keys.
 func (r Rule) Has(scope string) bool { return keys.RuleHas(r.Scope, r.Task, scope) }
 
-// IsFor reports whether a control's scope is a scope of the rule, or the beginning of one.
-func (r Rule) IsFor(scope string) bool { return keys.ControlsRule(r.Scope, r.Task, scope) }
-
 // KeyText shows how the keys of the rule are made, as in report|<tenant>.
 func (r Rule) KeyText() string {
 	parts := []string{cmp.Or(r.Scope, "<type>")}
@@ -113,11 +110,9 @@ func read(ctx context.Context, rdb Client, key string) (processes []Process, old
 
 // Rules returns the rules of processes, each name once: where two differ, that of the first process.
 func Rules(processes []Process) (rules []Rule) {
-	known := map[string]bool{}
 	for _, p := range processes {
 		for _, r := range p.Rules {
-			if !known[r.Name] {
-				known[r.Name] = true
+			if !slices.ContainsFunc(rules, func(known Rule) bool { return known.Name == r.Name }) {
 				rules = append(rules, r)
 			}
 		}
@@ -133,11 +128,10 @@ func Differences(processes []Process) (all []string) {
 	for _, p := range processes {
 		for _, r := range p.Rules {
 			scope, _ := r.ScopeText()
-			shares := append([]string{"limit " + r.Limit, "lease " + r.TTL}, r.Shares...)
+			shared := strings.Join(append([]string{"limit " + r.Limit, "lease " + r.TTL}, r.Shares...), ", ")
 			if p.Hashed {
-				shares = append(shares, "keys hashed")
+				shared += ", keys hashed"
 			}
-			shared := strings.Join(shares, ", ")
 			whole := strings.Join(append([]string{r.KeyText(), r.Busy, shared}, r.Also...), ", ")
 			for _, says := range [][2]string{{"scope " + scope, shared}, {"rule " + r.Name, whole}} {
 				subject, text := says[0], says[1]

@@ -34,14 +34,14 @@ func TestAnnounce(t *testing.T) {
 		}
 		write("a:1", 0, rule("report", "", "1"))
 		write("b:2", 0, rule("report", "", "1"), rule("mail", "", "1"))
-		self, heard := Process{Owner: "c:3", Serves: []string{"c's"}, Rules: []Rule{rule("report", "", "5")}}, make(chan string, 9)
+		self, heard := Process{Owner: "c:3", Hashed: true, Rules: []Rule{rule("report", "", "5")}}, make(chan string, 9)
 		until, stop := context.WithCancel(ctx)
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
 			Announce(until, rdb, prefix, func() Process { return self }, func(how string) { heard <- how })
 		}()
-		const want = "scope report differs: limit 5, lease 30s in c:3, and limit 1, lease 30s in a:1; deploy one version"
+		const want = "scope report differs: limit 5, lease 30s, keys hashed in c:3, and limit 1, lease 30s in a:1; deploy one version"
 		if got := <-heard; !strings.Contains(got, want) {
 			t.Errorf("heard %q, want %q", got, want)
 		}
@@ -50,7 +50,7 @@ func TestAnnounce(t *testing.T) {
 			t.Errorf("it is heard twice, or by one that runs something else: %q", <-heard)
 		}
 		all, err := Read(ctx, rdb, prefix)
-		if err != nil || len(all) != 3 || all[0].Owner != "a:1" || all[2].Serves[0] != "c's" || time.Since(all[2].Seen).Abs() > keepFor {
+		if err != nil || len(all) != 3 || all[0].Owner != "a:1" || !all[2].Hashed || time.Since(all[2].Seen).Abs() > keepFor {
 			t.Fatalf("%+v, %v", all, err)
 		}
 		if rules := Rules(all); len(rules) != 2 || rules[0].Limit != "1" || rules[1].Name != "mail" {

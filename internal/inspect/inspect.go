@@ -107,6 +107,30 @@ func Breakable(closed string) bool {
 	return closed == lock.ReasonClosed || closed == lock.ReasonCooldown
 }
 
+// Break takes a lock from the holders with those tokens and, if gate is true, opens its gate. It returns how many of them had the lock, and
+// whether a gate was opened; neither is no error.
+func Break(ctx context.Context, e *engine.Engine, key string, tokens []string, gate bool) (broken int, opened bool, err error) {
+	r, err := e.Ref(key)
+	if err != nil {
+		return 0, false, err
+	}
+	for _, token := range tokens {
+		ok, err := e.BreakHolder(ctx, r, token)
+		if err != nil {
+			return broken, false, fmt.Errorf("%d of %d broken: %w", broken, len(tokens), err)
+		}
+		if ok {
+			broken++
+		}
+	}
+	if gate {
+		if opened, err = e.OpenGate(ctx, r); err != nil {
+			return broken, false, fmt.Errorf("%d of %d broken, and the gate not opened: %w", broken, len(tokens), err)
+		}
+	}
+	return broken, opened, nil
+}
+
 // Control is an operator's order that is in force: a pause or a limit.
 type Control = control.Control
 
@@ -312,41 +336,29 @@ func IsScope(rules []fleet.Rule, text string) bool {
 	return slices.ContainsFunc(rules, func(r fleet.Rule) bool { its, _ := r.ScopeText(); return its == scope })
 }
 
-// stored returns the target that a person types as it is stored.
-func stored(rules []fleet.Rule, prefix, text string) (string, error) {
-	return control.Stored(prefix, "", func(text string) bool { return IsScope(rules, text) }, text)
-}
-
-// Target returns the whole key of the target that an operator has typed for an order; empty if it is none, which package lock then
-// refuses. A target that no rule and no live lock has is an error, unless force is true. To see that may take a walk of all locks.
-func Target(ctx context.Context, e *engine.Engine, rules []fleet.Rule, hashed bool, prefix, text string, force bool) (string, error) {
-	target, err := stored(rules, prefix, text)
-	if err != nil {
-		return "", nil
+// Unknown says why no task has the target of an order, as a person types it; empty if one may have it, as far as rules and live locks tell.
+// hashed: the values of keys are hashed. To see live locks takes a walk, for a target that no rule has.
+func Unknown(ctx context.Context, e *engine.Engine, rules []fleet.Rule, hashed bool, prefix, text string) (why string, err error) {
+	target, err := control.Stored(prefix, "", func(text string) bool { return IsScope(rules, text) }, text)
+	if err != nil || len(rules) == 0 {
+		return "", nil // package lock says what is wrong with it
 	}
-	key := prefix + ":{" + target + "}"
-	why := Unknown(rules, hashed, prefix, text)
-	if why == "" || force {
-		return key, nil
+	if why = unruled(rules, hashed, target); why == "" {
+		return "", nil
 	}
 	for l, err := range Walk(ctx, e) {
 		if err != nil {
 			return "", err
 		}
 		if control.Bare(l.Key) == target || ScopeOf(l.Key) == target {
-			return key, nil
+			return "", nil
 		}
 	}
-	return "", errors.New(why + " There is no such lock now either; --force does it all the same")
+	return why + " There is no such lock now either", nil
 }
 
-// Unknown says why no task has the target that a text stands for, as far as rules tell; empty if a task may have it. hashed:
-// the values of keys are hashed.
-func Unknown(rules []fleet.Rule, hashed bool, prefix, text string) string {
-	target, err := stored(rules, prefix, text)
-	if err != nil || len(rules) == 0 {
-		return "" // package lock says what is wrong with it
-	}
+// unruled says why no rule has a target, as it is stored; empty if one may.
+func unruled(rules []fleet.Rule, hashed bool, target string) string {
 	scope, values, valued := strings.Cut(target, "|")
 	shown, parts := printable.Short(target), strings.Count(values, "|")+1
 	fits := !valued || parts == 1 && strings.HasPrefix(values, "~") // a hash
@@ -355,7 +367,7 @@ func Unknown(rules []fleet.Rule, hashed bool, prefix, text string) string {
 	for _, r := range rules {
 		its, _ := r.ScopeText()
 		scopes = append(scopes, its)
-		if r.Has(scope) || !valued && r.IsFor(scope) {
+		if r.Has(scope) || !valued && keys.ControlsRule(r.Scope, r.Task, scope) {
 			last = &r
 			fits = fits || !hashed && (r.Computed || len(r.On)+len(r.OnHeaders) == parts)
 		}

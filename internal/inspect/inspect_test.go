@@ -13,6 +13,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
@@ -140,7 +141,7 @@ func TestTarget(t *testing.T) {
 	for _, c := range []struct {
 		rules []fleet.Rule
 		typed string
-		want  string // or a part of the error
+		want  string // or a part of why it is unknown
 	}{
 		{nil, "report", "p:{report}"}, {nil, "report:", "p:{report:}"}, {nil, "report|b c", "p:{report|b%20c}"}, {nil, "report|b%20c", "p:{report|b%2520c}"},
 		{nil, "a%20b", "p:{a%2520b}"}, {nil, "p:{a%20b}", "p:{a%20b}"}, {nil, "|x", ""}, {nil, strings.Repeat("|x", 500_000), ""},
@@ -157,25 +158,27 @@ func TestTarget(t *testing.T) {
 		{[]fleet.Rule{rule("a%20b:c")}, "a%20b:", "p:{a%2520b:}"},
 		{[]fleet.Rule{raw}, "un ruled", "p:{un%20ruled}"}, {[]fleet.Rule{raw}, "un ruled|x y", "p:{un%20ruled|x%20y}"},
 		{[]fleet.Rule{raw}, "un ruled|x%20y", "No rule has the scope of un%20ruled|x%2520y"},
-		{[]fleet.Rule{raw}, "ruled", "No rule has the scope of ruled (scopes: a%2520b). There is no such lock now either; --force does it all the same"},
+		{[]fleet.Rule{raw}, "ruled", "No rule has the scope of ruled (scopes: a%2520b). There is no such lock now either"},
 		{[]fleet.Rule{rule("mail:", "id")}, "mail:send", "p:{mail:send}"},
 		{[]fleet.Rule{rule("report:"), rule("mail"), rule("mail", "id")}, "mali|7", "No rule has the scope of mali|7: did you mean mail|7? There is"},
 	} {
-		target, err := Target(t.Context(), *inside.At(locker), c.rules, false, "p", c.typed, false)
-		if err != nil && c.want != "" && strings.Contains(err.Error(), c.want) {
+		target := ""
+		if stored, err := control.Stored("p", "", func(text string) bool { return IsScope(c.rules, text) }, c.typed); err == nil {
+			target = "p:{" + stored + "}"
+		}
+		why, err := Unknown(t.Context(), *inside.At(locker), c.rules, false, "p", c.typed)
+		if err == nil && why != "" && c.want != "" && strings.Contains(why, c.want) {
 			continue
 		}
-		if err != nil || target != c.want {
-			t.Errorf("%.50q is %q, %v; want %q", c.typed, target, err, c.want)
+		if err != nil || why != "" || target != c.want {
+			t.Errorf("%.50q is %q, %q, %v; want %q", c.typed, target, why, err, c.want)
 		}
 	}
 	for text, hashes := range map[string]bool{"a%20b|7": false, "a%20b|~" + strings.Repeat("0", 64): true} {
-		if why := Unknown([]fleet.Rule{raw}, true, "p", text); (why == "") != hashes || !hashes && !strings.Contains(why, "are hashed, so no task has the key") {
-			t.Errorf("%s where keys are hashed: %q", text, why)
+		why, err := Unknown(t.Context(), *inside.At(locker), []fleet.Rule{raw}, true, "p", text)
+		if err != nil || (why == "") != hashes || !hashes && !strings.Contains(why, "are hashed, so no task has the key") {
+			t.Errorf("%s where keys are hashed: %q, %v", text, why, err)
 		}
-	}
-	if target, err := Target(t.Context(), *inside.At(locker), []fleet.Rule{raw}, false, "p", "ruled", true); err != nil || target != "p:{ruled}" {
-		t.Errorf("with force: %q, %v", target, err)
 	}
 }
 
