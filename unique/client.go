@@ -242,3 +242,23 @@ func (e *DuplicateError) Error() string {
 
 // Unwrap returns asynq.ErrDuplicateTask.
 func (e *DuplicateError) Unwrap() error { return asynq.ErrDuplicateTask }
+
+// Result is the result of one task of [Client.EnqueueAll], as [Client.EnqueueContext]
+// returns it.
+type Result struct {
+	Info *asynq.TaskInfo
+	Err  error
+}
+
+// EnqueueAll enqueues tasks one after the other, and returns a result for each. opts apply to
+// all tasks. An error of one task does not stop the others. When ctx ends, tasks that are not
+// under way fail with its error.
+func (c *Client) EnqueueAll(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Result {
+	results := make([]Result, len(tasks))
+	for i, task := range tasks {
+		if results[i].Err = ctx.Err(); results[i].Err == nil {
+			results[i].Info, results[i].Err = c.EnqueueContext(ctx, task, opts...)
+		}
+	}
+	return results
+}

@@ -31,9 +31,10 @@ second one. Otherwise a claim beside the lock's key says whose task the key is. 
 the worker's Guard notes in it that the task waits for its lock, that its handler begins, and that it has
 ended. So Replace and Postpone need the Guard's Middleware in the workers, too.
 
-Each call looks at the task to see whether the key is still blocked; nothing cleans up in the
-background. A call takes over a claim whose task does not exist: at once if the task was
-enqueued, otherwise 15 seconds after the claim, since its producer may still be enqueuing the task.
+Each call looks whether the task still blocks the key; nothing cleans up in the background.
+Archived and completed tasks do not, unless the rule has KeepArchived. A call takes over a claim whose
+task does not exist: at once if the task was enqueued, otherwise 15 seconds after the claim, since its
+producer may still be enqueuing it.
 A producer that dies in the middle of Replace or Postpone is waited for as long; the old task runs meanwhile.
 
 # What is promised
@@ -49,15 +50,16 @@ the new one, or both; a call for the key 15 seconds later leaves one.
 
 # What is not promised
 
-  - If an operator runs an archived task again (RunTask) at the moment when the next task
-    takes its place, both live, or under UntilDone with Reject or Join the archived task is deleted.
+  - If an operator runs an archived task again (RunTask) just as the next task takes
+    its place, both live, or under UntilDone with Reject or Join the archived task is deleted.
   - Without the Guard's Middleware in a worker nobody notes that a handler has begun. Replace and Postpone
     then take a task that failed for one that has not begun, and reject the new one while asynq has the old
     one as active.
   - A claim lasts 30 days from the last enqueue or start of its task (100 with KeepArchived), and longer for
-    a task that is scheduled further ahead.
+    a task scheduled further ahead.
   - asynq enqueues the task that it makes of a Group before it deletes the group's tasks. A call at that moment
-    is still rejected for one of these, joins it or supersedes it, although the task made of it may have run.
+    is rejected for one of these, joins or supersedes it, although the task made of it may have run.
+    If the aggregation fails, the tasks wait, and block their keys, until the Group gets its next one.
   - A command of Reject or Join under UntilDone may arrive seconds late, after go-redis has sent it again
     and the call has gone on: the IDs of such tasks are used again.
 

@@ -12,6 +12,6 @@ func TestMain(m *testing.M) { redistest.Main(m) }
 func TestRights(t *testing.T) {
 	t.Parallel()
 	redistest.AsUser(t, redistest.AllRights(t, "../docs/redis.md"), []string{
-		"UntilStart_oneRunsOneWaits", "For_window", "Worker_dropsTheClaim", "Postpone", "Replace_scheduled", "States",
+		"UntilStart_oneRunsOneWaits", "For_window", "Worker_dropsTheClaim", "Postpone", "Replace_scheduled", "EnqueueAll", "States",
 	})
 }

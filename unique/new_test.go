@@ -122,6 +122,8 @@ func TestEnqueue_badInput(t *testing.T) {
 		t.Helper()
 		info, err := r.Enqueue(task, opts...)
 		refused(what, want, info, err)
+		results := r.EnqueueAll(t.Context(), []*asynq.Task{task}, opts...)
+		refused(what+", of many", want, results[0].Info, results[0].Err)
 	}
 	do("no task", "task is nil", nil)
 	do("a TaskID", `TaskID("x")`, task("plain", "7", ""), asynq.TaskID("x"))

@@ -58,16 +58,20 @@ func TestNew_overAnOrderedClient(t *testing.T) {
 		c, err := r.over(r.rdb, wrapped{r.ordering(r.rdb, inOrder("once")), &through}, Rule{Task: "once", On: []string{"id", "text"}})
 		redistest.Must(t, err)
 		enqueued := []string{"a", "b", "c", "d", "e", "f"}
+		var all []*asynq.Task
 		for _, text := range enqueued {
-			info := r.must(c.Enqueue(task("once", "7", text)))
+			all = append(all, task("once", "7", text))
+		}
+		for i, result := range c.EnqueueAll(t.Context(), all) { // in this order
+			info := r.must(result.Info, result.Err)
 			if ticketOf(info) == 0 {
-				t.Errorf("%s has no place in order", text)
+				t.Errorf("%s has no place in order", enqueued[i])
 			}
-			dup, err := c.Enqueue(task("once", "7", text))
+			dup, err := c.Enqueue(task("once", "7", enqueued[i]))
 			r.mustBeDuplicate(dup, err, info.ID, asynq.TaskStatePending)
 		}
 		r.must(c.Enqueue(task("plain", "7", ""), asynq.Queue(r.queue)))
-		if got := strings.Join(through, " "); got != strings.Repeat("once ", 2*len(enqueued))+"plain" {
+		if got := strings.Join(through, " "); got != strings.Repeat("once ", 2*len(all))+"plain" {
 			t.Errorf("through the Enqueuer went %q", got)
 		}
 		var ran record

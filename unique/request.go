@@ -323,9 +323,8 @@ func (req *request) duplicate(found existing) *DuplicateError {
 // lock that tasks take, so no other producer enqueues a task between the look and the deletion. It does
 // not keep an operator from running the ended task in that moment.
 //
-// Producers poll for the lock. A line would cost each of them a subscription, and the lock
-// is held rarely, for a few round trips. If a producer died holding it, callers poll until
-// its TTL ends.
+// Producers poll for the lock, which is held rarely, for a few round trips: a line would cost each a
+// subscription. If a producer died holding it, they poll until its TTL ends.
 func (req *request) replaceEnded(ctx context.Context) (*asynq.TaskInfo, error) {
 	lease, err := req.client.engine.Take(ctx, engine.Request{
 		Ref: engine.Ref{Key: mark.Key(req.key) + ":lock", Limit: 1}, Name: req.key, TTL: req.client.changeTTL,

@@ -21,6 +21,7 @@ import (
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
 )
@@ -365,7 +366,7 @@ func (a *app) newOrder(use, help string, args cobra.PositionalArgs, o *order,
 	cmd := a.onLocks(use, help+orderHelp, args, func(ctx context.Context, l locks, args []string) error {
 		guards, unread := fleet.Read(ctx, l.rdb, a.conn.prefix) // who may not read them gives orders all the same
 		hashed := slices.ContainsFunc(guards, func(p fleet.Process) bool { return p.Hashed })
-		a.known = fleet.Rules(guards)
+		a.known = known(guards)
 		if !o.force && !o.ends {
 			if why, err := inspect.Unknown(ctx, l.Engine, a.known, hashed, a.conn.prefix, args[0]); why != "" || err != nil {
 				return cmp.Or(err, fmt.Errorf("%s; --force does it all the same", why))
@@ -386,6 +387,25 @@ func (a *app) newOrder(use, help string, args cobra.PositionalArgs, o *order,
 		cmd.Flags().BoolVar(&o.force, "force", false, "also for a TARGET that is not known")
 	}
 	return cmd
+}
+
+// known is the rules that Guards say they run. A rule for each task type of its own is for the types that they have met: what is longer
+// than its Task is a slip, or comes later. Of a prefix none may be met yet: then it is for all.
+func known(guards []fleet.Process) (rules []fleet.Rule) {
+	for _, r := range fleet.Rules(guards) {
+		types := []string{r.Task}
+		for _, p := range guards {
+			types = append(types, p.Serves...)
+		}
+		types = slices.DeleteFunc(types, func(t string) bool { return r.Scope != "" || strings.HasSuffix(t, ":") || !r.Has(keys.Scope(t)) })
+		if len(types) == 0 {
+			rules = append(rules, r)
+		}
+		for _, r.Scope = range types {
+			rules = append(rules, r)
+		}
+	}
+	return rules
 }
 
 func newPause(a *app) *cobra.Command {

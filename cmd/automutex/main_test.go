@@ -265,9 +265,9 @@ func (s *session) act(args []string) {
 			all, err := s.guard.Blocked(ctx)
 			return err == nil && len(all) == 1
 		}, "a key is blocked")
-	case "says": // OWNER TASK LIMIT, "hashed" if it hashes keys
+	case "says": // OWNER TASK LIMIT, the types that it has met, "hashed" if it hashes keys
 		rules := inspect.Describe([]automutex.Rule{{Task: args[2], On: []string{"id"}, Limit: number(s.t, args[3])}})
-		self := fleet.Process{Owner: name, Hashed: slices.Contains(args, "hashed"), Rules: rules}
+		self := fleet.Process{Owner: name, Hashed: slices.Contains(args, "hashed"), Serves: args[4:], Rules: rules}
 		go fleet.Announce(s.t.Context(), rdb, s.prefix, func() fleet.Process { return self }, func(string) {})
 		redistest.Eventually(s.t, patience, func() bool {
 			f, err := fleet.Read(ctx, rdb, s.prefix)

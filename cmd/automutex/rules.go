@@ -235,8 +235,9 @@ func newDoctor(a *app) *cobra.Command {
 
 Of Redis: its version, eviction, clock, the rights of this user, keys of another program where locks stand. Of the
 workers: a prefix that none has, and rules that differ. What is paused, and ordered keys that do not go on. With the
-rules of the FILE, or those that the workers say they run: tasks that no key can be made from, waits longer than the
-Timeout of tasks, and an asynq that is not in this database.
+rules of the FILE, or those that the workers say they run: rules whose task nothing serves while one that is spelt
+alike is served, tasks that no key can be made from, waits longer than the Timeout of tasks, and an asynq that is not
+in this database.
 
 Each finding is a line: ok, note (may cause trouble later, or could not be checked) or bad
 (causes trouble now). Something bad makes the exit code 1.`, cobra.MaximumNArgs(1), func(cmd *cobra.Command, args []string) error {

@@ -743,10 +743,6 @@ func (b *ledger) judgeGroup(t *taskBook) {
 // neverCame tells whether a task can be one that was never enqueued. Callers hold mu.
 func (b *ledger) neverCame(t *taskBook) bool { return t.most < 0 && t.state == "gone" }
 
-// mayStayInGroup tells whether asynq may leave a task in its group, which it lists again only with the next task that is
-// enqueued: the task came back from a retry, or its aggregation failed. Callers hold mu.
-func (b *ledger) mayStayInGroup(t *taskBook) bool { return t.op || !b.clean }
-
 // isReadBeside tells whether a task may have been told to be a duplicate of one that asynq has aggregated and not yet
 // deleted, so that the aggregated task may have run already. Callers hold mu.
 func (b *ledger) isReadBeside(t *taskBook) bool {

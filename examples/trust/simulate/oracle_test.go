@@ -1087,6 +1087,9 @@ func (b *ledger) judgeEnd(t *taskBook) {
 	if len(t.into) > 0 {
 		b.judgeGroup(t)
 	}
+	if state == "aggregating" && (t.op || !b.clean) { // put back; asynq lists the group with its next task
+		return
+	}
 	if u := b.w.plan.uniqueOf(task); u != nil {
 		b.judgeUnique(t, u)
 		return
@@ -1105,9 +1108,6 @@ func (b *ledger) judgeEnd(t *taskBook) {
 			b.violatef("archived: task %d, and nothing explains it: %d runs, at most %d attempts spent of %d, %v", n, t.starts, t.spent[1], task.MaxRetry, t.ends)
 		}
 	default:
-		if state == "aggregating" && b.mayStayInGroup(t) {
-			break
-		}
 		b.violatef("stuck: task %d is %s at the end", n, state)
 	}
 	if b.clean && t.success > 1 && !t.op && !t.again {

@@ -346,6 +346,9 @@ func faultScenarios() (all []plan) {
 			}},
 		plan{Name: "a task that was aggregated blocks its key no more", Procs: servers(4), Rules: rules("retry", rulePlan{}), Tasks: grouped,
 			Groups: &groupPlan{Grace: sec}, Unique: []uniquePlan{{Task: "t", On: onA, Until: "start", Duplicate: "reject"}}},
+		plan{Name: "a failed aggregation", Procs: servers(4), Rules: rules("retry", rulePlan{}), Tasks: goesOn(grouped[0], made),
+			Groups: &groupPlan{Grace: sec}, Unique: []uniquePlan{{Task: "t", On: onA, Until: "start", Duplicate: "join"}},
+			Faults: []faultPlan{{Kind: noPerm, Client: "asynq", Saying: "ZSCORE"}}},
 		// Each process in turn goes on with the old master, and many want one key.
 		plan{Name: "a split brain", Procs: servers(4, 4), Rules: rules("wait", rulePlan{Wait: 20 * sec}),
 			Tasks: each(50, func(i int) taskPlan { return work(time.Duration(i)*800*ms, []time.Duration{300 * ms, 2500 * ms}[i%2]) }),

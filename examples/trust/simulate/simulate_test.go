@@ -135,7 +135,7 @@ func TestWorlds(t *testing.T) {
 			return
 		}
 		inOrder := map[bool]string{true: " -in-order"}[*onlyOrder]
-		t.Errorf("seed %d fails; again with: go test ./examples/trust/simulate -run Worlds%s -seed %d -repeat 20 -trace\n%s\n%s%s",
+		t.Errorf("seed %d fails; again with: go test ./examples/trust/simulate -run Worlds -args%s -seed %d -repeat 20 -trace\n%s\n%s%s",
 			seed, inOrder, seed, strings.Join(v.violations, "\n"), p, v.told())
 	})
 	sum.log(t, "worlds")
