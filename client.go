@@ -9,6 +9,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -30,8 +31,7 @@ import (
 //   - It reserves an attempt, so that no task waits for its key in its worker since asynq would archive it. The
 //     Client tells asynq one retry more than the task was enqueued with, and the Guard has asynq archive the
 //     task when its handler has failed, or panicked, as often as the caller asked for. If the last run did not
-//     return, since its worker died or its time was up, the task may run once more, and again where
-//     [asynq.Config].IsFailure does not count that; a task of an ordered rule is then archived unrun. asynq's
+//     return, since its worker died or its time was up, the task may run once more; a task of an ordered rule is then archived unrun. asynq's
 //     tools, and asynq.GetMaxRetry in a handler, show one retry more; [LastAttempt] goes by what was asked for.
 //     A task of which [Fail] or [AfterFailure] spends an attempt gets one more. The task must be run by a Guard
 //     that has a rule for it.
@@ -42,6 +42,7 @@ type Client struct {
 	engine    *engine.Engine   // nil if no rule is InOrder; it grants no lock, and so has no goroutine
 	inspector *asynq.Inspector // the same
 	log       *slog.Logger
+	blind     sync.Once // the log says that the inspector sees no task
 
 	asynqRedis redis.UniversalClient // that of inspector; nil: not known
 

@@ -172,6 +172,7 @@ func (d *delivery) run(next asynq.Handler) error {
 	ends := decide.End(decide.Result{Said: decide.Panicked})
 	defer func() {
 		d.release(ends)
+		d.endUntaken(ends)
 		d.endClaim(ends)
 	}()
 	met := obstacle{why: decide.Nothing}
@@ -218,6 +219,9 @@ func (d *delivery) look(last obstacle) obstacle {
 		return last
 	}
 	if met := d.makeKeys(); met.why != decide.Nothing {
+		return met
+	}
+	if met := d.checkPaused(); met.why != decide.Nothing {
 		return met
 	}
 	for _, t := range d.targets {
@@ -576,6 +580,9 @@ func (v *verdict) Unwrap() []error {
 
 // comeBackIn is the verdict on a task that comes back after the delay; comeBack and park have observed that.
 func (d *delivery) comeBackIn(delay time.Duration, err error) error {
+	if d.server != nil {
+		d.server.noteReturned()
+	}
 	return &verdict{d.guard, goesBack, err, delay}
 }
 

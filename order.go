@@ -7,6 +7,7 @@ import (
 	"math"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -169,9 +170,14 @@ func (d *delivery) acquireInOrder(t target) error {
 func (d *delivery) joinAtArrival(t target) {
 	d.guard.warnOnce("unstamped "+d.task.Type(), "a task of an ordered rule runs after those that have a place in the order of its key: it was not enqueued through automutex.NewClient, "+
 		"or for another key, since the rules of producer and worker differ", "rule", t.rule.Name, "type", d.task.Type(), "task", d.note)
+	d.withdraw()
+}
+
+// withdraw gives up the place that the task was enqueued with, if it has one.
+func (d *delivery) withdraw() {
 	if _, err := engine.ParseKey(d.guard.cfg.Prefix, d.place.Key); err == nil { // a header says what its producer likes
 		item := engine.OrderItem{Nonce: d.place.Nonce, Ticket: d.place.Ticket, Note: d.note}
-		_ = d.guard.engine.Act(d.ctx, orderedKey(d.place.Key), engine.ActWithdraw, item, 0)
+		_ = d.guard.engine.Act(context.WithoutCancel(d.ctx), orderedKey(d.place.Key), engine.ActWithdraw, item, 0)
 	}
 }
 
@@ -220,6 +226,19 @@ func (d *delivery) endUnrun(h *heldLease, decision decide.Decision) {
 		h.lease.End(engine.OutcomeUnbegun)
 	default:
 		d.endPlace(h, decision, nil)
+	}
+}
+
+// endUntaken gives up the place of a task that has ended and did not come to its ordered lock: no key could be made for one of its rules. If
+// there is an error, or the task holds its key now, a look finds that.
+func (d *delivery) endUntaken(decision decide.Decision) {
+	if d.place.Nonce == "" || decision.What == decide.Leave || slices.ContainsFunc(d.targets, d.place.in) {
+		return
+	}
+	if rule := d.guard.rules.orderedRule(d.guard.cfg.Prefix, d.place.Key); rule != nil {
+		if outcome := d.orderOutcome(target{rule: rule}, decision); outcome == engine.OutcomeDone || outcome == engine.OutcomeLeft {
+			d.withdraw()
+		}
 	}
 }
 
@@ -300,7 +319,7 @@ type Blocked struct {
 // are held come first, then those whose task has failed, the longest blocked first. A key without a task behind that one is only listed while
 // it is held. Blocked walks all keys with SCAN and looks at the first task of each, so call it for operators, not for each task.
 func (g *Guard) Blocked(ctx context.Context) ([]Blocked, error) {
-	found, err := blocked.List(ctx, g.engine, g.inspector)
+	found, err := blocked.List(ctx, g.engine, g.sighted())
 	if err != nil {
 		return nil, fmt.Errorf("automutex: Blocked: %w", err)
 	}
@@ -377,6 +396,12 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item engine.OrderIt
 			g.reportBlocked(ctx, Event{Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id})
 		case failed == nil && (act == engine.ActGone || act == engine.ActLeft):
 			return engine.FateGone, answer
+		case act == engine.ActPresent && info.State == asynq.TaskStateActive:
+			seen, _ := strconv.ParseInt(item.Seen, 10, 64)
+			head := engine.Head{State: item.State, Since: time.UnixMicro(seen)}
+			if why := blocked.Why(blocked.Seen{Head: head, Info: info}); why != "" { // each minute, as it is looked for then
+				g.log.Warn("automutex: a key in order stands, since its next task "+why, "rule", rule.Name, "key", key, "task", item.Note)
+			}
 		}
 		return engine.FateUnsure, answer
 	})
@@ -398,7 +423,11 @@ func seenInOrder(info *asynq.TaskInfo, missing bool, err error, item engine.Orde
 	case blocked.IsOther(info, key, item.Note, item.Nonce):
 		return engine.ActGone, 0 // another task with the same ID
 	}
-	switch info.State {
+	state := info.State
+	if isOverdue(info) && state != asynq.TaskStateActive && state != asynq.TaskStateCompleted {
+		state = asynq.TaskStateArchived // as good as: asynq fails it unrun, however many attempts it has left
+	}
+	switch state {
 	case asynq.TaskStateArchived:
 		if rule.OnArchive == HoldKey {
 			return engine.ActArchived, 0
@@ -418,6 +447,14 @@ func seenInOrder(info *asynq.TaskInfo, missing bool, err error, item engine.Orde
 	return engine.ActPresent, 0
 }
 
+// sighted returns the Guard's Inspector, or nil if that does not see this server's tasks.
+func (g *Guard) sighted() *asynq.Inspector {
+	if g.blind.Load() {
+		return nil
+	}
+	return g.inspector
+}
+
 // lookInOrder is one look at a task, for a producer. It wakes nobody. After an error the task counts as being there.
 func (c *Client) lookInOrder(ctx context.Context, key engine.Ref, item engine.OrderItem, rule *compiledRule) {
 	queue, id, _ := tasknote.Parse(item.Note)
@@ -428,6 +465,12 @@ func (c *Client) lookInOrder(ctx context.Context, key engine.Ref, item engine.Or
 	}
 	if act != lookFailed {
 		err = c.engine.Act(ctx, key, act, item, after)
+	}
+	if act == lookFailed && errors.Is(err, asynq.ErrQueueNotFound) {
+		c.blind.Do(func() {
+			c.log.Warn("automutex: Config.Inspector does not see the queue of a task in order, so a full key counts tasks of producers that have died; "+
+				inspectorHint, "key", key.Key, "task", item.Note)
+		})
 	}
 	if err != nil {
 		c.log.Debug("automutex: a place in order could not be looked for", "key", key.Key, "task", item.Note, "error", err)

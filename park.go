@@ -130,7 +130,7 @@ func (g *Guard) wakeParked(ctx context.Context, key, note string) engine.Fate {
 			return engine.FateUnsure, answer
 		}
 		fate := engine.FateComing
-		if !info.Deadline.IsZero() && time.Now().After(info.Deadline) {
+		if isOverdue(info) {
 			fate = engine.FateGone // asynq ends it before it comes to the Middleware
 		}
 		switch {
@@ -145,6 +145,11 @@ func (g *Guard) wakeParked(ctx context.Context, key, note string) engine.Fate {
 		}
 		return engine.FateUnsure, lookAgain
 	})
+}
+
+// isOverdue reports whether the Deadline of a task has passed, so that asynq does not run it.
+func isOverdue(info *asynq.TaskInfo) bool {
+	return !info.Deadline.IsZero() && time.Now().After(info.Deadline)
 }
 
 // next is what follows from a look at a task.

@@ -16,6 +16,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -25,6 +26,12 @@ type server struct {
 	workers workers
 
 	first sync.Once // task, which starts the time of checkGuarded
+
+	returned                          atomic.Int64 // tasks that went back to asynq
+	firstReturned                     atomic.Int64 // when the first of them did, in Unix nanoseconds
+	handled, failureAsked, delayAsked atomic.Bool  // asynq has called ErrorHandler, IsFailure and RetryDelayFunc for one of them
+
+	cut atomic.Int64 // attempts, the last ones that their callers asked for, that a context or a death has ended, and that IsFailure is to count
 }
 
 // serverKey finds the taskMark of one Guard. Of several guards, each has its own.
@@ -57,8 +64,13 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	isFailure := cfg.IsFailure
 	cfg.IsFailure = func(err error) bool {
 		switch v := g.verdictIn(err); {
-		case v != nil && v.kind == goesBack, wantsRetryAfter(err) != nil:
+		case v != nil && v.kind == goesBack:
+			mark.failureAsked.Store(true)
 			return false
+		case wantsRetryAfter(err) != nil:
+			return false
+		case isCut(err) && mark.takeCut():
+			return true
 		case isFailure != nil:
 			return isFailure(err)
 		}
@@ -71,22 +83,18 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	}
 	cfg.RetryDelayFunc = func(n int, err error, t *asynq.Task) time.Duration {
 		if v := g.verdictIn(err); v != nil && v.kind == goesBack {
+			mark.delayAsked.Store(true)
 			return v.delay
 		}
 		if r := wantsRetryAfter(err); r != nil {
 			return notBefore(r.delay)
 		}
+		if errors.Is(err, asynq.ErrLeaseExpired) { // asynq asks IsFailure next
+			mark.noteCut(t, t != nil && stamp.IsLast(t.Headers(), n), err)
+		}
 		return capRedelivery(retryDelay(n, err, t), n, err, t)
 	}
-	if theirs := cfg.ErrorHandler; theirs != nil {
-		cfg.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, t *asynq.Task, err error) {
-			if v := g.verdictIn(err); v != nil && v.kind != archived || wantsRetryAfter(err) != nil {
-				return
-			}
-			d := g.newDelivery(ctx, t)
-			theirs.HandleError(context.WithValue(ctx, lastAttemptKey{}, d.place.isLast(&d.facts)), t, err)
-		})
-	}
+	cfg.ErrorHandler = mark.errorHandler(cfg.ErrorHandler)
 	baseContext := cfg.BaseContext
 	if baseContext == nil {
 		baseContext = context.Background
@@ -95,6 +103,53 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		return context.WithValue(baseContext(), serverKey{g}, mark.newTask())
 	}
 	return cfg
+}
+
+// errorHandler is the ErrorHandler of the server; theirs is the program's, or nil.
+func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
+	return asynq.ErrorHandlerFunc(func(ctx context.Context, t *asynq.Task, err error) {
+		v := s.guard.verdictIn(err)
+		if v != nil && v.kind == goesBack {
+			s.handled.Store(true)
+		}
+		d := s.guard.newDelivery(ctx, t)
+		last := d.place.isLast(&d.facts)
+		if !errors.Is(err, asynq.ErrLeaseExpired) { // of which asynq stores nothing before it is found to be lost
+			s.noteCut(t, last && !d.last, err)
+		}
+		if theirs != nil && (v == nil || v.kind == archived) && wantsRetryAfter(err) == nil {
+			theirs.HandleError(context.WithValue(ctx, lastAttemptKey{}, last), t, err)
+		}
+	})
+}
+
+// noteReturned notes that a task goes back to asynq. It warns once if asynq has not called the Guard's functions although it has
+// had the time to, or for so many that some have come back: the program has put others in their place.
+func (s *server) noteReturned() {
+	now := time.Now().UnixNano()
+	s.firstReturned.CompareAndSwap(0, now)
+	due := now-s.firstReturned.Load() > int64(guardedWithin)
+	if n := s.returned.Add(1); (due || n > int64(s.workers.limit)) && (!s.handled.Load() || !s.failureAsked.Load() || !s.delayAsked.Load()) {
+		s.guard.warnOnce("functions", "IsFailure, RetryDelayFunc or ErrorHandler was set on the asynq.Config that Guard.ServerConfig returned: tasks that go back spend attempts, "+
+			"come back at other times, or are handled as errors; set them in the asynq.Config that is given to ServerConfig")
+	}
+}
+
+// noteCut notes that a task's attempt was cut, if it was the last one that the caller of a Client asked for: IsFailure, which is asked
+// next and does not see the task, counts it whatever the program's own says. Else asynq delivers the task again without bound. If two
+// attempts are cut at once the count may be given to the other one.
+func (s *server) noteCut(t *asynq.Task, last bool, err error) {
+	if last && isCut(err) && s.guard.rules.match(t.Type()) != nil {
+		s.cut.Add(1)
+	}
+}
+
+func (s *server) takeCut() bool {
+	if s.cut.Add(-1) >= 0 {
+		return true
+	}
+	s.cut.Add(1)
+	return false
 }
 
 // serverOf returns the server of ctx; nil when it was made without ServerConfig.

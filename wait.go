@@ -82,6 +82,12 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		return d.ask(d.ctx, t, r)
 	}
 	r.Wait, r.OnWait = true, func() { d.observeWaiting(t) }
+	if w.parks && d.server == nil { // who knows how many workers are free
+		parkNow := make(chan struct{})
+		close(parkNow)
+		r.Park, r.Yield = true, parkNow
+		return d.ask(d.ctx, t, r)
+	}
 	// ctx ends everything. most only bounds the time in line: if the answer to an earlier
 	// ask arrives after it and grants the lock, the task keeps the lock.
 	ctx, cancel := context.WithCancel(d.ctx)
