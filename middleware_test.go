@@ -119,10 +119,17 @@ func TestServerConfig_withMiddleware(t *testing.T) {
 	}
 }
 
-// A Guard knows the types of tasks that came, up to a bound.
+// A Guard knows the types of tasks that came, up to a bound, and the patterns of its mux that are for its rules.
 func TestServedTypes(t *testing.T) {
 	t.Parallel()
 	var s servedTypes
+	mux := asynq.NewServeMux()
+	mux.Handle("cron:nightly", asynq.NotFoundHandler())
+	mux.Handle("mail:", asynq.NotFoundHandler())
+	s.askMux(mux, []Rule{{Task: "cron:nigtly"}, {Task: "mail:welcome"}})
+	if got := s.list(); !slices.Equal(got, []string{"mail:"}) {
+		t.Errorf("of the mux: %q", got)
+	}
 	for i := range mostServed + 9 {
 		s.add(strconv.Itoa(i))
 	}
@@ -247,6 +254,8 @@ func TestInOrder_seen(t *testing.T) {
 	}
 	other := info(asynq.TaskStatePending, "")
 	other.Headers = nil
+	overdue := info(asynq.TaskStateRetry, blocked.ParkedOn(mine.Key))
+	overdue.Deadline = time.Now().Add(-time.Second)
 	item := engine.OrderItem{Nonce: mine.Nonce, Note: note}
 	joined := item
 	joined.Nonce = stamp.Unstamped(note) // at its arrival
@@ -275,6 +284,8 @@ func TestInOrder_seen(t *testing.T) {
 		"another task":         {other, nil, HoldKey, engine.ActGone},
 		"archived, hold":       {info(asynq.TaskStateArchived, ""), nil, HoldKey, engine.ActArchived},
 		"archived, continue":   {info(asynq.TaskStateArchived, ""), nil, Continue, engine.ActLeft},
+		"overdue, hold":        {overdue, nil, HoldKey, engine.ActArchived},
+		"overdue, continue":    {overdue, nil, Continue, engine.ActLeft},
 		"completed":            {info(asynq.TaskStateCompleted, ""), nil, HoldKey, engine.ActLeft},
 		"parked here":          {info(asynq.TaskStateRetry, blocked.ParkedOn(mine.Key)), nil, HoldKey, lookWake},
 		"parked elsewhere":     {info(asynq.TaskStateRetry, blocked.ParkedOn("automutex:{x}")), nil, HoldKey, engine.ActPresent},
@@ -325,7 +336,7 @@ func TestReplace_askedBeforeItRuns(t *testing.T) {
 	if !errors.Is(err, ErrReplaced) || !errors.Is(err, asynq.RevokeTask) {
 		t.Errorf("answered %v", err)
 	}
-	if info, err := guard.engine.Inspect(t.Context(), engine.Ref{Key: targets[0].key}, 1, "", ""); info.Held > 0 || err != nil {
+	if info, err := guard.engine.Inspect(t.Context(), engine.Ref{Key: targets[0].key}, 1); info.Held > 0 || err != nil {
 		t.Errorf("the key is held: %+v, %v", info, err)
 	}
 }

@@ -168,7 +168,7 @@ func TestFleet(t *testing.T) {
 			all, err = fleet.Read(ctx, r.rdb, r.cfg.Prefix)
 			return err == nil && len(all) == 1
 		}, "the Guard says what it is")
-		if p := all[0]; p.Owner != "this-worker" || !p.Hashed {
+		if p := all[0]; p.Owner != "this-worker" || !p.Hashed || !slices.Equal(p.Serves, []string{"fleet", "no-rule"}) {
 			t.Errorf("the process: %+v", p)
 		}
 		rules := fleet.Rules(all)

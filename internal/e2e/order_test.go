@@ -585,7 +585,7 @@ func TestInOrder_behindAQuietQueue(t *testing.T) {
 }
 
 // Locks on another Redis than asynq's, and nobody has said so: the Inspector sees no task, and takes none for gone. The
-// order stands, in workers and producers, and the worker's log says why.
+// order stands, in workers and producers, and the log says why.
 func TestInOrder_inspectorElsewhere(t *testing.T) {
 	t.Parallel()
 	const elsewhere = "are the locks on another Redis, or in another database, than asynq?"
@@ -606,7 +606,7 @@ func TestInOrder_inspectorElsewhere(t *testing.T) {
 		if !errors.Is(err, automutex.ErrFull) {
 			t.Fatalf("%v, want ErrFull: the first two are not done", err)
 		}
-		return strings.Contains(log.Text(slog.LevelDebug), "could not be looked for")
+		return strings.Contains(log.String(), "does not see the queue") && strings.Contains(log.String(), elsewhere)
 	}, "the producer has looked")
 	r.stage.none(t)
 	if n := strings.Count(r.log.Text(slog.LevelWarn), "a key in order stands when its next task is deleted; "+elsewhere); n != 1 {
@@ -640,6 +640,27 @@ func TestInOrder_endedByAnotherRule(t *testing.T) {
 			})
 		})
 	}
+}
+
+// So does one for which no key of another rule can be made, and which never comes to its ordered lock: before it is archived there is room
+// for the next one.
+func TestInOrder_noKeyForAnotherRule(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{
+			{Task: "work", Name: "order", Scope: "order", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue, MaxQueued: 1},
+			{Task: "work", Name: "other", Scope: "other", On: []string{"tenant"}},
+			{Task: "work", Name: "asks", Scope: "asks", LimitOf: func(ctx context.Context, _ *asynq.Task) (int, error) {
+				if _, worker := asynq.GetTaskID(ctx); !worker {
+					t.Error("the producer asks for more than the ordered key")
+				}
+				return 1, nil
+			}},
+		}})
+		for range 5 {
+			r.await(r.enqueueInOrder(c, 1), asynq.TaskStateArchived)
+		}
+	})
 }
 
 // Who waits for the lock of an ordered key in no order, as package lock does, and the tasks of a rule of which InOrder was taken out, takes

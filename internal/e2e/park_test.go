@@ -227,6 +227,31 @@ func TestPark_concurrencyOne(t *testing.T) {
 	})
 }
 
+// Without ServerConfig nobody knows how many workers are free: it parks at once.
+// asynq counts the attempt then, and the call comes all the same.
+func TestPark_unmarked(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, free := heldRig(t, s, setup{unmarked: true})
+		id := r.enqueue("work", one)
+		info := r.awaitRetried(id, 1)
+		if busy := r.awaitEvent(automutex.EventParked, id).Busy; busy.Waited != 0 || !strings.Contains(info.LastErr, "parked on ") {
+			t.Errorf("got %+v, %q", busy, info.LastErr)
+		}
+		// On its last attempt then, it goes on from its place, in its worker.
+		last := r.enqueue("work", one, asynq.MaxRetry(1))
+		r.awaitRetried(last, 1)
+		r.rerun(last)
+		r.awaitStored(1, 1, "work", "1")
+		free()
+		for _, id := range []string{last, id} {
+			run := r.stage.nextIs(t, id)
+			run.returns(nil)
+			r.await(id, asynq.TaskStateCompleted)
+		}
+	})
+}
+
 // Names with what could be taken for a separator, in all three places.
 func TestPark_oddNames(t *testing.T) {
 	t.Parallel()

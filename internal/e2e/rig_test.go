@@ -58,6 +58,7 @@ type setup struct {
 	locks    lock.Client             // where the guard's locks are; nil: where asynq is
 	guarded  func(*automutex.Config) // further settings of the guard
 	served   func(*asynq.Config)     // further settings of the server, before ServerConfig
+	after    func(*asynq.Config)     // and after it
 	unmarked bool                    // without ServerConfig
 	hook     redis.Hook              // on asynq's client, which is the guard's where locks is nil
 	// wrap is how guard and handler become the server's; nil: guard.Middleware
@@ -116,6 +117,9 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	}
 	if !o.unmarked {
 		served = r.guard.ServerConfig(served)
+	}
+	if o.after != nil {
+		o.after(&served)
 	}
 	var handler asynq.Handler = r.stage
 	if o.handler != nil {

@@ -132,9 +132,7 @@ func TestServer_keepsTheRest(t *testing.T) {
 	if got.Concurrency != 7 || got.Queues["q"] != 1 || !got.StrictPriority || got.ShutdownTimeout != time.Hour {
 		t.Errorf("got %+v", got)
 	}
-	if got.ErrorHandler != nil {
-		t.Error("an ErrorHandler, which nobody gave")
-	}
+	got.ErrorHandler.HandleError(t.Context(), asynq.NewTask("work", nil), errPlain) // nobody's
 	if !got.IsFailure(errPlain) || got.IsFailure(nil) {
 		t.Error("not asynq's default IsFailure")
 	}
@@ -404,4 +402,37 @@ func TestServer_stacked(t *testing.T) {
 		}
 		r.stage.none(t)
 	})
+}
+
+// Who sets a function on what ServerConfig returned is warned as tasks go back, however many workers there are.
+func TestServer_withOtherFunctions(t *testing.T) {
+	t.Parallel()
+	for name, set := range map[string]func(*asynq.Config){
+		"IsFailure":      func(c *asynq.Config) { c.IsFailure = func(error) bool { return true } },
+		"RetryDelayFunc": func(c *asynq.Config) { c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 } },
+		"ErrorHandler": func(c *asynq.Config) {
+			c.ErrorHandler = asynq.ErrorHandlerFunc(func(context.Context, *asynq.Task, error) {})
+		},
+		"none": func(*asynq.Config) {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := redistest.Mini(t)
+			for _, workers := range []int{1, 1000} {
+				r := start(t, s, setup{workers: workers, rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, after: set})
+				lease := r.take("work")
+				returned, began := 0, time.Now()
+				redistest.Eventually(t, patience, func() bool {
+					r.awaitEvent(automutex.EventRetried, r.enqueue("work", nil))
+					returned++
+					return strings.Contains(r.log.Text(slog.LevelWarn), "IsFailure, RetryDelayFunc or ErrorHandler was set") ||
+						name == "none" && returned > 2 && time.Since(began) > 2*time.Second
+				}, "a warning")
+				r.free(lease)
+				if text := r.log.Text(slog.LevelWarn); name == "none" && text != "" {
+					t.Errorf("%d workers: the log says %q", workers, text)
+				}
+			}
+		})
+	}
 }
