@@ -261,7 +261,7 @@ func (d *delivery) orderOutcome(t target, decision decide.Decision) engine.Outco
 // worker died: the marks of tasks that are done last for five minutes.
 const redeliveryDelay = 30 * time.Second
 
-// isCut reports whether err is what asynq itself passes for an attempt that has no result. asynq gives these as they are, and a BusyError wraps one.
+// isCut reports whether err is what asynq itself passes for an attempt that has no result. asynq gives these as they are, where a handler may wrap one.
 func isCut(err error) bool {
 	return err == asynq.ErrLeaseExpired || err == context.DeadlineExceeded || err == context.Canceled //nolint:errorlint // as above
 }
