@@ -45,8 +45,8 @@ func newReplaceState() *replaceState {
 	return s
 }
 
-// arrivalKept is how long Redis stores an arrival of a task whose worker dies and that does not come again.
-const arrivalKept = 30 * 24 * time.Hour
+// arrivalKept is how long Redis stores an arrival after the task last came.
+const arrivalKept = time.Hour
 
 // registerArrival stores in Redis that the task has come to the lock. Further calls of this
 // delivery do nothing.
@@ -240,7 +240,7 @@ func (d *delivery) forgetArrivals(decision decide.Decision) {
 			arrived.isNew = false // its handler may run again in this delivery
 			s.arrivals[key] = arrived
 		} else if err := d.guard.engine.Forget(context.WithoutCancel(d.ctx), arrived.ref, arrived.note); err != nil {
-			d.guard.log.Debug("automutex: the task's arrival could not be deleted; it expires after a month", "key", key, "task", d.note, "error", err)
+			d.guard.log.Debug("automutex: the task's arrival could not be deleted; it expires after an hour", "key", key, "task", d.note, "error", err)
 		}
 	}
 }
