@@ -40,8 +40,8 @@ func newReplaceState() *replaceState {
 	return s
 }
 
-// arrivalKept is how long Redis stores an arrival of a task whose worker dies and that does not come again.
-const arrivalKept = 30 * 24 * time.Hour
+// arrivalKept is how long Redis stores an arrival after the task last came.
+const arrivalKept = time.Hour
 
 // registerArrival stores in Redis that the task has come to the lock. Further calls of this
 // delivery do nothing.
@@ -200,7 +200,7 @@ func (d *delivery) revokeReplaced(met obstacle) error {
 }
 
 // forgetArrivals deletes the task's arrivals in Redis if the task does not run again: a later task with the same ID is a new one. After an
-// error they expire after a month. release calls it after the locks are released, so that no task waits for it.
+// error they expire after an hour. release calls it after the locks are released, so that no task waits for it.
 func (d *delivery) forgetArrivals(decision decide.Decision) {
 	if d.replacing == nil {
 		return

@@ -94,16 +94,15 @@ type Engine struct {
 	contended contended
 	alarm     life.Alarm
 	parking   *parking
+	listening sync.Once // starts the subscription
 
-	mu        sync.Mutex         // guards what follows, and waiters and leases as their types say; never held across I/O
-	waiters   map[string]*waiter // by token: those whose wait goes on
-	leases    map[string]*Lease  // by token: those that are held
-	asks      agenda             // waiters, by when they ask again
-	holds     agenda             // leases, by when they are renewed or end
-	stoppable int                // leases with Request.OnStop
-	senders   int                // pipelines that are under way
-	closed    bool
-	listening bool
+	mu      sync.Mutex         // guards what follows, and waiters and leases as their types say; never held across I/O
+	waiters map[string]*waiter // by token: those whose wait goes on
+	leases  map[string]*Lease  // by token: those that are held
+	asks    agenda             // waiters, by when they ask again
+	holds   agenda             // leases, by when they are renewed or end
+	senders int                // pipelines that are under way
+	closed  bool
 }
 
 // New makes an Engine. It does no I/O and starts no goroutine. If the options are unfit, everything returns why.
@@ -682,7 +681,7 @@ var errBroken = fmt.Errorf("%w: it was broken", ErrLost)
 func (r *Ref) arrivals() []string { return []string{r.Key + ":arrivals"} }
 
 // Arrive returns when the work with that note first came to the lock, and stores that with the first call: isNew. A later arrival has a
-// higher number, and no two have the same. It is kept for so long.
+// higher number, and no two have the same. It is kept for so long after the last arrival at the lock, and a month at most.
 func (e *Engine) Arrive(ctx context.Context, r Ref, note string, keep time.Duration) (arrival int64, isNew bool, err error) {
 	reply, err := e.call(ctx, arriveScript, r.arrivals(), note, keep.Milliseconds())
 	if err != nil {

@@ -42,18 +42,6 @@ func must(t *testing.T, e *Engine, r Request) *Lease {
 	return le
 }
 
-// takesTurn takes a lock and releases it, on any goroutine.
-func takesTurn(t *testing.T, e *Engine, r Request) {
-	t.Helper()
-	le, err := take(e, r)
-	if err == nil {
-		_, err = le.Release(context.Background(), Ending{})
-	}
-	if err != nil {
-		t.Error(err)
-	}
-}
-
 func release(t *testing.T, le *Lease) {
 	t.Helper()
 	if _, err := le.Release(context.Background(), Ending{}); err != nil {

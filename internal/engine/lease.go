@@ -100,9 +100,6 @@ func (e *Engine) holdLocked(le *Lease, fence int64, value string, sent time.Time
 		le.renewAt = le.takenAt.Add(min(firstRenewal, le.deadline.Sub(le.takenAt)/3))
 	}
 	e.leases[le.token] = le
-	if le.request.OnStop != nil {
-		e.stoppable++
-	}
 	e.planHold(le)
 }
 
@@ -156,9 +153,6 @@ func (e *Engine) endDue(le *Lease, now time.Time) func() {
 func (e *Engine) endLocked(le *Lease, to state) (bound []binding) {
 	if le.state == held {
 		delete(e.leases, le.token)
-		if le.request.OnStop != nil {
-			e.stoppable--
-		}
 		e.holds.set(&le.entry, time.Time{})
 		le.state = to
 	}

@@ -241,39 +241,27 @@ func (e *Engine) note(msg message) {
 
 const (
 	pingEvery        = time.Second            // how long the subscription may be silent before it is pinged
-	idleListen       = 10 * time.Second       // how long it outlives its last use
 	relisten         = 100 * time.Millisecond // the pause before one that broke is replaced
 	subscribeTimeout = 3 * time.Second
 )
 
-// listen makes sure that the subscription is there or on its way. It ends by itself when nobody has waited for a while.
+// listen makes sure that the subscription is there or on its way. It ends with the Engine.
 func (e *Engine) listen() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if !e.listening {
-		e.listening = e.life.Spawn(e.receiveAll)
-	}
+	e.listening.Do(func() { e.life.Spawn(e.receiveAll) })
 }
 
 func (e *Engine) receiveAll() {
-	lastUse := time.Now()
 	for broken := 0; ; {
-		idle, worked := e.receive(&lastUse)
-		e.mu.Lock() // a waiter that comes now either finds listening false, or is found here
-		if e.closed || e.life.Closing.Err() != nil || idle && !e.isListening() {
-			e.listening = false
-			e.mu.Unlock()
+		worked := e.receive()
+		if e.life.Closing.Err() != nil {
 			return
 		}
-		e.mu.Unlock()
 		if worked {
 			broken = 0
 		}
-		if !idle {
-			if broken++; broken == 1 { // once for each outage
-				e.o.Log.Warn("automutex: the wake-up subscription broke and is being replaced; waiters ask once a second meanwhile",
-					"channel", e.o.Prefix+":"+e.channel)
-			}
+		if broken++; broken == 1 { // once for each outage
+			e.o.Log.Warn("automutex: the wake-up subscription broke and is being replaced; waiters ask once a second meanwhile",
+				"channel", e.o.Prefix+":"+e.channel)
 		}
 		select {
 		case <-time.After(relisten << min(broken, 4)):
@@ -282,9 +270,9 @@ func (e *Engine) receiveAll() {
 	}
 }
 
-// receive subscribes and listens until the subscription fails, nobody has waited for idleListen (idle), or Close. worked: it was
-// confirmed. go-redis by itself does not notice a connection that loses everything, so receive pings a silent one.
-func (e *Engine) receive(lastUse *time.Time) (idle, worked bool) {
+// receive subscribes and listens until the subscription fails, or Close. worked: it was confirmed. go-redis by itself does not notice a
+// connection that loses everything, so receive pings a silent one, if a message may come.
+func (e *Engine) receive() (worked bool) {
 	ctx, cancel := context.WithCancel(e.life.Closing)
 	defer cancel()
 	subscribing, subscribed := context.WithTimeout(ctx, subscribeTimeout)
@@ -305,10 +293,11 @@ func (e *Engine) receive(lastUse *time.Time) (idle, worked bool) {
 		var silent interface{ Timeout() bool }
 		switch {
 		case ctx.Err() != nil, err != nil && (pinged || !errors.As(err, &silent) || !silent.Timeout()):
-			return false, worked
+			return worked
+		case err != nil && worked && !e.isInUse():
 		case err != nil:
 			if pinged = true; sub.Ping(ctx) != nil {
-				return false, worked
+				return worked
 			}
 		case worked:
 			pinged = false // not before: Redis answers pings also where the SUBSCRIBE got lost
@@ -326,19 +315,15 @@ func (e *Engine) receive(lastUse *time.Time) (idle, worked bool) {
 				e.note(msg)
 			}
 		}
-		e.mu.Lock()
-		used := e.isListening()
-		e.mu.Unlock()
-		if used {
-			*lastUse = time.Now()
-		} else if time.Since(*lastUse) > idleListen {
-			return true, worked
-		}
 	}
 }
 
-// isListening reports whether messages may come. Callers hold mu.
-func (e *Engine) isListening() bool { return len(e.waiters)+e.stoppable > 0 }
+// isInUse reports whether somebody waits for a lock or holds one.
+func (e *Engine) isInUse() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.waiters)+len(e.leases) > 0
+}
 
 // AskAll has every waiter ask again: messages may have been missed, or the orders of operators have changed.
 func (e *Engine) AskAll() {

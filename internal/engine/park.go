@@ -75,8 +75,7 @@ func (p *parking) wanted(r Ref) (inbound, life int64) {
 	return inbound, n.callLife(p.leastLife).Milliseconds()
 }
 
-// arriveWithin has called work count as overdue after d at the earliest: the time that its server may take to fetch it. Less than
-// minCallLife, and than an earlier d, changes nothing.
+// arriveWithin is Engine.ArriveWithin. Less than minCallLife, and than an earlier d, changes nothing.
 func (p *parking) arriveWithin(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -217,7 +217,8 @@ func (w *Writer) send(pending []added) error {
 		}
 		streams[stream] = append(streams[stream], r.Task, w.worker, r.Outcome, millis(started.Sub(r.Came)), ran, millis(time.Since(r.End)))
 	}
-	pipe, names := w.rdb.Pipeline(), []any{keepFor.Milliseconds(), min(mostKeys, mostRuns/w.keep)}
+	pipe, names := w.rdb.Pipeline(), make([]any, 0, 2+len(streams))
+	names = append(names, keepFor.Milliseconds(), min(mostKeys, mostRuns/w.keep))
 	for stream, args := range streams {
 		pipe.Eval(ctx, addScript, []string{stream}, args...)
 		names = append(names, stream)

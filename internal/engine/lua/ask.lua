@@ -44,11 +44,7 @@ end
 lease = tonumber(lease)
 local stay = tonumber(ARGV[3] or 0)
 local every_now, spare_now = tonumber(every_wanted), tonumber(ARGV[9] or 0)
-if every ~= every_now or spare ~= spare_now then -- the asker's rate counts from now on
-  every, spare = every_now, spare_now
-  local why, at = 'rate', every > 0 and (gates.rate or now_us - spare) or nil
-  --@include move
-end
+--@include rate
 if ARGV[7] == '1' and not noted then
   noted, changed = true, true
   for _, one in ipairs(count > 1 and call('ZRANGE', holders, '0', '99') or {}) do

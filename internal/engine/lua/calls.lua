@@ -1,5 +1,4 @@
 -- calls: which parked notes a reply names. A section.
---
 -- K:parked has the line of the notes, those that are called too; K:called since when (us). A note is called by being
 -- named, again in each reply until it comes, and keeps its place. One that is called for longer than life does not
 -- count any more, so that others are called beside it, 100 at most.

@@ -41,11 +41,7 @@ if is_done then
   return {'done'}
 end
 local every_now, spare_now = tonumber(ARGV[6]), tonumber(ARGV[7])
-if every ~= every_now or spare ~= spare_now then -- the asker's rate counts from now on
-  every, spare = every_now, spare_now
-  local why, at = 'rate', every > 0 and (gates.rate or now_us - spare) or nil
-  --@include move
-end
+--@include rate
 
 -- 2. The asker holds the lock.
 if first == body then
