@@ -1,7 +1,6 @@
 package automutex
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
+	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
 )
@@ -47,7 +47,7 @@ func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 		defer g.enterTask(ctx)() // each task keeps a worker busy, with a rule or without
 		outer := running(ctx)
 		switch {
-		case outer != nil && outer.guard == g && g.isSame(outer.task, t):
+		case outer != nil && outer.guard == g && outer.task == t:
 			return next.ProcessTask(ctx, t) // a Middleware that is installed twice has nothing left to do
 		case g.rules.match(t.Type()) == nil && !g.hasClaim(ctx):
 			return g.runWithoutRule(ctx, t, next)
@@ -67,15 +67,6 @@ func (d *delivery) runCounted(next asynq.Handler) error {
 		defer d.guard.leave()
 	}
 	return d.run(next)
-}
-
-// isSame reports whether t is the task that an outer Middleware runs, maybe unwrapped as Config.Decode unwraps it.
-func (g *Guard) isSame(outer, t *asynq.Task) bool {
-	if outer == t || g.cfg.Decode == nil || outer.Type() != t.Type() {
-		return outer == t
-	}
-	payload, err := g.cfg.Decode(outer)
-	return err == nil && bytes.Equal(payload, t.Payload())
 }
 
 // noServerConfig reports whether asynq takes a task that returns for one that has failed, as far as is known.
@@ -148,7 +139,8 @@ func (g *Guard) newDelivery(ctx context.Context, t *asynq.Task) *delivery {
 		d.retried, _ = asynq.GetRetryCount(ctx)
 		maxRetry, _ := asynq.GetMaxRetry(ctx)
 		d.last = d.retried >= maxRetry
-		d.place = placeOf(t, d.note, maxRetry)
+		d.place.Stamp, ok = stamp.Of(t.Headers(), d.note)
+		d.place.reserved = ok && maxRetry == d.place.Most+1
 	}
 	return d
 }
@@ -169,12 +161,11 @@ type obstacle struct {
 // that stays in its worker goes round again, and so does one that runs without a lock under Allow.
 func (d *delivery) run(next asynq.Handler) error {
 	// Plain defers, no recover: a panic of the handler reaches asynq with the stack that it had, and asynq counts the attempt.
-	ends := decide.End(decide.Result{Said: decide.Panicked})
+	ends, met := decide.End(decide.Result{Said: decide.Panicked}), obstacle{why: decide.Nothing}
 	defer func() {
-		d.release(ends)
+		d.release(ends, met.err)
 		d.endClaim(ends)
 	}()
-	met := obstacle{why: decide.Nothing}
 	for {
 		met = d.look(met)
 		decision := d.decideStart(&met)
@@ -183,7 +174,6 @@ func (d *delivery) run(next asynq.Handler) error {
 			met.err, met.ran = d.attempt(next), true
 			met.held = time.Since(d.started)
 			decision = d.decideEnd(&met)
-			d.endInOrder(decision, met.err)
 		}
 		result, again := d.carryOut(decision, met)
 		if !again {
@@ -443,10 +433,7 @@ func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result erro
 	case decide.Spend:
 		return met.err, false
 	case decide.Drop:
-		switch {
-		case d.claim.superseded:
-			return d.supersede(), false
-		case d.isReplaced():
+		if d.claim.superseded || d.isReplaced() {
 			return d.revokeReplaced(met), false
 		}
 		return met.err, false
@@ -529,7 +516,7 @@ const minStay = time.Second
 func (d *delivery) stay(decision decide.Decision, met obstacle) {
 	switch {
 	case decision.When == decide.AsAsked, met.why == decide.LeaseLost:
-		d.release(decision)
+		d.release(decision, met.err)
 		d.sleep(max(met.delay, minStay))
 	case met.why == decide.NoAnswer, met.why == decide.KeyLater:
 		d.sleep(d.delay(decide.AtOutage, met))
@@ -586,15 +573,6 @@ func (d *delivery) comeBackIn(delay time.Duration, err error) error {
 }
 
 func (g *Guard) archive(err error) error { return &verdict{guard: g, kind: archived, err: err} }
-
-// revoke is the verdict on a task that a newer one has replaced; err is its handler's, if that has run.
-func (g *Guard) revoke(rule, key string, err error) error {
-	text := fmt.Errorf("rule %q: key %q: %w", rule, key, ErrReplaced)
-	if err != nil {
-		text = fmt.Errorf("%w: %w", text, err)
-	}
-	return &verdict{guard: g, kind: revoked, err: text}
-}
 
 // verdictIn returns the verdict of this Guard in err, or nil.
 func (g *Guard) verdictIn(err error) *verdict {
