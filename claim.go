@@ -109,9 +109,3 @@ func (d *delivery) endClaim(ends decide.Decision) {
 	}
 	_ = d.noteInClaim(mark.Ended)
 }
-
-// supersede is the verdict on a task that another one has superseded.
-func (d *delivery) supersede() error {
-	d.observe(Event{Kind: EventReplaced, Key: d.claim.key, Waited: time.Since(d.arrived)})
-	return d.guard.revoke(d.task.Type(), d.claim.key, nil)
-}

@@ -144,9 +144,6 @@ func (r *retryAfter) Unwrap() error { return r.err }
 // wantsRetryAfter returns the RetryAfter in a handler's error, or nil. An error that also
 // wraps asynq.SkipRetry or asynq.RevokeTask is none.
 func wantsRetryAfter(err error) *retryAfter {
-	if err == nil {
-		return nil
-	}
 	var r *retryAfter
 	if !errors.As(err, &r) || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
 		return nil

@@ -22,7 +22,6 @@ import (
 // holding is what a delivery has taken.
 type holding struct {
 	leases  []*heldLease    // in the order taken
-	room    [1]*heldLease   // for the lease of a task with one key
 	without map[string]bool // Allow: the keys without whose locks the task runs
 	// The next two are those of one run of the handler, which release ends.
 	started  time.Time // zero: the handler has not started
@@ -52,9 +51,6 @@ func (d *delivery) keepLease(t target, lease *engine.Lease, err error) error {
 	if err != nil {
 		return d.toBusyError(t, err)
 	}
-	if d.leases == nil {
-		d.leases = d.room[:0]
-	}
 	h := &heldLease{guard: d.guard, target: t, lease: lease, takenAt: time.Now()}
 	*inside.At(&h.shown) = lease
 	d.leases = append(d.leases, h)
@@ -82,9 +78,9 @@ func (d *delivery) lostBeforeStart() obstacle {
 }
 
 // release ends all leases, the last one taken first, and then reports them. decision is what
-// happens to the task. It also runs while a panic unwinds, and after d.ctx has ended: releases use
+// happens to the task, and err why it failed. It also runs while a panic unwinds, and after d.ctx has ended: releases use
 // only its values. A second call does nothing, unless the task has taken locks again.
-func (d *delivery) release(decision decide.Decision) {
+func (d *delivery) release(decision decide.Decision, err error) {
 	if d.returned != nil {
 		d.returned()
 		d.returned = nil
@@ -94,15 +90,12 @@ func (d *delivery) release(decision decide.Decision) {
 	for _, h := range slices.Backward(leases) {
 		h.endedBefore = h.lease.Err()
 		h.heldFor = time.Since(h.takenAt)
+		d.endOrder(h, decision, started, err)
+		ending := engine.Ending{}
 		if cooldown := h.target.rule.Cooldown; started && decision.What == decide.Done && cooldown > 0 {
-			// It counts from the start of the handler. If it is over already, Cooldown only releases.
-			_, h.releaseErr = h.lease.Release(d.ctx, engine.Ending{Cooldown: cooldown - time.Since(d.started)})
-		} else {
-			if !started {
-				d.endUnrun(h, decision)
-			}
-			_, h.releaseErr = h.lease.Release(d.ctx, engine.Ending{})
+			ending.Cooldown = cooldown - time.Since(d.started) // none if it is over already
 		}
+		_, h.releaseErr = h.lease.Release(d.ctx, ending)
 	}
 	d.recordRuns(leases, without, decision)
 	d.forgetArrivals(decision) // under Replace
@@ -123,25 +116,21 @@ func (d *delivery) handlerContext() context.Context {
 		ctx, run.innermost = h.lease.Bind(ctx), h
 	}
 	if d.returned = end; len(d.leases) > 0 {
-		leases := d.leases
-		returned, isBack := context.WithCancel(context.Background()) // a signal
-		stop := context.AfterFunc(ctx, func() { d.watch(ctx, returned, leases) })
-		d.returned = func() { stop(); isBack(); end() }
+		ctx, leases, returned := ctx, d.leases, make(chan struct{}) // captured as they are now
+		stop := context.AfterFunc(ctx, func() { d.watch(ctx, leases, returned) })
+		d.returned = func() { stop(); close(returned); end() }
 	}
 	return ctx
 }
 
-// handlerRun is what the Guard finds in a handler's context.
+// handlerRun is what the Guard finds in the context of a handler or an ErrorHandler.
 type handlerRun struct {
 	*facts
 
 	innermost *heldLease
 }
 
-type (
-	runKey         struct{} // finds the handlerRun
-	lastAttemptKey struct{} // finds whether the task of an ErrorHandler was on its last attempt
-)
+type runKey struct{} // finds the handlerRun
 
 // running returns what is known of the task whose handler has the context; nil: it is no handler's.
 func running(ctx context.Context) *facts {
@@ -157,9 +146,6 @@ func LastAttempt(ctx context.Context) bool {
 	if f := running(ctx); f != nil {
 		return f.place.isLast(f)
 	}
-	if last, ok := ctx.Value(lastAttemptKey{}).(bool); ok {
-		return last
-	}
 	retried, ok := asynq.GetRetryCount(ctx)
 	most, _ := asynq.GetMaxRetry(ctx)
 	return ok && retried >= most
@@ -171,7 +157,7 @@ const overdueGrace = 100 * time.Millisecond
 
 // watch runs from the end of the handler's context until the handler returns. It reports each lease that is lost, and a
 // handler that runs past the end of its task's context. Either may come first, or neither.
-func (d *delivery) watch(ctx, returned context.Context, leases []*heldLease) {
+func (d *delivery) watch(ctx context.Context, leases []*heldLease, returned <-chan struct{}) {
 	for _, h := range leases {
 		own := h.lease.Bind(context.WithoutCancel(d.ctx)) // ends with the lease and nothing else
 		context.AfterFunc(own, func() {
@@ -185,17 +171,19 @@ func (d *delivery) watch(ctx, returned context.Context, leases []*heldLease) {
 		})
 	}
 	select {
-	case <-returned.Done():
+	case <-returned:
 	case <-d.ctx.Done():
 	}
 	grace := time.NewTimer(overdueGrace)
 	defer grace.Stop()
 	select {
-	case <-returned.Done():
+	case <-returned:
 	case <-grace.C:
 	}
-	if returned.Err() != nil {
+	select {
+	case <-returned: // maybe both were ready
 		return
+	default:
 	}
 	cause := context.Cause(d.ctx)
 	for _, h := range leases {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
+	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
 )
@@ -148,7 +149,8 @@ func (g *Guard) newDelivery(ctx context.Context, t *asynq.Task) *delivery {
 		d.retried, _ = asynq.GetRetryCount(ctx)
 		maxRetry, _ := asynq.GetMaxRetry(ctx)
 		d.last = d.retried >= maxRetry
-		d.place = placeOf(t, d.note, maxRetry)
+		d.place.Stamp, ok = stamp.Of(t.Headers(), d.note)
+		d.place.reserved = ok && maxRetry == d.place.Most+1
 	}
 	return d
 }
@@ -169,13 +171,12 @@ type obstacle struct {
 // that stays in its worker goes round again, and so does one that runs without a lock under Allow.
 func (d *delivery) run(next asynq.Handler) error {
 	// Plain defers, no recover: a panic of the handler reaches asynq with the stack that it had, and asynq counts the attempt.
-	ends := decide.End(decide.Result{Said: decide.Panicked})
+	ends, met := decide.End(decide.Result{Said: decide.Panicked}), obstacle{why: decide.Nothing}
 	defer func() {
-		d.release(ends)
+		d.release(ends, met.err)
 		d.endUntaken(ends)
 		d.endClaim(ends)
 	}()
-	met := obstacle{why: decide.Nothing}
 	for {
 		met = d.look(met)
 		decision := d.decideStart(&met)
@@ -184,7 +185,6 @@ func (d *delivery) run(next asynq.Handler) error {
 			met.err, met.ran = d.attempt(next), true
 			met.held = time.Since(d.started)
 			decision = d.decideEnd(&met)
-			d.endInOrder(decision, met.err)
 		}
 		result, again := d.carryOut(decision, met)
 		if !again {
@@ -444,10 +444,7 @@ func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result erro
 	case decide.Spend:
 		return met.err, false
 	case decide.Drop:
-		switch {
-		case d.claim.superseded:
-			return d.supersede(), false
-		case d.isReplaced():
+		if d.claim.superseded || d.isReplaced() {
 			return d.revokeReplaced(met), false
 		}
 		return met.err, false
@@ -530,7 +527,7 @@ const minStay = time.Second
 func (d *delivery) stay(decision decide.Decision, met obstacle) {
 	switch {
 	case decision.When == decide.AsAsked, met.why == decide.LeaseLost:
-		d.release(decision)
+		d.release(decision, met.err)
 		d.sleep(max(met.delay, minStay))
 	case met.why == decide.NoAnswer, met.why == decide.KeyLater:
 		d.sleep(d.delay(decide.AtOutage, met))
@@ -587,15 +584,6 @@ func (d *delivery) comeBackIn(delay time.Duration, err error) error {
 }
 
 func (g *Guard) archive(err error) error { return &verdict{guard: g, kind: archived, err: err} }
-
-// revoke is the verdict on a task that a newer one has replaced; err is its handler's, if that has run.
-func (g *Guard) revoke(rule, key string, err error) error {
-	text := fmt.Errorf("rule %q: key %q: %w", rule, key, ErrReplaced)
-	if err != nil {
-		text = fmt.Errorf("%w: %w", text, err)
-	}
-	return &verdict{guard: g, kind: revoked, err: text}
-}
 
 // verdictIn returns the verdict of this Guard in err, or nil.
 func (g *Guard) verdictIn(err error) *verdict {

@@ -119,6 +119,29 @@ func TestServerConfig_withMiddleware(t *testing.T) {
 	}
 }
 
+// mux.Use(unwrap, guard.Middleware) beside Run: the inner Middleware takes a task that unwrap has decoded for the outer one's.
+func TestMiddleware_unwrapped(t *testing.T) {
+	t.Parallel()
+	unwrap := func(t *asynq.Task) ([]byte, error) {
+		text, is := strings.CutPrefix(string(t.Payload()), "v1 ")
+		if !is {
+			return nil, errors.New("no envelope")
+		}
+		return []byte(text), nil
+	}
+	guard := newGuardWith(t, redistest.Mini(t), Config{Rules: []Rule{{Task: "work", On: []string{"id"}}}, Decode: unwrap, Logger: slog.New(slog.DiscardHandler)})
+	ran := false
+	inner := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { ran = true; return nil }))
+	outer := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+		payload, err := unwrap(task)
+		redistest.Must(t, err)
+		return inner.ProcessTask(ctx, asynq.NewTask(task.Type(), payload))
+	}))
+	if err := outer.ProcessTask(t.Context(), asynq.NewTask("work", []byte(`v1 {"id":1}`))); err != nil || !ran {
+		t.Errorf("%v, ran %t", err, ran)
+	}
+}
+
 // A Guard knows the types of tasks that came, up to a bound, and the patterns of its mux that are for its rules.
 func TestServedTypes(t *testing.T) {
 	t.Parallel()
@@ -218,29 +241,6 @@ func TestMiddleware_passesErrorsThrough(t *testing.T) {
 	}()
 	<-ended
 	redistest.Must(t, guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })).ProcessTask(t.Context(), asynq.NewTask("work", nil)))
-}
-
-// mux.Use(unwrap, guard.Middleware) beside Run: the inner Middleware takes a task that unwrap has decoded for the outer one's.
-func TestMiddleware_unwrapped(t *testing.T) {
-	t.Parallel()
-	unwrap := func(t *asynq.Task) ([]byte, error) {
-		text, is := strings.CutPrefix(string(t.Payload()), "v1 ")
-		if !is {
-			return nil, errors.New("no envelope")
-		}
-		return []byte(text), nil
-	}
-	guard := newGuardWith(t, redistest.Mini(t), Config{Rules: []Rule{{Task: "work", On: []string{"id"}}}, Decode: unwrap, Logger: slog.New(slog.DiscardHandler)})
-	ran := false
-	inner := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { ran = true; return nil }))
-	outer := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-		payload, err := unwrap(task)
-		redistest.Must(t, err)
-		return inner.ProcessTask(ctx, asynq.NewTask(task.Type(), payload))
-	}))
-	if err := outer.ProcessTask(t.Context(), asynq.NewTask("work", []byte(`v1 {"id":1}`))); err != nil || !ran {
-		t.Errorf("%v, ran %t", err, ran)
-	}
 }
 
 // What a look at the head finds, and what follows.
@@ -345,11 +345,15 @@ func TestReplace_askedBeforeItRuns(t *testing.T) {
 func TestReplace_answer(t *testing.T) {
 	t.Parallel()
 	one, other, cause := &Guard{}, &Guard{}, errors.New("cause")
-	own := one.revoke("r", "k", cause)
+	revoke := func(g *Guard, err error) error {
+		d := &delivery{facts: facts{guard: g, task: asynq.NewTask("work", nil)}, claim: taskClaim{key: "k", superseded: true}}
+		return d.revokeReplaced(obstacle{ran: true, err: err})
+	}
+	own := revoke(one, cause)
 	for err, ours := range map[error][2]bool{
 		own:                         {true, false},
 		fmt.Errorf("more: %w", own): {true, false},
-		other.revoke("r", "k", own): {true, true},
+		revoke(other, own):          {true, true},
 		cause:                       {false, false},
 		ErrReplaced:                 {false, false},
 		asynq.RevokeTask:            {false, false},
@@ -360,7 +364,7 @@ func TestReplace_answer(t *testing.T) {
 		}
 	}
 	if !errors.Is(own, asynq.RevokeTask) || !errors.Is(own, ErrReplaced) || !errors.Is(own, cause) ||
-		own.Error() != `rule "r": key "k": automutex: replaced by a newer task: cause` {
+		own.Error() != `rule "work": key "k": automutex: replaced by a newer task: cause` {
 		t.Errorf("got %v", own)
 	}
 }

@@ -83,16 +83,6 @@ type place struct {
 	reserved bool // asynq was told one attempt more than the caller asked for
 }
 
-// placeOf reads the header of the task with that note. A header that does not fit what asynq was told is that of
-// another task.
-func placeOf(t *asynq.Task, note string, maxRetry int) (p place) {
-	var ok bool
-	if p.Stamp, ok = stamp.Of(t.Headers(), note); ok {
-		p.reserved = maxRetry == p.Most+1
-	}
-	return p
-}
-
 // isLast reports whether the caller's attempts of the task end with this one.
 func (p place) isLast(f *facts) bool { return f.last || p.reserved && f.retried >= p.Most }
 
@@ -189,18 +179,18 @@ func orderedKey(key string) engine.Ref {
 // errSpent is the last error of a task whose last attempt did not return.
 var errSpent = errors.New("automutex: the handler has begun as often as the task's MaxRetry allows, and its last run did not return: its worker died, or its time was up")
 
-// endInOrder tells the task's ordered lock how the attempt ended, before the lock is released. A task whose context
-// has ended, or whose handler panicked, keeps its place. err is why the task failed.
-func (d *delivery) endInOrder(decision decide.Decision, err error) {
-	for _, h := range d.leases {
-		if d.isOrdered(h.target) && decision.What != decide.Leave {
-			d.endPlace(h, decision, err)
-		}
-	}
-}
-
-func (d *delivery) endPlace(h *heldLease, decision decide.Decision, err error) {
+// endOrder tells an ordered lock how the attempt ended, before the lock is released. A task whose context has ended keeps its
+// place. One whose handler has not begun may end all the same: because of another rule. err is why the task failed.
+func (d *delivery) endOrder(h *heldLease, decision decide.Decision, begun bool, err error) {
 	outcome := d.orderOutcome(h.target, decision)
+	switch {
+	case !d.isOrdered(h.target):
+		return
+	case !begun && (decision.What == decide.Leave || !decision.Final(d.last)):
+		outcome = engine.OutcomeUnbegun
+	case decision.What == decide.Leave:
+		return
+	}
 	h.lease.End(outcome)
 	if outcome == engine.OutcomeHeld {
 		d.reportBlocked(h.target, err)
@@ -216,17 +206,6 @@ func (g *Guard) reportBlocked(ctx context.Context, e Event) {
 	g.log.Warn("automutex: a task in order is archived and holds its key: run it again, or skip it", "rule", e.Rule, "key", e.Key, "task", tasknote.Of(e.Queue, e.TaskID))
 	e.Kind = EventBlocked
 	g.observe(ctx, e)
-}
-
-// endUnrun tells an ordered lock that the handler has not begun, and whether the task ends all the same: because of another rule.
-func (d *delivery) endUnrun(h *heldLease, decision decide.Decision) {
-	switch {
-	case !d.isOrdered(h.target):
-	case decision.What == decide.Leave, !decision.Final(d.last):
-		h.lease.End(engine.OutcomeUnbegun)
-	default:
-		d.endPlace(h, decision, nil)
-	}
 }
 
 // endUntaken gives up the place of a task that has ended and did not come to its ordered lock: no key could be made for one of its rules. If

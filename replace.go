@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -88,21 +89,7 @@ func (d *delivery) replace(t target) error {
 	if err := d.registerArrival(t); err != nil {
 		return err
 	}
-	err := d.ask(d.ctx, t, d.request(t))
-	var busy *BusyError
-	if !errors.As(err, &busy) {
-		return err
-	}
-	w, notNow := d.waitOf(t), busy.SameTask || busy.Reason == lock.ReasonPaused
-	switch {
-	case notNow && !w.stays:
-		return err
-	case !notNow:
-		if d.askOlderToStop(t, d.replacing.arrivals[t.key]); d.isReplaced() {
-			return busy
-		}
-	}
-	if err := d.wait(t, w); err != nil {
+	if err := d.wait(t, d.waitOf(t)); err != nil || !d.line.stood {
 		return err
 	}
 	// The lock is granted in the order of the line, so first to this task, even if a newer
@@ -185,10 +172,13 @@ func (d *delivery) replaceableContext() (ctx context.Context, end func()) {
 	return ctx, func() { unhook(); cancel(nil) }
 }
 
-// revokeReplaced is the verdict on a replaced task, whose handler may have returned an error.
+// revokeReplaced is the verdict on a task that a newer one has replaced, here or in its claim. Its handler may have returned an error.
 func (d *delivery) revokeReplaced(met obstacle) error {
-	at := d.replacing.replacedAt
-	e := Event{Kind: EventReplaced, Rule: at.rule.Name, Key: at.key, Policy: at.rule.Busy}
+	e, name := Event{Kind: EventReplaced, Key: d.claim.key}, d.task.Type()
+	if !d.claim.superseded {
+		at := d.replacing.replacedAt
+		e.Rule, e.Key, e.Policy, name = at.rule.Name, at.key, at.rule.Busy, at.rule.Name
+	}
 	var err error
 	if met.ran {
 		err, e.Held = met.err, met.held
@@ -196,7 +186,11 @@ func (d *delivery) revokeReplaced(met obstacle) error {
 		e.Waited = time.Since(d.arrived)
 	}
 	d.observe(e)
-	return d.guard.revoke(e.Rule, e.Key, err)
+	text := fmt.Errorf("rule %q: key %q: %w", name, e.Key, ErrReplaced)
+	if err != nil {
+		text = fmt.Errorf("%w: %w", text, err)
+	}
+	return &verdict{guard: d.guard, kind: revoked, err: text}
 }
 
 // forgetArrivals deletes the task's arrivals in Redis if the task does not run again: a later task with the same ID is a new one. After an

@@ -26,14 +26,8 @@ type standing struct {
 	waiter  *waiter   // as the server's workers know it; nil: it gives way to nobody
 }
 
-// acquire takes a lock. The error is one of
-//
-//   - a *BusyError: others hold the lock, its gate is closed, or an operator paused it;
-//   - ErrReplaced, or any error while isReplaced is true: a newer task has come;
-//   - errSpent, or one that Is engine.ErrOrderDone: the task of an ordered key has no attempt left, or was done already;
-//   - ErrClosed: the Guard was closed;
-//   - the error of the task's context;
-//   - lock.ErrBackend: Redis failed.
+// acquire takes a lock. The error is a *BusyError (others hold the lock, its gate is closed, or an operator paused it), errSpent, one
+// that Is engine.ErrOrderDone, or lock.ErrBackend. While the delivery is over it may be any.
 func (d *delivery) acquire(t target) error {
 	switch {
 	case d.isOrdered(t):
@@ -63,7 +57,11 @@ func (d *delivery) waitOf(t target) waiting {
 	case policy.parks:
 		return waiting{parks: d.note != "", yields: true}
 	}
-	return waiting{most: t.rule.longestWait(), inTime: true, yields: policy.yields}
+	most := t.rule.Wait
+	if t.rule.Busy.kind == policyReplace && most == 0 {
+		most = t.rule.TTL
+	}
+	return waiting{most: most, inTime: true, yields: policy.yields}
 }
 
 // wait takes the lock of t. It stands in line until the lock is granted, the wait is over, the margin before
@@ -81,7 +79,12 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	if !w.parks && w.most <= 0 {
 		return d.ask(d.ctx, t, r)
 	}
-	r.Wait, r.OnWait = true, func() { d.observeWaiting(t) }
+	r.Wait, r.OnWait = true, func() {
+		d.observeWaiting(t)
+		if t.rule.Busy.kind == policyReplace {
+			d.askOlderToStop(t, d.replacing.arrivals[t.key])
+		}
+	}
 	if w.parks && d.server == nil { // who knows how many workers are free
 		parkNow := make(chan struct{})
 		close(parkNow)
@@ -111,9 +114,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	if w.yields && d.server != nil {
 		me := &waiter{key: t.key, turn: d.turn(t), leave: leave}
 		d.line.waiter = me // observeWaiting adds it to the server's
-		granted := false   // stays false if an observer panics: then the worker comes free
-		defer func() { d.server.workers.end(me, granted); d.line.waiter = nil }()
-		defer func() { granted = err == nil }()
+		defer func() { d.server.workers.end(me, err == nil); d.line.waiter = nil }()
 	}
 	defer d.observeWaited(t)
 	// While this task waits, a newer task may replace it on a lock that it holds already.
@@ -194,18 +195,6 @@ func (d *delivery) sleep(delay time.Duration) {
 	case <-d.guard.closing.Done():
 	case <-replaced:
 	}
-}
-
-// longestWait returns the longest time that a task of the rule waits in its worker before
-// the policy applies. It is 0 for Park, whose wait has no fixed bound.
-func (c *compiledRule) longestWait() time.Duration {
-	switch {
-	case c.Busy.row().parks:
-		return 0
-	case c.Busy.kind == policyReplace && c.Wait == 0:
-		return c.TTL
-	}
-	return c.Wait
 }
 
 // warnOneAttempt warns once of a rule with the policy Park whose tasks have one attempt and so cannot park.
