@@ -362,7 +362,7 @@ func unruled(rules []fleet.Rule, hashed bool, target string) string {
 	scope, values, valued := strings.Cut(target, "|")
 	shown, parts := printable.Short(target), strings.Count(values, "|")+1
 	fits := !valued || parts == 1 && strings.HasPrefix(values, "~") // a hash
-	var scopes []string
+	scopes := make([]string, 0, len(rules))
 	var last *fleet.Rule // that has the scope
 	for _, r := range rules {
 		its, _ := r.ScopeText()
