@@ -5,12 +5,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -77,12 +77,22 @@ func (t totals) with(r row) totals {
 	return t
 }
 
-// trim keeps the most contended rows: the longest line first, then what is held for the longest time, then by key, so
-// that rows keep their places.
+// trim keeps the most contended rows.
 func (s *snapshot) trim() {
-	slices.SortFunc(s.rows, func(a, b row) int { return inspect.Busier(a.Lock, b.Lock) })
+	slices.SortFunc(s.rows, busier)
 	clear(s.rows[min(len(s.rows), maxRows):])
 	s.rows = s.rows[:min(len(s.rows), maxRows)]
+}
+
+// busier orders rows: the longest line first, then the one taken longest ago, then by key, so that rows keep their places.
+func busier(a, b row) int {
+	taken := func(r row) int64 {
+		if r.Since == nil {
+			return math.MaxInt64 // held by nobody: the last
+		}
+		return r.Since.UnixMicro()
+	}
+	return cmp.Or(cmp.Compare(b.Line, a.Line), cmp.Compare(taken(a), taken(b)), strings.Compare(a.Key, b.Key))
 }
 
 // errLooking is shown while the first look goes on: Redis does not answer, or has very many locks.

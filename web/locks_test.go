@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -65,6 +66,17 @@ func TestOldLook(t *testing.T) {
 	v.get("/keys").want(200, "Counted 1m", "nobody")
 	v.stand(&snapshot{rows: []row{free}}, -time.Hour)
 	v.get("/keys").want(200, "nobody").without("Counted")
+}
+
+// The longest line comes first, then what was taken longest ago, then by key.
+func TestBusier(t *testing.T) {
+	t.Parallel()
+	old := time.Now().Add(-time.Hour)
+	all := []row{{inspect.Lock{Key: "c"}}, {inspect.Lock{Key: "b", Since: &old}}, {inspect.Lock{Key: "a"}}, {inspect.Lock{Key: "z", Line: 1}}}
+	slices.SortFunc(all, busier)
+	if order := all[0].Key + all[1].Key + all[2].Key + all[3].Key; order != "zbac" {
+		t.Errorf("in the order %s", order)
+	}
 }
 
 // The rows that are kept are bounded, and are the most contended ones; counts are of all, and the list says so.

@@ -26,7 +26,7 @@ import (
 // This file has what the page asks of Redis and asynq; do.go has what it changes there.
 
 const (
-	// rulesFresh is how old the answer may be to what processes run; they write once a minute.
+	// rulesFresh is how old the answer may be to what processes run; they write every 20 seconds.
 	rulesFresh = 5 * time.Second
 	// mostHeads is how many blocked keys the page names. asynq is asked for the task of each.
 	mostHeads = 30

@@ -3,13 +3,11 @@
 package inspect
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"iter"
 	"log/slog"
-	"math"
 	"path"
 	"slices"
 	"strings"
@@ -251,18 +249,6 @@ func TaskState(inspector *asynq.Inspector, queue, id string) string {
 	return fmt.Sprintf("%s, %s", info.Type, info.State)
 }
 
-// Busier orders locks for a table: the longest line first, then the one taken longest ago, then by key, so that rows keep
-// their place.
-func Busier(a, b Lock) int {
-	taken := func(l Lock) int64 {
-		if l.Since == nil {
-			return math.MaxInt64 // held by nobody: the last
-		}
-		return l.Since.UnixMicro()
-	}
-	return cmp.Or(cmp.Compare(b.Line, a.Line), cmp.Compare(taken(a), taken(b)), strings.Compare(a.Key, b.Key))
-}
-
 // ScopeOf returns the scope in a lock's key, as the key has it. fleet.Rule.Has says whether a rule has it.
 func ScopeOf(key string) string {
 	scope, _, _ := strings.Cut(control.Bare(key), "|")
@@ -362,7 +348,7 @@ func unruled(rules []fleet.Rule, hashed bool, target string) string {
 	scope, values, valued := strings.Cut(target, "|")
 	shown, parts := printable.Short(target), strings.Count(values, "|")+1
 	fits := !valued || parts == 1 && strings.HasPrefix(values, "~") // a hash
-	var scopes []string
+	scopes := make([]string, 0, len(rules))
 	var last *fleet.Rule // that has the scope
 	for _, r := range rules {
 		its, _ := r.ScopeText()
