@@ -22,6 +22,7 @@ import (
 // holding is what a delivery has taken.
 type holding struct {
 	leases  []*heldLease    // in the order taken
+	room    [1]*heldLease   // for the lease of a task with one key
 	without map[string]bool // Allow: the keys without whose locks the task runs
 	// The next two are those of one run of the handler, which release ends.
 	started  time.Time // zero: the handler has not started
@@ -50,6 +51,9 @@ type heldLease struct {
 func (d *delivery) keepLease(t target, lease *engine.Lease, err error) error {
 	if err != nil {
 		return d.toBusyError(t, err)
+	}
+	if d.leases == nil {
+		d.leases = d.room[:0]
 	}
 	h := &heldLease{guard: d.guard, target: t, lease: lease, takenAt: time.Now()}
 	*inside.At(&h.shown) = lease
