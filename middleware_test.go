@@ -350,7 +350,7 @@ func TestReplace_askedBeforeItRuns(t *testing.T) {
 	if !errors.Is(err, ErrReplaced) || !errors.Is(err, asynq.RevokeTask) {
 		t.Errorf("answered %v", err)
 	}
-	if info, err := guard.engine.Inspect(t.Context(), engine.Ref{Key: targets[0].key}, 1, "", ""); info.Held > 0 || err != nil {
+	if info, err := guard.engine.Inspect(t.Context(), engine.Ref{Key: targets[0].key}, 1); info.Held > 0 || err != nil {
 		t.Errorf("the key is held: %+v, %v", info, err)
 	}
 }
