@@ -803,8 +803,6 @@ func (c *conn) arrive(command []string, fate faultKind) {
 	}
 }
 
-func isError(data []byte) bool { return bytes.HasPrefix(data, []byte("-")) }
-
 // deliver brings what Redis says to the client.
 func (c *conn) deliver(data []byte) {
 	suspended := c.end.suspendedUntil()
@@ -819,7 +817,7 @@ func (c *conn) deliver(data []byte) {
 		delay = max(c.end.latency(), time.Until(suspended)) // takes the endpoint's mutex
 		c.mu.Lock()
 	} else {
-		c.setUp = !isError(data)
+		c.setUp = data[0] != '-'
 	}
 	now := time.Now()
 	at := now.Add(delay)

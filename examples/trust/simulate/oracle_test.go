@@ -1149,10 +1149,9 @@ func (b *ledger) judgeUnique(t *taskBook, u *uniquePlan) {
 	b.violatef("update lost: task %d was told that another of its key waits, and no run of the key began after that", t.n)
 }
 
-// supersededUnsure tells whether a task may have made room for one that ran although its Enqueue had returned an error:
-// "enqueued once or not at all".
+// supersededUnsure tells whether a task may have made room for one that ran, or was aggregated, though its Enqueue failed.
 func (b *ledger) supersededUnsure(t *taskBook) bool {
-	return slices.ContainsFunc(b.alike(t), func(o *taskBook) bool { return o.ends[endUnsure] && o.starts > 0 && o.asked > t.asked })
+	return slices.ContainsFunc(b.alike(t), func(o *taskBook) bool { return o.ends[endUnsure] && o.starts+len(o.into) > 0 && o.asked > t.asked })
 }
 
 // exhausted tells whether a task of package unique may have spent all of its attempts. One that

@@ -332,6 +332,10 @@ func faultScenarios() (all []plan) {
 	for i := range 3 {
 		grouped[i].Group = "g0"
 	}
+	once := func(name, duplicate string, of []taskPlan, by ...faultPlan) plan {
+		return plan{Name: name, Procs: servers(4), Rules: rules("retry", rulePlan{}), Tasks: of, Groups: &groupPlan{Grace: sec},
+			Unique: []uniquePlan{{Task: "t", On: onA, Until: "start", Duplicate: duplicate}}, Faults: by}
+	}
 	suspends := plan{Name: "a holder is suspended", Procs: servers(4, 4), Rules: rules("wait", rulePlan{})}
 	for i := range 8 { // which process gets a task is not known
 		at := time.Duration(i) * 40 * sec
@@ -344,11 +348,10 @@ func faultScenarios() (all []plan) {
 			Faults: []faultPlan{
 				{Kind: hung, Proc: 0, Client: leadClient, At: 3 * sec, For: 15 * sec}, {Kind: hung, Proc: 1, Client: leadClient, At: 30 * sec, For: 15 * sec},
 			}},
-		plan{Name: "a task that was aggregated blocks its key no more", Procs: servers(4), Rules: rules("retry", rulePlan{}), Tasks: grouped,
-			Groups: &groupPlan{Grace: sec}, Unique: []uniquePlan{{Task: "t", On: onA, Until: "start", Duplicate: "reject"}}},
-		plan{Name: "a failed aggregation", Procs: servers(4), Rules: rules("retry", rulePlan{}), Tasks: goesOn(grouped[0], made),
-			Groups: &groupPlan{Grace: sec}, Unique: []uniquePlan{{Task: "t", On: onA, Until: "start", Duplicate: "join"}},
-			Faults: []faultPlan{{Kind: noPerm, Client: "asynq", Saying: "ZSCORE"}}},
+		once("a task that was aggregated blocks its key no more", "reject", grouped),
+		once("a failed aggregation", "join", goesOn(grouped[0], made), faultPlan{Kind: noPerm, Client: "asynq", Saying: "ZSCORE"}),
+		once("a failed Enqueue is aggregated", "replace", goesOn(grouped[0], grouped[1], made),
+			faultPlan{Kind: refused, Proc: -1, Client: "lock", Saying: "ended"}),
 		// Each process in turn goes on with the old master, and many want one key.
 		plan{Name: "a split brain", Procs: servers(4, 4), Rules: rules("wait", rulePlan{Wait: 20 * sec}),
 			Tasks: each(50, func(i int) taskPlan { return work(time.Duration(i)*800*ms, []time.Duration{300 * ms, 2500 * ms}[i%2]) }),
