@@ -76,7 +76,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	if latest = latest.Add(-margin); bounded {
 		w.most = min(w.most, time.Until(latest))
 	}
-	if !w.parks && w.most <= 0 {
+	if r.Park = w.parks; w.parks && d.server == nil || !w.parks && w.most <= 0 { // without a server who knows how many workers are free
 		return d.ask(d.ctx, t, r)
 	}
 	r.Wait, r.OnWait = true, func() {
@@ -84,12 +84,6 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		if t.rule.Busy.kind == policyReplace {
 			d.askOlderToStop(t, d.replacing.arrivals[t.key])
 		}
-	}
-	if w.parks && d.server == nil { // who knows how many workers are free
-		parkNow := make(chan struct{})
-		close(parkNow)
-		r.Park, r.Yield = true, parkNow
-		return d.ask(d.ctx, t, r)
 	}
 	// ctx ends everything. most only bounds the time in line: if the answer to an earlier
 	// ask arrives after it and grants the lock, the task keeps the lock.
@@ -99,7 +93,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	leave := cancel
 	if w.parks {
 		parkNow := make(chan struct{})
-		r.Park, r.Yield = true, parkNow
+		r.Yield = parkNow
 		leave = sync.OnceFunc(func() { close(parkNow) })
 		if bounded {
 			// Stop does not wait for a timer that fires now. Its leave closes parkNow when
