@@ -12,12 +12,10 @@ from the program:
 	    on: [tenant.id]
 	    limit: {field: tenant.max, default: 3, most: 50} # or a number, or unlimited
 	    rate: {starts: 100, per: 1m, burst: 10}          # or none: not that of defaults
-	  - task: cache:warm
 	    wait: 0s
-	    busy: skip       # or retry, archive, fail, park, replace, allow
 	  - task: import
 	    on: ["."]        # the whole payload
-	    busy: {retry_in: 30s}
+	    busy: {retry_in: 30s} # or skip, retry, archive, fail, park, replace, allow
 	unique:              # tasks that are enqueued once
 	  - task: reindex
 	    on: [document_id]
@@ -71,12 +69,9 @@ func Parse(data []byte) (automutex.Config, unique.Config, error) { return parse(
 
 // Error is one mistake in a configuration, and where it is.
 type Error struct {
-	// File is the path given to Load, or "config".
-	File string
-	// Line and Column count from 1; Column counts characters.
-	Line, Column int
-	// Text says what is wrong and what to do.
-	Text string
+	File         string // the path given to Load, or "config"
+	Line, Column int    // from 1; Column counts characters
+	Text         string // what is wrong, and what to do
 }
 
 // Error returns "file:line:column: text".
@@ -378,7 +373,6 @@ type limitField struct {
 
 const unlimited, noRate = "unlimited", "none"
 
-// UnmarshalYAML reads each of them.
 func (l *limit) UnmarshalYAML(n *yaml.Node) error {
 	switch *l = (limit{}); { // not that of defaults
 	case n.Value == unlimited:
@@ -400,7 +394,6 @@ type starts struct {
 	Burst  int           `yaml:"burst" about:"How many may start at once."`
 }
 
-// UnmarshalYAML reads both.
 func (r *rate) UnmarshalYAML(n *yaml.Node) error {
 	if *r = (rate{}); n.Value == noRate { // not that of defaults
 		return nil
@@ -411,17 +404,17 @@ func (r *rate) UnmarshalYAML(n *yaml.Node) error {
 // choice is a value that a word names, or a word with a duration: retry, or {retry_in: 5s}.
 type choice[V any] struct{ value V }
 
-func (choice[V]) words() map[string]any { return choices[reflect.TypeFor[V]()] }
+func (choice[V]) forms() map[string]any { return choices[reflect.TypeFor[V]()] }
 
-// choices are the words of each type: a value of it, or a function that makes one of the duration that goes with the word.
+// choices are the forms of each type: the word of a value, or that of a function which makes one of a duration.
 var choices = map[reflect.Type]map[string]any{
 	reflect.TypeFor[automutex.Policy](): {
 		"retry": automutex.Retry, "skip": automutex.Skip, "archive": automutex.Archive, "fail": automutex.Fail, "park": automutex.Park,
-		"replace": automutex.Replace, "allow": automutex.Allow, "retry_in": automutex.RetryIn,
+		"replace": automutex.Replace, "allow": automutex.Allow, "{retry_in: 5s}": automutex.RetryIn,
 	},
 	reflect.TypeFor[automutex.OnArchive](): {"hold": automutex.HoldKey, "continue": automutex.Continue},
-	reflect.TypeFor[unique.Until]():        {"done": unique.UntilDone, "start": unique.UntilStart, "for": unique.For},
-	reflect.TypeFor[unique.Duplicate]():    {"reject": unique.Reject, "join": unique.Join, "replace": unique.Replace, "postpone": unique.Postpone},
+	reflect.TypeFor[unique.Until]():        {"done": unique.UntilDone, "start": unique.UntilStart, "{for: 5s}": unique.For},
+	reflect.TypeFor[unique.Duplicate]():    {"reject": unique.Reject, "join": unique.Join, "replace": unique.Replace, "{postpone: 5s}": unique.Postpone},
 }
 
 // UnmarshalYAML reads a word, or a mapping of the word that goes with a duration.
@@ -429,28 +422,19 @@ func (c *choice[V]) UnmarshalYAML(n *yaml.Node) error {
 	word := n.Value
 	if n.Kind == yaml.MappingNode && len(n.Content) == 2 {
 		word = n.Content[0].Value
-		if its, timed := c.words()[word].(func(time.Duration) V); timed {
+		if its, timed := c.forms()["{"+word+": 5s}"].(func(time.Duration) V); timed {
 			var d time.Duration
 			err := n.Content[1].Load(&d)
 			c.value = its(d)
 			return err
 		}
-	} else if its, alone := c.words()[word].(V); alone {
+	} else if its, alone := c.forms()[word].(V); alone {
 		c.value = its
 		return nil
 	}
-	var all []string
-	for word, its := range c.words() {
-		if _, alone := its.(V); !alone {
-			word = "{" + word + ": 5s}"
-		}
-		all = append(all, word)
-	}
-	slices.Sort(all) // a brace comes after the letters
-	return fmt.Errorf("%.60q is unknown; %s", word, meant(word, all))
+	return fmt.Errorf("%.60q is unknown; %s", word, meant(word, slices.Sorted(maps.Keys(c.forms())))) // a brace comes after the letters
 }
 
-// schema is a part of a JSON Schema.
 type schema map[string]any
 
 // Schema returns the JSON Schema (draft 2020-12) of a configuration file, for editors that complete and check YAML.
@@ -473,10 +457,10 @@ func schemaOf(t reflect.Type) schema {
 	case reflect.TypeFor[rate]():
 		return either(schemaOf(reflect.TypeFor[starts]()), schema{"const": noRate})
 	}
-	if c, ok := reflect.Zero(t).Interface().(interface{ words() map[string]any }); ok {
+	if c, ok := reflect.Zero(t).Interface().(interface{ forms() map[string]any }); ok {
 		var some []schema
-		for _, word := range slices.Sorted(maps.Keys(c.words())) {
-			if reflect.TypeOf(c.words()[word]).Kind() == reflect.Func {
+		for _, form := range slices.Sorted(maps.Keys(c.forms())) {
+			if word, _, timed := strings.Cut(strings.TrimPrefix(form, "{"), ":"); timed {
 				some = append(some, object([]string{word}, schema{word: schemaOf(reflect.TypeFor[time.Duration]())}))
 			} else {
 				some = append(some, schema{"const": word})

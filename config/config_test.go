@@ -191,7 +191,7 @@ func TestDoc(t *testing.T) {
 	_, example, _ := strings.Cut(string(source), "\n\n\tprefix:")
 	example, _, _ = strings.Cut(example, "\n\n")
 	cfg := mustParse(t, strings.ReplaceAll("\tprefix:"+example, "\n\t", "\n")[1:])
-	if len(cfg.Rules) != 4 || cfg.Prefix != "myapp" || cfg.Rules[1].Wait != 10*time.Second || cfg.Rules[2].Wait != 0 {
+	if len(cfg.Rules) != 3 || cfg.Prefix != "myapp" || cfg.Rules[0].Wait != 10*time.Second || cfg.Rules[1].Wait != 0 {
 		t.Errorf("got %+v", cfg)
 	}
 }
