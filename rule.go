@@ -104,8 +104,8 @@ type Rule struct {
 
 	// Cooldown is the least time between the start of a successful run and the next start for
 	// the key. With a Limit of 1 there is at most one successful run per key in that time.
-	// With a higher Limit, tasks that already run go on. 0 means none; less than a millisecond
-	// and more than ten years are refused.
+	// With a higher Limit, tasks that already run go on. A release that fails until the lease ends
+	// sets no cooldown. 0 means none; else 1ms to ten years.
 	Cooldown time.Duration
 
 	// Rate bounds how often handlers start for one key, in addition to Limit, which
