@@ -95,8 +95,8 @@ type Rule struct {
 	MaxHold time.Duration
 
 	// Cooldown is the least time between the start of a successful run and the next start for
-	// the key; tasks that already run go on. 0 means none; less than a millisecond
-	// and more than ten years are refused.
+	// the key; tasks that already run go on. A release that fails until the lease ends sets none.
+	// 0 means none; less than a millisecond and more than ten years are refused.
 	Cooldown time.Duration
 
 	// Rate bounds how often handlers start for one key. The zero value is no bound.

@@ -941,8 +941,6 @@ func (b *ledger) isLed() bool {
 	return slices.ContainsFunc(b.terms, (*term).lives)
 }
 
-// What follows is how keys are written, and how many replicas have to know of a lease.
-
 func (p *plan) secret() string {
 	if p.HashKeys {
 		return "the secret of the simulation"

@@ -119,7 +119,6 @@ func (d *drawer) tasks(length time.Duration) {
 		if d.chance(0.05) && n+1 < many {
 			t.Steps[0].Then = n + 2
 		}
-		// In the end it succeeds, or asynq archives it.
 		d.p.Tasks = append(d.p.Tasks, t)
 	}
 	for _, t := range d.p.Tasks {

@@ -1004,9 +1004,9 @@ func (w *world) faultWithin(within time.Duration) bool {
 }
 
 // longFault tells whether a process was cut off around a time for so long that even
-// what is tried again is lost.
+// what is tried again is lost. A cooldown needs memory.
 func (w *world) longFault(p *process, at time.Time, length time.Duration) bool {
-	return slices.ContainsFunc(w.windows(p), func(a activeFault) bool {
+	return slices.ContainsFunc(append(w.windows(p), p.locks.faults()...), func(a activeFault) bool {
 		return a.until.Sub(a.since) > length && a.since.Before(at.Add(5*time.Second)) && a.until.After(at.Add(-5*time.Second))
 	})
 }

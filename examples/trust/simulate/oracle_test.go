@@ -955,9 +955,6 @@ func (b *ledger) lapses(p *process, n int, key string, h *holding) {
 	}
 }
 
-// What follows is the rest of the oracle: what is known of enqueues, and what is judged
-// at the end.
-
 func (b *ledger) asks(n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

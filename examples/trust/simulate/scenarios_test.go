@@ -322,6 +322,8 @@ func faultScenarios() (all []plan) {
 				{Kind: stops, Proc: 0, At: 1500 * ms}, {Kind: stops, Proc: 1, At: 1500 * ms}, {Kind: starts, Proc: 0, At: 20 * sec},
 			}})
 	}
+	all = append(all, plan{Name: "cooldown, no memory", Procs: servers(4), Rules: rules("retry", rulePlan{TTL: sec, Cooldown: 20 * sec}),
+		Tasks: tasks(work(0, sec), work(9*sec, 0)), Faults: []faultPlan{{Kind: outOfMemory, Client: "lock", At: 700 * ms, For: 8 * sec}}})
 	slower, most := servers(1, 1), servers(1000, 3)
 	slower[1].Poll, most[1].Poll = 900*ms, 900*ms
 	park := under("park", rulePlan{Scope: "second"})

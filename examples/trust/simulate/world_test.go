@@ -501,8 +501,6 @@ func (o operator) close() {
 	_ = o.rdb.Close()
 }
 
-// What follows is what is known of operators who touch tasks and break locks.
-
 // touch notes that an operator does something to a task, and gives its ID.
 func (b *ledger) touch(n int) string {
 	b.mu.Lock()
