@@ -327,3 +327,34 @@ func TestPausedByEachCommand(t *testing.T) {
 		count(1)
 	})
 }
+
+// TestBrokenBeforeItIsHeld: a waiter whose grant is broken before it has seen it does not take the message of that grant for the lock.
+func TestBrokenBeforeItIsHeld(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		e, r := start(t, s), request(t)
+		le := must(t, e, r)
+		waits := inLine(r)
+		waits.OnWait = func() {
+			e.mu.Lock()
+			var token string
+			for token = range e.waiters {
+			}
+			e.mu.Unlock()
+			at := time.Now().Add(time.Hour).UnixMicro() // after each reply
+			e.note(message{token: token, fence: brokenFence, serverUS: at})
+			e.note(message{token: token, fence: at - 1, serverUS: at - 1})
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			if e.waiters[token] == nil {
+				t.Error("it holds what was broken")
+			}
+			delete(e.waiters, token)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if _, err := e.Take(ctx, waits); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		release(t, le)
+	})
+}

@@ -227,6 +227,9 @@ func (e *Engine) note(msg message) {
 	case msg.fence == brokenFence && le != nil:
 		bound := e.endLocked(le, lost)
 		end = func() { endAll(bound, errBroken) }
+	case msg.fence == brokenFence && w != nil:
+		w.turn.noteBroken(msg, now)
+		e.planAsk(w)
 	case msg.fence == gateFence && w != nil:
 		us, _ := strconv.ParseInt(msg.value, 10, 64) // what is no number asks at once
 		w.turn.gateOpens(msg.serverUS, time.Duration(us)*time.Microsecond, now)
