@@ -61,7 +61,7 @@ func (m *Lock) inspect(ctx context.Context, most int) (engine.Info, error) {
 }
 
 // Break takes the lock away from the holder with that token, and grants the slot to the first waiter. It returns false if there is no such
-// holder. [Lock.Holders] lists the tokens. If the client had to send the command again, Break may return false though it broke the lock.
+// holder. [Lock.Holders] lists the tokens.
 //
 // The contexts of the holder's lease end with cause ErrLost: in this Locker before Break returns; in another one as soon as a message
 // arrives, if one of its callers has waited for any lock, else at its next renewal, a third of the TTL later at most, or at its deadline
