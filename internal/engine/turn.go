@@ -100,6 +100,9 @@ func newTurn(t terms, parkNow bool) turn {
 	return w
 }
 
+// putOff leaves the first ask to due.
+func (w *turn) putOff(now time.Time) { w.asking, w.refreshAt = false, now }
+
 func (w *turn) begin() {
 	w.asking, w.repeat = true, false
 	switch {
