@@ -580,6 +580,7 @@ func TestOrder(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		e := startAt(t, s.Client(t))
 		e.parking.caller = func(context.Context, string, string) Fate { return FateUnsure }
+		e.parking.rounds = maxRoundsCluster // no check begins, which would call q2 at its own time
 		r := e.ref("o")
 		head := func() Head {
 			t.Helper()
@@ -604,7 +605,10 @@ func TestOrder(t *testing.T) {
 			t.Errorf("sent again: %d, and %d", first, again)
 		}
 		second, _, _ := stamp("q2", "N2", time.Hour, 2)
-		time.Sleep(5 * time.Millisecond)
+		redistest.Eventually(t, redistest.Patience, func() bool {
+			_, _, look := stamp("q3", "N3", time.Hour, 2)
+			return len(look) > 0
+		}, "the first one should have come")
 		ticket, queued, look := stamp("q3", "N3", time.Hour, 2)
 		due := []OrderItem{{State: "i", Nonce: "N1", Ticket: first, Seen: "0", Note: "q|1"}}
 		if ticket != 0 || queued != 2 || !slices.Equal(look, due) {
