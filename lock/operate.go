@@ -61,13 +61,12 @@ func (m *Lock) inspect(ctx context.Context, most int) (engine.Info, error) {
 }
 
 // Break takes the lock away from the holder with that token, and grants the slot to the first waiter. It returns false if there is no such
-// holder. [Lock.Holders] lists the tokens. If the client had to send the command again, Break may return false though it broke the lock.
+// holder. [Lock.Holders] lists the tokens.
 //
 // The contexts of the holder's lease end with cause ErrLost: in this Locker before Break returns; in another one as soon as a message
-// arrives, if one of its callers has waited for any lock, else at its next renewal, a third of the TTL later at most, or at its deadline if
-// the lease is not renewed. A waiter that was granted the lock in that moment learns of it at its first renewal, a tenth of a second later.
-// Until then the holder may work beside the next one. Break a lock only if its holder is known to hang, and let the fence protect what the
-// holder writes. After ErrBackend the lock may be broken or not.
+// arrives, if one of its callers has waited for any lock, else at its next renewal, a third of the TTL later at most, or at its deadline
+// if the lease is not renewed. Until then the holder may work beside the next one. Break a lock only if its holder is known to hang, and
+// let the fence protect what the holder writes. After ErrBackend the lock may be broken or not.
 func (m *Lock) Break(ctx context.Context, token string) (bool, error) {
 	if token == "" {
 		return false, fmt.Errorf("lock: %q: Break: the token is empty; Holders returns the tokens, BreakAll breaks all holders", m.name())

@@ -75,23 +75,3 @@ func TestWake_withoutTheRight(t *testing.T) {
 	mustUnlock(t, second.got(t))
 	free(t, m)
 }
-
-// A subscription goes when nobody has waited for a while; waiting brings it back.
-func TestWake_subscriptionEndsWhenIdle(t *testing.T) {
-	redistest.Long(t)
-	t.Parallel()
-	s := redistest.StartReal(t)
-	rdb := s.Client(t)
-	channels := func() int { return len(rdb.PubSubChannels(t.Context(), "*").Val()) }
-	m := newLocker(t, s.Client(t)).Mutex("x")
-	for range 2 {
-		idle := channels()
-		held := mustTry(t, m)
-		w := inLine(t, m, 1)
-		redistest.Eventually(t, soon, func() bool { return channels() > idle }, "a subscription")
-		mustUnlock(t, held)
-		mustUnlock(t, w.got(t))
-		most := 0
-		redistest.Eventually(t, soon, func() bool { n := channels(); most = max(most, n); return n < most }, "the end of the subscription")
-	}
-}

@@ -46,6 +46,9 @@ const (
 	// maxSenders is how many pipelines of waiters and renewals are under way at most, and maxSendersCluster so on a Cluster, where
 	// others go on while one master hangs. The rest of the client's connections is for single calls.
 	maxSenders, maxSendersCluster = 4, 64
+	// maxFirstAsks is how many callers send their first ask for one key by themselves at a time, and maxFirstKeys for how many keys. The
+	// others' asks go in pipelines. So a free key has no crowd before it that wants another one.
+	maxFirstAsks, maxFirstKeys = 8, 32
 	// maxGrant is the longest lease that a release grants to a waiter. The waiter may have died unnoticed: then the line waits for
 	// that long and no longer.
 	maxGrant = 3 * time.Second
@@ -102,6 +105,7 @@ type Engine struct {
 	asks    agenda             // waiters, by when they ask again
 	holds   agenda             // leases, by when they are renewed or end
 	senders int                // pipelines that are under way
+	firsts  map[string]int     // first asks that are under way by themselves, by key
 	closed  bool
 }
 
@@ -112,6 +116,7 @@ func New(o Options) *Engine {
 	unfit := o.check()
 	e := &Engine{
 		o: o, owner: keys.Escape(o.Owner), life: life.New(), channel: base64.RawURLEncoding.EncodeToString(id[:]), waiters: map[string]*waiter{}, leases: map[string]*Lease{},
+		firsts: map[string]int{},
 	}
 	if e.life.Refuse(unfit); unfit == nil {
 		e.conn = redisx.New(o.Client, e.life.Closing.Done())

@@ -3,9 +3,15 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -40,6 +46,18 @@ func must(t *testing.T, e *Engine, r Request) *Lease {
 	le, err := take(e, r)
 	redistest.Must(t, err)
 	return le
+}
+
+// takesTurn takes a lock and releases it, on any goroutine.
+func takesTurn(t *testing.T, e *Engine, r Request) {
+	t.Helper()
+	le, err := take(e, r)
+	if err == nil {
+		_, err = le.Release(context.Background(), Ending{})
+	}
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 func release(t *testing.T, le *Lease) {
@@ -89,6 +107,55 @@ func TestLeave(t *testing.T) {
 			}, "the lock stays taken")
 		}
 	})
+}
+
+// TestCrowdOfFreeLocks: who gets a lock at once has not waited for it, however many ask at a time.
+func TestCrowdOfFreeLocks(t *testing.T) {
+	t.Parallel()
+	e := start(t, redistest.Mini(t))
+	var wg sync.WaitGroup
+	for i := range 4 * maxFirstKeys {
+		r := inLine(request(t))
+		r.Key = fmt.Sprintf("automutex:{%s|%d}", redistest.Name(t), i)
+		r.OnWait = func() { t.Error("waits for a lock that is free") }
+		redistest.Go(&wg, func() { takesTurn(t, e, r) })
+	}
+	wg.Wait()
+}
+
+// TestFreeKeyBesideACrowd: a free key is had while a crowd has asked for another one, and nothing has come of it yet. The crowd sends few
+// commands at a time, so it does not take all of the client's connections.
+func TestFreeKeyBesideACrowd(t *testing.T) {
+	e := start(t, redistest.Mini(t))
+	hook, stuck := &redistest.FailHook{}, make(chan struct{})
+	e.o.Client.(redis.UniversalClient).AddHook(hook)
+	crowd, free := inLine(request(t)), inLine(request(t))
+	crowd.Key += ":crowd"
+	var sent atomic.Int64
+	hook.Before(func(cmd redis.Cmder) error {
+		if strings.Contains(cmd.String(), crowd.Key) {
+			sent.Add(1)
+			<-stuck
+		}
+		return nil
+	})
+	unstick := sync.OnceFunc(func() { close(stuck) })
+	t.Cleanup(unstick)
+	var wg sync.WaitGroup
+	for range 4 * maxFirstKeys {
+		redistest.Go(&wg, func() { takesTurn(t, e, crowd) })
+	}
+	redistest.Eventually(t, 30*time.Second, func() bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return len(e.waiters) == 4*maxFirstKeys
+	}, "all ask")
+	release(t, must(t, e, free))
+	if n := sent.Load(); n > maxFirstAsks+maxSenders {
+		t.Errorf("the crowd sends %d commands at a time", n)
+	}
+	unstick()
+	wg.Wait()
 }
 
 // TestOrder_behindItsID: a task waits behind an earlier one that had its ID, as behind any other. It is no earlier run of its own.
@@ -325,5 +392,36 @@ func TestPausedByEachCommand(t *testing.T) {
 		_, err = e.Sweep(ctx)
 		redistest.Must(t, err)
 		count(1)
+	})
+}
+
+// TestBrokenBeforeItIsHeld: a waiter whose grant is broken before it has seen it does not take the message of that grant for the lock.
+func TestBrokenBeforeItIsHeld(t *testing.T) {
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		e, r := start(t, s), request(t)
+		le := must(t, e, r)
+		waits := inLine(r)
+		waits.OnWait = func() {
+			e.mu.Lock()
+			var token string
+			for token = range e.waiters {
+			}
+			e.mu.Unlock()
+			at := time.Now().Add(time.Hour).UnixMicro() // after each reply
+			e.note(message{token: token, fence: brokenFence, serverUS: at})
+			e.note(message{token: token, fence: at - 1, serverUS: at - 1})
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			if e.waiters[token] == nil {
+				t.Error("it holds what was broken")
+			}
+			delete(e.waiters, token)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		if _, err := e.Take(ctx, waits); !errors.Is(err, context.DeadlineExceeded) {
+			t.Error(err)
+		}
+		release(t, le)
 	})
 }

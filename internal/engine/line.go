@@ -19,6 +19,7 @@ type waiter struct {
 	entry
 	lease *Lease
 	turn  turn
+	first chan struct{} // closed with the first reply, if that ask goes in a pipeline; then nil
 	done  chan struct{} // closed when the wait has ended by itself
 	left  chan struct{} // closed when the leave was sent
 	ended step          // with done: how
@@ -38,17 +39,10 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 		grant: grant, counted: believe(grant), short: grant < r.TTL && r.NoRenew,
 	}, parkNow)
 
-	e.mu.Lock()
-	e.waiters[le.token] = w // before it asks: a grant may be published before the reply is read
-	e.mu.Unlock()
-	a, sent, err := e.ask(ctx, le, w.turn.mode)
+	a, err := e.askFirst(ctx, w, began)
 	if err != nil {
-		e.mu.Lock()
-		delete(e.waiters, le.token)
-		e.mu.Unlock()
 		return err
 	}
-	e.handleReply(w, askReply{Answer: a, sent: sent})
 	own := r.Note != "" && holderOf(a.Holder).Note == r.Note && !strings.HasPrefix(a.Holder, "o:") // a head is another task with its ID
 	if r.Park && !a.Yours && !a.Parked && own && !isClosed(w.done) {
 		return &Busy{Answer: e.leave(w)} // its own earlier run: it returns
@@ -75,6 +69,43 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 		returned = true
 	}
 	return e.stand(w, began)
+}
+
+// askFirst sends the first ask of w, and returns its answer. With many first asks under way, this one goes in a pipeline.
+func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (Answer, error) {
+	le, r := w.lease, &w.lease.request
+	e.mu.Lock()
+	e.waiters[le.token] = w // before it asks: a grant may be published before the reply is read
+	if e.firsts[r.Key] >= maxFirstAsks || len(e.firsts) >= maxFirstKeys {
+		first := make(chan struct{})
+		w.first = first
+		w.turn.putOff(began)
+		e.planAsk(w)
+		e.mu.Unlock()
+		select { // it does not wait for the lock before Redis has said that others hold it
+		case <-first:
+		case <-r.Within.Done():
+		case <-e.life.Closing.Done():
+		}
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		return w.turn.last, nil
+	}
+	e.firsts[r.Key]++
+	e.mu.Unlock()
+	a, sent, err := e.ask(ctx, le, w.turn.mode)
+	e.mu.Lock()
+	if e.firsts[r.Key]--; e.firsts[r.Key] == 0 {
+		delete(e.firsts, r.Key)
+	}
+	if err != nil {
+		delete(e.waiters, le.token)
+	}
+	e.mu.Unlock()
+	if err == nil {
+		e.handleReply(w, askReply{Answer: a, sent: sent})
+	}
+	return a, err
 }
 
 // stand waits until the waiter has its lock, or leaves the line.
@@ -174,6 +205,10 @@ func (e *Engine) handleReply(w *waiter, r askReply) {
 	e.mu.Lock()
 	now := time.Now()
 	e.act(w, w.turn.replied(r, now), r)
+	if w.first != nil {
+		close(w.first)
+		w.first = nil
+	}
 	if r.err == nil && isStopped(r.Answer) {
 		w.turn.askAgain(now)
 	}
@@ -227,6 +262,9 @@ func (e *Engine) note(msg message) {
 	case msg.fence == brokenFence && le != nil:
 		bound := e.endLocked(le, lost)
 		end = func() { endAll(bound, errBroken) }
+	case msg.fence == brokenFence && w != nil:
+		w.turn.noteBroken(msg, now)
+		e.planAsk(w)
 	case msg.fence == gateFence && w != nil:
 		us, _ := strconv.ParseInt(msg.value, 10, 64) // what is no number asks at once
 		w.turn.gateOpens(msg.serverUS, time.Duration(us)*time.Microsecond, now)

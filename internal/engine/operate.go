@@ -378,17 +378,20 @@ const breakTogether = 100
 // Break takes slots away from their holders, and grants what is free then. It returns how many it took, and one more if it opened the
 // gate; with BreakKey, of a pool, how many values there were. The leases of this process among the tokens are lost before it returns, and
 // other processes get messages. Of more than 100 it takes 100 at a time: who gets a slot in between loses it too. If the client had to send
-// it twice it may tell of nothing that the first one did; those holders then learn of it from their renewals.
+// it twice, and the last one finds no holder with the token, no gate or no lock, it is taken that the first one did it; of all holders
+// nobody knows how many that broke.
 func (e *Engine) Break(ctx context.Context, r Ref, token string, how BreakKind) (taken int, tokens []string, err error) {
 	if err := e.Know(ctx, r.Key); err != nil {
 		return 0, nil, err
 	}
 	r.Ordered = !r.Pool
+	wanted, resent := &redisx.Counted{Text: token}, false
 	for from, again := 0, true; again; from += breakTogether {
-		reply, err := e.call(ctx, breakScript, r.keys(), int64(e.limit(&r)), token, int64(how), int64(from))
+		reply, err := e.call(ctx, breakScript, r.keys(), int64(e.limit(&r)), wanted, int64(how), int64(from))
 		if err != nil {
 			return taken, tokens, err
 		}
+		resent = resent || wanted.Resent()
 		f := fieldsOf(reply)
 		n := int(f.num(0))
 		if n < 0 { // there is no such lock
@@ -405,6 +408,12 @@ func (e *Engine) Break(ctx context.Context, r Ref, token string, how BreakKind) 
 		if taken += n; r.Pool && how == BreakKey && !again {
 			taken = n // of all values
 		}
+	}
+	if resent && taken == 0 && token != "" {
+		taken, tokens = 1, []string{token}
+		e.note(message{token: token, fence: brokenFence})
+	} else if resent && taken == 0 && how == BreakGate {
+		taken = 1
 	}
 	return taken, tokens, nil
 }

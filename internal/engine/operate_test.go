@@ -366,6 +366,34 @@ func TestBreak(t *testing.T) {
 	})
 }
 
+// TestBreakSentTwice: what the first one did is told, though the second one finds nothing.
+func TestBreakSentTwice(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		rdb.AddHook(redistest.Resend(func(cmd redis.Cmder) bool {
+			return strings.HasPrefix(cmd.Name(), "eval") && (cmd.Args()[1] == breakScript.SHA || cmd.Args()[1] == breakScript.Source)
+		}))
+		e := startAt(t, rdb)
+		r := e.ref("twice")
+		for range 2 {
+			le := must(t, e, asked(r, ""))
+			n, tokens, err := e.Break(t.Context(), r, le.Token(), BreakSlots)
+			if n != 1 || !slices.Equal(tokens, []string{le.Token()}) || le.Held() {
+				t.Errorf("%d %v, %v; held: %v", n, tokens, err, le.Held())
+			}
+		}
+		le := must(t, e, asked(r, ""))
+		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))
+		if n, _, err := e.Break(t.Context(), r, "", BreakGate); n != 1 || err != nil {
+			t.Errorf("the gate: %d, %v", n, err)
+		}
+		if n, _, err := e.Break(t.Context(), r, "", BreakKey); n != 0 || err != nil {
+			t.Errorf("all: %d, %v, want that there was a lock", n, err)
+		}
+	})
+}
+
 // TestList: every lock once, and nothing else; and Sweep removes what is dead in them.
 func TestList(t *testing.T) {
 	t.Parallel()
@@ -552,6 +580,7 @@ func TestOrder(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		e := startAt(t, s.Client(t))
 		e.parking.caller = func(context.Context, string, string) Fate { return FateUnsure }
+		e.parking.rounds = maxRoundsCluster // no check begins, which would call q2 at its own time
 		r := e.ref("o")
 		head := func() Head {
 			t.Helper()
@@ -576,7 +605,10 @@ func TestOrder(t *testing.T) {
 			t.Errorf("sent again: %d, and %d", first, again)
 		}
 		second, _, _ := stamp("q2", "N2", time.Hour, 2)
-		time.Sleep(5 * time.Millisecond)
+		redistest.Eventually(t, redistest.Patience, func() bool {
+			_, _, look := stamp("q3", "N3", time.Hour, 2)
+			return len(look) > 0
+		}, "the first one should have come")
 		ticket, queued, look := stamp("q3", "N3", time.Hour, 2)
 		due := []OrderItem{{State: "i", Nonce: "N1", Ticket: first, Seen: "0", Note: "q|1"}}
 		if ticket != 0 || queued != 2 || !slices.Equal(look, due) {

@@ -44,6 +44,7 @@ type parking struct {
 	due       agenda                 // lines by when to check or to forget them, but those with a check under way
 	parkedOn  int                    // how many of lines have parked work
 	rounds    int                    // rounds of checks under way
+	mayCheck  time.Time              // from when on one more check may begin: each that begins moves it on by an equal part of checkEvery
 	queue     []*parkedLine          // lines with queued calls, but those a call of which is made now
 	callers   int                    // goroutines in makeCalls; each ends when queue is empty
 	leastLife time.Duration          // the least callLife: minCallLife, unless arriveWithin has set more
@@ -199,7 +200,7 @@ func (p *parking) forget(n *parkedLine) {
 	}
 }
 
-// startChecks begins the checks that are due, as far as maxChecks and maxRounds allow, and forgets lines that were not used for long. The
+// startChecks begins the checks that are due, as far as mayCheck and maxRounds allow, and forgets lines that were not used for long. The
 // alarm calls it. Two calls at a time are safe: takeDue gives each line to one of them.
 func (p *parking) startChecks() {
 	e := p.engine
@@ -225,16 +226,20 @@ func (p *parking) hasRoom() bool {
 // takeDue takes the lines that are due for a check and begins a round with them, if there are any, and forgets those that are due for that.
 // Callers hold mu.
 func (p *parking) takeDue(now time.Time) (due []*parkedLine) {
-	mayCheck := p.hasRoom()
+	hasRoom := p.hasRoom()
+	if full := now.Add(-checkEvery); p.mayCheck.Before(full) { // maxChecks may begin together
+		p.mayCheck = full
+	}
 	for len(p.due) > 0 && !p.due[0].at.After(now) {
 		n := p.due[0].line
 		switch {
-		case n.parked && (!mayCheck || len(due) == maxChecks):
+		case n.parked && (!hasRoom || !p.mayCheck.Before(now)):
 			return due
 		case n.parked:
 			if len(due) == 0 {
 				p.rounds++
 			}
+			p.mayCheck = p.mayCheck.Add(checkEvery / maxChecks)
 			n.beginCheck()
 			p.plan(n)
 			due = append(due, n)
@@ -253,7 +258,10 @@ func (p *parking) next() time.Time {
 	if len(p.due) == 0 || p.due[0].line.parked && !p.hasRoom() {
 		return time.Time{}
 	}
-	return p.due[0].at
+	if at := p.due[0].at; p.mayCheck.Before(at) {
+		return at
+	}
+	return p.mayCheck.Add(checksTogether) // by then several may begin, in one pipeline
 }
 
 // check checks a batch of lines in one pipeline. left is how many lines of the round have no result yet.

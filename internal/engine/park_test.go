@@ -294,6 +294,45 @@ func idleParking(t *testing.T) *parking {
 
 func mutexOf(i int) Ref { return Ref{Key: fmt.Sprint(i), Limit: 1} }
 
+// TestChecksKeepToTheirBudget: however many locks have parked work, and however soon their holders end, there are a thousand checks a second
+// at most, and each lock has its turn.
+func TestChecksKeepToTheirBudget(t *testing.T) {
+	t.Parallel()
+	const locks, seconds = 5000, 20
+	p := idleParking(t)
+	for i := range locks {
+		p.noteNamed(mutexOf(i), named{parked: 1, called: nil, opens: 0}, time.Now())
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	taken, last, began := 0, map[*parkedLine]time.Time{}, time.Now()
+	var slowest time.Duration
+	for at := began; at.Before(began.Add(seconds * time.Second)); at = at.Add(10 * time.Millisecond) {
+		due := p.takeDue(at)
+		p.rounds = 0
+		for _, n := range due {
+			if before, ok := last[n]; ok {
+				slowest = max(slowest, at.Sub(before))
+			}
+			last[n] = at
+			taken++
+			if p.noteSeen(n, 0); n.place > 0 {
+				t.Fatal("a line with a check under way is in the agenda")
+			}
+			n.checkAt = time.Time{}
+			n.endCheck(false) // answered at once: due again in half a second
+			n.planCheck(at.Add(500*time.Millisecond), -1, at)
+			p.plan(n)
+		}
+	}
+	if most := seconds*1000 + maxChecks; taken > most || taken < most*9/10 {
+		t.Errorf("%d checks in %d s, want %d at most and not much less", taken, seconds, most)
+	}
+	if most := locks*time.Second/1000 + time.Second; len(last) != locks || slowest > most {
+		t.Errorf("%d locks of %d had a turn, one after %s, want %s", len(last), locks, slowest, most)
+	}
+}
+
 // TestLinesAreForgotten: when nothing is parked any more, a line is remembered for a while, and longer while a call is under way. A round
 // checks some lines at most.
 func TestLinesAreForgotten(t *testing.T) {

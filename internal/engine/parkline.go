@@ -16,7 +16,7 @@ const (
 	maxNotNow                = 64 // notes of a line that go to its end between two checks, because their Caller answered FateLater
 
 	// checkEvery is the shortest interval between two checks of a line; twice that is the longest, unless there are more than maxChecks
-	// lines. So many go in one round at most.
+	// lines: so many checks begin within checkEvery at most.
 	checkEvery = 250 * time.Millisecond
 	maxChecks  = 250
 	maxStill   = 3 // how often the interval is doubled at most, for an ordered key whose next task does not come

@@ -89,7 +89,7 @@ type turn struct {
 	refreshAt  time.Time // when to ask again at the latest
 	slotFreeAt time.Time // when a slot may come free without a release: the first deadline, or the gate opens; zero: it does not ask then, since it is not known, or waiters with a better place do, see noteBusy
 	last       Answer    // the last busy reply
-	hint       message   // the newest message that grants it the lock; zero once a later ask was busy, which proves it stale
+	hint       message   // the newest message that grants it the lock, or takes it away; zero once a later ask was busy, which proves it stale
 	hintAt     time.Time // when it was received
 }
 
@@ -99,6 +99,9 @@ func newTurn(t terms, parkNow bool) turn {
 	w.begin()
 	return w
 }
+
+// putOff leaves the first ask to due.
+func (w *turn) putOff(now time.Time) { w.asking, w.refreshAt = false, now }
 
 func (w *turn) begin() {
 	w.asking, w.repeat = true, false
@@ -154,6 +157,9 @@ func (w *turn) replied(r askReply, now time.Time) step {
 	case r.err != nil:
 		// Clear slotFreeAt: it is from an older reply. If it has passed, it would have asks sent again and again without a pause.
 		w.refreshAt, w.slotFreeAt = now.Add(refreshEvery/4), time.Time{}
+		return stay
+	case r.Yours && w.hint.fence == brokenFence && r.Fence < w.hint.serverUS: // it was taken away since the ask ran
+		w.hint, w.refreshAt, w.slotFreeAt = message{}, now, time.Time{}
 		return stay
 	case r.Yours:
 		return w.end(won)
@@ -211,6 +217,15 @@ func (w *turn) noteGrant(m message, now time.Time) step {
 	return w.takeGrant(now)
 }
 
+// noteBroken takes a message that the lock which a message has granted, or is about to, was broken: the caller has neither the lock nor a
+// place in line, and asks again.
+func (w *turn) noteBroken(m message, now time.Time) {
+	if !w.over && m.serverUS >= w.hint.serverUS {
+		w.hint, w.hintAt = m, now
+		w.askAgain(now)
+	}
+}
+
 // takeGrant makes the caller the holder if its hint proves a grant, that is, if the message is newer than the last busy reply. (A busy
 // reply that is newer than the message means that the granted lease has ended.)
 //
@@ -218,7 +233,7 @@ func (w *turn) noteGrant(m message, now time.Time) step {
 // longer than Redis stores it. If less than half of the lease is left, or the lease is short, it asks instead, and the reply starts the
 // lease anew.
 func (w *turn) takeGrant(now time.Time) step {
-	if w.hint.serverUS <= w.last.ServerUS {
+	if w.hint.serverUS <= w.last.ServerUS || w.hint.fence == brokenFence {
 		return stay
 	}
 	if left := w.askedAt.Add(w.terms.counted).Sub(now); w.terms.short || left < w.terms.grant/2 {
