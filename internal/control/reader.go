@@ -11,21 +11,25 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/redisx"
 )
 
-// How the controls are read. Of reads that fail one ends within Delay of the other: so the Reader stays blind until one succeeds.
+// How the controls are read.
 const (
 	// Delay is the longest time until every process that reaches Redis obeys a change.
 	Delay = 2 * time.Second
 	// ReadEvery is how often the controls are read.
 	ReadEvery = 1500 * time.Millisecond
-	// readWithin is how long a read may take, less redisx.AnswerGrace.
-	readWithin = 1500 * time.Millisecond
-	// readRetry is how often they are read while that fails, if it fails sooner.
+	// readOverdue is how long a read may be without a result before the next one begins beside it, on another connection.
+	readOverdue = 300 * time.Millisecond
+	// readRetry is the pause after a read that failed.
 	readRetry = 250 * time.Millisecond
+	// mostReads are under way at most. That is enough to know a state which is younger than Delay where each reply takes 1.7 s.
+	mostReads = 6
 )
 
 //go:embed lua/*.lua
@@ -43,13 +47,13 @@ var readScript, writeScript = script("read"), script("write")
 
 // Reader reads the controls for a Locker and keeps the last state that it has read. Safe for concurrent use.
 //
-// A state that was asked for more than Delay ago is not relied on, however that came about: the process was stopped, or a reply is slow.
-// Then a call waits for a read (Know), and nothing is granted (Slots). So whoever is granted a lock obeys each change that is older than
-// Delay. If a read fails, the Reader is blind: the log says so, and the Locker obeys the state that was read last, or no controls if there
-// is none, until a read succeeds.
+// A state that was asked for more than Delay ago is not relied on, however that came about: the process was stopped, a reply is slow,
+// a connection hangs. Then a call waits for a read (Know), and nothing is granted (Slots). So whoever is granted a lock obeys each
+// change that is older than Delay. If a read fails, or none succeeds for Delay, the Reader is blind: the log says so, and the Locker
+// obeys the state that was read last, or no controls if there is none, until a read succeeds.
 //
-// One goroutine, run, reads, one read at a time, and is the only one that sets the view. It begins with the first call that needs the
-// controls, and ends at Close.
+// One goroutine, run, begins all reads, takes their results and is the only one that sets the view. It begins with the first call
+// that needs the controls, and ends at Close. Each read has a goroutine of its own, which ends with the read.
 type Reader struct {
 	o        Options
 	Keys     []string // exactly one
@@ -61,8 +65,8 @@ type Reader struct {
 
 	mu      sync.Mutex    // guards what follows; never held across I/O
 	running bool          // run was started
-	news    chan struct{} // closed when a read has ended; then there is a new one
-	last    read          // that read
+	news    chan struct{} // closed when the view or last changes; then there is a new one
+	last    read          // the read that has ended last
 
 	warned bool // that the controls cannot be read was logged, and none has succeeded since; only run uses it
 }
@@ -72,6 +76,7 @@ type view struct {
 	state   *State    // the last one that was read; nil: none yet
 	inForce []Order   // its orders when it was read
 	blind   time.Time // when it was last found that the controls cannot be read; zero: they can
+	refused bool      // blind, since Redis refuses to let them be read
 }
 
 func (v *view) isKnown(now time.Time) bool { return v.state != nil && !Old(v.state.sent, now) }
@@ -155,15 +160,17 @@ func (r *Reader) PauseOf(key string) (pause *Order, left time.Duration) {
 }
 
 // Know returns when the controls are known that were in force Delay ago, or cannot be read. Only the first calls of a Locker wait
-// for that, those of a process that was stopped, and those where Redis is slow; none for much longer than Delay. An error means that ctx
-// has ended, or that the Locker is closed. key is the lock's. The caller has called Life.Enter.
+// for that, those of a process that was stopped, and those where Redis is slow or refuses; none for much longer than Delay. An error
+// means that ctx has ended, or that the Locker is closed. key is the lock's. The caller has called Life.Enter.
 func (r *Reader) Know(ctx context.Context, key string) error {
-	if _, ours := r.inBraces(key); !ours || r.view.Load().isKnown(time.Now()) {
+	began := time.Now()
+	if _, ours := r.inBraces(key); !ours || r.view.Load().isKnown(began) {
 		return nil
 	}
-	return r.await(ctx, key, func(read) bool {
+	return r.await(ctx, key, func(last read) (bool, error) {
 		v, now := r.view.Load(), time.Now()
-		return v.isKnown(now) || v.isBlind(now)
+		// A read that was sent before this call may have been refused for a cause that is gone.
+		return v.isKnown(now) || v.isBlind(now) && (!v.refused || !last.sent.Before(began)), nil
 	})
 }
 
@@ -185,31 +192,34 @@ func (r *Reader) Fetch(ctx context.Context) (*State, error) {
 		return nil, err
 	}
 	defer r.o.Life.Done()
-	began, mine := time.Now(), read{}
-	err := r.await(ctx, r.Keys[0], func(last read) bool {
-		mine = last
-		late := errors.Is(last.err, redisx.ErrNoAnswer) && time.Since(began) < redisx.Timeout // then the next read may have an answer
-		return !late && !last.sent.Before(began)
+	began := time.Now()
+	bound, cancel := context.WithTimeout(ctx, redisx.Timeout)
+	defer cancel()
+	err := r.await(bound, r.Keys[0], func(last read) (bool, error) {
+		if state := r.Latest(); state != nil && !state.sent.Before(began) {
+			return true, nil
+		}
+		return last.err != nil && !last.sent.Before(began) && !mayBeRead(last.err), last.err
 	})
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case mine.err != nil:
-		return nil, redisx.Failed("read the controls for", r.Keys[0], mine.err)
 	}
-	return mine.state, nil
+	return r.Latest(), nil
 }
 
 // await waits until done, which it gives the read that has ended last, or until ctx ends. It asks for a read if the first look finds
 // that it is not done. The caller has called Life.Enter.
-func (r *Reader) await(ctx context.Context, key string, done func(last read) bool) error {
+func (r *Reader) await(ctx context.Context, key string, done func(last read) (bool, error)) error {
 	for first := true; ; first = false {
 		r.mu.Lock()
 		news, last := r.news, r.last
 		r.mu.Unlock()
+		is, err := done(last)
 		switch {
-		case done(last):
+		case is && err == nil:
 			return nil
+		case is:
+			return redisx.Failed("read the controls for", key, err)
 		case first:
 			r.start()
 		}
@@ -226,13 +236,12 @@ func (r *Reader) await(ctx context.Context, key string, done func(last read) boo
 // start makes run begin a read, and starts run before if that is needed. The caller has called Life.Enter.
 func (r *Reader) start() {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.running {
-		r.ReadSoon()
-		return
+	if !r.running {
+		r.running = true
+		r.o.Life.Branch(r.run)
 	}
-	r.running = true
-	r.o.Life.Branch(r.run)
+	r.mu.Unlock()
+	r.ReadSoon()
 }
 
 // ReadSoon makes run begin a read, if run has been started.
@@ -245,28 +254,66 @@ func (r *Reader) ReadSoon() {
 
 // run reads the controls when it is asked to, and again and again after that, until Close.
 func (r *Reader) run() {
+	results := make(chan read, mostReads) // so that no read waits for run
+	awake := time.Now()                   // when run last did something: ReadEvery ago at most, unless the process was stopped
+	var newest, unread time.Time          // when the latest read was sent; since when a read is under way and none succeeds
+	underWay := 0
+	timer := time.NewTimer(ReadEvery)
+	defer timer.Stop()
 	for {
-		ended := r.read()
-		r.note(ended, time.Now())
-		next := ended.sent.Add(ReadEvery)
-		if ended.err != nil {
-			next = ended.sent.Add(readRetry)
-		}
+		var ended *read
 		select {
-		case <-time.After(time.Until(next)):
+		case <-timer.C:
 		case <-r.soon:
+		case result := <-results:
+			ended = &result
 		case <-r.o.Life.Closing.Done():
 			return // callers that wait see closing, too
+		}
+		now := time.Now()
+		if Old(awake, now) && !unread.IsZero() {
+			unread = now // it has not waited while it was stopped
+		}
+		awake = now
+		if ended != nil {
+			underWay--
+			r.note(*ended, now)
+			switch {
+			case ended.err != nil:
+				timer.Reset(readRetry)
+			case Old(ended.sent, now): // the next one begins when it is overdue
+			default:
+				// Where replies take long the next read begins soon, so that its reply comes before this one is too old.
+				next := max(readOverdue, ReadEvery-now.Sub(ended.sent))
+				timer.Reset(next - now.Sub(newest))
+				if unread = now; underWay == 0 {
+					unread = time.Time{}
+				}
+			}
+		}
+		if !unread.IsZero() && now.Sub(unread) > Delay {
+			r.turnBlind(now, false, errLate)
+		}
+		if ended != nil {
+			continue
+		}
+		timer.Reset(readOverdue)
+		if underWay < mostReads {
+			underWay++
+			newest = now
+			if unread.IsZero() {
+				unread = now
+			}
+			r.o.Life.Branch(func() { results <- r.read(now) })
 		}
 	}
 }
 
-// read reads the controls once. A read that hangs is left behind: the next one goes on another connection.
-func (r *Reader) read() read {
-	sent := time.Now()
-	ctx, cancel := context.WithTimeout(r.o.Life.Closing, readWithin)
-	defer cancel()
-	reply, err := r.call(ctx, readScript, mostRead)
+var errLate = fmt.Errorf("no reply within %s", Delay)
+
+// read reads the controls once.
+func (r *Reader) read(sent time.Time) read {
+	reply, err := r.call(r.o.Life.Closing, readScript, mostRead)
 	if err != nil {
 		return read{sent: sent, err: err}
 	}
@@ -290,6 +337,8 @@ func (r *Reader) call(ctx context.Context, s *redisx.Script, args ...any) (any, 
 func (r *Reader) note(ended read, now time.Time) {
 	before := r.view.Load()
 	switch {
+	case before.state != nil && !ended.sent.After(before.state.sent): // a later read has succeeded
+		return
 	case ended.err == nil:
 		next := &view{state: ended.state, inForce: ended.state.Orders()}
 		if r.warned && !Old(ended.sent, now) {
@@ -298,20 +347,27 @@ func (r *Reader) note(ended read, now time.Time) {
 		}
 		r.view.Store(next)
 		r.noteChange(before, next)
-	case r.o.Life.Closing.Err() == nil && !Old(ended.sent, now): // one that took longer, as the process was stopped, says nothing of now
-		r.turnBlind(before, now, ended.err)
+	case r.o.Life.Closing.Err() == nil && !mayBeRead(ended.err) && !Old(ended.sent, now): // one that took longer says nothing of now
+		var said redis.Error
+		r.turnBlind(now, errors.Is(ended.err, errManyControls) || errors.As(ended.err, &said), ended.err)
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.last = ended
-	close(r.news)
-	r.news = make(chan struct{})
+	r.tell(&ended)
+}
+
+// mayBeRead reports whether a read that failed with err may succeed soon: the server replied that it is loading, or the like.
+func mayBeRead(err error) bool {
+	var said redis.Error
+	return errors.As(err, &said) && redisx.IsTransient(err)
 }
 
 // turnBlind notes that the controls cannot be read, and logs that once until they can. It is called again as long as that lasts.
-func (r *Reader) turnBlind(v *view, now time.Time, err error) {
-	r.view.Store(&view{v.state, v.inForce, now})
-	if r.warned || v.isKnown(now) { // the next read may succeed in time
+func (r *Reader) turnBlind(now time.Time, refused bool, err error) {
+	v := *r.view.Load()
+	wasKnown := v.isKnown(now)
+	v.blind, v.refused = now, refused
+	r.view.Store(&v)
+	r.tell(nil)
+	if r.warned || wasKnown && !refused { // the next read may succeed in time
 		return
 	}
 	r.warned = true
@@ -320,6 +376,17 @@ func (r *Reader) turnBlind(v *view, now time.Time, err error) {
 		obeyed = "this process obeys those that it has read before"
 	}
 	r.o.Log.Error("automutex: the controls cannot be read; "+obeyed, "key", r.Keys[0], "error", err)
+}
+
+// tell wakes those who wait. ended is the read that has ended; nil: none has.
+func (r *Reader) tell(ended *read) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if ended != nil {
+		r.last = *ended
+	}
+	close(r.news)
+	r.news = make(chan struct{})
 }
 
 // noteChange logs the orders that cannot be read, the orders that came into force and those that have ended. If there are any such

@@ -160,6 +160,8 @@ type controlled struct{ pause, limit *Order }
 // isPaused reports whether the pause is in force at a time of Redis' clock.
 func (t *controlled) isPaused(now time.Time) bool { return t.pause != nil && !t.pause.isOver(now) }
 
+var errManyControls = errors.New("too many controls")
+
 // parse reads a reply of the script read. It does not parse fields again that before has with the same text.
 func (r *Reader) parse(reply any, before *State) (*State, error) {
 	list, _ := reply.([]any)
@@ -171,7 +173,7 @@ func (r *Reader) parse(reply any, before *State) (*State, error) {
 	case us <= 0 || !isCount || !isList || len(fields)%2 != 0:
 		return nil, fmt.Errorf("unexpected reply %v", reply)
 	case count > mostRead:
-		return nil, fmt.Errorf("too many controls: %d entries, and at most %d are read; see them with HSCAN, and remove some with HDEL", count, mostRead)
+		return nil, fmt.Errorf("%w: %d entries, and at most %d are read; see them with HSCAN, and remove some with HDEL", errManyControls, count, mostRead)
 	}
 	s := &State{
 		serverTime: time.UnixMicro(us), localTime: time.Now(), fields: make(map[string]*field, count), targets: make(map[string]*controlled, count),
