@@ -331,9 +331,7 @@ func (d *doctor) tasks(ctx context.Context) error {
 	if len(queues) == 0 && slices.ContainsFunc(d.rules, func(r automutex.Rule) bool { return r.Busy == automutex.Park }) {
 		d.foundf(Note, "Inspector", "rules park tasks, but asynq has no queue in this database: if asynq uses another Redis or database, set Config.Inspector to an asynq.Inspector there, or parked tasks are not called")
 	}
-	if d.maker != nil {
-		d.slips()
-	}
+	d.slips()
 	sorted := slices.SortedFunc(maps.Keys(found), func(a, b Finding) int {
 		return cmp.Or(cmp.Compare(a.Level, b.Level), found[b]-found[a], cmp.Compare(a.Text, b.Text))
 	})
@@ -346,14 +344,12 @@ func (d *doctor) tasks(ctx context.Context) error {
 // slips finds rules for which there is no type, while one that looks alike has no rule.
 func (d *doctor) slips() {
 	for _, rule := range d.rules {
-		task := func(t string) string { // of the rules for the type
-			if its, has := d.byTask.Find(t); has {
-				return d.rules[its[0]].Task
-			}
-			return ""
+		isFor := func(t string) bool {
+			its, _ := d.byTask.Find(t)
+			return len(its) > 0 && d.rules[its[0]].Task == rule.Task
 		}
-		meant := slices.IndexFunc(d.types, func(t string) bool { return task(t) == "" && nearest.IsMeant(rule.Task, t) })
-		if meant >= 0 && !slices.ContainsFunc(d.types, func(t string) bool { return task(t) == rule.Task }) {
+		meant := slices.IndexFunc(d.types, func(t string) bool { _, has := d.byTask.Find(t); return !has && nearest.IsMeant(rule.Task, t) })
+		if meant >= 0 && !slices.ContainsFunc(d.types, isFor) {
 			d.foundf(Bad, "tasks", "nothing serves %q, which a rule is for, and no rule is for %q: did you mean that?", rule.Task, d.types[meant])
 		}
 	}
