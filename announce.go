@@ -76,14 +76,14 @@ func (g *Guard) noteType(taskType string) {
 	if !g.served.add(taskType) || g.rules.match(taskType) != nil {
 		return
 	}
-	for _, rule := range g.cfg.Rules {
+	for _, rule := range g.rules.rules {
 		isFor := func(served string) bool {
 			same := g.rules.match(served)
 			return len(same) > 0 && same[0].Task == rule.Task
 		}
 		if nearest.IsMeant(rule.Task, taskType) && !slices.ContainsFunc(g.served.list(), isFor) {
 			g.warnOnce("nothing serves "+rule.Task, fmt.Sprintf("a rule is for %q, which nothing is known to serve, and a task of type %q has no rule, and runs without a lock: "+
-				"did you mean %[2]q?", rule.Task, taskType), "task of the rule", rule.Task)
+				"did you mean %[2]q?", rule.Task, taskType), "rule", rule.Name)
 		}
 	}
 }

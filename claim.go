@@ -87,6 +87,7 @@ func (d *delivery) beginInClaim() obstacle {
 		return d.report(obstacle{why: decide.NoAnswer, target: t,
 			err: fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be noted: %w", t.rule.Name, t.key, err)})
 	}
+	d.guard.outage.recordSuccess(d.guard.log)
 	return obstacle{why: decide.Nothing}
 }
 

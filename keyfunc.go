@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"unicode/utf8"
 
 	"github.com/hibiken/asynq"
@@ -155,7 +156,13 @@ func KeyOf[T any](fn func(T) []string) KeyFunc {
 			}
 			return nil, unfit
 		}
-		return fn(v), nil
+		parts := fn(v)
+		for _, part := range parts {
+			if strings.ContainsRune(part, utf8.RuneError) && keys.HasLoneSurrogate(payload) { // else different values have one key
+				return nil, &KeyError{Task: t.Type(), reason: "the payload has half a surrogate pair where the key is made from it", advice: advicePayload}
+			}
+		}
+		return parts, nil
 	}
 }
 

@@ -127,7 +127,7 @@ func (d *delivery) handlerContext() context.Context {
 	return ctx
 }
 
-// handlerRun is what the Guard finds in the context of a handler or an ErrorHandler.
+// handlerRun is what the Guard finds in the context of a handler.
 type handlerRun struct {
 	*facts
 
@@ -135,6 +135,8 @@ type handlerRun struct {
 }
 
 type runKey struct{} // finds the handlerRun
+
+type lastAttemptKey struct{} // finds, in the context of an ErrorHandler, what LastAttempt says
 
 // running returns what is known of the task whose handler has the context; nil: it is no handler's.
 func running(ctx context.Context) *facts {
@@ -147,6 +149,9 @@ func running(ctx context.Context) *facts {
 // LastAttempt reports whether asynq archives the task of the handler whose context is ctx if the handler fails; of an ErrorHandler, whether
 // that was its last attempt. A task of a [Client] has one retry more by asynq.GetMaxRetry than it was enqueued with; LastAttempt goes by what was asked for.
 func LastAttempt(ctx context.Context) bool {
+	if last, is := ctx.Value(lastAttemptKey{}).(bool); is {
+		return last
+	}
 	if f := running(ctx); f != nil {
 		return f.place.isLast(f)
 	}

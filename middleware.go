@@ -229,12 +229,13 @@ func (d *delivery) look(last obstacle) obstacle {
 			return met
 		}
 	}
-	// Note the start in the producer's claim (package unique) only when the handler would start now. If a lease is lost by then, the
+	// Note the start in the claim of package unique only when the handler would start now. If a lease is lost in that round trip, the
 	// note stays: the next task for the key may be enqueued before this one runs, and both run.
-	if d.claim.key != "" && d.over() == decide.Goes {
-		if met := d.beginInClaim(); met.why != decide.Nothing {
-			return met
-		}
+	if met := d.lostBeforeStart(); met.why != decide.Nothing || d.claim.key == "" || d.over() != decide.Goes {
+		return met
+	}
+	if met := d.beginInClaim(); met.why != decide.Nothing {
+		return met
 	}
 	return d.lostBeforeStart()
 }
@@ -318,6 +319,9 @@ func (d *delivery) refused(t target, err error) obstacle {
 	default:
 		met.why = decide.Held
 	}
+	if met.why != decide.Paused { // which may be known from before an outage
+		d.guard.outage.recordSuccess(d.guard.log)
+	}
 	return met
 }
 
@@ -336,7 +340,8 @@ func (d *delivery) report(met obstacle) obstacle {
 	case met.why == decide.KeyLater:
 		var failed *temporaryKeyError
 		if errors.As(met.err, &failed) {
-			d.guard.warnOnce(failed.function+" "+t.rule.Name, "a function fails with an error that is no *KeyError; its tasks return to asynq, their attempts not spent",
+			d.guard.warnOnce(failed.function+" "+t.rule.Name+time.Now().Format(" 2006-01-02 15"), // each hour
+				"a function fails with an error that is no *KeyError; its tasks return to asynq, their attempts not spent",
 				"rule", t.rule.Name, "function", failed.function, "task", d.note, "error", met.err)
 		}
 		d.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Err: met.err})
@@ -501,9 +506,6 @@ func (d *delivery) delay(when decide.When, met obstacle) time.Duration {
 	case decide.AtResume:
 		return pauseDelay(met.busy.ExpiresIn)
 	case decide.AtOutage:
-		if met.why == decide.KeyLater {
-			return retryDelay()
-		}
 		return d.guard.outage.delay()
 	case decide.AsAsked:
 		if met.ran {

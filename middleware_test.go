@@ -161,6 +161,20 @@ func TestServedTypes(t *testing.T) {
 	}
 }
 
+// That an operator has paused a key may be known from before an outage: it does not end that.
+func TestBusy_endsAnOutage(t *testing.T) {
+	t.Parallel()
+	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
+	d, at := &delivery{facts: facts{guard: guard, ctx: context.Background()}}, target{rule: guard.rules.match("work")[0], key: "key"}
+	guard.outage.recordFailure(guard.log)
+	if d.refused(at, &BusyError{Reason: ReasonPaused}); guard.outage.since.IsZero() {
+		t.Error("a pause has ended the outage")
+	}
+	if d.refused(at, &BusyError{Reason: ReasonHeld}); !guard.outage.since.IsZero() {
+		t.Error("the outage goes on though Redis said who holds the key")
+	}
+}
+
 // A sleep on the last attempt ends with what makes another try pointless.
 func TestAttempt_sleep(t *testing.T) {
 	t.Parallel()

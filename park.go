@@ -215,7 +215,8 @@ func (g *Guard) isPaused(queue string) bool {
 	known, _ := g.paused.Load(queue)
 	q, _ := known.(pausedQueue)
 	if time.Since(q.asked) >= pausedFor {
-		info, err := g.inspector.GetQueueInfo(queue) // after an error the caller goes on, and looks at the task
+		g.paused.Store(queue, pausedQueue{q.paused, time.Now()}) // this caller asks, the others meanwhile use the old answer
+		info, err := g.inspector.GetQueueInfo(queue)             // after an error the caller goes on, and looks at the task
 		q = pausedQueue{err == nil && info.Paused, time.Now()}
 		g.paused.Store(queue, q)
 	}

@@ -116,7 +116,7 @@ var (
 	//
 	// A task's age counts from when the task first came to a worker. A retried task never
 	// replaces a task that came later: it waits for its turn. Redis forgets a task's age when
-	// the task is done, revoked or archived, or has not come for an hour.
+	// the task is done, revoked or archived, or when no task has come to the key for an hour.
 	//
 	// If several rules apply to a task, declare those that may end it unrun, or that operators pause,
 	// before the rule with Replace. Otherwise the task may stop an older one and then not run itself.

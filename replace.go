@@ -41,7 +41,7 @@ func newReplaceState() *replaceState {
 	return s
 }
 
-// arrivalKept is how long Redis stores an arrival after the task last came.
+// arrivalKept is how long Redis stores an arrival after a task last came to the key.
 const arrivalKept = time.Hour
 
 // registerArrival stores in Redis that the task has come to the lock. Further calls of this
@@ -89,7 +89,21 @@ func (d *delivery) replace(t target) error {
 	if err := d.registerArrival(t); err != nil {
 		return err
 	}
-	if err := d.wait(t, d.waitOf(t)); err != nil || !d.line.stood {
+	err := d.ask(d.ctx, t, d.request(t))
+	var busy *BusyError
+	if !errors.As(err, &busy) {
+		return err
+	}
+	w, notNow := d.waitOf(t), busy.SameTask || busy.Reason == lock.ReasonPaused
+	switch {
+	case notNow && !w.stays:
+		return err
+	case !notNow: // also of a closed gate: it may open too late for this task to stand in line
+		if d.askOlderToStop(t, d.replacing.arrivals[t.key]); d.isReplaced() {
+			return busy
+		}
+	}
+	if err := d.wait(t, w); err != nil {
 		return err
 	}
 	// The lock is granted in the order of the line, so first to this task, even if a newer
@@ -194,7 +208,7 @@ func (d *delivery) revokeReplaced(met obstacle) error {
 }
 
 // forgetArrivals deletes the task's arrivals in Redis if the task does not run again: a later task with the same ID is a new one. After an
-// error they expire after an hour. release calls it after the locks are released, so that no task waits for it.
+// error they expire an hour after the last came to the key. release calls it after the locks are released, so that no task waits for it.
 func (d *delivery) forgetArrivals(decision decide.Decision) {
 	if d.replacing == nil {
 		return

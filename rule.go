@@ -199,8 +199,11 @@ func (c *compiledRule) fillDefaults() {
 	if c.TTL == 0 {
 		c.TTL = defaultTTL
 	}
+	c.On, c.OnHeaders = slices.Clone(c.On), slices.Clone(c.OnHeaders) // the caller may change his
 	// check has reported what is malformed.
 	if c.LimitField != nil {
+		field := *c.LimitField
+		c.LimitField = &field
 		c.limitPath, _ = keys.Parse([]string{c.LimitField.Path})
 	}
 	if len(c.On) > 0 {

@@ -118,7 +118,7 @@ func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
 			s.noteCut(t, last && !d.last, err)
 		}
 		if theirs != nil && (v == nil || v.kind == archived) && wantsRetryAfter(err) == nil {
-			theirs.HandleError(context.WithValue(ctx, runKey{}, &handlerRun{facts: &d.facts}), t, err)
+			theirs.HandleError(context.WithValue(ctx, lastAttemptKey{}, last), t, err)
 		}
 	})
 }

@@ -79,12 +79,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	if r.Park = w.parks; w.parks && d.server == nil || !w.parks && w.most <= 0 { // without a server who knows how many workers are free
 		return d.ask(d.ctx, t, r)
 	}
-	r.Wait, r.OnWait = true, func() {
-		d.observeWaiting(t)
-		if t.rule.Busy.kind == policyReplace {
-			d.askOlderToStop(t, d.replacing.arrivals[t.key])
-		}
-	}
+	r.Wait, r.OnWait = true, func() { d.observeWaiting(t) }
 	// ctx ends everything. most only bounds the time in line: if the answer to an earlier
 	// ask arrives after it and grants the lock, the task keeps the lock.
 	ctx, cancel := context.WithCancel(d.ctx)

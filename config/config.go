@@ -191,7 +191,10 @@ func (r *reader) refused(err error, what string, root *yaml.Node, rules []*yaml.
 	at, where := cmp.Or(get(root, key), root), key+": "
 	if field.Rule >= 0 {
 		rule := rules[field.Rule]
-		at, where = cmp.Or(get(rule, key), get(get(root, "defaults"), key), rule), fmt.Sprintf("%s %q: %s: ", what, field.RuleName, key)
+		if at = get(rule, key); at == nil && what == "rule" {
+			at = get(get(root, "defaults"), key)
+		}
+		at, where = cmp.Or(at, rule), fmt.Sprintf("%s %q: %s: ", what, field.RuleName, key)
 		if trail := r.trails[[2]int{at.Line, at.Column}]; strings.HasPrefix(trail, "defaults: ") {
 			where = trail
 		}

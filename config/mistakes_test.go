@@ -133,10 +133,11 @@ func TestParse_mistakes(t *testing.T) {
 		"unique: [{task: a, max_postpone: 1m}]":                             `1:34 unique rule "a": max_postpone: 1m0s has no meaning with duplicate reject; leave it out, or use postpone`,
 		"unique:\n- {task: a, scope: s}\n- {task: b, scope: s, queue: low}": `3:30 unique rule "b": queue: is low, but rule "a" (line 2) has default for the same scope`,
 		// What New calls by its name in Go has that of the file, and what the user calls so keeps it.
-		"rules: [{task: a, name: Limit, rate: {starts: 1, per: 1m}}]":                `1:9 rule "Limit": limit: is 0, and the rule has a rate: say 1 if its tasks also run one at a time, or unlimited if only the rate`,
-		"defaults: {fence: true}\nrules: [{task: a, limit: 2}, {task: b, limit: x}]": "1:19 defaults: fence: needs a limit of 1\n2:47 limit: want a whole number",
-		"defaults: {ttl: 1x}\nrules: [{task: a, wait: 1ns}, {task: b, ttl: 1ns}]":    "1:17 defaults: ttl: want a duration\n2:25 rule \"a\": wait: 1ns is too short\n2:46 rule \"b\": ttl: 1ns is too short",
-		"unique:\n- {task: a, queue: 'Rules[9]', scope: s}\n- {task: b, scope: s}":   `3:3 unique rule "b": queue: is default, but rule "a" (line 2) has rules[9] for`,
+		"rules: [{task: a, name: Limit, rate: {starts: 1, per: 1m}}]":                                       `1:9 rule "Limit": limit: is 0, and the rule has a rate: say 1 if its tasks also run one at a time, or unlimited if only the rate`,
+		"defaults: {fence: true}\nrules: [{task: a, limit: 2}, {task: b, limit: x}]":                        "1:19 defaults: fence: needs a limit of 1\n2:47 limit: want a whole number",
+		"defaults: {scope: s}\nrules: [{task: a}]\nunique:\n  - {task: b, on: [x]}\n  - {task: b, on: [y]}": "4:5 unique rule \"b\": scope: is empty\n5:5 unique rule \"b#2\": scope: is empty\n5:12 unique rule \"b\": task: is that of line 4",
+		"defaults: {ttl: 1x}\nrules: [{task: a, wait: 1ns}, {task: b, ttl: 1ns}]":                           "1:17 defaults: ttl: want a duration\n2:25 rule \"a\": wait: 1ns is too short\n2:46 rule \"b\": ttl: 1ns is too short",
+		"unique:\n- {task: a, queue: 'Rules[9]', scope: s}\n- {task: b, scope: s}":                          `3:3 unique rule "b": queue: is default, but rule "a" (line 2) has rules[9] for`,
 		// Each once, although both halves have it.
 		"prefix: 'a b'\nrules: [{task: a}]\nunique: [{task: a}]":       `1:9 prefix: lock: prefix "a b"`,
 		"rules: [{task: a, limit: -1}]\nunique: [{task: b, until: x}]": "1:26 rule \"a\": limit\n2:27 until: \"x\" is unknown",

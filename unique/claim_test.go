@@ -351,6 +351,27 @@ func TestWorker_dropsTheClaim(t *testing.T) {
 	})
 }
 
+// A task that loses a lock while it waits for another one has not begun, and its claim stands.
+func TestClaim_lostBeforeItBegins(t *testing.T) {
+	t.Parallel()
+	r := start(t, redistest.Mini(t), reindex)
+	first, second := r.its("reindex"), r.its("second")
+	letGo := r.hold("second")
+	r.serve(func(context.Context, *asynq.Task) error { return nil }, r.guard(
+		automutex.Rule{Task: "reindex", Name: "first", Scope: "reindex", On: []string{"id"}, Busy: automutex.Retry},
+		automutex.Rule{Task: "reindex", Name: "second", Scope: "second", On: []string{"id"}, Wait: longest, Busy: automutex.Retry}))
+	its := r.must(r.Enqueue(task("reindex", "7", "")))
+	redistest.Eventually(t, longest, func() bool { n, err := second.Waiting(t.Context()); return err == nil && n == 1 }, "it waits")
+	redistest.Must(t, r.inspector.PauseQueue(r.queue)) // it does not come back
+	if n, err := first.BreakAll(t.Context()); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	letGo()
+	r.await(r.queue, its.ID, asynq.TaskStateRetry)
+	info, err := r.Enqueue(task("reindex", "7", ""))
+	r.mustBeDuplicate(info, err, its.ID, asynq.TaskStateRetry)
+}
+
 // A claim has a TTL, which reaches beyond a task that is scheduled far ahead.
 func TestClaim_ttl(t *testing.T) {
 	t.Parallel()

@@ -160,12 +160,20 @@ func (p *page) blockedOf(ctx context.Context, rows []row) (all []blockedRow) {
 	return all
 }
 
-// askAsynq asks asynq, whose Inspector takes no context, and whose Redis may hang: nobody waits longer than bounds.asynq for an answer. What
-// is not known in time is the zero value.
+// askAsynq asks asynq, whose Inspector takes no context, and whose Redis may hang: nobody waits longer than
+// bounds.asynq for an answer, and a question that hangs keeps its slot. What is not known in time is the zero value.
 func askAsynq[A any](ctx context.Context, p *page, ask func(*asynq.Inspector) A) A {
 	ctx, cancel := context.WithTimeout(ctx, p.within.asynq)
 	defer cancel()
-	answer, _ := within(ctx, func(context.Context) (A, error) { return ask(p.o.Inspector), nil })
+	answer, _ := within(ctx, func(ctx context.Context) (none A, err error) {
+		select {
+		case p.asynq <- struct{}{}:
+			defer func() { <-p.asynq }()
+			return ask(p.o.Inspector), nil
+		case <-ctx.Done():
+			return none, ctx.Err()
+		}
+	})
 	return answer
 }
 

@@ -75,7 +75,7 @@ func Start(s Situation) Decision {
 		case s.Why == Closed:
 			return s.comeBack(AtGate)
 		}
-		return s.comeBack(AtOutage)
+		return s.comeBack(Soon)
 	case NoAnswer:
 		return s.comeBack(AtOutage)
 	case LeaseLost, Own:

@@ -56,6 +56,26 @@ func TestBounds(t *testing.T) {
 		w.set(startUS+1_000_000, 0) // the leases of the two end
 	}
 	isBusy := func(reply any) bool { _, busy := reply.([]any); return busy }
+	t.Run("a hundred called notes do not come", func(t *testing.T) {
+		rdb.FlushAll(ctx)
+		w.set(startUS, 0)
+		e.run("ask", keys, "c0.h|w|", 60000)
+		for i := range 130 {
+			e.run("ask", keys, fmt.Sprintf("c3.p%d|w|n%d", i, i), 30000, 0, 3000, 1, 1, 1)
+		}
+		e.run("release", keys, "c0.h|w|")
+		called := map[string]bool{}
+		for i := range 300 {
+			w.set(startUS+int64(2+i)*1_000_000, 0)
+			reply, _ := e.run("check", keys, 1, 1, 500, "", "").([]any)
+			for _, note := range reply[min(3, len(reply)):] {
+				called[fmt.Sprint(note)] = true
+			}
+		}
+		if len(called) != 130 {
+			t.Errorf("%d of 130 were called, want each", len(called))
+		}
+	})
 	t.Run("a try behind 20,000 dead waiters", func(t *testing.T) {
 		fill(0, 20000, false)
 		asks := 1
@@ -110,9 +130,10 @@ func TestBounds(t *testing.T) {
 	})
 	t.Run("sweep and break", func(t *testing.T) {
 		fill(0, 1000, false)
-		calls := 0
+		from, calls := int64(0), 0
 		for again := true; again; calls++ {
-			again = num(most(t, 650, "sweep", 0)) > 0
+			l := list(most(t, 650, "sweep", 0, from))
+			from, again = num(l[1]), num(l[2]) == 1
 		}
 		if left := rdb.ZCard(ctx, keys[2]).Val(); left != 0 || calls > 12 {
 			t.Errorf("%d waiters are left after %d sweeps", left, calls)

@@ -332,7 +332,7 @@ func (e *Engine) takeOnce(ctx context.Context, r Request) (*Lease, error) {
 // try takes the lock, or reports that it is busy.
 func (e *Engine) try(ctx context.Context, le *Lease) error {
 	if e.limit(&le.request.Ref) == 0 {
-		return &Busy{Paused: true}
+		return &Busy{Paused: true, Left: le.request.Leaves}
 	}
 	for {
 		a, sent, err := e.ask(ctx, le, askTry)

@@ -297,7 +297,7 @@ func (e *Engine) receiveAll() {
 		if worked {
 			broken = 0
 		}
-		if broken++; broken == 1 { // once for each outage
+		if broken++; broken == 1 && e.isInUse() { // once for each outage
 			e.o.Log.Warn("automutex: the wake-up subscription broke and is being replaced; waiters ask once a second meanwhile",
 				"channel", e.o.Prefix+":"+e.channel)
 		}

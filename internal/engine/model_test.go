@@ -937,7 +937,7 @@ func (s *sim) break_() {
 
 func (s *sim) sweep() {
 	m := &s.m
-	removed := num(s.run("sweep", s.limit))
+	removed := num(list(s.run("sweep", s.limit, 0))[0])
 	m.purge()
 	m.line = slices.DeleteFunc(m.line, func(x waiting) bool { return x.till <= m.ms() })
 	m.grant(s.limit, removed > 0, "", 0)
@@ -1780,7 +1780,7 @@ func TestPool(t *testing.T) {
 							delete(all, held)
 						}
 					default:
-						e.run("sweep", keys, 1)
+						e.run("sweep", keys, 1, 0)
 					}
 					seen := map[string]bool{} // each value is free, or with one holder
 					there := w.rdb.ZRange(ctx, keys[6], 0, -1).Val()

@@ -244,21 +244,26 @@ func (e *Engine) List(ctx context.Context) iter.Seq2[Info, error] {
 	}
 }
 
-// Sweep removes what is dead from every lock under the prefix: holders past their deadlines, and waiters that do not ask any more, some 100
-// of a lock. It returns how many it removed, also with an error. Nothing depends on it: each ask prunes its lock, and unused keys expire.
+// Sweep removes what is dead from every lock under the prefix: holders past their deadlines, and waiters that do not ask any more. It
+// returns how many it removed, also with an error. Nothing depends on it: each ask prunes its lock, and unused keys expire.
 func (e *Engine) Sweep(ctx context.Context) (removed int, err error) {
 	if err := e.Know(ctx, e.o.Prefix+":{}"); err != nil {
 		return 0, err
 	}
-	for c, err := range e.walk(ctx, sweepScript, func(r *Ref) []any { return []any{int64(e.limit(r))} }) {
-		if err != nil {
-			return removed, err
+	for c, err := range e.walk(ctx, sweepScript, func(r *Ref) []any { return []any{int64(e.limit(r)), int64(0)} }) {
+		for again := true; again; {
+			if err != nil {
+				return removed, err
+			}
+			f := fieldsOf(c.Reply)
+			n, from := f.num(0), f.num(1)
+			if again = f.num(2) == 1; f.wrong {
+				return removed, redisx.Failed("sweep", c.Keys[0], unexpected(c.Reply))
+			}
+			if removed += int(n); again {
+				c.Reply, err = e.call(ctx, sweepScript, c.Keys, c.Args[0], from)
+			}
 		}
-		n, isNum := c.Reply.(int64)
-		if !isNum || n < 0 {
-			return removed, redisx.Failed("sweep", c.Keys[0], unexpected(c.Reply))
-		}
-		removed += int(n)
 	}
 	return removed, nil
 }

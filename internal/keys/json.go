@@ -107,8 +107,16 @@ func stringEnd(text []byte, i int) int {
 }
 
 // unquote gives the text of a string as encoding/json does: half of a surrogate pair is replaced. half: there was one.
-func unquote(quoted []byte) (text []byte, half bool) {
-	raw := quoted[1 : len(quoted)-1]
+func unquote(quoted []byte) (text []byte, half bool) { return unescape(quoted[1 : len(quoted)-1]) }
+
+// HasLoneSurrogate looks through all strings of a JSON text.
+func HasLoneSurrogate(text []byte) bool {
+	_, half := unescape(text)
+	return half
+}
+
+// unescape replaces what is escaped. A backslash is nowhere but in strings.
+func unescape(raw []byte) (text []byte, half bool) {
 	i := bytes.IndexByte(raw, '\\')
 	if i < 0 {
 		return raw, false

@@ -224,7 +224,7 @@ func (p *plan) clone() *plan {
 	return must(c, json.Unmarshal(must(json.Marshal(p)), c))
 }
 
-// rulesOf are the rules of a task, of which each key is taken once.
+// rulesOf are the rules of a task, of which each key is taken once, in the order in which their locks are taken.
 func (p *plan) rulesOf(t taskPlan) (rules []rulePlan) {
 	seen := map[string]bool{}
 	for _, r := range p.Rules {
@@ -233,7 +233,16 @@ func (p *plan) rulesOf(t taskPlan) (rules []rulePlan) {
 			rules = append(rules, r)
 		}
 	}
+	slices.SortStableFunc(rules, func(a, b rulePlan) int { return p.rank(a) - p.rank(b) })
 	return rules
+}
+
+// rank is the place of a rule's lock among those of a task: an ordered one is the first, then as the rules first name their scopes.
+func (p *plan) rank(rule rulePlan) int {
+	if rule.InOrder {
+		return -1
+	}
+	return slices.IndexFunc(p.Rules, func(r rulePlan) bool { return r.scope() == rule.scope() })
 }
 
 // uniqueOf is the rule of package unique for a task; nil: it is plain.

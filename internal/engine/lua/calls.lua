@@ -1,7 +1,7 @@
 -- calls: which parked notes a reply names. A section.
 -- K:parked has the line of the notes, those that are called too; K:called since when (us). A note is called by being
 -- named, again in each reply until it comes, and keeps its place. One that is called for longer than life does not
--- count any more, so that others are called beside it, 100 at most.
+-- count any more, so that others are called beside it; when 100 are called, it goes to the end of the line for the next one.
 -- Of who has been in line for 5 s one is called although others wait: waiters may overtake, but not for ever.
 --
 -- Expects inbound, how many called and waiting ones there should be (0: call nobody), and life (ms).
@@ -16,6 +16,12 @@ else
   local before = #names
   if inbound > 0 and limit > 0 and opens <= now_us + 1000000 then
     local fresh = before > 0 and call('ZCOUNT', called, int(now_us - life * 1000), '+inf') or 0
+    if before == 100 and fresh < 100 then
+      local last = table.remove(names, 1)
+      call('ZREM', called, last)
+      call('ZADD', parked, int(now_us), last)
+      before = 99
+    end
     local wanted, age = math.max(inbound, free) - fresh - (nobody and 0 or call('ZCARD', line)), 0
     if wanted <= 0 and fresh == 0 then wanted, age = 1, 5000000 end
     wanted = math.min(wanted, 100 - before)
