@@ -168,18 +168,18 @@ func (r *reader) read(root *yaml.Node) (automutex.Config, unique.Config) {
 	}
 
 	_, err := automutex.NewKeyMaker(cfg)
-	r.refused(err, "rule", root, rules)
+	r.refused(err, "rule", root, get(root, "defaults"), rules)
 	_, err = unique.New(nil, nil, nil, once) // which also says that these are nil: of no field
-	r.refused(err, "unique rule", root, onceRules)
+	r.refused(err, "unique rule", root, nil, onceRules)
 	cfg.Logger = nil
 	return cfg, once
 }
 
-// refused reports the errors of one New at the values that they are about.
-func (r *reader) refused(err error, what string, root *yaml.Node, rules []*yaml.Node) {
+// refused reports the errors of one New at the values that they are about. preset has what its rules may leave out; nil: none do.
+func (r *reader) refused(err error, what string, root, preset *yaml.Node, rules []*yaml.Node) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok { // a join, not what an error wraps
 		for _, err := range joined.Unwrap() {
-			r.refused(err, what, root, rules)
+			r.refused(err, what, root, preset, rules)
 		}
 		return
 	}
@@ -191,10 +191,7 @@ func (r *reader) refused(err error, what string, root *yaml.Node, rules []*yaml.
 	at, where := cmp.Or(get(root, key), root), key+": "
 	if field.Rule >= 0 {
 		rule := rules[field.Rule]
-		if at = get(rule, key); at == nil && what == "rule" {
-			at = get(get(root, "defaults"), key)
-		}
-		at, where = cmp.Or(at, rule), fmt.Sprintf("%s %q: %s: ", what, field.RuleName, key)
+		at, where = cmp.Or(get(rule, key), get(preset, key), rule), fmt.Sprintf("%s %q: %s: ", what, field.RuleName, key)
 		if trail := r.trails[[2]int{at.Line, at.Column}]; strings.HasPrefix(trail, "defaults: ") {
 			where = trail
 		}
