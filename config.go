@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"slices"
 
 	"github.com/hibiken/asynq"
 
@@ -107,6 +108,7 @@ func (c Config) withDefaults() Config {
 	c.Prefix = cmp.Or(c.Prefix, defaultPrefix)
 	c.Owner = cmp.Or(c.Owner, engine.Process())
 	c.Logger = cmp.Or(c.Logger, slog.Default())
+	c.Rules = slices.Clone(c.Rules) // the caller may change his
 	return c
 }
 
