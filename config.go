@@ -23,8 +23,7 @@ const (
 	minTTL = engine.MinTTL
 )
 
-// Config is what [New] makes a Guard from. New reads it once: do not change it, or the slices
-// in it, afterwards.
+// Config is what [New] makes a Guard from. New copies what it reads.
 type Config struct {
 	// Rules declare which tasks take turns. If several rules apply to a task, it takes its
 	// locks in the order of the rules; see [Rule].Scope. Without rules, every task runs as if
