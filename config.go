@@ -107,7 +107,7 @@ func (c Config) withDefaults() Config {
 	c.Prefix = cmp.Or(c.Prefix, defaultPrefix)
 	c.Owner = cmp.Or(c.Owner, engine.Process())
 	c.Logger = cmp.Or(c.Logger, slog.Default())
-	c.Rules = slices.Clone(c.Rules) // the caller may change his
+	c.Rules = slices.Clone(c.Rules)
 	return c
 }
 

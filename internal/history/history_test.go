@@ -119,6 +119,7 @@ func TestWriter_drops(t *testing.T) {
 	t.Parallel()
 	hook, log, key := &redistest.FailHook{}, newCounter(), redistest.Name(t)+":{a}"
 	rdb := redistest.Mini(t).Client(t)
+	redistest.Must(t, rdb.Ping(t.Context()).Err()) // old go-redis connects through hooks
 	rdb.AddHook(hook)
 	w := New(rdb, redistest.Name(t), "w", 10, slog.New(log))
 	add := func(n int) {
