@@ -20,7 +20,6 @@ import (
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/stamp"
-
 	"github.com/automutex/automutex/lock"
 )
 

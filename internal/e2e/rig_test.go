@@ -346,9 +346,8 @@ func refOf(m *lock.Lock) engine.Ref        { return inside.At(m).Request.Ref }
 
 // What package automutex does, and does not export.
 const (
-	margin         = time.Second            // how long before its deadline a task ends its wait
-	retakeDelay    = 100 * time.Millisecond // between two tries to take locks again
-	minPauseSpread = 5 * time.Second        // how far apart the tasks of a paused key come back, at least
+	margin         = time.Second     // how long before its deadline a task ends its wait
+	minPauseSpread = 5 * time.Second // how far apart the tasks of a paused key come back, at least
 )
 
 // hold holds a key, which has to be free, under a Guard of its own, as a task would, until the lease is released or the test ends.

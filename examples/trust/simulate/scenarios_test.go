@@ -324,7 +324,7 @@ func faultScenarios() (all []plan) {
 	}
 	all = append(all, plan{Name: "cooldown, no memory", Procs: servers(4), Rules: rules("retry", rulePlan{TTL: sec, Cooldown: 20 * sec}),
 		Tasks: tasks(work(0, sec), work(9*sec, 0)), Faults: []faultPlan{{Kind: outOfMemory, Client: "lock", At: 700 * ms, For: 8 * sec}}})
-	slower, most := servers(1, 1), servers(1000, 3)
+	slower, most := servers(2, 1), servers(1000, 3)
 	slower[1].Poll, most[1].Poll = 900*ms, 900*ms
 	park := under("park", rulePlan{Scope: "second"})
 	other := park
@@ -366,9 +366,9 @@ func faultScenarios() (all []plan) {
 		// The grant comes between 1.2 and 1.5 s.
 		plan{Name: "Redis stands still after a grant", Procs: servers(4), Rules: rules("wait", rulePlan{TTL: 30 * sec, Wait: 20 * sec}),
 			Tasks: tasks(work(0, 1200*ms), work(100*ms, 8*sec)), Faults: []faultPlan{{Kind: frozen, Client: "lock", At: 1800 * ms, For: 4 * sec}}},
-		// Process 0 polls sooner than 1.
+		// Process 0 polls sooner, and renews two leases at once.
 		plan{Name: "new connections are refused while a lease is held", Procs: slower, Rules: rules("wait", rulePlan{TTL: 3 * sec, Wait: 30 * sec}),
-			Tasks: tasks(work(100*ms, 12*sec), work(500*ms, 3*sec)), Faults: []faultPlan{{Kind: setup, Client: "lock", At: 1500 * ms, For: 10 * sec}}},
+			Tasks: tasks(work(100*ms, 12*sec), work(100*ms, 12*sec).key(1), work(500*ms, 3*sec)), Faults: []faultPlan{{Kind: setup, Client: "lock", At: 1500 * ms, For: 10 * sec}}},
 		plan{Name: "a key function that fails for a while", Procs: servers(4), Rules: rules("retry", rulePlan{KeyFails: 2}),
 			Tasks: work(0, 100*ms).every(100*ms, 2)},
 		// The last in line are with the second process, which lives.
