@@ -54,6 +54,9 @@ A row for each holder, and one for a key that a rate, a hold or a cooldown close
 long ago a lock with one holder was taken, UNTIL when its lease ends unless it is renewed, LINE
 how many wait for it, what blocks an ordered key, and what an operator has ordered. --json has
 the tokens of the holders, which break takes.`, cobra.NoArgs, func(ctx context.Context, l locks, _ []string) error {
+		if every < 0 {
+			return usage("list: --watch is %s: give how often to list, as in -w=5s", every)
+		}
 		for {
 			if err := a.list(ctx, l, f); every == 0 || err != nil && ctx.Err() == nil {
 				return err

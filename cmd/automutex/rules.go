@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/doctor"
 	"github.com/automutex/automutex/internal/fleet"
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/printable"
@@ -191,11 +193,21 @@ func matching(ctx context.Context, cfg automutex.Config, t *asynq.Task) (matches
 			return nil, err
 		}
 		if len(keys) > 0 { // none: the rule is Optional, and the task lacks a field
-			matches = append(matches, match{Rule: described[i].Name, Key: control.Bare(keys[0]), Name: keys[0], index: i})
+			matches = append(matches, match{Rule: described[i].Name, Key: typed(cfg.Prefix, keys[0]), Name: keys[0], index: i})
 		}
 	}
 	slices.SortStableFunc(matches, func(a, b match) int { return slices.Index(inOrder, a.Name) - slices.Index(inOrder, b.Name) })
 	return matches, nil
+}
+
+// typed is the text by which a person orders something for the lock of a key: its scope and values as they are, or the whole key where that
+// would be another lock's.
+func typed(prefix, key string) string {
+	prefix = cmp.Or(prefix, inside.DefaultPrefix)
+	if text, err := url.PathUnescape(control.Bare(key)); err == nil && inspect.TypedKey(prefix, text) == key {
+		return text
+	}
+	return key
 }
 
 // keysOf makes the keys of a task.

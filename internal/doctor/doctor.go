@@ -344,12 +344,8 @@ func (d *doctor) tasks(ctx context.Context) error {
 // slips finds rules for which there is no type, while one that looks alike has no rule.
 func (d *doctor) slips() {
 	for _, rule := range d.rules {
-		isFor := func(t string) bool {
-			its, _ := d.byTask.Find(t)
-			return len(its) > 0 && d.rules[its[0]].Task == rule.Task
-		}
-		meant := slices.IndexFunc(d.types, func(t string) bool { _, has := d.byTask.Find(t); return !has && nearest.IsMeant(rule.Task, t) })
-		if meant >= 0 && !slices.ContainsFunc(d.types, isFor) {
+		meant := slices.IndexFunc(d.types, func(t string) bool { return d.byTask.Pattern(t) == "" && nearest.IsMeant(rule.Task, t) })
+		if meant >= 0 && !slices.ContainsFunc(d.types, func(t string) bool { return d.byTask.Pattern(t) == rule.Task }) {
 			d.foundf(Bad, "tasks", "nothing serves %q, which a rule is for, and no rule is for %q: did you mean that?", rule.Task, d.types[meant])
 		}
 	}

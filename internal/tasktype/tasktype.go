@@ -34,15 +34,21 @@ func (m *Map[V]) At(pattern string) (v V, ok bool) {
 	return v, ok
 }
 
-// Find returns the value for a task type. It allocates nothing.
+// Find returns the value of the pattern for a task type: the type itself, or else the longest pattern that it begins with.
 func (m *Map[V]) Find(taskType string) (v V, ok bool) {
-	if v, ok = m.exact[taskType]; ok {
-		return v, true
+	v, ok = m.exact[m.Pattern(taskType)]
+	return v, ok
+}
+
+// Pattern returns that pattern; empty: there is none.
+func (m *Map[V]) Pattern(taskType string) string {
+	if _, ok := m.exact[taskType]; ok {
+		return taskType
 	}
 	for _, pattern := range m.longest {
 		if strings.HasPrefix(taskType, pattern) {
-			return m.exact[pattern], true
+			return pattern
 		}
 	}
-	return v, false
+	return ""
 }
