@@ -286,6 +286,12 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 			}
 		}
 		le, err := e.takeOnce(ctx, r)
+		if busy := (*Busy)(nil); errors.As(err, &busy) && busy.Paused && busy.Waited == 0 && e.controls != nil {
+			// What was known may have become too old since the look, and there may be no pause.
+			if known := e.controls.Know(ctx, r.Key); known == nil && e.limit(&r.Ref) > 0 {
+				continue
+			}
+		}
 		if err != nil {
 			return nil, err
 		}
