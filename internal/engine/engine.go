@@ -286,7 +286,7 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 			}
 		}
 		le, err := e.takeOnce(ctx, r)
-		if busy := (*Busy)(nil); errors.As(err, &busy) && busy.Paused && busy.Waited == 0 && e.controls != nil {
+		if busy, is := err.(*Busy); is && busy.Paused && busy.Waited == 0 && e.controls != nil { //nolint:errorlint // errors.As allocates
 			// What was known may have become too old since the look, and there may be no pause.
 			if known := e.controls.Know(ctx, r.Key); known == nil && e.limit(&r.Ref) > 0 {
 				continue
