@@ -217,7 +217,7 @@ func reserveRig(t *testing.T, s *redistest.Server, busy automutex.Policy, o setu
 	return orderRig(t, s, o)
 }
 
-// A task whose time is up in its last attempt runs once more, at most, and one in order not at all; it is archived then, and an operator can run it again.
+// A task whose time is up in its last attempt runs once more at most, one in order not at all. It is archived, and can be run again.
 func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
 	t.Parallel()
 	for _, inOrder := range []bool{false, true} {
@@ -251,7 +251,7 @@ func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
 	}
 }
 
-// A RetryAfter of the last attempt does not spend it: the task runs again, also when a wait of its is cut in between, which asynq counts.
+// A RetryAfter of the last attempt does not spend it, also when a wait is cut in between, which asynq counts.
 func TestReserved_cutAfterRetryAfter(t *testing.T) {
 	t.Parallel()
 	for _, inOrder := range []bool{false, true} {

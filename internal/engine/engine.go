@@ -48,7 +48,7 @@ const (
 	maxSenders, maxSendersCluster = 4, 64
 	// maxFirstAsks is how many callers send their first ask for one key by themselves at a time, and maxFirstKeys for how many keys. The
 	// others' asks go in pipelines. So a free key has no crowd before it that wants another one.
-	maxFirstAsks, maxFirstKeys = 8, 256
+	maxFirstAsks, maxFirstKeys = 8, 32
 	// maxGrant is the longest lease that a release grants to a waiter. The waiter may have died unnoticed: then the line waits for
 	// that long and no longer.
 	maxGrant = 3 * time.Second
@@ -105,7 +105,7 @@ type Engine struct {
 	asks    agenda             // waiters, by when they ask again
 	holds   agenda             // leases, by when they are renewed or end
 	senders int                // pipelines that are under way
-	firsts  map[string]int     // first asks that are under way by themselves, by key
+	firsts  map[string]int     // first asks under way by themselves, by key
 	closed  bool
 }
 

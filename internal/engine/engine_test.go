@@ -62,9 +62,8 @@ func takesTurn(t *testing.T, e *Engine, r Request) {
 
 func release(t *testing.T, le *Lease) {
 	t.Helper()
-	if _, err := le.Release(context.Background(), Ending{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := le.Release(context.Background(), Ending{})
+	redistest.Must(t, err)
 }
 
 // TestLeave: who gives up leaves nothing behind, also when the lock is granted at that moment.
@@ -77,9 +76,8 @@ func TestLeave(t *testing.T) {
 			le := must(t, e, r)
 			ctx, cancel := context.WithCancel(context.Background())
 			waits := inLine(r)
-			in := make(chan struct{})
+			in, done := make(chan struct{}), make(chan error)
 			waits.OnWait = func() { close(in) }
-			done := make(chan error)
 			go func() {
 				le, err := other.Take(ctx, waits)
 				if err == nil {
@@ -90,15 +88,13 @@ func TestLeave(t *testing.T) {
 			<-in
 			if i%2 == 0 {
 				cancel()
-				release(t, le)
-			} else {
-				release(t, le)
-				cancel()
 			}
+			release(t, le)
+			cancel()
 			if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
 				t.Fatal(err)
 			}
-			redistest.Eventually(t, 30*time.Second, func() bool {
+			redistest.Eventually(t, redistest.Patience, func() bool {
 				le, err := e.Take(context.Background(), r)
 				if err == nil {
 					release(t, le)
@@ -123,8 +119,8 @@ func TestCrowdOfFreeLocks(t *testing.T) {
 	wg.Wait()
 }
 
-// TestFreeKeyBesideACrowd: a free key is had while a crowd has asked for another one, and nothing has come of it yet. The crowd sends few
-// commands at a time, so it does not take all of the client's connections.
+// TestFreeKeyBesideACrowd: a free key is had while a crowd has asked for another one, and no answer has come yet. The crowd sends few
+// commands at a time.
 func TestFreeKeyBesideACrowd(t *testing.T) {
 	e := start(t, redistest.Mini(t))
 	hook, stuck := &redistest.FailHook{}, make(chan struct{})
@@ -145,7 +141,7 @@ func TestFreeKeyBesideACrowd(t *testing.T) {
 	for range 4 * maxFirstKeys {
 		redistest.Go(&wg, func() { takesTurn(t, e, crowd) })
 	}
-	redistest.Eventually(t, 30*time.Second, func() bool {
+	redistest.Eventually(t, redistest.Patience, func() bool {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		return len(e.waiters) == 4*maxFirstKeys
@@ -153,6 +149,13 @@ func TestFreeKeyBesideACrowd(t *testing.T) {
 	release(t, must(t, e, free))
 	if n := sent.Load(); n > maxFirstAsks+maxSenders {
 		t.Errorf("the crowd sends %d commands at a time", n)
+	}
+	late := crowd
+	within, end := context.WithCancel(t.Context())
+	late.Within, late.OnWait = within, func() { t.Error("waits, though Redis has said nothing") }
+	end()
+	if _, err := e.Take(t.Context(), late); !errors.Is(err, context.Canceled) {
+		t.Error(err)
 	}
 	unstick()
 	wg.Wait()
@@ -328,7 +331,7 @@ func TestLeaves_pausedBeforeItStands(t *testing.T) {
 	r.Leaves = true
 	r.OnWait = func() {
 		redistest.Must(t, e.Controls().Pause(t.Context(), "work", time.Time{}, ""))
-		redistest.Eventually(t, 30*time.Second, func() bool {
+		redistest.Eventually(t, redistest.Patience, func() bool {
 			pause, _ := e.Controls().PauseOf(r.Key)
 			return pause != nil
 		}, "the engine knows of it")

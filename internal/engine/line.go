@@ -54,11 +54,11 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 		}
 	default:
 	}
-	e.listen() // a grant that was published before the subscription stands is lost: then all ask again
+	e.listen() // once it stands all ask again: a grant before that is lost
 	if r.Ordered {
 		e.parking.checkOrder(r.Ref)
 	}
-	if r.OnWait != nil {
+	if r.OnWait != nil && a.ServerUS > 0 { // else the wait ended unasked
 		returned := false
 		defer func() {
 			if !returned {

@@ -59,8 +59,8 @@ func (o *output) String() string {
 	return o.b.String()
 }
 
-// TestTutorial does what docs/tutorial.md says, in an empty folder: saves its programs, runs its commands, compares
-// what it shows, and looks at the page. The library comes from the working tree: it need not be released. With AUTOMUTEX_SCREENSHOTS the test makes the tutorial's picture.
+// TestTutorial does what docs/tutorial.md says, in an empty folder, with the library of the working tree. It compares
+// what is shown, and looks at the page. With AUTOMUTEX_SCREENSHOTS it makes the tutorial's picture.
 func TestTutorial(t *testing.T) {
 	b := open(t)
 	folder, shell := t.TempDir(), &strings.Builder{} // what was entered so far
