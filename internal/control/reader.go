@@ -341,7 +341,10 @@ func (r *Reader) note(ended read, now time.Time) {
 		return
 	case ended.err == nil:
 		next := &view{state: ended.state, inForce: ended.state.Orders()}
-		if r.warned && !Old(ended.sent, now) {
+		switch {
+		case Old(ended.sent, now): // it is as blind as before, at each moment
+			next.blind = before.blind
+		case r.warned:
 			r.warned = false
 			r.o.Log.Info("automutex: the controls can be read again", "key", r.Keys[0])
 		}

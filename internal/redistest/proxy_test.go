@@ -55,14 +55,14 @@ func TestProxy_commands(t *testing.T) {
 	// In a pipeline all replies after the lost one are lost as well.
 	w.p.DropReplyTo(name("GET"), 1)
 	pipe := w.rdb.Pipeline()
-	a, b, c := pipe.Incr(ctx, w.key), pipe.Get(ctx, w.key), pipe.Incr(ctx, w.key)
+	a, b, c := pipe.Incr(ctx, w.key), pipe.Get(ctx, w.key), pipe.Exists(ctx, w.key)
 	_, _ = pipe.Exec(ctx)
 	if a.Val() != 4 || b.Err() == nil || c.Err() == nil {
 		w.Errorf("pipeline: %v, %v, %v", a, b, c)
 	}
 
 	held := w.p.Hold(name("INCR"), 1)
-	w.incr(false, "5")
+	w.incr(false, "4")
 	if held.Count() != 1 {
 		w.Errorf("%d are held", held.Count())
 	}
