@@ -2,12 +2,8 @@ package automutex
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
-	"sync"
-
-	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
@@ -21,59 +17,16 @@ import (
 func (g *Guard) announce() {
 	defer close(g.announced)
 	if !g.cfg.Private && len(g.cfg.Rules) > 0 {
-		fleet.Announce(g.closing, g.rdb, g.cfg.Prefix, func() fleet.Process {
-			return fleet.Process{Owner: g.cfg.Owner, Hashed: g.rules.secret != "", Serves: g.served.list(), Rules: describe(g.rules)}
+		fleet.Announce(g.life.Closing, g.rdb, g.cfg.Prefix, func() fleet.Process {
+			return fleet.Process{Owner: g.cfg.Owner, Hashed: g.rules.secret != "", Serves: g.served.List(), Rules: describe(g.rules)}
 		}, func(how string) { g.log.Warn("automutex: another process has other rules: " + how) })
 	}
 }
 
-// servedTypes is the task types that the Guard is known to have a handler for: those of tasks that came, and patterns of
-// the mux that Run or Middleware was given. Safe for concurrent use; the zero value is empty.
-type servedTypes struct {
-	mu    sync.Mutex // guards types; held for moments
-	types map[string]bool
-}
-
-// mostServed bounds servedTypes: who enqueues chooses the types of tasks.
-const mostServed = 100
-
-// add adds a type, and reports whether it is new. One too many is not.
-func (s *servedTypes) add(taskType string) (isNew bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if isNew = !s.types[taskType] && len(s.types) < mostServed; isNew {
-		if s.types == nil {
-			s.types = map[string]bool{}
-		}
-		s.types[taskType] = true
-	}
-	return isNew
-}
-
-func (s *servedTypes) list() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Sorted(maps.Keys(s.types))
-}
-
-// askMux adds the patterns under which the handler, an asynq.ServeMux or what embeds one, has the types of rules. It cannot list the
-// others.
-func (s *servedTypes) askMux(handler asynq.Handler, rules []Rule) {
-	if mux, ok := handler.(interface {
-		Handler(t *asynq.Task) (asynq.Handler, string)
-	}); ok {
-		for _, rule := range rules {
-			if _, pattern := mux.Handler(asynq.NewTask(rule.Task, nil)); pattern != "" {
-				s.add(pattern)
-			}
-		}
-	}
-}
-
-// noteType notes that a task of the type came. If the type has no rule, it warns once of each rule that nothing is known to serve, and whose
-// Task looks like the type.
+// noteType notes that a task of the type came. If the type has no rule, it warns once of each rule that nothing is known to serve, and
+// whose Task looks like the type.
 func (g *Guard) noteType(taskType string) {
-	if !g.served.add(taskType) || g.rules.match(taskType) != nil {
+	if !g.served.Add(taskType) || g.rules.match(taskType) != nil {
 		return
 	}
 	for _, rule := range g.rules.rules {
@@ -81,7 +34,7 @@ func (g *Guard) noteType(taskType string) {
 			same := g.rules.match(served)
 			return len(same) > 0 && same[0].Task == rule.Task
 		}
-		if nearest.IsMeant(rule.Task, taskType) && !slices.ContainsFunc(g.served.list(), isFor) {
+		if nearest.IsMeant(rule.Task, taskType) && !slices.ContainsFunc(g.served.List(), isFor) {
 			g.warnOnce("nothing serves "+rule.Task, fmt.Sprintf("a rule is for %q, which nothing is known to serve, and a task of type %q has no rule, and runs without a lock: "+
 				"did you mean %[2]q?", rule.Task, taskType), "rule", rule.Name)
 		}

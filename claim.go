@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/hibiken/asynq"
 
@@ -13,17 +12,9 @@ import (
 	"github.com/automutex/automutex/internal/tasknote"
 )
 
-// This file is what a Guard notes in the claim that a producer of package unique made for a task: that
-// the task waits in this worker, that its handler begins, or that it has ended. Producers decide by
-// these notes, and by nothing else that they might guess. Only a task whose ID says that it has a
-// claim costs a round trip.
-
-// claimRest is how long a claim lasts after its task has ended: asynq files the task within moments,
-// or runs it again after the end of its own lease on it.
-const claimRest = 5 * time.Minute
-
-// claimLife is how long a claim lasts at least after a note of a Guard.
-const claimLife = 30 * 24 * time.Hour
+// This file is what a Guard notes in the claim that a producer of package unique made for a task: that the task waits in this worker, that
+// its handler begins, or that it has ended. Producers decide by these notes, and by nothing else that they might guess. Only a task whose
+// ID says that it has a claim costs a round trip.
 
 // taskClaim is what a delivery knows of its task's claim.
 type taskClaim struct {
@@ -33,8 +24,8 @@ type taskClaim struct {
 	superseded bool       // another task has taken the place of this one
 }
 
-// hasClaim reports whether a task has a claim of this Guard's prefix. It is asked for tasks without a
-// rule: they go the way of those with rules, so that their claims are noted.
+// hasClaim reports whether a task has a claim of this Guard's prefix. It is asked for tasks without a rule: they go the way of those with
+// rules, so that their claims are noted.
 func (g *Guard) hasClaim(ctx context.Context) bool {
 	id, _ := asynq.GetTaskID(ctx)
 	return g.claimOf(id).key != ""
@@ -49,14 +40,8 @@ func (g *Guard) claimOf(id string) (c taskClaim) {
 
 // noteInClaim notes the phase of the task.
 func (d *delivery) noteInClaim(phase mark.Phase) error {
-	length := claimLife
-	switch {
-	case phase == mark.Ended:
-		length = claimRest
-	case d.claim.kind == mark.WindowNew:
-		length = 0 // it ends at its time
-	}
-	may, err := d.guard.engine.Mark(d.claim.key).Start(context.WithoutCancel(d.ctx), tasknote.Of(d.queue, d.id), phase, d.claim.kind.EndsAtStart(), length)
+	may, err := d.guard.engine.Mark(d.claim.key).Start(context.WithoutCancel(d.ctx), tasknote.Of(d.queue, d.id), phase,
+		d.claim.kind.EndsAtStart(), d.claim.kind.Lasts(phase))
 	if err != nil {
 		return err
 	}
@@ -65,13 +50,11 @@ func (d *delivery) noteInClaim(phase mark.Phase) error {
 	return nil
 }
 
-// beginInClaim notes, right before the handler, that it begins. Under UntilStart that ends the claim:
-// from here on the next task for the key may be enqueued. A producer whose task was refused as a
-// duplicate has changed its data before, so the handler reads the change.
+// beginInClaim notes, right before the handler, that it begins. Under UntilStart that ends the claim: from here on the next task for the
+// key may be enqueued. A producer whose task was refused as a duplicate has changed its data before, so the handler reads the change.
 //
-// A task whose claim cannot be noted does not run, as when Redis is away: the next producer would be
-// joined to a run that has already read its data. Nor does one that another task has superseded: over
-// says so then.
+// A task whose claim cannot be noted does not run, as when Redis is away: the next producer would be joined to a run that has already read
+// its data. Nor does one that another task has superseded: over says so then.
 func (d *delivery) beginInClaim() obstacle {
 	if d.claim.kind == mark.Window {
 		return obstacle{why: decide.Nothing}
@@ -87,12 +70,12 @@ func (d *delivery) beginInClaim() obstacle {
 		return d.report(obstacle{why: decide.NoAnswer, target: t,
 			err: fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be noted: %w", t.rule.Name, t.key, err)})
 	}
-	d.guard.outage.recordSuccess(d.guard.log)
+	d.guard.outage.Answered(d.guard.log)
 	return obstacle{why: decide.Nothing}
 }
 
-// waitInClaim notes that the task waits in this worker. asynq has it as active, so without this note a
-// producer would take its handler for running. An error only keeps producers from superseding it.
+// waitInClaim notes that the task waits in this worker. asynq has it as active, so without this note a producer would take its handler for
+// running. An error only keeps producers from superseding it.
 func (d *delivery) waitInClaim() {
 	if !d.claim.kind.CanBeSuperseded() || d.claim.noted != "" {
 		return
@@ -100,8 +83,8 @@ func (d *delivery) waitInClaim() {
 	_ = d.noteInClaim(mark.Waiting)
 }
 
-// endClaim has the claim of a task that has ended end soon. An error only leaves the claim for longer:
-// producers see that asynq does not have the task.
+// endClaim has the claim of a task that has ended end soon. An error only leaves the claim for longer: producers see that asynq does not
+// have the task.
 func (d *delivery) endClaim(ends decide.Decision) {
 	ended := ends.What == decide.Done || ends.What == decide.Archive || ends.What == decide.Drop
 	gone := d.claim.kind.EndsAtStart() && d.claim.noted == mark.Begun && !d.claim.superseded

@@ -5,16 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"math"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
-	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/stamp"
@@ -22,41 +19,38 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Client enqueues tasks for the workers of a [Guard] with the same [Config]. Make one with [NewClient]. Safe for
-// concurrent use. There is nothing to close.
+// Client enqueues tasks for the workers of a [Guard] with the same [Config]. Make one with [NewClient]. Safe for concurrent use. There is
+// nothing to close.
 //
 // A task that no rule matches goes to asynq unchanged. For every other task the Client does two things:
 //
 //   - It gives the task the next place in the order of its key if a rule says [Rule].InOrder.
-//   - It reserves an attempt, so that no task waits for its key in its worker since asynq would archive it. The
-//     Client tells asynq one retry more than the task was enqueued with, and the Guard has asynq archive the
-//     task when its handler has failed, or panicked, as often as the caller asked for. If the last run did not
-//     return, since its worker died or its time was up, the task may run once more; a task of an ordered rule is then archived unrun. asynq's
-//     tools, and asynq.GetMaxRetry in a handler, show one retry more; [LastAttempt] goes by what was asked for.
-//     A task of which [Fail] or [AfterFailure] spends an attempt gets one more. The task must be run by a Guard
-//     that has a rule for it.
+//   - It reserves an attempt, so that no task waits for its key in its worker since asynq would archive it. The Client tells asynq one
+//     retry more than the task was enqueued with, and the Guard has asynq archive the task when its handler has failed, or panicked, as
+//     often as the caller asked for. If the last run did not return, since its worker died or its time was up, the task may run once more;
+//     a task of an ordered rule is then archived unrun. asynq's tools, and asynq.GetMaxRetry in a handler, show one retry more;
+//     [LastAttempt] goes by what was asked for. A task of which [Fail] or [AfterFailure] spends an attempt gets one more. The task must be
+//     run by a Guard that has a rule for it.
 type Client struct {
-	rules     *ruleSet
-	prefix    string
-	asynq     *asynq.Client
-	engine    *engine.Engine   // nil if no rule is InOrder; it grants no lock, and so has no goroutine
-	inspector *asynq.Inspector // the same
-	log       *slog.Logger
-	blind     sync.Once // the log says that the inspector sees no task
-
-	asynqRedis redis.UniversalClient // that of inspector; nil: not known
+	rules  *ruleSet
+	prefix string
+	asynq  *asynq.Client
+	engine *engine.Engine // nil if no rule is InOrder; it grants no lock, and so has no goroutine
+	tasks  *blocked.Tasks // the same
+	log    *slog.Logger
+	blind  sync.Once // the log says that the Inspector sees no task
 
 	stampDeadline time.Duration
 }
 
-// stampDeadline is when others may look whether a stamped task was enqueued. An Enqueue that takes more than half
-// of it confirms its place before it returns.
+// stampDeadline is when others may look whether a stamped task was enqueued. An Enqueue that takes more than half of it confirms its place
+// before it returns.
 const stampDeadline = 10 * time.Second
 
-// NewClient makes a Client that enqueues through client. cfg is the workers' own: its Rules, Prefix, HashKeys and
-// Decode make the same keys. rdb is the workers' Redis for locks, of an asynq.RedisConnOpt
-// opt.MakeRedisClient().(redis.UniversalClient); it is only used for rules with InOrder, for which cfg.Inspector, or
-// one made from rdb, looks at asynq's tasks. NewClient does no I/O. The error joins all mistakes; each one in cfg is a [*FieldError].
+// NewClient makes a Client that enqueues through client. cfg is the workers' own: its Rules, Prefix, HashKeys and Decode make the same
+// keys. rdb is the workers' Redis for locks, of an asynq.RedisConnOpt opt.MakeRedisClient().(redis.UniversalClient); it is only used for
+// rules with InOrder, for which cfg.Inspector, or one made from rdb, looks at asynq's tasks. NewClient does no I/O. The error joins all
+// mistakes; each one in cfg is a [*FieldError].
 func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, error) {
 	var problems []error
 	unfit := engine.CheckClient(rdb)
@@ -70,10 +64,9 @@ func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, erro
 	if err != nil {
 		problems = append(problems, err)
 	}
-	var inspector *asynq.Inspector
-	var inspected redis.UniversalClient
+	var tasks *blocked.Tasks
 	if i := slices.IndexFunc(cfg.Rules, func(r Rule) bool { return r.InOrder }); i >= 0 {
-		inspector, inspected, err = inspectorFor(rdb, cfg, fmt.Sprintf("InOrder of Rules[%d]; give one, or a redis.UniversalClient as the client", i))
+		tasks, err = tasksFor(rdb, cfg, fmt.Sprintf("InOrder of Rules[%d]; give one, or a redis.UniversalClient as the client", i))
 		if err != nil && unfit == nil {
 			problems = append(problems, err)
 		}
@@ -83,10 +76,10 @@ func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, erro
 	}
 	cfg = cfg.withDefaults()
 	c := &Client{
-		rules: rules, prefix: cfg.Prefix, asynq: client, inspector: inspector, asynqRedis: inspected,
+		rules: rules, prefix: cfg.Prefix, asynq: client, tasks: tasks,
 		log: cfg.Logger, stampDeadline: stampDeadline,
 	}
-	if inspector != nil {
+	if tasks != nil {
 		c.engine = engine.New(engine.Options{Client: rdb, Prefix: cfg.Prefix, Log: c.log})
 	}
 	return c, nil
@@ -97,32 +90,32 @@ func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInf
 	return c.EnqueueContext(context.Background(), task, opts...)
 }
 
-// EnqueueContext enqueues the task as [asynq.Client.EnqueueContext] does. If a rule for the task has InOrder, the
-// task runs after all tasks of its key whose enqueueing returned before this one began.
+// EnqueueContext enqueues the task as [asynq.Client.EnqueueContext] does. If a rule for the task has InOrder, the task runs after all tasks
+// of its key whose enqueueing returned before this one began.
 //
-// With an error the task is not enqueued, but for that of asynq for a task that is not in order, and a
-// [*EnqueueError] with Unknown set: then it may be, now or in a moment. If it is, it has its place, or comes
-// after tasks that have run meanwhile.
+// With an error the task is not enqueued, but for that of asynq for a task that is not in order, and a [*EnqueueError] with Unknown set:
+// then it may be, now or in a moment. If it is, it has its place, or comes after tasks that have run meanwhile.
 //
-// A [*FullError] (which Is [ErrFull]) says that Rule.MaxQueued tasks of the key are not done,
-// a [*KeyError] that no key can be made, and [asynq.ErrTaskIDConflict] that asynq has another task with that ID. An
-// error that Is [lock.ErrBackend] means that Redis could not be asked for a place.
+// A [*FullError] (which Is [ErrFull]) says that Rule.MaxQueued tasks of the key are not done, a [*KeyError] that no key can be made, and
+// [asynq.ErrTaskIDConflict] that asynq has another task with that ID. An error that Is [lock.ErrBackend] means that Redis could not be
+// asked for a place.
 func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
 	if task == nil || c.rules.match(task.Type()) == nil { // asynq refuses nil
 		return c.asynq.EnqueueContext(ctx, task, opts...)
 	}
-	e, err := c.compose(ctx, task, opts)
+	composed, err := stamp.Compose(ctx, task, opts)
 	if err != nil {
 		return nil, err
 	}
+	e := &enqueueing{composed, c, tasknote.Of(composed.Info.Queue, composed.Info.ID)}
 	t, ordered, err := c.orderedTarget(ctx, task)
 	switch {
 	case err != nil:
 		return nil, err
-	case !ordered && e.bakedUnique:
+	case !ordered && e.IsBaked:
 		return c.asynq.EnqueueContext(ctx, task, opts...) // its uniqueness cannot be read, so no attempt is reserved
 	case !ordered:
-		return e.enqueue(ctx, stamp.New(e.note, e.info.MaxRetry))
+		return e.Enqueue(ctx, c.asynq, stamp.New(e.note, e.Info.MaxRetry))
 	}
 	if err := e.checkOrdered(t.rule); err != nil {
 		return nil, err
@@ -135,8 +128,8 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	return e.enqueueInOrder(ctx, t)
 }
 
-// orderedTarget returns the ordered lock that the task needs, if it needs one. The task's other rules are the worker's business: none of their
-// functions is called.
+// orderedTarget returns the ordered lock that the task needs, if it needs one. The task's other rules are the worker's business: none of
+// their functions is called.
 func (c *Client) orderedTarget(ctx context.Context, task *asynq.Task) (t target, ordered bool, err error) {
 	rule := c.rules.ordered(task.Type())
 	if rule == nil {
@@ -151,73 +144,25 @@ func (c *Client) orderedTarget(ctx context.Context, task *asynq.Task) (t target,
 
 // enqueueing is one call of EnqueueContext.
 type enqueueing struct {
+	*stamp.Enqueueing
+
 	client *Client
-	task   *asynq.Task
-	info   *asynq.TaskInfo // what asynq makes of the task and its options
 	note   string
-	unique asynq.Option // asynq.Unique among the options of the call; nil: none
-
-	bakedUnique bool // asynq.Unique among those of NewTask
-}
-
-// compose returns what asynq makes of the task and its options: those of the call, and those given to
-// asynq.NewTask, which nothing else tells. It enqueues the task with a client that sends nothing.
-func (c *Client) compose(ctx context.Context, task *asynq.Task, opts []asynq.Option) (*enqueueing, error) {
-	dry := &dryRedis{}
-	info, err := asynq.NewClientFromRedisClient(dry).EnqueueContext(ctx, task, opts...)
-	if err != nil {
-		return nil, err
-	}
-	e := &enqueueing{client: c, task: task, info: info, note: tasknote.Of(info.Queue, info.ID)}
-	for _, opt := range opts {
-		if opt != nil && opt.Type() == asynq.UniqueOpt {
-			e.unique = opt
-		}
-	}
-	e.bakedUnique = dry.unique && e.unique == nil
-	return e, nil
-}
-
-// enqueue enqueues the task with the stamp in its header.
-func (e *enqueueing) enqueue(ctx context.Context, s stamp.Stamp) (*asynq.TaskInfo, error) {
-	info := e.info
-	headers := maps.Clone(e.task.Headers())
-	if headers == nil {
-		headers = make(map[string]string, 1)
-	}
-	headers[stamp.Header] = s.String()
-	maxRetry := info.MaxRetry
-	if maxRetry < math.MaxInt32 {
-		maxRetry++ // the reserved attempt
-	}
-	opts := []asynq.Option{ // their zero values are asynq's
-		asynq.Queue(info.Queue), asynq.TaskID(info.ID), asynq.MaxRetry(maxRetry), asynq.Timeout(info.Timeout), asynq.Deadline(info.Deadline), asynq.Retention(info.Retention),
-	}
-	if info.Group != "" {
-		opts = append(opts, asynq.Group(info.Group))
-	}
-	if info.State == asynq.TaskStateScheduled {
-		opts = append(opts, asynq.ProcessAt(info.NextProcessAt))
-	}
-	if e.unique != nil {
-		opts = append(opts, e.unique)
-	}
-	return e.client.asynq.EnqueueContext(ctx, asynq.NewTaskWithHeaders(e.task.Type(), e.task.Payload(), headers), opts...)
 }
 
 // checkOrdered returns an error if the task has an option that an ordered task cannot have.
 func (e *enqueueing) checkOrdered(rule *compiledRule) error {
 	refuse := func(option, why string) error {
-		return fmt.Errorf("automutex: rule %q is InOrder, and task %q has the option asynq.%s: %s; the task is not enqueued: leave the option out", rule.Name, e.task.Type(), option, why)
+		return fmt.Errorf("automutex: rule %q is InOrder, and task %q has the option asynq.%s: %s; the task is not enqueued: leave the option out", rule.Name, e.Task.Type(), option, why)
 	}
 	switch {
-	case e.info.State == asynq.TaskStateScheduled:
+	case e.Info.State == asynq.TaskStateScheduled:
 		return refuse("ProcessAt, or ProcessIn", "a task that runs later has no place among those that run now")
-	case e.info.Group != "":
+	case e.Info.Group != "":
 		return refuse("Group", "asynq makes one task of a group")
-	case !e.info.Deadline.IsZero():
+	case !e.Info.Deadline.IsZero():
 		return refuse("Deadline", "asynq fails an overdue task before it comes to a worker, also while earlier tasks keep it waiting; use asynq.Timeout")
-	case e.unique != nil || e.bakedUnique:
+	case e.IsUnique:
 		return refuse("Unique", "asynq frees the task's uniqueness by time; use package unique on top of this Client")
 	}
 	return nil
@@ -227,7 +172,7 @@ func (e *enqueueing) checkOrdered(rule *compiledRule) error {
 func (e *enqueueing) enqueueInOrder(ctx context.Context, t target) (*asynq.TaskInfo, error) {
 	c := e.client
 	key := engine.Ref{Key: t.key, Ordered: true} // with no slot: who does not know the controls grants none
-	s := stamp.New(e.note, e.info.MaxRetry)
+	s := stamp.New(e.note, e.Info.MaxRetry)
 	s.Key, s.Nonce = t.key, stamp.NewNonce()
 	began := time.Now()
 	ticket, err := e.takePlace(ctx, key, t, s.Nonce)
@@ -236,7 +181,7 @@ func (e *enqueueing) enqueueInOrder(ctx context.Context, t target) (*asynq.TaskI
 	}
 	s.Ticket = ticket
 	item := engine.OrderItem{Nonce: s.Nonce, Ticket: ticket, Note: e.note}
-	info, err := e.enqueue(ctx, s)
+	info, err := e.Enqueue(ctx, c.asynq, s)
 	if errors.Is(err, asynq.ErrTaskIDConflict) {
 		info, err = e.resolveConflict(ctx, key, item, t, err)
 	} else if err != nil {
@@ -274,10 +219,9 @@ func (e *enqueueing) takePlace(ctx context.Context, key engine.Ref, t target, no
 	}
 }
 
-// resolveConflict handles asynq's answer that it has a task with that ID. It is this very task if go-redis has sent the
-// command twice.
+// resolveConflict handles asynq's answer that it has a task with that ID. It is this very task if go-redis has sent the command twice.
 func (e *enqueueing) resolveConflict(ctx context.Context, key engine.Ref, item engine.OrderItem, t target, conflict error) (*asynq.TaskInfo, error) {
-	info, err := e.client.inspector.GetTaskInfo(e.info.Queue, e.info.ID)
+	info, err := e.client.tasks.Inspector.GetTaskInfo(e.Info.Queue, e.Info.ID)
 	switch {
 	case err == nil:
 		if s, ok := stamp.Of(info.Headers, e.note); ok && s.Nonce == item.Nonce {
@@ -296,30 +240,10 @@ func (e *enqueueing) unknown(t target, err error) error {
 	return &EnqueueError{Rule: t.rule.Name, Key: t.key, Task: e.note, Unknown: true, Err: err}
 }
 
-// dryRedis answers the commands with which asynq enqueues one task, as Redis does for a new one. asynq calls no others.
-type dryRedis struct {
-	redis.UniversalClient
-
-	unique bool // the task has asynq.Unique
-}
-
-// SAdd adds a queue to asynq's list of queues.
-func (*dryRedis) SAdd(context.Context, string, ...any) *redis.IntCmd {
-	return redis.NewIntResult(1, nil)
-}
-
-// EvalSha runs the script that enqueues, schedules or groups a task.
-func (d *dryRedis) EvalSha(_ context.Context, _ string, keys []string, _ ...any) *redis.Cmd {
-	_, after, _ := strings.Cut(keys[0], "}:") // asynq:{<queue>}:unique:...
-	d.unique = strings.HasPrefix(after, "unique:")
-	return redis.NewCmdResult(int64(1), nil)
-}
-
-// Enqueuer is what enqueues a task: an [*asynq.Client], a [*Client] or a
-// [github.com/automutex/automutex/unique.Client]. Code that takes an Enqueuer works with each of them.
+// Enqueuer is what enqueues a task: an [*asynq.Client], a [*Client] or a [github.com/automutex/automutex/unique.Client]. Code that takes an
+// Enqueuer works with each of them.
 type Enqueuer interface {
-	// EnqueueContext enqueues the task with the options, and returns what asynq stores of it. The
-	// error is the implementation's.
+	// EnqueueContext enqueues the task with the options, and returns what asynq stores of it. The error is the implementation's.
 	EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error)
 }
 

@@ -13,15 +13,18 @@ import (
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/life"
+	"github.com/automutex/automutex/internal/redisx"
+	"github.com/automutex/automutex/internal/tasktype"
 	"github.com/automutex/automutex/lock"
 )
 
-// Guard applies rules to the tasks of one or more asynq servers. Make one with [New], make
-// each server with [Guard.ServerConfig], and run it with [Guard.Run]. Safe for concurrent use.
-// The zero value is not usable.
+// Guard applies rules to the tasks of one or more asynq servers. Make one with [New], make each server with [Guard.ServerConfig], and run
+// it with [Guard.Run]. Safe for concurrent use. The zero value is not usable.
 type Guard struct {
 	cfg      Config // defaults filled in
 	rules    *ruleSet
@@ -31,34 +34,21 @@ type Guard struct {
 	rdb      lock.Client
 	client   io.Closer // the client that NewFromConnOpt made, else nil
 
-	inspector      *asynq.Inspector      // for Park; nil if no rule has that policy
-	asynqRedis     redis.UniversalClient // that of inspector; nil: not known
-	blind          atomic.Bool           // it found that the Inspector does not see this server's tasks
-	inspectorAsked atomic.Bool           // checkInspector got an answer, or waits for one
-	frontClient    redis.UniversalClient // asynq's Redis, for WakeAtFront; else nil
-	paused         sync.Map              // by queue: pausedQueue
+	tasks          *blocked.Tasks // for Park; nil if no rule has that policy
+	inspectorAsked atomic.Bool    // checkInspector got an answer, or waits for one
 
-	outage  outage   // of Redis
+	outage  redisx.Outage
 	warned  sync.Map // by the topic that warnOnce has logged
-	served  servedTypes
+	served  tasktype.Served
 	history *history.Writer // of the keys; nil: none is kept
 
-	// closing ends all waits when Close begins. running counts the tasks between enter
-	// and leave. mu guards running, closed and the closing of idle; idle is closed when
-	// Close has begun and running is 0.
-	closing        context.Context // the Guard's own lifetime, not a caller's
-	stop           context.CancelFunc
-	mu             sync.Mutex
-	running        int
-	closed         bool
-	idle           chan struct{}
+	life           *life.Life    // its Closing ends all waits; it counts the tasks in the Middleware
 	middlewareUsed atomic.Bool   // Middleware was called
 	announced      chan struct{} // closed when announce, which Middleware starts, has ended
 }
 
-// New makes a Guard on rdb: the client that asynq uses, or another one on the same
-// Redis. New does no I/O. The error joins all mistakes in rdb and cfg. Each mistake in cfg is
-// a [*FieldError], which names the rule and the field.
+// New makes a Guard on rdb: the client that asynq uses, or another one on the same Redis. New does no I/O. The error joins all mistakes in
+// rdb and cfg. Each mistake in cfg is a [*FieldError], which names the rule and the field.
 func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	var problems []error
 	unfit := engine.CheckClient(rdb)
@@ -69,7 +59,7 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	if err != nil {
 		problems = append(problems, err)
 	}
-	inspector, inspected, front, err := parkClients(rdb, cfg)
+	tasks, err := parkTasks(rdb, cfg)
 	if err != nil && unfit == nil {
 		problems = append(problems, err)
 	}
@@ -78,27 +68,24 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	}
 	cfg = cfg.withDefaults()
 	g := &Guard{
-		cfg:         cfg,
-		rules:       rules,
-		rdb:         rdb,
-		log:         cfg.Logger,
-		idle:        make(chan struct{}),
-		announced:   make(chan struct{}),
-		inspector:   inspector,
-		asynqRedis:  inspected,
-		frontClient: front,
+		cfg:       cfg,
+		rules:     rules,
+		rdb:       rdb,
+		log:       cfg.Logger,
+		life:      life.New(),
+		announced: make(chan struct{}),
+		tasks:     tasks,
 	}
 	options := engine.Options{
 		Client: rdb, Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Owner: cfg.Owner, Log: cfg.Logger, Replicas: cfg.MinReplicas,
 		Obeys: true, HasScope: rules.isScope,
 	}
 	g.cfg.HashKeys = "" // printing a Guard prints its Config, and the secret must not show
-	if inspector != nil {
+	if tasks != nil {
 		options.Call = g.wakeParked
 	}
 	g.engine, g.controls = engine.New(options), &lock.Controls{}
 	*inside.At(g.controls) = g.engine.Controls()
-	g.closing, g.stop = context.WithCancel(context.Background())
 	if cfg.History > 0 {
 		g.history = history.New(rdb, cfg.Prefix, cfg.Owner, cfg.History, cfg.Logger)
 	}
@@ -106,8 +93,7 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	return g, nil
 }
 
-// NewFromConnOpt is [New] with a client that it makes from opt, the options that
-// asynq.NewServer gets. [Guard.Close] closes that client.
+// NewFromConnOpt is [New] with a client that it makes from opt, the options that asynq.NewServer gets. [Guard.Close] closes that client.
 func NewFromConnOpt(opt asynq.RedisConnOpt, cfg Config) (*Guard, error) {
 	if opt == nil {
 		return nil, errors.New("automutex: the RedisConnOpt is nil: pass the one that asynq.NewServer gets")
@@ -125,42 +111,31 @@ func NewFromConnOpt(opt asynq.RedisConnOpt, cfg Config) (*Guard, error) {
 	return g, nil
 }
 
-// Keys returns the Redis keys of the locks that a task needs, in the order in which the task
-// takes them. It returns none if no rule matches, or if the rule's Key returns [NoLock].
-// The error wraps a [*KeyError], or the error of a function in the Config that makes keys.
+// Keys returns the Redis keys of the locks that a task needs, in the order in which the task takes them. It returns none if no rule
+// matches, or if the rule's Key returns [NoLock]. The error wraps a [*KeyError], or the error of a function in the Config that makes keys.
 // Keys does no I/O, unless one of these functions does.
 func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 	return (&KeyMaker{rules: g.rules, prefix: g.cfg.Prefix}).Keys(ctx, t)
 }
 
-// Close ends the Guard. Tasks in line, and from now on every other task that has a rule, return to asynq
-// without running. Close waits until the running handlers have returned, and renews their leases
-// meanwhile. If ctx ends before, Close returns an error that wraps the cause of ctx, and the leases last
-// until their deadlines, or until the handlers return. A further Close also waits.
+// Close ends the Guard. Tasks in line, and from now on every other task that has a rule, return to asynq without running. Close waits until
+// the running handlers have returned, and renews their leases meanwhile. If ctx ends before, Close returns an error that wraps the cause of
+// ctx, and the leases last until their deadlines, or until the handlers return. A further Close also waits.
 //
-// Call Close before the server's Shutdown, or at the same time, and give ctx as much time as
-// the server's ShutdownTimeout. A Close after Shutdown is too late: Shutdown waits for tasks
-// in line up to its whole timeout. A task on its last attempt cannot return, since asynq
+// Call Close before the server's Shutdown, or at the same time, and give ctx as much time as the server's ShutdownTimeout. A Close after
+// Shutdown is too late: Shutdown waits for tasks in line up to its whole timeout. A task on its last attempt cannot return, since asynq
 // would archive it: it blocks its worker, and asynq requeues it at the end of that timeout.
 //
 // Close leaves the Redis client open, unless [NewFromConnOpt] made it.
 func (g *Guard) Close(ctx context.Context) error {
-	g.mu.Lock()
-	if !g.closed {
-		g.closed = true
-		if g.running == 0 {
-			close(g.idle)
-		}
-	}
-	g.stop() // before the next enter, which is refused: over says why
-	g.mu.Unlock()
+	idle := g.life.End()
 	var err error
 	select {
-	case <-g.idle:
+	case <-idle:
 	case <-ctx.Done():
 	}
 	select {
-	case <-g.idle: // also where ctx ended at the same time
+	case <-idle: // also where ctx ended at the same time
 	default:
 		err = fmt.Errorf("automutex: closed while handlers still ran: %w", context.Cause(ctx))
 	}
@@ -180,29 +155,8 @@ func (g *Guard) Close(ctx context.Context) error {
 	return err
 }
 
-// enter counts a task in, unless the Guard is closed.
-func (g *Guard) enter() bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.closed {
-		return false
-	}
-	g.running++
-	return true
-}
-
-// leave counts a task out. The last one after Close has begun lets Close continue.
-func (g *Guard) leave() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.running--
-	if g.closed && g.running == 0 {
-		close(g.idle)
-	}
-}
-
-// warnOnce logs a warning for the first call with a topic, and does nothing for later
-// ones. It is for mistakes in a program's setup, which every task meets.
+// warnOnce logs a warning for the first call with a topic, and does nothing for later ones. It is for mistakes in a program's setup, which
+// every task meets.
 func (g *Guard) warnOnce(topic, text string, args ...any) {
 	if _, logged := g.warned.LoadOrStore(topic, true); !logged {
 		g.log.Warn("automutex: "+text, args...)

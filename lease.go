@@ -16,8 +16,8 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// A lease belongs to its delivery as soon as it exists, before a function of the user can learn of it: every lease
-// that the engine returns goes to keepLease at once. release, which run defers, releases all of them.
+// A lease belongs to its delivery as soon as it exists, before a function of the user can learn of it: every lease that the engine returns
+// goes to keepLease at once. release, which run defers, releases all of them.
 
 // holding is what a delivery has taken.
 type holding struct {
@@ -46,8 +46,7 @@ type heldLease struct {
 	releaseErr  error
 }
 
-// keepLease adds the lease that the engine returned to those of the
-// delivery. It turns an error of the engine into one of the Guard.
+// keepLease adds the lease that the engine returned to those of the delivery. It turns an error of the engine into one of the Guard.
 func (d *delivery) keepLease(t target, lease *engine.Lease, err error) error {
 	if err != nil {
 		return d.toBusyError(t, err)
@@ -69,8 +68,7 @@ func (d *delivery) observeAcquired(t target) {
 	d.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: parked})
 }
 
-// lostBeforeStart finds a lease that ended before the handler started, while the task waited for
-// another lock or for Redis.
+// lostBeforeStart finds a lease that ended before the handler started, while the task waited for another lock or for Redis.
 func (d *delivery) lostBeforeStart() obstacle {
 	for _, h := range d.leases {
 		if err := h.lease.Err(); err != nil {
@@ -81,9 +79,9 @@ func (d *delivery) lostBeforeStart() obstacle {
 	return obstacle{why: decide.Nothing}
 }
 
-// release ends all leases, the last one taken first, and then reports them. decision is what
-// happens to the task, and err why it failed. It also runs while a panic unwinds, and after d.ctx has ended: releases use
-// only its values. A second call does nothing, unless the task has taken locks again.
+// release ends all leases, the last one taken first, and then reports them. decision is what happens to the task, and err why it failed. It
+// also runs while a panic unwinds, and after d.ctx has ended: releases use only its values. A second call does nothing, unless the task has
+// taken locks again.
 func (d *delivery) release(decision decide.Decision, err error) {
 	if d.returned != nil {
 		d.returned()
@@ -109,8 +107,8 @@ func (d *delivery) release(decision decide.Decision, err error) {
 	d.started = time.Time{}
 }
 
-// handlerContext makes the context of the handler. It ends as replaceableContext does, and with cause lock.ErrLost
-// when a lease is lost. Its watcher starts when it ends, on a goroutine of its own, and ends when the handler returns.
+// handlerContext makes the context of the handler. It ends as replaceableContext does, and with cause lock.ErrLost when a lease is lost.
+// Its watcher starts when it ends, on a goroutine of its own, and ends when the handler returns.
 func (d *delivery) handlerContext() context.Context {
 	parent, end := d.replaceableContext()
 	run := &handlerRun{facts: &d.facts, innermost: innermostLease(d.ctx)}
@@ -147,7 +145,8 @@ func running(ctx context.Context) *facts {
 }
 
 // LastAttempt reports whether asynq archives the task of the handler whose context is ctx if the handler fails; of an ErrorHandler, whether
-// that was its last attempt. A task of a [Client] has one retry more by asynq.GetMaxRetry than it was enqueued with; LastAttempt goes by what was asked for.
+// that was its last attempt. A task of a [Client] has one retry more by asynq.GetMaxRetry than it was enqueued with; LastAttempt goes by
+// what was asked for.
 func LastAttempt(ctx context.Context) bool {
 	if last, is := ctx.Value(lastAttemptKey{}).(bool); is {
 		return last
@@ -160,12 +159,11 @@ func LastAttempt(ctx context.Context) bool {
 	return ok && retried >= most
 }
 
-// overdueGrace is how long after the end of its context a handler may return without
-// being reported as overdue.
+// overdueGrace is how long after the end of its context a handler may return without being reported as overdue.
 const overdueGrace = 100 * time.Millisecond
 
-// watch runs from the end of the handler's context until the handler returns. It reports each lease that is lost, and a
-// handler that runs past the end of its task's context. Either may come first, or neither.
+// watch runs from the end of the handler's context until the handler returns. It reports each lease that is lost, and a handler that runs
+// past the end of its task's context. Either may come first, or neither.
 func (d *delivery) watch(ctx context.Context, leases []*heldLease, returned <-chan struct{}) {
 	for _, h := range leases {
 		own := h.lease.Bind(context.WithoutCancel(d.ctx)) // ends with the lease and nothing else
@@ -237,9 +235,8 @@ func innermostLease(ctx context.Context) *heldLease {
 	return nil
 }
 
-// Lease returns the lease of the handler whose context is ctx; of several leases, the one
-// taken last. It returns nil and false outside of a guarded handler, and in a handler that
-// runs without a lease under the policy [Allow].
+// Lease returns the lease of the handler whose context is ctx; of several leases, the one taken last. It returns nil and false outside of a
+// guarded handler, and in a handler that runs without a lease under the policy [Allow].
 func Lease(ctx context.Context) (*lock.Lease, bool) {
 	if h := innermostLease(ctx); h != nil {
 		return &h.shown, true
@@ -247,8 +244,7 @@ func Lease(ctx context.Context) (*lock.Lease, bool) {
 	return nil, false
 }
 
-// LeaseOf is [Lease] for the rule with that name. Rules whose keys are equal for a task share
-// one lease.
+// LeaseOf is [Lease] for the rule with that name. Rules whose keys are equal for a task share one lease.
 func LeaseOf(ctx context.Context, ruleName string) (*lock.Lease, bool) {
 	for h := innermostLease(ctx); h != nil; h = h.outer {
 		if h.target.isFor(ruleName) {
@@ -258,9 +254,8 @@ func LeaseOf(ctx context.Context, ruleName string) (*lock.Lease, bool) {
 	return nil, false
 }
 
-// Fence returns the fence of [Lease]: a number that grows from run to run of the same key.
-// Send it with each write of the handler, and have the receiver refuse lower numbers. The rule
-// needs [Rule].Fence; otherwise the error Is [lock.ErrNotFenced]. Without a lease it Is
+// Fence returns the fence of [Lease]: a number that grows from run to run of the same key. Send it with each write of the handler, and have
+// the receiver refuse lower numbers. The rule needs [Rule].Fence; otherwise the error Is [lock.ErrNotFenced]. Without a lease it Is
 // [lock.ErrNotHeld]. Fence does no I/O.
 func Fence(ctx context.Context) (int64, error) {
 	lease, ok := Lease(ctx)
@@ -270,8 +265,8 @@ func Fence(ctx context.Context) (int64, error) {
 	return lease.Fence()
 }
 
-// holds reports whether the task holds the key: this delivery, or an outer Middleware of the same
-// Guard, whose handler must not wait for itself.
+// holds reports whether the task holds the key: this delivery, or an outer Middleware of the same Guard, whose handler must not wait for
+// itself.
 func (d *delivery) holds(key string) bool {
 	for _, h := range d.leases {
 		if h.target.key == key {

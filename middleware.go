@@ -31,15 +31,14 @@ import (
 //	    carryOut          act: return an error to asynq, or stay
 //	    release           end all leases and report it                  lease.go
 //
-// What happens to a task is decided in internal/decide alone, and all of it stands in
-// internal/decide/testdata/decisions.txt. The rest finds out the facts, or carries decisions out.
+// What happens to a task is decided in internal/decide alone, and all of it stands in internal/decide/testdata/decisions.txt. The rest
+// finds out the facts, or carries decisions out.
 
-// Middleware wraps a handler so that it runs while the task's locks are held; under [Allow] it
-// also runs without a lock that is busy. A task that no rule matches runs without locks.
-// Middleware is an [asynq.MiddlewareFunc]. Install it first: a middleware that is installed
+// Middleware wraps a handler so that it runs while the task's locks are held; under [Allow] it also runs without a lock that is busy. A
+// task that no rule matches runs without locks. Middleware is an [asynq.MiddlewareFunc]. Install it first: a middleware that is installed
 // before it runs outside of the locks, and also for tasks whose key is busy.
 func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
-	g.served.askMux(next, g.cfg.Rules) // under mux.Use this is called for each task, and next is no mux
+	g.served.AskMux(next, g.rules.byTask.Patterns()) // under mux.Use this is called for each task, and next is no mux
 	if !g.middlewareUsed.Swap(true) {
 		go g.announce()
 	}
@@ -64,8 +63,8 @@ func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 
 // runCounted is run, counted so that Close waits for it. After Close the task returns to asynq; see over.
 func (d *delivery) runCounted(next asynq.Handler) error {
-	if d.guard.enter() {
-		defer d.guard.leave()
+	if d.guard.life.Enter() == nil {
+		defer d.guard.life.Done()
 	}
 	return d.run(next)
 }
@@ -90,11 +89,11 @@ func (d *delivery) warnNoServerConfig() {
 	}
 }
 
-// runWithoutRule runs a task that no rule matches, after Close too. On its last attempt, a handler that returned
-// RetryAfter runs again here.
+// runWithoutRule runs a task that no rule matches, after Close too. On its last attempt, a handler that returned RetryAfter runs again
+// here.
 func (g *Guard) runWithoutRule(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
-	if g.enter() {
-		defer g.leave()
+	if g.life.Enter() == nil {
+		defer g.life.Done()
 	}
 	for {
 		err := next.ProcessTask(ctx, t)
@@ -110,9 +109,9 @@ func (g *Guard) runWithoutRule(ctx context.Context, t *asynq.Task, next asynq.Ha
 	}
 }
 
-// delivery is one task from the call of Middleware to its return. It is not an attempt: a task that returns without
-// spending one is delivered again in the same attempt. Only the worker's goroutine writes the fields. Other
-// goroutines (watchers, requests to stop) read the facts, and replacing, which is set before they start.
+// delivery is one task from the call of Middleware to its return. It is not an attempt: a task that returns without spending one is
+// delivered again in the same attempt. Only the worker's goroutine writes the fields. Other goroutines (watchers, requests to stop) read
+// the facts, and replacing, which is set before they start.
 type delivery struct {
 	facts
 	holding
@@ -140,7 +139,9 @@ type facts struct {
 
 func (g *Guard) newDelivery(ctx context.Context, t *asynq.Task) *delivery {
 	d := &delivery{facts: facts{guard: g, ctx: ctx, task: t, arrived: time.Now()}}
-	d.server = g.serverOf(ctx)
+	if m, _ := ctx.Value(serverKey{g}).(*taskMark); m != nil {
+		d.server = m.server
+	}
 	d.queue, _ = asynq.GetQueueName(ctx)
 	var ok bool
 	if d.id, ok = asynq.GetTaskID(ctx); ok {
@@ -167,8 +168,8 @@ type obstacle struct {
 	held   time.Duration // and ran for so long
 }
 
-// run is the loop of a task: look, decide, act, until the task ends. A task
-// that stays in its worker goes round again, and so does one that runs without a lock under Allow.
+// run is the loop of a task: look, decide, act, until the task ends. A task that stays in its worker goes round again, and so does one that
+// runs without a lock under Allow.
 func (d *delivery) run(next asynq.Handler) error {
 	// Plain defers, no recover: a panic of the handler reaches asynq with the stack that it had, and asynq counts the attempt.
 	ends, met := decide.End(decide.Result{Said: decide.Panicked}), obstacle{why: decide.Nothing}
@@ -205,15 +206,15 @@ func (d *delivery) over() decide.Over {
 		return decide.ContextEnded
 	case d.isReplaced(), d.claim.superseded:
 		return decide.Replaced
-	case d.guard.closing.Err() != nil:
+	case d.guard.life.Closing.Err() != nil:
 		return decide.GuardClosed
 	}
 	return decide.Goes
 }
 
-// look makes the task's keys and takes its locks, in the order of targets, which is the same for all tasks, so that no two
-// wait for each other. It returns the first obstacle, or decide.Nothing if the handler may start. If nothing new can be
-// found, it returns what the last look has met.
+// look makes the task's keys and takes its locks, in the order of targets, which is the same for all tasks, so that no two wait for each
+// other. It returns the first obstacle, or decide.Nothing if the handler may start. If nothing new can be found, it returns what the last
+// look has met.
 func (d *delivery) look(last obstacle) obstacle {
 	if d.over() != decide.Goes || last.why != decide.Nothing && !d.hasTimeFor(0) {
 		return last
@@ -229,8 +230,8 @@ func (d *delivery) look(last obstacle) obstacle {
 			return met
 		}
 	}
-	// Note the start in the claim of package unique only when the handler would start now. If a lease is lost in that round trip, the
-	// note stays: the next task for the key may be enqueued before this one runs, and both run.
+	// Note the start in the claim of package unique only when the handler would start now. If a lease is lost in that round trip, the note
+	// stays: the next task for the key may be enqueued before this one runs, and both run.
 	if met := d.lostBeforeStart(); met.why != decide.Nothing || d.claim.key == "" || d.over() != decide.Goes {
 		return met
 	}
@@ -240,8 +241,8 @@ func (d *delivery) look(last obstacle) obstacle {
 	return d.lostBeforeStart()
 }
 
-// makeKeys finds the locks that the task needs. Under Allow, which only measures contention, the task runs without the
-// lock of a rule for which no key can be made.
+// makeKeys finds the locks that the task needs. Under Allow, which only measures contention, the task runs without the lock of a rule for
+// which no key can be made.
 func (d *delivery) makeKeys() obstacle {
 	met := obstacle{why: decide.Nothing}
 	if d.targets != nil {
@@ -288,7 +289,7 @@ func (d *delivery) take(t target) obstacle {
 	if err := d.acquire(t); err != nil {
 		return d.report(d.refused(t, err))
 	}
-	d.guard.outage.recordSuccess(d.guard.log)
+	d.guard.outage.Answered(d.guard.log)
 	d.observeAcquired(t)
 	d.line = standing{}
 	return obstacle{why: decide.Nothing}
@@ -320,9 +321,15 @@ func (d *delivery) refused(t target, err error) obstacle {
 		met.why = decide.Held
 	}
 	if met.why != decide.Paused { // which may be known from before an outage
-		d.guard.outage.recordSuccess(d.guard.log)
+		d.guard.outage.Answered(d.guard.log)
 	}
 	return met
+}
+
+// backendError records and observes that Redis could not be asked for the lock of t.
+func (d *delivery) backendError(t target, err error) {
+	d.guard.outage.Failed(d.guard.log, "key", t.key, "error", err)
+	d.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Key: t.key, Err: err})
 }
 
 // report observes and logs what the task has met. It does nothing for what ended with the delivery.
@@ -368,13 +375,12 @@ func (o obstacle) policy() Policy {
 	return Retry
 }
 
-// decideStart decides about a task whose handler has not started. It asks the function of AfterFailure, once for each
-// obstacle. What that says is done as if the handler had said it, unless it says that the key is busy; so is a RetryAfter of a
-// function that makes keys.
+// decideStart decides about a task whose handler has not started. It asks the function of AfterFailure, once for each obstacle. What that
+// says is done as if the handler had said it, unless it says that the key is busy; so is a RetryAfter of a function that makes keys.
 func (d *delivery) decideStart(met *obstacle) decide.Decision {
 	s := decide.Situation{Over: d.over(), Why: met.why, Last: d.last, Parked: met.busy != nil && met.busy.parked, TimeUp: d.last && !d.hasTimeFor(0)}
 	if s.Over == decide.GuardClosed && met.why != decide.KeyNever { // else the task ends, for its own reason
-		*met = obstacle{why: met.why, err: errTaskAfterClose}
+		*met = obstacle{why: met.why, err: fmt.Errorf("automutex: the Guard was closed: %w", ErrClosed)}
 	}
 	rule := met.target.rule
 	if rule == nil {
@@ -384,9 +390,9 @@ func (d *delivery) decideStart(met *obstacle) decide.Decision {
 	if s.Over != decide.Goes {
 		return decide.Start(s)
 	}
-	if fn := rule.Busy.failureFunc(); fn != nil && met.why.ForPolicy() && !met.asked {
+	if fn := rule.Busy.after; fn != nil && met.why.ForPolicy() && !met.asked {
 		met.asked = true
-		met.err = fn(d.ctx, d.task, met.busy) // a panic fails the attempt, as a handler's does
+		met.err = (*fn)(d.ctx, d.task, met.busy) // a panic fails the attempt, as a handler's does
 	}
 	answer, _ := said(met.err)
 	if met.asked && (answer != decide.SaidError || !errors.Is(met.err, ErrBusy)) || met.why == decide.KeyLater && answer == decide.SaidLater {
@@ -419,8 +425,7 @@ func (d *delivery) decideEnd(met *obstacle) decide.Decision {
 	return decide.End(r)
 }
 
-// carryOut does what was decided: it returns the result of Middleware, or true if the task stays in
-// its worker and the next look is due.
+// carryOut does what was decided: it returns the result of Middleware, or true if the task stays in its worker and the next look is due.
 func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result error, again bool) {
 	t := met.target
 	switch decision.What {
@@ -468,9 +473,8 @@ func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result erro
 // errBlocks is the result of a task that must block its worker: asynq would archive it for any result.
 var errBlocks = errors.New("automutex: the task blocks until asynq requeues it")
 
-// blocked returns result. For errBlocks it blocks first, until asynq requeues the task at the end
-// of its ShutdownTimeout and ends the task's context. The task holds nothing meanwhile, and Close
-// does not wait for it.
+// blocked returns result. For errBlocks it blocks first, until asynq requeues the task at the end of its ShutdownTimeout and ends the
+// task's context. The task holds nothing meanwhile, and Close does not wait for it.
 func (d *delivery) blocked(result error) error {
 	if result != errBlocks { //nolint:errorlint // it is never wrapped
 		return result
@@ -479,8 +483,8 @@ func (d *delivery) blocked(result error) error {
 	return context.Cause(d.ctx)
 }
 
-// comeBack observes EventRetried and returns the task to asynq, its attempt not spent. Without
-// ServerConfig asynq counts the attempt, and there is no event.
+// comeBack observes EventRetried and returns the task to asynq, its attempt not spent. Without ServerConfig asynq counts the attempt, and
+// there is no event.
 func (d *delivery) comeBack(when decide.When, met obstacle) error {
 	e := Event{Kind: EventRetried, Key: met.target.key, Policy: met.policy(), Delay: d.delay(when, met)}
 	if rule := met.target.rule; rule != nil {
@@ -500,32 +504,26 @@ func (d *delivery) comeBack(when decide.When, met obstacle) error {
 
 // delay returns how long a task stays away.
 func (d *delivery) delay(when decide.When, met obstacle) time.Duration {
-	switch when {
-	case decide.AtGate:
-		return met.busy.gateDelay()
-	case decide.AtResume:
-		return pauseDelay(met.busy.ExpiresIn)
-	case decide.AtOutage:
-		return d.guard.outage.delay()
-	case decide.AsAsked:
-		if met.ran {
-			return met.delay
-		}
-		return notBefore(met.delay)
-	case decide.Soon, decide.Unsaid, decide.AtTurn:
-	}
-	if rule := met.target.rule; rule != nil && rule.Busy.delay > 0 {
+	left := met.delay
+	switch rule := met.target.rule; {
+	case when == decide.AtGate, when == decide.AtResume:
+		left = met.busy.ExpiresIn
+	case when == decide.AtOutage:
+		left = d.guard.outage.Lasts()
+	case when == decide.AsAsked && met.ran: // ServerConfig rounds it
+		return left
+	case when == decide.Soon && rule != nil && rule.Busy.delay > 0:
 		return rule.Busy.delay
 	}
-	return retryDelay()
+	return decide.Delay(when, left)
 }
 
-// minStay is the least time after which a task on its last attempt tries again that has given its locks back: its handler
-// returned RetryAfter, or a lease was lost. asynq's own retries come no sooner.
+// minStay is the least time after which a task on its last attempt tries again that has given its locks back: its handler returned
+// RetryAfter, or a lease was lost. asynq's own retries come no sooner.
 const minStay = time.Second
 
-// stay has a task on its last attempt wait in its worker until the next look is due. Where
-// it waits for a lock, it is that look which waits, in line.
+// stay has a task on its last attempt wait in its worker until the next look is due. Where it waits for a lock, it is that look which
+// waits, in line.
 func (d *delivery) stay(decision decide.Decision, met obstacle) {
 	switch {
 	case decision.When == decide.AsAsked, met.why == decide.LeaseLost:
@@ -538,15 +536,14 @@ func (d *delivery) stay(decision decide.Decision, met obstacle) {
 	}
 }
 
-// hasTimeFor reports whether a task that waits for delay in its worker is back at the margin before
-// its deadline.
+// hasTimeFor reports whether a task that waits for delay in its worker is back at the margin before its deadline.
 func (d *delivery) hasTimeFor(delay time.Duration) bool {
 	deadline, ok := d.ctx.Deadline()
 	return !ok || time.Until(deadline)-margin > delay
 }
 
-// verdict is the error of Middleware for a task that does not run, besides a plain error. ServerConfig's functions recognize their own
-// by the guard. They leave any other error to asynq: it is the handler's, even if it is a BusyError of a lock that the handler took itself.
+// verdict is the error of Middleware for a task that does not run, besides a plain error. ServerConfig's functions recognize their own by
+// the guard. They leave any other error to asynq: it is the handler's, even if it is a BusyError of a lock that the handler took itself.
 type verdict struct {
 	guard *Guard
 	kind  verdictKind

@@ -8,14 +8,12 @@ import (
 	"math"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
 
-	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/redistest"
@@ -26,8 +24,6 @@ import (
 // The tests here look inside of the package. What a user can see is tested in internal/e2e, on asynq's servers.
 
 func TestMain(m *testing.M) { redistest.Main(m) }
-
-const patience = redistest.Patience
 
 // newGuard is a guard without a server.
 func newGuard(t *testing.T, s *redistest.Server, rules ...Rule) *Guard {
@@ -106,8 +102,8 @@ func TestServerConfig_withMiddleware(t *testing.T) {
 		ctx := server.BaseContext()
 		redistest.Must(t, wrap(guard, asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
 			m := ctx.Value(serverKey{guard}).(*taskMark)
-			if busy := m.server.workers.isBusy(); busy > 1 {
-				t.Errorf("%s: one task counts as %d", name, busy)
+			if guard.enterTask(ctx)(); name == "twice" && !m.inside.Load() {
+				t.Error("one task counts as two")
 			}
 			m.server.checkGuarded()
 			return nil
@@ -141,35 +137,16 @@ func TestMiddleware_unwrapped(t *testing.T) {
 	}
 }
 
-// A Guard knows the types of tasks that came, up to a bound, and the patterns of its mux that are for its rules.
-func TestServedTypes(t *testing.T) {
-	t.Parallel()
-	var s servedTypes
-	mux := asynq.NewServeMux()
-	mux.Handle("cron:nightly", asynq.NotFoundHandler())
-	mux.Handle("mail:", asynq.NotFoundHandler())
-	s.askMux(mux, []Rule{{Task: "cron:nigtly"}, {Task: "mail:welcome"}})
-	if got := s.list(); !slices.Equal(got, []string{"mail:"}) {
-		t.Errorf("of the mux: %q", got)
-	}
-	for i := range mostServed + 9 {
-		s.add(strconv.Itoa(i))
-	}
-	if n := len(s.list()); n != mostServed {
-		t.Errorf("%d types, want %d", n, mostServed)
-	}
-}
-
 // That an operator has paused a key may be known from before an outage: it does not end that.
 func TestBusy_endsAnOutage(t *testing.T) {
 	t.Parallel()
 	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
 	d, at := &delivery{facts: facts{guard: guard, ctx: context.Background()}}, target{rule: guard.rules.match("work")[0], key: "key"}
-	guard.outage.recordFailure(guard.log)
-	if d.refused(at, &BusyError{Reason: ReasonPaused}); guard.outage.since.IsZero() {
+	guard.outage.Failed(guard.log)
+	if d.refused(at, &BusyError{Reason: ReasonPaused}); guard.outage.Lasts() == 0 {
 		t.Error("a pause has ended the outage")
 	}
-	if d.refused(at, &BusyError{Reason: ReasonHeld}); !guard.outage.since.IsZero() {
+	if d.refused(at, &BusyError{Reason: ReasonHeld}); guard.outage.Lasts() > 0 {
 		t.Error("the outage goes on though Redis said who holds the key")
 	}
 }
@@ -198,7 +175,7 @@ func TestAttempt_sleep(t *testing.T) {
 	if d.sleep(time.Millisecond); d.over() != decide.Goes || !d.hasTimeFor(time.Hour) {
 		t.Error("a task with time does not try again")
 	}
-	guard.stop()
+	guard.life.End()
 	if d.sleep(time.Hour); d.over() != decide.GuardClosed {
 		t.Error("a task tries again after Close")
 	}
@@ -221,7 +198,7 @@ func TestPark_atHalfOfItsTime(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 21*time.Second)
 	defer cancel()
 	d := guard.newDelivery(ctx, asynq.NewTask("work", nil))
-	d.note, d.arrived, d.server = "q/id", time.Now().Add(-19*time.Second), &server{guard: guard, workers: workers{limit: 10}}
+	d.note, d.arrived, d.server = "q/id", time.Now().Add(-19*time.Second), &server{guard: guard, workers: engine.Workers{Limit: 10}}
 	at := target{rule: guard.rules.match("work")[0], scope: "work", key: guard.cfg.Prefix + ":{work}", limit: 1}
 	held, err := guard.engine.Take(t.Context(), engine.Request{Ref: engine.Ref{Key: at.key, Limit: 1}, Name: "work", TTL: time.Minute})
 	redistest.Must(t, err)
@@ -254,63 +231,6 @@ func TestMiddleware_passesErrorsThrough(t *testing.T) {
 	}()
 	<-ended
 	redistest.Must(t, guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })).ProcessTask(t.Context(), asynq.NewTask("work", nil)))
-}
-
-// What a look at the head finds, and what follows.
-func TestInOrder_seen(t *testing.T) {
-	t.Parallel()
-	const note = "q/id"
-	mine := stamp.New(note, 3)
-	mine.Nonce, mine.Ticket, mine.Key = stamp.NewNonce(), 7, "automutex:{work|1}"
-	info := func(state asynq.TaskState, lastErr string) *asynq.TaskInfo {
-		return &asynq.TaskInfo{State: state, LastErr: lastErr, Headers: map[string]string{stamp.Header: mine.String()}}
-	}
-	other := info(asynq.TaskStatePending, "")
-	other.Headers = nil
-	overdue := info(asynq.TaskStateRetry, blocked.ParkedOn(mine.Key))
-	overdue.Deadline = time.Now().Add(-time.Second)
-	item := engine.OrderItem{Nonce: mine.Nonce, Note: note}
-	joined := item
-	joined.Nonce = stamp.Unstamped(note) // at its arrival
-	for name, one := range map[string]struct {
-		info *asynq.TaskInfo
-		key  string
-		want engine.OrderAct
-	}{
-		"the ID used again":       {info(asynq.TaskStateRetry, ""), mine.Key, engine.ActGone},
-		"stamped for another key": {info(asynq.TaskStateRetry, ""), "automutex:{work|2}", engine.ActPresent},
-		"without a stamp":         {other, mine.Key, engine.ActPresent},
-	} {
-		if act, _ := seenInOrder(one.info, false, nil, joined, &compiledRule{}, one.key); act != one.want {
-			t.Errorf("joined at its arrival, %s: %q, want %q", name, act, one.want)
-		}
-	}
-	for name, one := range map[string]struct {
-		info *asynq.TaskInfo
-		err  error
-		on   OnArchive
-		want engine.OrderAct
-	}{
-		"not found":            {nil, asynq.ErrTaskNotFound, HoldKey, engine.ActGone},
-		"no queue":             {nil, asynq.ErrQueueNotFound, HoldKey, engine.ActGone},
-		"no answer":            {nil, errors.New("away"), HoldKey, lookFailed},
-		"another task":         {other, nil, HoldKey, engine.ActGone},
-		"archived, hold":       {info(asynq.TaskStateArchived, ""), nil, HoldKey, engine.ActArchived},
-		"archived, continue":   {info(asynq.TaskStateArchived, ""), nil, Continue, engine.ActLeft},
-		"overdue, hold":        {overdue, nil, HoldKey, engine.ActArchived},
-		"overdue, continue":    {overdue, nil, Continue, engine.ActLeft},
-		"completed":            {info(asynq.TaskStateCompleted, ""), nil, HoldKey, engine.ActLeft},
-		"parked here":          {info(asynq.TaskStateRetry, blocked.ParkedOn(mine.Key)), nil, HoldKey, lookWake},
-		"parked elsewhere":     {info(asynq.TaskStateRetry, blocked.ParkedOn("automutex:{x}")), nil, HoldKey, engine.ActPresent},
-		"failed":               {info(asynq.TaskStateRetry, "broken"), nil, HoldKey, engine.ActPresent},
-		"pending":              {info(asynq.TaskStatePending, ""), nil, HoldKey, engine.ActPresent},
-		"active":               {info(asynq.TaskStateActive, ""), nil, HoldKey, engine.ActPresent},
-		"scheduled by a human": {info(asynq.TaskStateScheduled, ""), nil, HoldKey, engine.ActPresent},
-	} {
-		if act, _ := seenInOrder(one.info, errors.Is(one.err, asynq.ErrTaskNotFound) || errors.Is(one.err, asynq.ErrQueueNotFound), one.err, item, &compiledRule{Rule: Rule{OnArchive: one.on}}, mine.Key); act != one.want {
-			t.Errorf("%s: %q, want %q", name, act, one.want)
-		}
-	}
 }
 
 func TestPark_parkBy(t *testing.T) {
@@ -400,80 +320,21 @@ func TestPark_noteOfNoTask(t *testing.T) {
 	}
 }
 
-// What meets an outage, a closed gate or a pause together comes back in the time that is due, spread.
-func TestDelays_spread(t *testing.T) {
+// A parked task comes back by itself for about as long as its turn takes.
+func TestTurnIn(t *testing.T) {
 	t.Parallel()
-	away := func(after time.Duration) func() time.Duration {
-		o := &outage{since: time.Now().Add(-after)}
-		return func() time.Duration { return o.delay() }
-	}
-	gate := func(reason string, opens time.Duration) func() time.Duration {
-		return (&BusyError{Reason: reason, ExpiresIn: opens}).gateDelay
-	}
-	pause := func(left time.Duration) func() time.Duration {
-		return func() time.Duration { return pauseDelay(left) }
-	}
-	parked := func(busy BusyError) func() time.Duration {
-		return func() time.Duration { return busy.parkDelay() }
-	}
 	const sec = time.Second
-	for name, c := range map[string]struct {
-		delay               func() time.Duration
-		least, most, spread time.Duration
-	}{
-		// The later the longer Redis has been away.
-		"away since now":   {away(0), time.Second, 2 * time.Second, 500 * time.Millisecond},
-		"away for 10 s":    {away(10 * time.Second), 5 * time.Second, 11 * time.Second, 5 * time.Second},
-		"away for an hour": {away(time.Hour), 15 * time.Second, 30 * time.Second, 15 * time.Second},
-		// Over a quarter of the time until the gate opens, 2 to 30 s; asynq's times are whole seconds.
-		"rate, soon":         {gate(ReasonRate, time.Millisecond), time.Millisecond, 3 * time.Second, 2 * time.Second},
-		"rate, in an hour":   {gate(ReasonRate, time.Hour), time.Hour, time.Hour + 31*time.Second, 30 * time.Second},
-		"cooldown of 40 s":   {gate(ReasonCooldown, 40*time.Second), 40 * time.Second, 51 * time.Second, 10 * time.Second},
-		"closed for 40 s":    {gate(ReasonClosed, 40*time.Second), 40 * time.Second, 51 * time.Second, 10 * time.Second},
-		"paused, no end":     {pause(0), 30 * time.Second, 90 * time.Second, 60 * time.Second},
-		"paused, almost not": {pause(time.Millisecond), time.Millisecond, 5*time.Second + time.Millisecond, 5 * time.Second},
-		"paused for 1 min":   {pause(time.Minute), time.Minute, 90 * time.Second, 30 * time.Second},
-		"paused for a day":   {pause(24 * time.Hour), 30 * time.Second, 90 * time.Second, 60 * time.Second},
-		// For about as long as its turn takes, ten minutes at most, and in order so long that a backlog asks less than once a second.
-		"parked":                                {parked(BusyError{}), minParkDelay, minParkDelay * 5 / 4, sec},
-		"parked, held for 30 s":                 {parked(BusyError{ExpiresIn: 30 * sec}), 30 * sec, 38 * sec, 7 * sec},
-		"parked, many before":                   {parked(BusyError{Place: 100}), minParkDelay + 100*sec, 132 * sec, 25 * sec},
-		"parked at a gate":                      {parked(BusyError{Place: 2, ExpiresIn: 10 * sec, Reason: ReasonClosed}), 12 * sec, 15 * sec, 2 * sec},
-		"parked, most before":                   {parked(BusyError{Place: 1e9}), maxParkDelay / 2, 10 * time.Minute, 200 * sec},
-		"parked, held for an hour":              {parked(BusyError{ExpiresIn: time.Hour}), maxParkDelay / 2, 10 * time.Minute, 200 * sec},
-		"parked, very many before":              {parked(BusyError{Place: math.MaxInt, ExpiresIn: 1000 * time.Hour, Reason: ReasonPaused}), maxParkDelay / 2, 10 * time.Minute, 200 * sec},
-		"in order":                              {parked(BusyError{Place: 3}), minParkDelay + 3*sec, 10 * sec, sec},
-		"in order, behind one that is archived": {parked(BusyError{Reason: ReasonArchived}), maxParkDelay / 2, 10 * time.Minute, 200 * sec},
+	for want, busy := range map[time.Duration]BusyError{
+		5 * sec:         {},
+		30 * sec:        {ExpiresIn: 30 * sec},
+		105 * sec:       {Place: 100},
+		12 * sec:        {Place: 2, ExpiresIn: 10 * sec, Reason: ReasonClosed},
+		1_000_005 * sec: {Place: math.MaxInt},
+		time.Hour:       {Place: 3, Reason: ReasonArchived},
 	} {
-		seen, first, last := map[time.Duration]bool{}, time.Duration(1<<62), time.Duration(0)
-		for range 1000 {
-			d := c.delay()
-			if d < c.least || d > c.most {
-				t.Fatalf("%s: back after %s, want %s to %s", name, d, c.least, c.most)
-			}
-			seen[d], first, last = true, min(first, d), max(last, d)
+		if in := busy.turnIn(); in != want {
+			t.Errorf("%+v: %s, want %s", busy, in, want)
 		}
-		if len(seen) < 900 || last-first < c.spread/2 {
-			t.Errorf("%s: %d different delays of 1000, from %s to %s", name, len(seen), first, last)
-		}
-	}
-}
-
-// What fails for one task alone begins an outage each time that it is tried, which is logged once a minute.
-func TestOutage_ofOneSubject(t *testing.T) {
-	t.Parallel()
-	text := &redistest.Log{}
-	log := text.Logger()
-	o := &outage{}
-	for want := 1; want <= 2; want++ {
-		for range 50 {
-			o.recordFailure(log, "key", "poisoned")
-			o.recordSuccess(log)
-		}
-		if text := text.String(); strings.Count(text, "cannot be asked") != want || strings.Count(text, "answers again") != want || !strings.Contains(text, "poisoned") {
-			t.Errorf("log: %s", text)
-		}
-		o.logged = o.logged.Add(-outageLogEvery)
 	}
 }
 
@@ -513,60 +374,8 @@ func TestTexts(t *testing.T) {
 	}
 }
 
-// The recoverer delivers an ordered task soon, and any other as asynq would.
-func TestCapRedelivery(t *testing.T) {
+func TestSaid(t *testing.T) {
 	t.Parallel()
-	s := stamp.New("default/id", 5)
-	plain := asynq.NewTaskWithHeaders("work", nil, map[string]string{stamp.Header: s.String()})
-	s.Nonce, s.Ticket, s.Key = stamp.NewNonce(), 1, "k"
-	ordered := asynq.NewTaskWithHeaders("work", nil, map[string]string{stamp.Header: s.String()})
-	for what, c := range map[string]struct {
-		spent int
-		err   error
-		task  *asynq.Task
-		want  time.Duration
-	}{
-		"ordered, its worker died":          {0, asynq.ErrLeaseExpired, ordered, redeliveryDelay},
-		"ordered, it failed":                {0, errors.New("failed"), ordered, time.Hour},
-		"not ordered":                       {4, asynq.ErrLeaseExpired, plain, time.Hour},
-		"its last attempt, its worker died": {5, asynq.ErrLeaseExpired, plain, redeliveryDelay},
-		"its last attempt, its time was up": {5, context.DeadlineExceeded, plain, redeliveryDelay},
-		"its last attempt, it failed":       {5, errors.New("failed"), plain, time.Hour},
-		"no task":                           {9, asynq.ErrLeaseExpired, nil, time.Hour},
-	} {
-		if got := capRedelivery(time.Hour, c.spent, c.err, c.task); got != c.want {
-			t.Errorf("%s: %s, want %s", what, got, c.want)
-		}
-	}
-	if got := capRedelivery(time.Second, 0, asynq.ErrLeaseExpired, ordered); got != time.Second {
-		t.Errorf("a short delay becomes %s", got)
-	}
-}
-
-// The history says what became of each run, and of each wait that ended without one.
-func TestOutcome(t *testing.T) {
-	t.Parallel()
-	replaced := &delivery{replacing: newReplaceState()}
-	replaced.replacing.cancel(errors.New("a newer task has come"))
-	for _, c := range []struct {
-		d         *delivery
-		what      decide.What
-		ran, wait string
-	}{
-		{&delivery{}, decide.Done, "done", "skipped"},
-		{&delivery{}, decide.Spend, "failed", "failed"},
-		{&delivery{}, decide.Archive, "archived", "archived"},
-		{&delivery{}, decide.Drop, "dropped", "dropped"},
-		{replaced, decide.Drop, "replaced", "replaced"},
-		{&delivery{}, decide.Leave, "cut short", "cut short"},
-		{&delivery{}, decide.Back, "comes back", "comes back"},
-	} {
-		for ran, want := range map[bool]string{true: c.ran, false: c.wait} {
-			if got := c.d.outcome(decide.Decision{What: c.what}, ran); got != want {
-				t.Errorf("%v, ran %v: %q, want %q", c.what, ran, got, want)
-			}
-		}
-	}
 	// asynq revokes a task also if SkipRetry is in the error.
 	if answer, _ := said(errors.Join(asynq.SkipRetry, asynq.RevokeTask)); answer != decide.SaidDrop {
 		t.Errorf("RevokeTask beside SkipRetry: %v", answer)
@@ -630,141 +439,6 @@ func TestRuleSet_limitField(t *testing.T) {
 			t.Errorf("%s, default %d, most %d: %v, %v; want %d", test.payload, test.deflt, test.most, targets, err, test.want)
 		}
 	}
-}
-
-// office is a server's workers by themselves: who gives way, and when. It asks no Redis.
-type office struct {
-	workers
-	t *testing.T
-}
-
-// comes is a worker that is taken and then waits for the lock called so.
-func (o *office) comes(key string, turn int64) (me *waiter, left chan struct{}) {
-	left = make(chan struct{}, 1)
-	me = &waiter{key: key, turn: turn, leave: func() { left <- struct{}{} }}
-	o.taskStarted()
-	o.begin(me)
-	return me, left
-}
-
-// isDue reports whether somebody is to leave in yieldAfter. What has no time to pass needs none.
-func (o *office) isDue() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.full != nil
-}
-
-// isBusy is how many workers count as busy.
-func (w *workers) isBusy() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.busy
-}
-
-func (o *office) leaves(left <-chan struct{}) {
-	o.t.Helper()
-	redistest.Eventually(o.t, patience, func() bool { return len(left) > 0 }, "the task leaves")
-	if o.isDue() {
-		o.t.Error("another one is to leave, before this one has")
-	}
-}
-
-func TestWorkers(t *testing.T) {
-	t.Parallel()
-	t.Run("a free worker", func(t *testing.T) {
-		o := &office{workers{limit: 3}, t}
-		o.comes("a", 0)
-		if _, _ = o.comes("a", 0); o.isDue() {
-			t.Error("a task leaves although a worker is free")
-		}
-	})
-	t.Run("the newest leaves, one at a time", func(t *testing.T) {
-		o := &office{workers{limit: 3}, t}
-		o.taskStarted()
-		_, first := o.comes("a", 0)
-		second, left := o.comes("b", 0)
-		o.leaves(left)
-		if o.end(second, false); o.isDue() {
-			t.Error("another one is to leave, before the worker of the first is free")
-		}
-		o.taskEnded()
-		if o.isDue() {
-			t.Error("a worker is free, and another task leaves")
-		}
-		o.taskStarted() // one that has work
-		o.leaves(first)
-	})
-	t.Run("got its lock instead", func(t *testing.T) {
-		o := &office{workers{limit: 2}, t}
-		_, first := o.comes("a", 0)
-		second, left := o.comes("a", 0)
-		o.leaves(left)
-		o.end(second, true) // and works on
-		o.leaves(first)
-	})
-	t.Run("the wait is over before", func(t *testing.T) {
-		o := &office{workers{limit: 2}, t}
-		o.taskStarted()
-		me, _ := o.comes("a", 0)
-		if !o.isDue() {
-			t.Error("nobody leaves")
-		}
-		if o.end(me, false); o.isDue() {
-			t.Error("nobody waits, and somebody is to leave")
-		}
-		o.begin(me)
-		if o.taskEnded(); o.isDue() {
-			t.Error("a worker is free, and somebody is to leave")
-		}
-	})
-	t.Run("a timer that was replaced", func(t *testing.T) {
-		o := &office{workers{limit: 1}, t}
-		me, left := o.comes("a", 0)
-		o.mu.Lock()
-		stale := o.full
-		o.mu.Unlock()
-		o.end(me, false)
-		o.yieldOne(&stale)
-		o.taskEnded()
-		if len(left) > 0 || o.isDue() {
-			t.Error("a task that does not wait is told to leave")
-		}
-	})
-	t.Run("after one has left, and before one gets its lock, at once", func(t *testing.T) {
-		o := &office{workers{limit: 2}, t}
-		o.taskStarted()
-		stands := func() bool {
-			o.mu.Lock()
-			defer o.mu.Unlock()
-			return o.stands
-		}
-		first, left := o.comes("a", 0)
-		o.leaves(left)
-		o.end(first, false)
-		if o.taskEnded(); !stands() {
-			t.Error("the next one is given time")
-		}
-		next, left := o.comes("a", 0)
-		o.leaves(left)
-		if o.end(next, true); stands() {
-			t.Error("one has got its lock, and the next one is given no time")
-		}
-	})
-	t.Run("in order the last one leaves", func(t *testing.T) {
-		o := &office{workers{limit: 4}, t}
-		o.taskStarted()
-		_, last := o.comes("a", 9)
-		o.comes("a", 7)
-		o.comes("a", 8)
-		o.leaves(last)
-	})
-	t.Run("another key's turn does not count", func(t *testing.T) {
-		o := &office{workers{limit: 3}, t}
-		o.taskStarted()
-		o.comes("b", 9)
-		_, newest := o.comes("a", 7)
-		o.leaves(newest)
-	})
 }
 
 // The log names a head that asynq has called active for more than a minute and that does not hold its key, since its worker is dead.

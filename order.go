@@ -7,7 +7,6 @@ import (
 	"math"
 	"runtime/debug"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -21,16 +20,16 @@ import (
 	"github.com/automutex/automutex/internal/tasknote"
 )
 
-// This file is the worker's side of Rule.InOrder and of the reserved attempt; client.go is the producer's. The order
-// itself is in internal/engine/lua/order.lua.
+// This file is the worker's side of Rule.InOrder and of the reserved attempt; client.go is the producer's. The order itself is in
+// internal/engine/lua/order.lua.
 
 // OnArchive is what happens to the key of an ordered task that asynq archives; see [Rule].OnArchive.
 type OnArchive uint8
 
 const (
-	// HoldKey keeps the key for the archived task: the tasks behind it wait until an operator runs that task, or
-	// skips it with [Guard.SkipHead]. HoldKey is the zero value. To delete the archived task with asynq's tools is
-	// not enough, since asynq deletes old archived tasks by itself.
+	// HoldKey keeps the key for the archived task: the tasks behind it wait until an operator runs that task, or skips it with
+	// [Guard.SkipHead]. HoldKey is the zero value. To delete the archived task with asynq's tools is not enough, since asynq deletes old
+	// archived tasks by itself.
 	HoldKey OnArchive = iota
 	// Continue runs the next task of the key.
 	Continue
@@ -72,8 +71,8 @@ func (c *compiledRule) checkOrder(mistakes *fieldErrors) {
 	}
 }
 
-// orderRank is the rank of an ordered rule: its lock is taken before all others, so that no task holds another lock
-// while it waits for its turn. A task has at most one ordered rule, so no two tasks wait for each other.
+// orderRank is the rank of an ordered rule: its lock is taken before all others, so that no task holds another lock while it waits for its
+// turn. A task has at most one ordered rule, so no two tasks wait for each other.
 const orderRank = -1
 
 // place is what the header of a Client says of a task: its place in the order of a key, and how often the caller lets it be retried.
@@ -89,11 +88,11 @@ func (p place) isLast(f *facts) bool { return f.last || p.reserved && f.retried 
 // in reports whether the task has a place in the order of t's key.
 func (p place) in(t target) bool { return p.Nonce != "" && p.Key == t.key }
 
-// attempt runs the handler. It has asynq archive a task with a reserved attempt when the caller's attempts end: asynq
-// would retry it. So it ends a panic of that attempt here, and logs it as asynq does. An error by which a Guard returns the task ends nothing.
+// attempt runs the handler. It has asynq archive a task with a reserved attempt when the caller's attempts end: asynq would retry it. So it
+// ends a panic of that attempt here, and logs it as asynq does. An error by which a Guard returns the task ends nothing.
 //
-// What has no result here (runtime.Goexit, a process that dies, a context that ends) is counted by asynq, which delivers the task
-// once more, see redeliveryDelay. An ordered task is refused then.
+// What has no result here (runtime.Goexit, a process that dies, a context that ends) is counted by asynq, which delivers the task once
+// more, see redeliveryDelay. An ordered task is refused then.
 func (d *delivery) attempt(next asynq.Handler) (err error) {
 	ctx := d.handlerContext()
 	if !d.place.reserved || !d.place.isLast(&d.facts) {
@@ -138,8 +137,8 @@ func (d *delivery) turn(t target) int64 {
 	return d.place.Ticket
 }
 
-// acquireInOrder is acquire for an ordered lock. Its error is errSpent if the task's attempts are spent, and
-// which Is engine.ErrOrderDone if the task was done already: its worker died before asynq had noted the end.
+// acquireInOrder is acquire for an ordered lock. Its error is errSpent if the task's attempts are spent, and which Is engine.ErrOrderDone
+// if the task was done already: its worker died before asynq had noted the end.
 func (d *delivery) acquireInOrder(t target) error {
 	if !d.place.in(t) {
 		d.joinAtArrival(t)
@@ -155,8 +154,8 @@ func (d *delivery) acquireInOrder(t target) error {
 	return errSpent
 }
 
-// joinAtArrival prepares for a task that has no stamp for this key. If it has one for another key, since its
-// payload or the rule has changed, it gives that place up; if there is an error, a look finds that the task has ended.
+// joinAtArrival prepares for a task that has no stamp for this key. If it has one for another key, since its payload or the rule has
+// changed, it gives that place up; if there is an error, a look finds that the task has ended.
 func (d *delivery) joinAtArrival(t target) {
 	d.guard.warnOnce("unstamped "+d.task.Type(), "a task of an ordered rule runs after those that have a place in the order of its key: it was not enqueued through automutex.NewClient, "+
 		"or for another key, since the rules of producer and worker differ", "rule", t.rule.Name, "type", d.task.Type(), "task", d.note)
@@ -179,8 +178,8 @@ func orderedKey(key string) engine.Ref {
 // errSpent is the last error of a task whose last attempt did not return.
 var errSpent = errors.New("automutex: the handler has begun as often as the task's MaxRetry allows, and its last run did not return: its worker died, or its time was up")
 
-// endOrder tells an ordered lock how the attempt ended, before the lock is released. A task whose context has ended keeps its
-// place. One whose handler has not begun may end all the same: because of another rule. err is why the task failed.
+// endOrder tells an ordered lock how the attempt ended, before the lock is released. A task whose context has ended keeps its place. One
+// whose handler has not begun may end all the same: because of another rule. err is why the task failed.
 func (d *delivery) endOrder(h *heldLease, decision decide.Decision, begun bool, err error) {
 	outcome := d.orderOutcome(h.target, decision)
 	switch {
@@ -208,8 +207,8 @@ func (g *Guard) reportBlocked(ctx context.Context, e Event) {
 	g.observe(ctx, e)
 }
 
-// endUntaken gives up the place of a task that has ended and did not come to its ordered lock: no key could be made for one of its rules. If
-// there is an error, or the task holds its key now, a look finds that.
+// endUntaken gives up the place of a task that has ended and did not come to its ordered lock: no key could be made for one of its rules.
+// If there is an error, or the task holds its key now, a look finds that.
 func (d *delivery) endUntaken(decision decide.Decision) {
 	if d.place.Nonce == "" || decision.What == decide.Leave || slices.ContainsFunc(d.targets, d.place.in) {
 		return
@@ -236,26 +235,8 @@ func (d *delivery) orderOutcome(t target, decision decide.Decision) engine.Outco
 	return engine.OutcomeHeld
 }
 
-// redeliveryDelay bounds how long asynq waits before it delivers a task of a Client again whose last attempt was cut, and an ordered task whose
-// worker died: the marks of tasks that are done last for five minutes.
-const redeliveryDelay = 30 * time.Second
-
-// isCut reports whether err is what asynq itself passes for an attempt that has no result. asynq gives these as they are, where a handler may wrap one.
-func isCut(err error) bool {
-	return err == asynq.ErrLeaseExpired || err == context.DeadlineExceeded || err == context.Canceled //nolint:errorlint // as above
-}
-
-// capRedelivery shortens the delay of such a task, n attempts having been spent before.
-func capRedelivery(delay time.Duration, n int, err error, t *asynq.Task) time.Duration {
-	died := errors.Is(err, asynq.ErrLeaseExpired)
-	if t != nil && (died && stamp.Ordered(t.Headers()) || isCut(err) && stamp.IsLast(t.Headers(), n)) {
-		return min(delay, redeliveryDelay)
-	}
-	return delay
-}
-
-// Orders returns which of the task types, and of the Tasks of the Client's own rules, a rule with [Rule].InOrder is for, so that
-// the Client gives such a task its place, and that rule's OnArchive.
+// Orders returns which of the task types, and of the Tasks of the Client's own rules, a rule with [Rule].InOrder is for, so that the Client
+// gives such a task its place, and that rule's OnArchive.
 func (c *Client) Orders(taskTypes ...string) map[string]OnArchive {
 	ordered := map[string]OnArchive{}
 	for _, rule := range c.rules.rules {
@@ -286,19 +267,18 @@ type Blocked struct {
 	Task string
 	// Since is since when the key is held. Of a task that is to be retried it is when it last came to a worker.
 	Since time.Time
-	// Why says what keeps the task from running, and what ends that, as in "behind default/8a1c, which
-	// failed and is retried in 40s".
+	// Why says what keeps the task from running, and what ends that, as in "behind default/8a1c, which failed and is retried in 40s".
 	Why string
 	// Behind is how many tasks of the key wait behind it.
 	Behind int
 }
 
-// Blocked returns the keys under the Guard's prefix whose next task, in order, does not run: it is archived and holds its
-// key ([HoldKey]), has failed and is retried later, is gone, or waits in a queue that is paused or that no server serves. Keys that
-// are held come first, then those whose task has failed, the longest blocked first. A key without a task behind that one is only listed while
-// it is held. Blocked walks all keys with SCAN and looks at the first task of each, so call it for operators, not for each task.
+// Blocked returns the keys under the Guard's prefix whose next task, in order, does not run: it is archived and holds its key ([HoldKey]),
+// has failed and is retried later, is gone, or waits in a queue that is paused or that no server serves. Keys that are held come first,
+// then those whose task has failed, the longest blocked first. A key without a task behind that one is only listed while it is held.
+// Blocked walks all keys with SCAN and looks at the first task of each, so call it for operators, not for each task.
 func (g *Guard) Blocked(ctx context.Context) ([]Blocked, error) {
-	found, err := blocked.List(ctx, g.engine, g.sighted())
+	found, err := blocked.List(ctx, g.engine, g.tasks.Sighted())
 	if err != nil {
 		return nil, fmt.Errorf("automutex: Blocked: %w", err)
 	}
@@ -309,14 +289,14 @@ func (g *Guard) Blocked(ctx context.Context) ([]Blocked, error) {
 	return keys, nil
 }
 
-// SkipHead gives up the place of task ("queue/id"), the next task of key, and goes on with the one behind it. The task itself
-// is not changed: if asynq runs it later, it takes its old place again, before those that still wait, and may hold the
-// key again. key and task are those of [Guard.Blocked].
+// SkipHead gives up the place of task ("queue/id"), the next task of key, and goes on with the one behind it. The task itself is not
+// changed: if asynq runs it later, it takes its old place again, before those that still wait, and may hold the key again. key and task are
+// those of [Guard.Blocked].
 //
-// The error says so if the task runs now, or is not the next one of the key; then nothing has changed. After an error
-// that Is [lock.ErrBackend] the task may be skipped or not.
+// The error says so if the task runs now, or is not the next one of the key; then nothing has changed. After an error that Is
+// [lock.ErrBackend] the task may be skipped or not.
 func (g *Guard) SkipHead(ctx context.Context, key, task string) error {
-	if err := blocked.Skip(ctx, g.engine, g.inspector, key, task, 0); err != nil {
+	if err := blocked.Skip(ctx, g.engine, g.tasks.Sighted(), key, task, 0); err != nil {
 		return fmt.Errorf("automutex: SkipHead: %w", err)
 	}
 	e := Event{Kind: EventHeadSkipped, Key: key}
@@ -346,106 +326,28 @@ func (rs *ruleSet) orderedRule(prefix, key string) *compiledRule {
 	return found
 }
 
-// wakeInOrder handles a task that package lock names: a parked task of an ordered key whose turn is near, or a head
-// that keeps others waiting and should have come.
+// wakeInOrder handles a task of an ordered key that the engine names.
 func (g *Guard) wakeInOrder(ctx context.Context, key string, item engine.OrderItem) engine.Fate {
-	queue, id, ok := tasknote.Parse(item.Note)
+	queue, id, _ := tasknote.Parse(item.Note)
 	rule := g.rules.orderedRule(g.cfg.Prefix, key)
-	if !ok || rule == nil || g.isPaused(queue) {
+	if rule == nil {
 		return engine.FateUnsure
 	}
-	return g.wake(ctx, item.Note, func(info *asynq.TaskInfo, missing bool, err error) (engine.Fate, next) {
-		if err == nil {
-			g.blind.Store(false)
-		}
-		act, after := seenInOrder(info, missing && !g.blind.Load(), err, item, rule, key)
-		switch {
-		case act == lookFailed:
-			return engine.FateUnsure, answer
-		case act == lookWake:
-			return engine.FateComing, runIt
-		case item.Call && act == engine.ActPresent && info.State == asynq.TaskStatePending:
-			return engine.FateComing, answer
-		case item.Call && act == engine.ActPresent && info.State == asynq.TaskStateActive:
-			return engine.FateUnsure, lookAgain
-		}
-		failed := g.engine.Act(ctx, orderedKey(key), act, item, after) // if it cannot be stored, the task is looked for again
-		switch {
-		case failed == nil && act == engine.ActArchived:
+	return g.tasks.WakeInOrder(ctx, blocked.Order{
+		Engine: g.engine, Key: orderedKey(key), Holds: rule.OnArchive == HoldKey,
+		Archived: func(info *asynq.TaskInfo) {
 			g.reportBlocked(ctx, Event{Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id})
-		case failed == nil && (act == engine.ActGone || act == engine.ActLeft):
-			return engine.FateGone, answer
-		case act == engine.ActPresent && info.State == asynq.TaskStateActive:
-			seen, _ := strconv.ParseInt(item.Seen, 10, 64)
-			head := engine.Head{State: item.State, Since: time.UnixMicro(seen)}
-			if why := blocked.Why(blocked.Seen{Head: head, Info: info}); why != "" { // each minute, as it is looked for then
-				g.log.Warn("automutex: a key in order stands, since its next task "+why, "rule", rule.Name, "key", key, "task", item.Note)
-			}
-		}
-		return engine.FateUnsure, answer
-	})
+		},
+		Stands: func(why string) {
+			g.log.Warn("automutex: a key in order stands, since its next task "+why, "rule", rule.Name, "key", key, "task", item.Note)
+		},
+	}, item)
 }
 
-// What a look may find besides an act.
-const (
-	lookFailed engine.OrderAct = ""     // asynq's Redis does not answer
-	lookWake   engine.OrderAct = "wake" // the task is parked: have asynq run it
-)
-
-// seenInOrder is what follows from a look at the task in asynq. after is how long the task stays away by itself.
-func seenInOrder(info *asynq.TaskInfo, missing bool, err error, item engine.OrderItem, rule *compiledRule, key string) (act engine.OrderAct, after time.Duration) {
-	switch {
-	case missing:
-		return engine.ActGone, 0
-	case err != nil:
-		return lookFailed, 0
-	case blocked.IsOther(info, key, item.Note, item.Nonce):
-		return engine.ActGone, 0 // another task with the same ID
-	}
-	state := info.State
-	if isOverdue(info) && state != asynq.TaskStateActive && state != asynq.TaskStateCompleted {
-		state = asynq.TaskStateArchived // as good as: asynq fails it unrun, however many attempts it has left
-	}
-	switch state {
-	case asynq.TaskStateArchived:
-		if rule.OnArchive == HoldKey {
-			return engine.ActArchived, 0
-		}
-		return engine.ActLeft, 0
-	case asynq.TaskStateCompleted:
-		return engine.ActLeft, 0
-	case asynq.TaskStateRetry:
-		if strings.Contains(info.LastErr, blocked.ParkedOn(key)) {
-			return lookWake, 0
-		}
-		return engine.ActPresent, max(0, time.Until(info.NextProcessAt)) + time.Second
-	case asynq.TaskStateScheduled:
-		return engine.ActPresent, max(0, time.Until(info.NextProcessAt)) + time.Second
-	case asynq.TaskStateActive, asynq.TaskStatePending, asynq.TaskStateAggregating:
-	}
-	return engine.ActPresent, 0
-}
-
-// sighted returns the Guard's Inspector, or nil if that does not see this server's tasks.
-func (g *Guard) sighted() *asynq.Inspector {
-	if g.blind.Load() {
-		return nil
-	}
-	return g.inspector
-}
-
-// lookInOrder is one look at a task, for a producer. It wakes nobody. After an error the task counts as being there.
+// lookInOrder is one look at a task, for a producer. After an error the task counts as being there.
 func (c *Client) lookInOrder(ctx context.Context, key engine.Ref, item engine.OrderItem, rule *compiledRule) {
-	queue, id, _ := tasknote.Parse(item.Note)
-	info, missing, err := blocked.Find(c.inspector, c.asynqRedis, queue, id)
-	act, after := seenInOrder(info, missing, err, item, rule, key.Key)
-	if act == lookWake {
-		act = engine.ActPresent
-	}
-	if act != lookFailed {
-		err = c.engine.Act(ctx, key, act, item, after)
-	}
-	if act == lookFailed && errors.Is(err, asynq.ErrQueueNotFound) {
+	seen, err := c.tasks.Look(ctx, blocked.Order{Engine: c.engine, Key: key, Holds: rule.OnArchive == HoldKey}, item)
+	if !seen && errors.Is(err, asynq.ErrQueueNotFound) {
 		c.blind.Do(func() {
 			c.log.Warn("automutex: Config.Inspector does not see the queue of a task in order, so a full key counts tasks of producers that have died; "+
 				inspectorHint, "key", key.Key, "task", item.Note)

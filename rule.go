@@ -1,6 +1,7 @@
 package automutex
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,109 +16,98 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/lock"
 )
 
-// Rule declares which tasks take turns: the task type, the payload fields that
-// the key is made from, how many may run at once, and what happens to a task
-// that did not get its lock. Only Task is required.
+// Rule declares which tasks take turns: the task type, the payload fields that the key is made from, how many may run at once, and what
+// happens to a task that did not get its lock. Only Task is required.
 //
 // Without On, OnHeaders and Key there is one lock for the whole Scope.
 type Rule struct {
-	// Name names the rule in errors, events and logs, and for [LeaseOf]. Names
-	// are unique. Empty means Task, and then Task#2, Task#3 and so on for
-	// further rules without a Name that have the same Task.
+	// Name names the rule in errors, events and logs, and for [LeaseOf]. Names are unique. Empty means Task, and then Task#2, Task#3 and so
+	// on for further rules without a Name that have the same Task.
 	Name string
 
-	// Task is a task type, or a prefix of task types. It matches as a pattern of asynq's
-	// ServeMux does: the rules whose Task equals the type apply, otherwise those with the
-	// longest Task that the type begins with, and none with a shorter one. Several rules with the same Task need a Scope each.
-	// To leave a longer type out of a rule, declare a rule for that type whose Key returns [NoLock].
+	// Task is a task type, or a prefix of task types. It matches as a pattern of asynq's ServeMux does: the rules whose Task equals the
+	// type apply, otherwise those with the longest Task that the type begins with, and none with a shorter one. Several rules with the same
+	// Task need a Scope each. To leave a longer type out of a rule, declare a rule for that type whose Key returns [NoLock].
 	Task string
 
 	// On lists the payload fields that the key is made from, as [Fields] takes them.
 	On []string
 
-	// OnHeaders lists the task headers that the key is made from, after the fields of On. Names are compared
-	// exactly, and a value gives the same part as a string of a payload. A task without one, or with one that is
-	// empty or not valid UTF-8, is archived with a [*KeyError].
+	// OnHeaders lists the task headers that the key is made from, after the fields of On. Names are compared exactly, and a value gives the
+	// same part as a string of a payload. A task without one, or with one that is empty or not valid UTF-8, is archived with a [*KeyError].
 	OnHeaders []string
 
 	// Key computes the parts of the key, in place of On and OnHeaders. See [KeyFunc] for its errors.
 	Key KeyFunc
 
-	// Optional has a task take no lock of this rule if a field of On or a header of OnHeaders is missing, null
-	// or empty, or if the payload is empty and On is set. Otherwise such a task is archived with a [*KeyError].
+	// Optional has a task take no lock of this rule if a field of On or a header of OnHeaders is missing, null or empty, or if the payload
+	// is empty and On is set. Otherwise such a task is archived with a [*KeyError].
 	Optional bool
 
-	// Payload is a value of the Go type that the payload, or the result of
-	// [Config].Decode, is decoded into. With it, New refuses a path in On or LimitField for
-	// which that type has no JSON field. nil means that paths are not checked.
+	// Payload is a value of the Go type that the payload, or the result of [Config].Decode, is decoded into. With it, New refuses a path in
+	// On or LimitField for which that type has no JSON field. nil means that paths are not checked.
 	Payload any
 
-	// Scope is the first part of the key. Rules with the same Scope share their
-	// locks, and must have the same Limit, TTL, Rate and Fence. Empty means the task's own
-	// type: if Task is a prefix, each type that it matches has locks of its own.
+	// Scope is the first part of the key. Rules with the same Scope share their locks, and must have the same Limit, TTL, Rate and Fence.
+	// Empty means the task's own type: if Task is a prefix, each type that it matches has locks of its own.
 	//
-	// A task to which several rules apply takes all their locks. The order is the same for all
-	// tasks, so that tasks cannot deadlock: scopes in the order in which the rules first name them, and keys of
-	// one scope in byte order. The task takes equal keys once, under the rule declared first.
+	// A task to which several rules apply takes all their locks. The order is the same for all tasks, so that tasks cannot deadlock: scopes
+	// in the order in which the rules first name them, and keys of one scope in byte order. The task takes equal keys once, under the rule
+	// declared first.
 	Scope string
 
-	// Limit is how many tasks may hold one key at once. 0 means 1, a mutex; with a Rate it must be
-	// said: 1, or [Unlimited] for a Rate alone.
-	// Negative numbers are refused.
+	// Limit is how many tasks may hold one key at once. 0 means 1, a mutex; with a Rate it must be said: 1, or [Unlimited] for a Rate
+	// alone. Negative numbers are refused.
 	Limit int
 
-	// LimitOf returns the limit for the key of a task, such as that of the tenant's plan. Set
-	// one of Limit, LimitOf and LimitField. Many goroutines call LimitOf at once, with the task as a Key gets
-	// it. If two tasks of one key differ, as while a plan changes, each goes by its own limit. A result below 1
-	// archives the task. An error has the same effect as that of a [KeyFunc]. A limit that an operator
+	// LimitOf returns the limit for the key of a task, such as that of the tenant's plan. Set one of Limit, LimitOf and LimitField. Many
+	// goroutines call LimitOf at once, with the task as a Key gets it. If two tasks of one key differ, as while a plan changes, each goes
+	// by its own limit. A result below 1 archives the task. An error has the same effect as that of a [KeyFunc]. A limit that an operator
 	// sets wins; see [Guard.Controls].
 	LimitOf func(context.Context, *asynq.Task) (int, error)
 
 	// LimitField names the payload field that has the limit. nil means none.
 	LimitField *LimitField
 
-	// TTL is the length of a lease, which is renewed while the handler runs: it bounds how long a key stays taken
-	// after its process has died, and not how long a handler may run. 0 means 30 seconds; less than 100
-	// milliseconds and more than ten years are refused.
+	// TTL is the length of a lease, which is renewed while the handler runs: it bounds how long a key stays taken after its process has
+	// died, and not how long a handler may run. 0 means 30 seconds; less than 100 milliseconds and more than ten years are refused.
 	TTL time.Duration
 
-	// Wait is the longest time that a task waits in line, in its worker, before the policy
-	// applies. 0 means no wait; for [Replace] it means a TTL. Under [Park] it has no effect. Time in line counts against the
-	// task's Timeout (30 minutes unless the task was enqueued with another), so the Timeout
-	// should cover the Wait and the work. A wait ends a second before the task's deadline at
-	// the latest. Less than a millisecond is refused.
+	// Wait is the longest time that a task waits in line, in its worker, before the policy applies. 0 means no wait; for [Replace] it means
+	// a TTL. Under [Park] it has no effect. Time in line counts against the task's Timeout (30 minutes unless the task was enqueued with
+	// another), so the Timeout should cover the Wait and the work. A wait ends a second before the task's deadline at the latest. Less than
+	// a millisecond is refused.
 	Wait time.Duration
 
-	// MaxHold bounds how long one task may hold the lock: then its handler's context ends, and the key is free
-	// a TTL later at most. 0 means no bound; less than a millisecond is refused.
+	// MaxHold bounds how long one task may hold the lock: then its handler's context ends, and the key is free a TTL later at most. 0 means
+	// no bound; less than a millisecond is refused.
 	MaxHold time.Duration
 
-	// Cooldown is the least time between the start of a successful run and the next start for
-	// the key; tasks that already run go on. A release that fails until the lease ends sets none.
-	// 0 means none; less than a millisecond and more than ten years are refused.
+	// Cooldown is the least time between the start of a successful run and the next start for the key; tasks that already run go on. A
+	// release that fails until the lease ends sets none. 0 means none; less than a millisecond and more than ten years are refused.
 	Cooldown time.Duration
 
 	// Rate bounds how often handlers start for one key. The zero value is no bound.
 	Rate Rate
 
-	// InOrder runs the tasks of a key one at a time, in the order in which their enqueueing through a [Client]
-	// returned, also through failures: a task that failed and will be retried keeps its key. Make the
-	// Client with [NewClient] from the same Config. A task that was enqueued otherwise joins the order when it comes to a
-	// worker. Limit is 1 and Busy is Park; both may be left out. docs/guarantees.md has what InOrder does not promise.
+	// InOrder runs the tasks of a key one at a time, in the order in which their enqueueing through a [Client] returned, also through
+	// failures: a task that failed and will be retried keeps its key. Make the Client with [NewClient] from the same Config. A task that
+	// was enqueued otherwise joins the order when it comes to a worker. Limit is 1 and Busy is Park; both may be left out.
+	// docs/guarantees.md has what InOrder does not promise.
 	InOrder bool
 
 	// OnArchive is what happens to the key of an ordered task that asynq archives. The zero value is [HoldKey].
 	OnArchive OnArchive
 
-	// MaxQueued bounds how many tasks of a key are enqueued and not done. A Client refuses further ones with a
-	// [*FullError]. 0 means no bound; negative numbers are refused. It needs InOrder.
+	// MaxQueued bounds how many tasks of a key are enqueued and not done. A Client refuses further ones with a [*FullError]. 0 means no
+	// bound; negative numbers are refused. It needs InOrder.
 	MaxQueued int
 
-	// Fence gives each lease of the rule a fence, which [Fence] returns. It needs a Limit of 1, and
-	// costs a key that nobody else wants a dearer command. Rules with the same Scope must have the same
-	// Fence.
+	// Fence gives each lease of the rule a fence, which [Fence] returns. It needs a Limit of 1, and costs a key that nobody else wants a
+	// dearer command. Rules with the same Scope must have the same Fence.
 	Fence bool
 
 	// Busy is what happens to a task that did not get its lock. The zero value is [Park].
@@ -148,15 +138,14 @@ func (c *compiledRule) scope(taskType string) string {
 	return taskType
 }
 
-// readsPayload reports whether the rule makes its key or its limit from the payload. A rule
-// with a Key may do so; one with OnHeaders alone, or for a whole scope, does not.
+// readsPayload reports whether the rule makes its key or its limit from the payload. A rule with a Key may do so; one with OnHeaders alone,
+// or for a whole scope, does not.
 func (c *compiledRule) readsPayload() bool { return c.Key != nil || c.isLimitOfTask() || len(c.On) > 0 }
 
 // isLimitOfTask reports whether each task has a limit of its own.
 func (c *compiledRule) isLimitOfTask() bool { return c.LimitOf != nil || c.LimitField != nil }
 
-// compile checks the whole configuration and makes the rules ready. The error joins a
-// *FieldError for each mistake.
+// compile checks the whole configuration and makes the rules ready. The error joins a *FieldError for each mistake.
 func compile(cfg Config) (*ruleSet, error) {
 	rules := make([]*compiledRule, len(cfg.Rules))
 	for i, rule := range cfg.Rules {
@@ -193,12 +182,7 @@ func nameRules(rules []*compiledRule) {
 }
 
 func (c *compiledRule) fillDefaults() {
-	if c.Limit == 0 {
-		c.Limit = defaultLimit
-	}
-	if c.TTL == 0 {
-		c.TTL = defaultTTL
-	}
+	c.Limit, c.TTL = cmp.Or(c.Limit, 1), cmp.Or(c.TTL, lock.DefaultTTL)
 	c.On, c.OnHeaders = slices.Clone(c.On), slices.Clone(c.OnHeaders) // the caller may change his
 	// check has reported what is malformed.
 	if c.LimitField != nil {
@@ -240,7 +224,7 @@ func (c *compiledRule) check() []*FieldError {
 		zero        string
 		least, most time.Duration
 	}{
-		{"TTL", c.TTL, "for " + defaultTTL.String(), minTTL, inside.MaxTTL},
+		{"TTL", c.TTL, "for " + lock.DefaultTTL.String(), engine.MinTTL, inside.MaxTTL},
 		{"Wait", c.Wait, "to not wait in line", time.Millisecond, math.MaxInt64},
 		{"MaxHold", c.MaxHold, "for no bound", time.Millisecond, math.MaxInt64},
 		{"Cooldown", c.Cooldown, "for none", time.Millisecond, inside.MaxTTL},
@@ -332,8 +316,8 @@ func (c *compiledRule) shared() []sharedField {
 	}
 }
 
-// checkTogether returns the mistakes that several rules make together, such as a Name that
-// two of them have. Callers have filled in the defaults.
+// checkTogether returns the mistakes that several rules make together, such as a Name that two of them have. Callers have filled in the
+// defaults.
 func checkTogether(rules []*compiledRule) []*FieldError {
 	var mistakes fieldErrors
 	names, tasks, scopes := map[string]*compiledRule{}, map[string]int{}, map[string]*compiledRule{}

@@ -1,5 +1,5 @@
-// Package blocked finds the ordered keys whose next task does not run, and skips such a task. The Guard and the
-// command do so for operators.
+// Package blocked looks at tasks in asynq: it wakes those that are parked, finds the ordered keys whose next task does not run, and skips such
+// a task for operators.
 package blocked
 
 import (
@@ -98,7 +98,7 @@ func look(inspector *asynq.Inspector, head engine.Head, queues map[string]string
 	s.Info, s.Gone, _ = Find(inspector, nil, queue, id) // an error: nothing is known
 	switch {
 	case s.Info == nil:
-	case IsOther(s.Info, head.Key, head.Note, head.Nonce):
+	case isOther(s.Info, head.Key, head.Note, head.Nonce):
 		s.Gone = true
 	case s.Info.State == asynq.TaskStatePending, isParked(s.Info, head.Key):
 		if _, known := queues[queue]; !known {
@@ -213,9 +213,9 @@ func isParked(info *asynq.TaskInfo, key string) bool {
 	return info.State == asynq.TaskStateRetry && strings.Contains(info.LastErr, ParkedOn(key))
 }
 
-// IsOther reports whether asynq has another task with the ID of the one in order of key: of two stamps one is another task's, and a task
+// isOther reports whether asynq has another task with the ID of the one in order of key: of two stamps one is another task's, and a task
 // that joined at its arrival had none for that key.
-func IsOther(info *asynq.TaskInfo, key, note, nonce string) bool {
+func isOther(info *asynq.TaskInfo, key, note, nonce string) bool {
 	s, _ := stamp.Of(info.Headers, note)
 	return s.Nonce != nonce && (!strings.HasPrefix(nonce, "~") || s.Key == key)
 }

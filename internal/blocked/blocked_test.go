@@ -11,6 +11,7 @@ import (
 
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/stamp"
 )
 
 // Each state of the first task of a key, and of that task in asynq, is told with what ends it; nothing is told of one
@@ -123,5 +124,63 @@ func TestFind(t *testing.T) {
 	hook.Before(func(redis.Cmder) error { return errors.New("no answer") })
 	if gone(broken, "orders", "2") {
 		t.Error("gone without an answer")
+	}
+}
+
+// What a look at the head finds, and what follows.
+func TestOrder_seen(t *testing.T) {
+	t.Parallel()
+	const note = "q/id"
+	mine := stamp.New(note, 3)
+	mine.Nonce, mine.Ticket, mine.Key = stamp.NewNonce(), 7, "automutex:{work|1}"
+	info := func(state asynq.TaskState, lastErr string) *asynq.TaskInfo {
+		return &asynq.TaskInfo{State: state, LastErr: lastErr, Headers: map[string]string{stamp.Header: mine.String()}}
+	}
+	other := info(asynq.TaskStatePending, "")
+	other.Headers = nil
+	overdue := info(asynq.TaskStateRetry, ParkedOn(mine.Key))
+	overdue.Deadline = time.Now().Add(-time.Second)
+	item := engine.OrderItem{Nonce: mine.Nonce, Note: note}
+	joined := item
+	joined.Nonce = stamp.Unstamped(note) // at its arrival
+	for name, one := range map[string]struct {
+		info *asynq.TaskInfo
+		key  string
+		want engine.OrderAct
+	}{
+		"the ID used again":       {info(asynq.TaskStateRetry, ""), mine.Key, engine.ActGone},
+		"stamped for another key": {info(asynq.TaskStateRetry, ""), "automutex:{work|2}", engine.ActPresent},
+		"without a stamp":         {other, mine.Key, engine.ActPresent},
+	} {
+		if act, _ := (Order{Key: engine.Ref{Key: one.key}, Holds: true}).seen(one.info, false, nil, joined); act != one.want {
+			t.Errorf("joined at its arrival, %s: %q, want %q", name, act, one.want)
+		}
+	}
+	for name, one := range map[string]struct {
+		info  *asynq.TaskInfo
+		err   error
+		holds bool
+		want  engine.OrderAct
+	}{
+		"not found":            {nil, asynq.ErrTaskNotFound, true, engine.ActGone},
+		"no queue":             {nil, asynq.ErrQueueNotFound, true, engine.ActGone},
+		"no answer":            {nil, errors.New("away"), true, lookFailed},
+		"another task":         {other, nil, true, engine.ActGone},
+		"archived, hold":       {info(asynq.TaskStateArchived, ""), nil, true, engine.ActArchived},
+		"archived, continue":   {info(asynq.TaskStateArchived, ""), nil, false, engine.ActLeft},
+		"overdue, hold":        {overdue, nil, true, engine.ActArchived},
+		"overdue, continue":    {overdue, nil, false, engine.ActLeft},
+		"completed":            {info(asynq.TaskStateCompleted, ""), nil, true, engine.ActLeft},
+		"parked here":          {info(asynq.TaskStateRetry, ParkedOn(mine.Key)), nil, true, lookWake},
+		"parked elsewhere":     {info(asynq.TaskStateRetry, ParkedOn("automutex:{x}")), nil, true, engine.ActPresent},
+		"failed":               {info(asynq.TaskStateRetry, "broken"), nil, true, engine.ActPresent},
+		"pending":              {info(asynq.TaskStatePending, ""), nil, true, engine.ActPresent},
+		"active":               {info(asynq.TaskStateActive, ""), nil, true, engine.ActPresent},
+		"scheduled by a human": {info(asynq.TaskStateScheduled, ""), nil, true, engine.ActPresent},
+	} {
+		o := Order{Key: engine.Ref{Key: mine.Key}, Holds: one.holds}
+		if act, _ := o.seen(one.info, errors.Is(one.err, asynq.ErrTaskNotFound) || errors.Is(one.err, asynq.ErrQueueNotFound), one.err, item); act != one.want {
+			t.Errorf("%s: %q, want %q", name, act, one.want)
+		}
 	}
 }

@@ -49,7 +49,7 @@ func newReader(t *testing.T, rdb redisx.Client, log *redistest.Log, change ...fu
 		change(&o)
 	}
 	o.Conn = redisx.New(rdb, l.Closing.Done())
-	t.Cleanup(func() { l.Close(func() {}) })
+	t.Cleanup(func() { <-l.End() })
 	return New(o)
 }
 

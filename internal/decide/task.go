@@ -69,3 +69,27 @@ func (d Decision) Final(last bool) bool {
 	}
 	return false
 }
+
+// Outcome says what was made of a task, for the page.
+func Outcome(what What, ran, replaced bool) string {
+	switch what {
+	case Done:
+		if ran {
+			return "done"
+		}
+		return "skipped"
+	case Spend:
+		return "failed"
+	case Archive:
+		return "archived"
+	case Drop:
+		if replaced {
+			return "replaced"
+		}
+		return "dropped"
+	case Leave:
+		return "cut short"
+	case Run, Back, ToLine, Stay, Block:
+	}
+	return "comes back"
+}

@@ -164,11 +164,11 @@ func (e *Engine) Mark(key string) mark.Mark { return mark.Of(e.life, e.conn, key
 // Close ends all waits with ErrClosed, and waits for what is under way. Leases are not renewed any more, and their contexts end with
 // them. They can still be released.
 func (e *Engine) Close() {
-	e.life.Close(func() {
-		e.mu.Lock()
-		e.closed = true
-		e.mu.Unlock()
-	})
+	ended := e.life.End()
+	e.mu.Lock()
+	e.closed = true
+	e.mu.Unlock()
+	<-ended
 }
 
 // Request is a wish for a lock.

@@ -1,4 +1,4 @@
-// Package life has what gives each goroutine of a Locker an owner that ends it.
+// Package life has what gives each goroutine of a Guard or Locker an owner that ends it.
 package life
 
 import (
@@ -10,28 +10,26 @@ import (
 	"sync"
 )
 
-// ErrClosed is the error of everything that begins after Close.
+// ErrClosed is the error of everything that begins after End.
 var ErrClosed = errors.New("lock: locker closed")
 
-// Life counts the operations and goroutines of one owner, and Close waits for them. Safe for
-// concurrent use.
+// Life counts the operations and goroutines of one owner, which waits for them when it ends. Safe for concurrent use.
 type Life struct {
-	// Closing ends when Close begins: waiters and goroutines end with it. It is the owner's
-	// lifetime, not a caller's.
+	// Closing ends with End: waiters and goroutines end with it. It is the owner's lifetime, not a caller's.
 	Closing context.Context
 	stop    context.CancelFunc
 	unfit   error // see Refuse
 
-	// work counts what Enter, Spawn and Branch have begun. mu makes the check of closed and
-	// work.Add one step, so that nothing begins after Close has begun to wait.
+	// mu guards what follows, so that nothing begins after End.
 	mu     sync.Mutex
 	closed bool
-	work   sync.WaitGroup
+	begun  int           // what Enter, Spawn and Branch have begun and has not ended
+	idle   chan struct{} // closed when closed is true and begun is 0
 }
 
 // New begins a life.
 func New() *Life {
-	l := &Life{}
+	l := &Life{idle: make(chan struct{})}
 	l.Closing, l.stop = context.WithCancel(context.Background())
 	return l
 }
@@ -43,8 +41,8 @@ func (l *Life) Refuse(err error) { l.unfit = err }
 // Unfit returns the error given to Refuse.
 func (l *Life) Unfit() error { return l.unfit }
 
-// Enter counts an operation in, so that Close waits for it. It returns an error after Close has
-// begun, and that of Refuse. After a nil error the caller calls Done when the operation ends.
+// Enter counts an operation in, so that the end waits for it. It returns an error after End, and that of Refuse. After a nil error the
+// caller calls Done when the operation ends.
 func (l *Life) Enter() error {
 	if l.unfit != nil {
 		return l.unfit
@@ -54,14 +52,31 @@ func (l *Life) Enter() error {
 	if l.closed {
 		return ErrClosed
 	}
-	l.work.Add(1)
+	l.begun++
 	return nil
 }
 
 // Done ends what Enter has begun.
-func (l *Life) Done() { l.work.Done() }
+func (l *Life) Done() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.begun--
+	l.noteIdle()
+}
 
-// Spawn runs f on a goroutine that Close waits for; false after Close has begun.
+// noteIdle closes idle if it is time. A lease may be released after that: then it is closed. Callers hold mu.
+func (l *Life) noteIdle() {
+	if !l.closed || l.begun > 0 {
+		return
+	}
+	select {
+	case <-l.idle:
+	default:
+		close(l.idle)
+	}
+}
+
+// Spawn runs f on a goroutine that the end waits for; false after End.
 func (l *Life) Spawn(f func()) bool {
 	if l.Enter() != nil {
 		return false
@@ -71,30 +86,25 @@ func (l *Life) Spawn(f func()) bool {
 	return true
 }
 
-// Branch is Spawn for callers that are counted in already. It works also after Close has begun.
+// Branch is Spawn for callers that are counted in already. It works also after End.
 func (l *Life) Branch(f func()) {
-	l.work.Add(1)
+	l.mu.Lock()
+	l.begun++
+	l.mu.Unlock()
 	go func() {
-		defer l.work.Done()
+		defer l.Done()
 		f()
 	}()
 }
 
-// Close ends the life. The first call ends Closing and then calls last. Each call returns when all
-// has ended that was begun, last included.
-func (l *Life) Close(last func()) {
+// End ends Closing, and then nothing begins any more. The channel is closed when all has ended that was begun.
+func (l *Life) End() <-chan struct{} {
 	l.mu.Lock()
-	first := !l.closed
-	if l.closed = true; first {
-		l.work.Add(1) // a second Close must not pass Wait before last has ended
-	}
-	l.mu.Unlock()
-	if first {
-		l.stop()
-		last()
-		l.work.Done()
-	}
-	l.work.Wait()
+	defer l.mu.Unlock()
+	l.closed = true
+	l.stop() // before the next Enter, which is refused
+	l.noteIdle()
+	return l.idle
 }
 
 // CallUser calls a function of the user on a goroutine of the Locker, and logs a panic: it would end

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/url"
 	"strings"
+	"time"
 )
 
 // Kind says what a Guard notes in the mark of a task. It follows the lock's key in the task's ID: a header cannot be added to a task
@@ -28,6 +29,25 @@ func (k Kind) CanBeSuperseded() bool { return strings.Contains(string(k), "-") }
 
 // EndsWithTask reports whether the mark has no meaning any more when the task has ended.
 func (k Kind) EndsWithTask() bool { return k.EndsAtStart() || k == DoneNew }
+
+const (
+	// Life is how long a mark lasts at least after a note. It only collects garbage.
+	Life = 30 * 24 * time.Hour
+	// rest is how long it lasts after its task has ended: asynq files the task within moments, or runs it again after the end of its own lease
+	// on it.
+	rest = 5 * time.Minute
+)
+
+// Lasts is how long the mark lasts after a worker's note of that phase; 0: it ends at its time.
+func (k Kind) Lasts(phase Phase) time.Duration {
+	switch {
+	case phase == Ended:
+		return rest
+	case k == WindowNew:
+		return 0
+	}
+	return Life
+}
 
 // TaskID returns the ID of the task under UntilDone that is its own mark. It is the lock's key, with ~XX for each byte that a URL
 // path would not carry as it is: tools such as asynqmon put IDs into paths unescaped. TaskID is injective.

@@ -24,7 +24,7 @@ type rig struct {
 
 func start(t *testing.T, s *redistest.Server) rig {
 	rdb, l := s.Client(t), life.New()
-	t.Cleanup(func() { l.Close(func() {}) })
+	t.Cleanup(func() { <-l.End() })
 	conn := redisx.New(rdb, l.Closing.Done())
 	return rig{Of(l, conn, "automutex:{"+redistest.Name(t)+"}"), t, rdb}
 }

@@ -1,5 +1,5 @@
-// Package stamp is the header that automutex.Client gives to the tasks that it enqueues: how often the
-// caller lets a task be retried, and the place of an ordered task.
+// Package stamp enqueues tasks as automutex.Client does: with a header that says how often the caller lets a task be retried, and the place
+// of an ordered task.
 package stamp
 
 import (

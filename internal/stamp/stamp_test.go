@@ -1,8 +1,13 @@
 package stamp
 
 import (
+	"context"
+	"errors"
 	"maps"
 	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
 )
 
 // IsLast tells the last attempt by any stamp, and by nothing else.
@@ -46,5 +51,35 @@ func TestOf(t *testing.T) {
 		if got, ok := Of(map[string]string{Header: text}, note); ok || got != (Stamp{}) {
 			t.Errorf("%q is %+v, %v; want none", text, got, ok)
 		}
+	}
+}
+
+// The recoverer delivers an ordered task soon, and any other as asynq would.
+func TestCapRedelivery(t *testing.T) {
+	t.Parallel()
+	s := New("default/id", 5)
+	plain := asynq.NewTaskWithHeaders("work", nil, map[string]string{Header: s.String()})
+	s.Nonce, s.Ticket, s.Key = NewNonce(), 1, "k"
+	ordered := asynq.NewTaskWithHeaders("work", nil, map[string]string{Header: s.String()})
+	for what, c := range map[string]struct {
+		spent int
+		err   error
+		task  *asynq.Task
+		want  time.Duration
+	}{
+		"ordered, its worker died":          {0, asynq.ErrLeaseExpired, ordered, redeliveryDelay},
+		"ordered, it failed":                {0, errors.New("failed"), ordered, time.Hour},
+		"not ordered":                       {4, asynq.ErrLeaseExpired, plain, time.Hour},
+		"its last attempt, its worker died": {5, asynq.ErrLeaseExpired, plain, redeliveryDelay},
+		"its last attempt, its time was up": {5, context.DeadlineExceeded, plain, redeliveryDelay},
+		"its last attempt, it failed":       {5, errors.New("failed"), plain, time.Hour},
+		"no task":                           {9, asynq.ErrLeaseExpired, nil, time.Hour},
+	} {
+		if got := CapRedelivery(time.Hour, c.spent, c.err, c.task); got != c.want {
+			t.Errorf("%s: %s, want %s", what, got, c.want)
+		}
+	}
+	if got := CapRedelivery(time.Second, 0, asynq.ErrLeaseExpired, ordered); got != time.Second {
+		t.Errorf("a short delay becomes %s", got)
 	}
 }

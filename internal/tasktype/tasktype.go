@@ -1,6 +1,5 @@
-// Package tasktype finds what is declared for a task type, as asynq's ServeMux finds a
-// handler: by the pattern that equals the type, else by the longest pattern that the
-// type begins with.
+// Package tasktype finds what is declared for a task type, as asynq's ServeMux finds a handler: by the pattern that equals the type, else by
+// the longest pattern that the type begins with.
 package tasktype
 
 import (
@@ -9,8 +8,7 @@ import (
 	"strings"
 )
 
-// Map holds a value for each pattern. The zero value is empty. Reading is safe for
-// concurrent use, adding is not.
+// Map holds a value for each pattern. The zero value is empty. Reading is safe for concurrent use, adding is not.
 type Map[V any] struct {
 	exact   map[string]V
 	longest []string // all patterns, longest first
@@ -27,6 +25,9 @@ func (m *Map[V]) Add(pattern string, v V) {
 	}
 	m.exact[pattern] = v
 }
+
+// Patterns returns all patterns, the longest first. Callers must not change the slice.
+func (m *Map[V]) Patterns() []string { return m.longest }
 
 // At returns the value of the pattern itself.
 func (m *Map[V]) At(pattern string) (v V, ok bool) {

@@ -1,6 +1,12 @@
 package tasktype
 
-import "testing"
+import (
+	"slices"
+	"strconv"
+	"testing"
+
+	"github.com/hibiken/asynq"
+)
 
 func TestMap(t *testing.T) {
 	t.Parallel()
@@ -24,5 +30,24 @@ func TestMap(t *testing.T) {
 	m.Add("mail", 4)
 	if got, _ := m.Find("mail"); got != 4 {
 		t.Errorf("the pattern added again has %d", got)
+	}
+}
+
+// A Guard knows the types of tasks that came, up to a bound, and the patterns of its mux that are for its rules.
+func TestServed(t *testing.T) {
+	t.Parallel()
+	var s Served
+	mux := asynq.NewServeMux()
+	mux.Handle("cron:nightly", asynq.NotFoundHandler())
+	mux.Handle("mail:", asynq.NotFoundHandler())
+	s.AskMux(mux, []string{"cron:nigtly", "mail:welcome"})
+	if got := s.List(); !slices.Equal(got, []string{"mail:"}) {
+		t.Errorf("of the mux: %q", got)
+	}
+	for i := range mostServed + 9 {
+		s.Add(strconv.Itoa(i))
+	}
+	if n := len(s.List()); n != mostServed {
+		t.Errorf("%d types, want %d", n, mostServed)
 	}
 }

@@ -1,0 +1,107 @@
+package stamp
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
+)
+
+// Enqueueing is a task that is about to be enqueued, with its options.
+type Enqueueing struct {
+	Task *asynq.Task
+	Info *asynq.TaskInfo // what asynq makes of the task and its options
+
+	// IsUnique reports whether the task has asynq.Unique, and IsBaked whether it has that from asynq.NewTask: then nothing tells for how long.
+	IsUnique, IsBaked bool
+
+	unique asynq.Option // that of the call; nil: none
+}
+
+// Compose returns what asynq makes of the task and its options: those of the call, and those given to asynq.NewTask, which nothing else
+// tells. It enqueues the task with a client that sends nothing. The error is asynq's.
+func Compose(ctx context.Context, task *asynq.Task, opts []asynq.Option) (*Enqueueing, error) {
+	dry := &dryRedis{}
+	info, err := asynq.NewClientFromRedisClient(dry).EnqueueContext(ctx, task, opts...)
+	if err != nil {
+		return nil, err
+	}
+	e := &Enqueueing{Task: task, Info: info, IsUnique: dry.unique}
+	for _, opt := range opts {
+		if opt != nil && opt.Type() == asynq.UniqueOpt {
+			e.unique = opt
+		}
+	}
+	e.IsBaked = dry.unique && e.unique == nil
+	return e, nil
+}
+
+// Enqueue enqueues the task with the stamp in its header, and the reserved attempt.
+func (e *Enqueueing) Enqueue(ctx context.Context, client *asynq.Client, s Stamp) (*asynq.TaskInfo, error) {
+	info := e.Info
+	headers := maps.Clone(e.Task.Headers())
+	if headers == nil {
+		headers = make(map[string]string, 1)
+	}
+	headers[Header] = s.String()
+	maxRetry := info.MaxRetry
+	if maxRetry < math.MaxInt32 {
+		maxRetry++
+	}
+	opts := []asynq.Option{ // their zero values are asynq's
+		asynq.Queue(info.Queue), asynq.TaskID(info.ID), asynq.MaxRetry(maxRetry), asynq.Timeout(info.Timeout), asynq.Deadline(info.Deadline), asynq.Retention(info.Retention),
+	}
+	if info.Group != "" {
+		opts = append(opts, asynq.Group(info.Group))
+	}
+	if info.State == asynq.TaskStateScheduled {
+		opts = append(opts, asynq.ProcessAt(info.NextProcessAt))
+	}
+	if e.unique != nil {
+		opts = append(opts, e.unique)
+	}
+	return client.EnqueueContext(ctx, asynq.NewTaskWithHeaders(e.Task.Type(), e.Task.Payload(), headers), opts...)
+}
+
+// dryRedis answers the commands with which asynq enqueues one task, as Redis does for a new one. asynq calls no others.
+type dryRedis struct {
+	redis.UniversalClient
+
+	unique bool // the task has asynq.Unique
+}
+
+// SAdd adds a queue to asynq's list of queues.
+func (*dryRedis) SAdd(context.Context, string, ...any) *redis.IntCmd {
+	return redis.NewIntResult(1, nil)
+}
+
+// EvalSha runs the script that enqueues, schedules or groups a task.
+func (d *dryRedis) EvalSha(_ context.Context, _ string, keys []string, _ ...any) *redis.Cmd {
+	_, after, _ := strings.Cut(keys[0], "}:") // asynq:{<queue>}:unique:...
+	d.unique = strings.HasPrefix(after, "unique:")
+	return redis.NewCmdResult(int64(1), nil)
+}
+
+// redeliveryDelay bounds how long asynq waits before it delivers a task of a Client again whose last attempt was cut, and an ordered task
+// whose worker died: the marks of tasks that are done last for five minutes.
+const redeliveryDelay = 30 * time.Second
+
+// IsCut reports whether err is what asynq itself passes for an attempt that has no result. asynq gives these as they are, where a handler
+// may wrap one.
+func IsCut(err error) bool {
+	return err == asynq.ErrLeaseExpired || err == context.DeadlineExceeded || err == context.Canceled //nolint:errorlint // as above
+}
+
+// CapRedelivery shortens the delay of such a task, n attempts having been spent before.
+func CapRedelivery(delay time.Duration, n int, err error, t *asynq.Task) time.Duration {
+	died := errors.Is(err, asynq.ErrLeaseExpired)
+	if t != nil && (died && Ordered(t.Headers()) || IsCut(err) && IsLast(t.Headers(), n)) {
+		return min(delay, redeliveryDelay)
+	}
+	return delay
+}
