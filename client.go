@@ -19,8 +19,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Client enqueues tasks for the workers of a [Guard] with the same [Config]. Make one with [NewClient]. Safe for concurrent use. There is
-// nothing to close.
+// Client enqueues tasks for the workers of a [Guard] with the same [Config]. Make one with [NewClient]. Safe for concurrent use; it needs no Close.
 //
 // A task that no rule matches goes to asynq unchanged. For every other task the Client does two things:
 //
@@ -128,8 +127,7 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	return e.enqueueInOrder(ctx, t)
 }
 
-// orderedTarget returns the ordered lock that the task needs, if it needs one. The task's other rules are the worker's business: none of
-// their functions is called.
+// orderedTarget returns the ordered lock that the task needs, if it needs one. No function of the task's other rules is called.
 func (c *Client) orderedTarget(ctx context.Context, task *asynq.Task) (t target, ordered bool, err error) {
 	rule := c.rules.ordered(task.Type())
 	if rule == nil {

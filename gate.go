@@ -119,9 +119,11 @@ func (r *retryAfter) Error() string {
 
 func (r *retryAfter) Unwrap() error { return r.err }
 
-// wantsRetryAfter returns the RetryAfter in a handler's error, or nil. An error that also wraps asynq.SkipRetry or asynq.RevokeTask is
-// none.
+// wantsRetryAfter returns the RetryAfter in a handler's error, or nil. One that also wraps asynq.SkipRetry or asynq.RevokeTask is none.
 func wantsRetryAfter(err error) *retryAfter {
+	if err == nil {
+		return nil // without an allocation
+	}
 	var r *retryAfter
 	if !errors.As(err, &r) || errors.Is(err, asynq.SkipRetry) || errors.Is(err, asynq.RevokeTask) {
 		return nil

@@ -265,8 +265,7 @@ func Fence(ctx context.Context) (int64, error) {
 	return lease.Fence()
 }
 
-// holds reports whether the task holds the key: this delivery, or an outer Middleware of the same Guard, whose handler must not wait for
-// itself.
+// holds reports whether the task holds the key: this delivery, or an outer Middleware of the same Guard.
 func (d *delivery) holds(key string) bool {
 	for _, h := range d.leases {
 		if h.target.key == key {

@@ -44,8 +44,7 @@ func newRuleSet(rules []*compiledRule) *ruleSet {
 	return rs
 }
 
-// match returns the rules that apply to a task type, in the order in which they are declared. It allocates nothing. Callers must not change
-// the slice.
+// match returns the rules that apply to a task type, in the order in which they are declared. Callers must not change the slice.
 func (rs *ruleSet) match(taskType string) []*compiledRule {
 	rules, _ := rs.byTask.Find(taskType)
 	return rules

@@ -89,8 +89,7 @@ func (d *delivery) warnNoServerConfig() {
 	}
 }
 
-// runWithoutRule runs a task that no rule matches, after Close too. On its last attempt, a handler that returned RetryAfter runs again
-// here.
+// runWithoutRule runs a task that no rule matches, after Close too. On its last attempt, one that returned RetryAfter runs again here.
 func (g *Guard) runWithoutRule(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
 	if g.life.Enter() == nil {
 		defer g.life.Done()
@@ -483,8 +482,7 @@ func (d *delivery) blocked(result error) error {
 	return context.Cause(d.ctx)
 }
 
-// comeBack observes EventRetried and returns the task to asynq, its attempt not spent. Without ServerConfig asynq counts the attempt, and
-// there is no event.
+// comeBack observes EventRetried and returns the task to asynq, its attempt not spent. Without ServerConfig there is no event.
 func (d *delivery) comeBack(when decide.When, met obstacle) error {
 	e := Event{Kind: EventRetried, Key: met.target.key, Policy: met.policy(), Delay: d.delay(when, met)}
 	if rule := met.target.rule; rule != nil {

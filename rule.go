@@ -316,8 +316,7 @@ func (c *compiledRule) shared() []sharedField {
 	}
 }
 
-// checkTogether returns the mistakes that several rules make together, such as a Name that two of them have. Callers have filled in the
-// defaults.
+// checkTogether returns the mistakes that several rules make together, such as a Name that two of them have. Defaults are filled in.
 func checkTogether(rules []*compiledRule) []*FieldError {
 	var mistakes fieldErrors
 	names, tasks, scopes := map[string]*compiledRule{}, map[string]int{}, map[string]*compiledRule{}

@@ -196,7 +196,7 @@ func (v *askView) describe() {
 		v.Button, v.Question = "Skip", "Skip task "+printable.Short(v.Task)+" of "+key+"?"
 		v.Effects = []string{
 			"The task gives up its place, and the next task of the key goes on at once.",
-			"The task itself is not changed. If asynq runs it later, it runs out of order, after the others.",
+			"The task itself is not changed. If asynq runs it later, it takes its old place, before those that still wait.",
 			"A task that runs now, or that is not the next one of its key any more, is not skipped.",
 		}
 	case "pause":

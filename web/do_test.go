@@ -374,7 +374,7 @@ func TestBlocked(t *testing.T) {
 		redistest.Must(t, err)
 		ticket := strconv.FormatInt(head.Ticket, 10)
 		v.get("/locks/blocked").want(200, "&amp;ticket="+ticket+"&amp;")
-		asked := v.get("/locks/do?action=skip&key="+url.QueryEscape(key)+"&task=default/first&ticket="+ticket+"&from=blocked").want(200, "Skip task default/first of orders|7?", "out of order")
+		asked := v.get("/locks/do?action=skip&key="+url.QueryEscape(key)+"&task=default/first&ticket="+ticket+"&from=blocked").want(200, "Skip task default/first of orders|7?", "its old place")
 		v.confirm(asked, "refunded by hand").want(200, "Task default/first was skipped")
 		if a := audit.last(t); a.Do != "skip" || a.Target != key || a.By != "ann" || a.Why != "refunded by hand" || a.Err != nil {
 			t.Errorf("%+v", a)

@@ -41,7 +41,7 @@ func (f filter) passes(l inspect.Lock) bool {
 	if !matched || f.waiting && l.Line == 0 {
 		return false
 	}
-	// Of several holders only the newest one's age is known: any other may be older.
+	// Of several, one may be older than known.
 	return f.longer == 0 || l.Held > 1 || l.Since != nil && l.At.Sub(*l.Since) > f.longer
 }
 
@@ -224,11 +224,11 @@ func newBreak(a *app) *cobra.Command {
 	var yes bool
 	cmd := a.onLocks("break KEY [--holder TOKEN]", `Take a lock from its holders, or open its gate, after asking
 
-From the holders that it shows, or from the one with the token (list --json and show tell
-tokens). Without --holder it also opens a closed gate and ends a cooldown; a rate that is used
-up stays so. The first in line gets the lock at once. The context of a holder's handler ends
+From the holders that it shows, or from the one with the token (show tells tokens). Without
+--holder it also opens a closed gate and ends a cooldown; a rate that is used up stays so. The first in line gets the lock at once. The context of a holder's handler ends
 with cause lock.ErrLost, at its next renewal at the latest. Until then it may still be at work:
-break a lock whose holder is known to hang. When nothing was broken, the exit code is 1.`, cobra.ExactArgs(1), func(ctx context.Context, l locks, args []string) error {
+break a lock whose holder is known to hang. In order its task keeps the key while it is to be
+retried, or archived: see skip. When nothing was broken, the exit code is 1.`, cobra.ExactArgs(1), func(ctx context.Context, l locks, args []string) error {
 		return a.breakLock(ctx, l, args[0], tokens, yes)
 	})
 	cmd.Example = `  automutex break 'automutex:{itunes:verify|7}'
@@ -289,7 +289,7 @@ func (a *app) breakLock(ctx context.Context, l locks, key string, tokens []strin
 	return a.say("\n%s\n", done)
 }
 
-// ask waits for a yes. Anything else, the end of the input too, is a no. An interrupt ends the program: nothing was done.
+// ask waits for a yes. Anything else, the end of the input too, is a no.
 func (a *app) ask(question string) error {
 	signal.Reset() // a read of a terminal cannot be cancelled
 	fmt.Fprint(a.errs, question)
@@ -336,7 +336,7 @@ func newSkip(a *app) *cobra.Command {
 	return a.onLocks("skip KEY TASK", `Give up the next task of an ordered key, and go on with the one behind it
 
 KEY and TASK are those that blocked lists. The task itself is not changed: if asynq runs it
-later, it takes its old place again. If it runs now, or is not the next one, the exit code is 1.`, cobra.ExactArgs(2), func(ctx context.Context, l locks, args []string) error {
+later, as a retry, it takes its old place again. If it runs now, or is not the next one, the exit code is 1.`, cobra.ExactArgs(2), func(ctx context.Context, l locks, args []string) error {
 		key := inspect.TypedKey(a.conn.prefix, args[0])
 		switch err := blocked.Skip(ctx, l.Engine, l.inspector, key, args[1], 0); {
 		case errors.Is(err, lock.ErrBackend):
@@ -456,7 +456,7 @@ func newLimit(a *app) *cobra.Command {
 	cmd := a.newOrder("limit TARGET N | limit TARGET --clear", `Set how many tasks of a key may run at once, in place of the rule's Limit
 
 A lower number takes effect as tasks end. The limit of one key wins over that of its
-scope. With --clear, if the target has no such limit, the exit code is 1.`, cobra.RangeArgs(1, 2), &o,
+scope; a key in order has one task at a time. With --clear, if the target has no such limit, the exit code is 1.`, cobra.RangeArgs(1, 2), &o,
 		func(ctx context.Context, controls *control.Reader, args []string) (string, error) {
 			if o.ends != (len(args) == 1) {
 				return "", usage("limit: want TARGET and N, or TARGET and --clear")
@@ -496,7 +496,7 @@ One that cannot be read is noted, and is not in force.`, cobra.NoArgs, func(ctx 
 	}))
 }
 
-// what says what a control orders.
+// what says what is ordered.
 func what(c inspect.Control, now time.Time) string {
 	switch {
 	case !c.Paused:
