@@ -37,7 +37,7 @@ type Client struct {
 	engine *engine.Engine // nil if no rule is InOrder; it grants no lock, and so has no goroutine
 	tasks  *blocked.Tasks // the same
 	log    *slog.Logger
-	blind  sync.Once // the log says that the Inspector sees no task
+	told   sync.Once // the log says that the Inspector sees no task
 
 	stampDeadline time.Duration
 }

@@ -245,7 +245,7 @@ func (e *temporaryKeyError) Error() string {
 
 func (e *temporaryKeyError) Unwrap() error { return e.err }
 
-// failed is the error of the rule when a function of the user failed: a *KeyError and NoLock stay, any other error is one for now.
+// failed is the error of the rule when a function of the user failed: a *KeyError and NoLock stay what they are, any other one is for now.
 func (c *compiledRule) failed(function string, err error) error {
 	var never *KeyError
 	if err == nil || errors.As(err, &never) || isNoLock(err) {

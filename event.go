@@ -126,7 +126,7 @@ func (d *delivery) recordRuns(leases []*heldLease, without map[string]bool, deci
 	if h == nil || d.started.IsZero() {
 		return
 	}
-	outcome := decide.Outcome(decision.What, true, d.isReplaced())
+	outcome := decide.Became(decision.What, true, d.isReplaced())
 	for key := range without {
 		h.Add(key, history.Run{Task: d.note, Came: d.started, Start: d.started, End: time.Now(), Outcome: outcome + ", without the lock"})
 	}
@@ -143,6 +143,6 @@ func (d *delivery) recordRuns(leases []*heldLease, without map[string]bool, deci
 // once has not waited: on a hot key such tasks would push out the runs.
 func (d *delivery) recordWait(decision decide.Decision) {
 	if h := d.guard.history; h != nil && d.line.stood && decision.What != decide.ToLine {
-		h.Add(d.line.key, history.Run{Task: d.note, Came: d.line.came, End: time.Now(), Outcome: decide.Outcome(decision.What, false, d.isReplaced())})
+		h.Add(d.line.key, history.Run{Task: d.note, Came: d.line.came, End: time.Now(), Outcome: decide.Became(decision.What, false, d.isReplaced())})
 	}
 }

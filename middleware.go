@@ -327,7 +327,7 @@ func (d *delivery) refused(t target, err error) obstacle {
 
 // backendError records and observes that Redis could not be asked for the lock of t.
 func (d *delivery) backendError(t target, err error) {
-	d.guard.outage.Failed(d.guard.log, "key", t.key, "error", err)
+	d.guard.outage.Failed(d.guard.log, "automutex: Redis cannot be asked for locks; tasks with rules return to asynq, their attempts not spent", "key", t.key, "error", err)
 	d.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Key: t.key, Err: err})
 }
 

@@ -142,7 +142,7 @@ func TestBusy_endsAnOutage(t *testing.T) {
 	t.Parallel()
 	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
 	d, at := &delivery{facts: facts{guard: guard, ctx: context.Background()}}, target{rule: guard.rules.match("work")[0], key: "key"}
-	guard.outage.Failed(guard.log)
+	guard.outage.Failed(guard.log, "away")
 	if d.refused(at, &BusyError{Reason: ReasonPaused}); guard.outage.Lasts() == 0 {
 		t.Error("a pause has ended the outage")
 	}
@@ -316,6 +316,32 @@ func TestPark_noteOfNoTask(t *testing.T) {
 	} {
 		if fate := g.wakeParked(t.Context(), g.cfg.Prefix+":{"+c.scope+"}", c.note); fate != c.want {
 			t.Errorf("%q of %s: %v, want %v", c.note, c.scope, fate, c.want)
+		}
+	}
+}
+
+// What each time of a decision goes by.
+func TestDelay(t *testing.T) {
+	t.Parallel()
+	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
+	d := &delivery{facts: facts{guard: guard}}
+	busy := &BusyError{ExpiresIn: time.Hour}
+	in := func(p Policy) target { return target{rule: &compiledRule{Rule: Rule{Busy: p}}} }
+	for _, c := range []struct {
+		when        decide.When
+		met         obstacle
+		least, most time.Duration
+	}{
+		{decide.AtGate, obstacle{busy: busy, target: in(Park)}, time.Hour, 2 * time.Hour},
+		{decide.AtResume, obstacle{busy: busy, target: in(RetryIn(time.Second))}, 30 * time.Second, 90 * time.Second},
+		{decide.AtOutage, obstacle{target: in(RetryIn(time.Hour))}, time.Second, 2 * time.Second},
+		{decide.AsAsked, obstacle{delay: 90 * time.Minute, ran: true}, 90 * time.Minute, 90 * time.Minute},
+		{decide.AsAsked, obstacle{delay: 90 * time.Minute}, 90 * time.Minute, 90*time.Minute + time.Second},
+		{decide.Soon, obstacle{busy: busy, target: in(RetryIn(7 * time.Minute))}, 7 * time.Minute, 7 * time.Minute},
+		{decide.Soon, obstacle{busy: busy, target: in(Retry)}, time.Second, 5 * time.Second},
+	} {
+		if got := d.delay(c.when, c.met); got < c.least || got > c.most {
+			t.Errorf("%v, %+v: %s, want %s to %s", c.when, c.met, got, c.least, c.most)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package automutex
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -92,7 +93,7 @@ func (p place) in(t target) bool { return p.Nonce != "" && p.Key == t.key }
 // ends a panic of that attempt here, and logs it as asynq does. An error by which a Guard returns the task ends nothing.
 //
 // What has no result here (runtime.Goexit, a process that dies, a context that ends) is counted by asynq, which delivers the task once
-// more, see redeliveryDelay. An ordered task is refused then.
+// more, see stamp.CapRedelivery. An ordered task is refused then.
 func (d *delivery) attempt(next asynq.Handler) (err error) {
 	ctx := d.handlerContext()
 	if !d.place.reserved || !d.place.isLast(&d.facts) {
@@ -296,7 +297,8 @@ func (g *Guard) Blocked(ctx context.Context) ([]Blocked, error) {
 // The error says so if the task runs now, or is not the next one of the key; then nothing has changed. After an error that Is
 // [lock.ErrBackend] the task may be skipped or not.
 func (g *Guard) SkipHead(ctx context.Context, key, task string) error {
-	if err := blocked.Skip(ctx, g.engine, g.tasks.Sighted(), key, task, 0); err != nil {
+	tasks := cmp.Or(g.tasks, &blocked.Tasks{})
+	if err := blocked.Skip(ctx, g.engine, tasks.Inspector, key, task, 0); err != nil {
 		return fmt.Errorf("automutex: SkipHead: %w", err)
 	}
 	e := Event{Kind: EventHeadSkipped, Key: key}
@@ -333,7 +335,7 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item engine.OrderIt
 	if rule == nil {
 		return engine.FateUnsure
 	}
-	return g.tasks.WakeInOrder(ctx, blocked.Order{
+	return g.tasks.WakeInOrder(ctx, blocked.OrderedKey{
 		Engine: g.engine, Key: orderedKey(key), Holds: rule.OnArchive == HoldKey,
 		Archived: func(info *asynq.TaskInfo) {
 			g.reportBlocked(ctx, Event{Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id})
@@ -346,9 +348,9 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item engine.OrderIt
 
 // lookInOrder is one look at a task, for a producer. After an error the task counts as being there.
 func (c *Client) lookInOrder(ctx context.Context, key engine.Ref, item engine.OrderItem, rule *compiledRule) {
-	seen, err := c.tasks.Look(ctx, blocked.Order{Engine: c.engine, Key: key, Holds: rule.OnArchive == HoldKey}, item)
+	seen, err := c.tasks.Look(ctx, blocked.OrderedKey{Engine: c.engine, Key: key, Holds: rule.OnArchive == HoldKey}, item)
 	if !seen && errors.Is(err, asynq.ErrQueueNotFound) {
-		c.blind.Do(func() {
+		c.told.Do(func() {
 			c.log.Warn("automutex: Config.Inspector does not see the queue of a task in order, so a full key counts tasks of producers that have died; "+
 				inspectorHint, "key", key.Key, "task", item.Note)
 		})

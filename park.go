@@ -16,7 +16,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// This file is the policy Park: when a parked task comes back by itself, and how it is woken. wait.go has the wait in the worker.
+// This file is the policy Park: what it needs, and how a task parks. wait.go has the wait in the worker, internal/blocked wakes the task.
 
 // parkTasks returns asynq's tasks, which Park wakes; nil if no rule parks.
 func parkTasks(rdb lock.Client, cfg Config) (*blocked.Tasks, error) {

@@ -98,7 +98,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		r.Within, r.Leaves = within, !w.stays
 	}
 	if w.yields && d.server != nil {
-		me := &engine.WorkerWait{Key: t.key, Turn: d.turn(t), Leave: leave}
+		me := &engine.WorkerWait{Key: t.key, Place: d.turn(t), Leave: leave}
 		d.line.waiter = me // observeWaiting adds it to the server's
 		defer func() { d.server.workers.End(me, err == nil); d.line.waiter = nil }()
 	}

@@ -56,9 +56,9 @@ const (
 	// enqueueTimeout is over, and ends one with its own timeouts (dial 5 s, write 3 s by default).
 	grace = 15 * time.Second
 
-	// claimLife is how long a claim lasts that nobody ends: what it stands for is its task. keptLife
-	// is that of a claim that stays when its task is archived: asynq keeps archived tasks for 90 days.
-	claimLife = mark.Life
+	// claimLife is how long a claim lasts that nobody ends: only garbage is collected. keptLife is
+	// that of a claim that stays when its task is archived: asynq keeps archived tasks for 90 days.
+	claimLife = mark.Kept
 	keptLife  = 100 * 24 * time.Hour
 
 	// changeTTL is how long the lock around the deletion of an ended task stays taken after its

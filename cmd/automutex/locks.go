@@ -41,7 +41,7 @@ func (f filter) passes(l inspect.Lock) bool {
 	if !matched || f.waiting && l.Line == 0 {
 		return false
 	}
-	// Of several, one may be older than known.
+	// Of several, any may be older.
 	return f.longer == 0 || l.Held > 1 || l.Since != nil && l.At.Sub(*l.Since) > f.longer
 }
 
@@ -227,8 +227,8 @@ func newBreak(a *app) *cobra.Command {
 From the holders that it shows, or from the one with the token (show tells tokens). Without
 --holder it also opens a closed gate and ends a cooldown; a rate that is used up stays so. The first in line gets the lock at once. The context of a holder's handler ends
 with cause lock.ErrLost, at its next renewal at the latest. Until then it may still be at work:
-break a lock whose holder is known to hang. In order its task keeps the key while it is to be
-retried, or archived: see skip. When nothing was broken, the exit code is 1.`, cobra.ExactArgs(1), func(ctx context.Context, l locks, args []string) error {
+break a lock whose holder is known to hang. A task in order keeps the key for its retry, and
+when it is archived: see skip. When nothing was broken, the exit code is 1.`, cobra.ExactArgs(1), func(ctx context.Context, l locks, args []string) error {
 		return a.breakLock(ctx, l, args[0], tokens, yes)
 	})
 	cmd.Example = `  automutex break 'automutex:{itunes:verify|7}'
@@ -336,7 +336,7 @@ func newSkip(a *app) *cobra.Command {
 	return a.onLocks("skip KEY TASK", `Give up the next task of an ordered key, and go on with the one behind it
 
 KEY and TASK are those that blocked lists. The task itself is not changed: if asynq runs it
-later, as a retry, it takes its old place again. If it runs now, or is not the next one, the exit code is 1.`, cobra.ExactArgs(2), func(ctx context.Context, l locks, args []string) error {
+later, it takes its old place again. If it runs now, or is not the next one, the exit code is 1.`, cobra.ExactArgs(2), func(ctx context.Context, l locks, args []string) error {
 		key := inspect.TypedKey(a.conn.prefix, args[0])
 		switch err := blocked.Skip(ctx, l.Engine, l.inspector, key, args[1], 0); {
 		case errors.Is(err, lock.ErrBackend):
@@ -496,7 +496,7 @@ One that cannot be read is noted, and is not in force.`, cobra.NoArgs, func(ctx 
 	}))
 }
 
-// what says what is ordered.
+// what says what a control orders.
 func what(c inspect.Control, now time.Time) string {
 	switch {
 	case !c.Paused:

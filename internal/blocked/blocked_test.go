@@ -128,7 +128,7 @@ func TestFind(t *testing.T) {
 }
 
 // What a look at the head finds, and what follows.
-func TestOrder_seen(t *testing.T) {
+func TestOrderedKey_follows(t *testing.T) {
 	t.Parallel()
 	const note = "q/id"
 	mine := stamp.New(note, 3)
@@ -152,7 +152,7 @@ func TestOrder_seen(t *testing.T) {
 		"stamped for another key": {info(asynq.TaskStateRetry, ""), "automutex:{work|2}", engine.ActPresent},
 		"without a stamp":         {other, mine.Key, engine.ActPresent},
 	} {
-		if act, _ := (Order{Key: engine.Ref{Key: one.key}, Holds: true}).seen(one.info, false, nil, joined); act != one.want {
+		if act, _ := (OrderedKey{Key: engine.Ref{Key: one.key}, Holds: true}).follows(one.info, false, nil, joined); act != one.want {
 			t.Errorf("joined at its arrival, %s: %q, want %q", name, act, one.want)
 		}
 	}
@@ -178,8 +178,8 @@ func TestOrder_seen(t *testing.T) {
 		"active":               {info(asynq.TaskStateActive, ""), nil, true, engine.ActPresent},
 		"scheduled by a human": {info(asynq.TaskStateScheduled, ""), nil, true, engine.ActPresent},
 	} {
-		o := Order{Key: engine.Ref{Key: mine.Key}, Holds: one.holds}
-		if act, _ := o.seen(one.info, errors.Is(one.err, asynq.ErrTaskNotFound) || errors.Is(one.err, asynq.ErrQueueNotFound), one.err, item); act != one.want {
+		o := OrderedKey{Key: engine.Ref{Key: mine.Key}, Holds: one.holds}
+		if act, _ := o.follows(one.info, errors.Is(one.err, asynq.ErrTaskNotFound) || errors.Is(one.err, asynq.ErrQueueNotFound), one.err, item); act != one.want {
 			t.Errorf("%s: %q, want %q", name, act, one.want)
 		}
 	}

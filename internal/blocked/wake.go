@@ -19,7 +19,7 @@ import (
 type Tasks struct {
 	Inspector *asynq.Inspector
 	Redis     redis.UniversalClient // asynq's; nil: not known
-	Front     redis.UniversalClient // the same, if woken tasks go to the front of their queue; else nil
+	Front     redis.UniversalClient // a client of asynq's Redis, if woken tasks go to the front of their queue; else nil
 	Blind     atomic.Bool           // the Inspector was found not to see the tasks of this server
 
 	paused sync.Map // by queue: pausedQueue
@@ -72,19 +72,21 @@ func (t *Tasks) WakeParked(ctx context.Context, key, note string) engine.Fate {
 	})
 }
 
-// Order is an ordered key, for who looks at its tasks.
-type Order struct {
+// OrderedKey is an ordered key, for who looks at its tasks.
+type OrderedKey struct {
 	Engine *engine.Engine
 	Key    engine.Ref
 	Holds  bool // a task that asynq archives holds the key
 
-	Archived func(*asynq.TaskInfo) // is called when a task is found archived, and holds the key
-	Stands   func(why string)      // is called each minute while the key stands, since its next task "..."
+	// WakeInOrder needs both. Archived is called when a task is found archived, and holds the key; Stands each minute while the key stands:
+	// "its next task " and why say it.
+	Archived func(*asynq.TaskInfo)
+	Stands   func(why string)
 }
 
 // WakeInOrder handles a task that the engine names: a parked task of an ordered key whose turn is near, or a head that keeps others waiting
 // and should have come.
-func (t *Tasks) WakeInOrder(ctx context.Context, o Order, item engine.OrderItem) engine.Fate {
+func (t *Tasks) WakeInOrder(ctx context.Context, k OrderedKey, item engine.OrderItem) engine.Fate {
 	queue, _, ok := tasknote.Parse(item.Note)
 	if !ok || t.isPaused(queue) {
 		return engine.FateUnsure
@@ -93,7 +95,7 @@ func (t *Tasks) WakeInOrder(ctx context.Context, o Order, item engine.OrderItem)
 		if err == nil {
 			t.Blind.Store(false)
 		}
-		act, after := o.seen(info, missing && !t.Blind.Load(), err, item)
+		act, after := k.follows(info, missing && !t.Blind.Load(), err, item)
 		switch {
 		case act == lookFailed:
 			return engine.FateUnsure, answer
@@ -104,36 +106,36 @@ func (t *Tasks) WakeInOrder(ctx context.Context, o Order, item engine.OrderItem)
 		case item.Call && act == engine.ActPresent && info.State == asynq.TaskStateActive:
 			return engine.FateUnsure, lookAgain
 		}
-		failed := o.Engine.Act(ctx, o.Key, act, item, after) // if it cannot be stored, the task is looked for again
+		failed := k.Engine.Act(ctx, k.Key, act, item, after) // if it cannot be stored, the task is looked for again
 		switch {
 		case failed == nil && act == engine.ActArchived:
-			o.Archived(info)
+			k.Archived(info)
 		case failed == nil && (act == engine.ActGone || act == engine.ActLeft):
 			return engine.FateGone, answer
 		case act == engine.ActPresent && info.State == asynq.TaskStateActive:
-			seen, _ := strconv.ParseInt(item.Seen, 10, 64)
-			head := engine.Head{State: item.State, Since: time.UnixMicro(seen)}
+			us, _ := strconv.ParseInt(item.Seen, 10, 64)
+			head := engine.Head{State: item.State, Since: time.UnixMicro(us)}
 			if why := Why(Seen{Head: head, Info: info}); why != "" {
-				o.Stands(why)
+				k.Stands(why)
 			}
 		}
 		return engine.FateUnsure, answer
 	})
 }
 
-// Look is one look at a task in order, for a producer. It wakes nobody. After an error the task counts as being there; the error is asynq's
-// if seen is false.
-func (t *Tasks) Look(ctx context.Context, o Order, item engine.OrderItem) (seen bool, err error) {
+// Look is one look at a task in order, for a producer. It wakes nobody. After an error the task counts as being there. answered is false
+// if the error is asynq's.
+func (t *Tasks) Look(ctx context.Context, k OrderedKey, item engine.OrderItem) (answered bool, err error) {
 	queue, id, _ := tasknote.Parse(item.Note)
 	info, missing, err := t.Find(queue, id)
-	act, after := o.seen(info, missing, err, item)
+	act, after := k.follows(info, missing, err, item)
 	switch act {
 	case lookFailed:
 		return false, err
 	case lookWake:
 		act = engine.ActPresent
 	}
-	return true, o.Engine.Act(ctx, o.Key, act, item, after)
+	return true, k.Engine.Act(ctx, k.Key, act, item, after)
 }
 
 // What a look may find besides an act.
@@ -142,14 +144,14 @@ const (
 	lookWake   engine.OrderAct = "wake" // the task is parked: have asynq run it
 )
 
-// seen is what follows from a look at a task of the key. after is how long the task stays away by itself.
-func (o Order) seen(info *asynq.TaskInfo, missing bool, err error, item engine.OrderItem) (act engine.OrderAct, after time.Duration) {
+// follows is what follows from a look at a task of the key. after is how long the task stays away by itself.
+func (k OrderedKey) follows(info *asynq.TaskInfo, missing bool, err error, item engine.OrderItem) (act engine.OrderAct, after time.Duration) {
 	switch {
 	case missing:
 		return engine.ActGone, 0
 	case err != nil:
 		return lookFailed, 0
-	case isOther(info, o.Key.Key, item.Note, item.Nonce):
+	case isOther(info, k.Key.Key, item.Note, item.Nonce):
 		return engine.ActGone, 0 // another task with the same ID
 	}
 	state := info.State
@@ -158,14 +160,14 @@ func (o Order) seen(info *asynq.TaskInfo, missing bool, err error, item engine.O
 	}
 	switch state {
 	case asynq.TaskStateArchived:
-		if o.Holds {
+		if k.Holds {
 			return engine.ActArchived, 0
 		}
 		return engine.ActLeft, 0
 	case asynq.TaskStateCompleted:
 		return engine.ActLeft, 0
 	case asynq.TaskStateRetry, asynq.TaskStateScheduled:
-		if isParked(info, o.Key.Key) {
+		if isParked(info, k.Key.Key) {
 			return lookWake, 0
 		}
 		return engine.ActPresent, max(0, time.Until(info.NextProcessAt)) + time.Second
@@ -191,15 +193,15 @@ const (
 // retryWrittenIn is how long wake waits until asynq has moved a task that parked a moment ago to retry.
 const retryWrittenIn = 4 * time.Millisecond
 
-// wake looks at a task, and has asynq run it if look says so.
+// wake looks at a task, and has asynq run it if judge says so.
 //
-// RunTask also runs completed, scheduled and archived tasks, so look first checks that the task is still parked. No other Guard wakes the
+// RunTask also runs completed, scheduled and archived tasks, so judge first checks that the task is still parked. No other Guard wakes the
 // task before the deadline of ctx, and wake begins no RunTask after it. If the task changes between the check and RunTask, or go-redis sends
 // that twice, it may run again, which asynq's "at least once" allows.
-func (t *Tasks) wake(ctx context.Context, note string, look func(*asynq.TaskInfo, bool, error) (engine.Fate, next)) engine.Fate {
+func (t *Tasks) wake(ctx context.Context, note string, judge func(*asynq.TaskInfo, bool, error) (engine.Fate, next)) engine.Fate {
 	queue, id, _ := tasknote.Parse(note)
 	for backoff := 500 * time.Microsecond; backoff <= retryWrittenIn; backoff *= 2 {
-		fate, then := look(t.Find(queue, id))
+		fate, then := judge(t.Find(queue, id))
 		switch by, bounded := ctx.Deadline(); {
 		case then == answer:
 			return fate

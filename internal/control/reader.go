@@ -50,7 +50,7 @@ var readScript, writeScript = script("read"), script("write")
 // A state that was asked for more than Delay ago is not relied on, however that came about: the process was stopped, a reply is slow,
 // a connection hangs. Then a call waits for a read (Know), and nothing is granted (Slots). So whoever is granted a lock obeys each
 // change that is older than Delay. If a read fails, or none succeeds for Delay, the Reader is blind: the log says so, and the Locker
-// obeys the state that was read last, or no controls if there is none, until a read succeeds.
+// obeys the state that was read last, or no controls if there is none, until a read succeeds in time.
 //
 // One goroutine, run, begins all reads, takes their results and is the only one that sets the view. It begins with the first call
 // that needs the controls, and ends at Close. Each read has a goroutine of its own, which ends with the read.
@@ -342,8 +342,8 @@ func (r *Reader) note(ended read, now time.Time) {
 	case ended.err == nil:
 		next := &view{state: ended.state, inForce: ended.state.Orders()}
 		switch {
-		case Old(ended.sent, now): // it is as blind as before, at each moment
-			next.blind = before.blind
+		case Old(ended.sent, now): // else callers would find it neither known nor blind until run turns it blind again
+			next.blind, next.refused = before.blind, before.refused
 		case r.warned:
 			r.warned = false
 			r.o.Log.Info("automutex: the controls can be read again", "key", r.Keys[0])

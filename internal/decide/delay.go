@@ -5,25 +5,32 @@ import (
 	"time"
 )
 
-// Delay returns how long a task stays away. It is random, so that tasks do not return together. left is the time until the gate opens or
-// the pause ends (0: it has no end), that of a RetryAfter, or about when its turn would come; for AtOutage it is how long that lasts already.
-func Delay(when When, left time.Duration) time.Duration {
+// Delay returns how long a task stays away. It is random, so that tasks do not return together. d means
+//
+//	AtGate    how long the gate is still closed
+//	AtResume  how long the pause still lasts; 0: until somebody ends it
+//	AtOutage  how long Redis has been away
+//	AsAsked   the delay of the RetryAfter
+//	AtTurn    after which time its turn would come, roughly
+//
+// and nothing else.
+func Delay(when When, d time.Duration) time.Duration {
 	const minute = time.Minute
 	switch when {
-	case AtGate: // and up to a quarter of that time later
-		return wholly(left) + upTo(min(max(left/4, 2*time.Second), 30*time.Second))
+	case AtGate: // and up to a quarter of that time later, 2 to 30 s
+		return wholly(d) + upTo(min(max(d/4, 2*time.Second), 30*time.Second))
 	case AtResume:
-		if left > 0 && left <= minute {
-			return left + upTo(max(5*time.Second, left/2))
+		if d > 0 && d <= minute {
+			return d + upTo(max(5*time.Second, d/2))
 		}
 		return minute/2 + upTo(minute) // an operator may end it before
 	case AtOutage:
-		d := min(max(time.Second, left), 30*time.Second)
+		d = min(max(time.Second, d), 30*time.Second)
 		return min(d/2+upTo(d/2)+time.Second/2, 30*time.Second)
 	case AsAsked:
-		return wholly(left)
+		return wholly(d)
 	case AtTurn: // if no process wakes it
-		return min(left+upTo(left/4), 10*minute-upTo(5*minute))
+		return min(d+upTo(max(1, d/4)), 10*minute-upTo(5*minute))
 	case Unsaid, Soon:
 	}
 	return time.Second + upTo(4*time.Second)

@@ -49,7 +49,7 @@ func TestDelay(t *testing.T) {
 }
 
 // The history says what became of each run, and of each wait that ended without one.
-func TestOutcome(t *testing.T) {
+func TestBecame(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		what      What
@@ -59,7 +59,7 @@ func TestOutcome(t *testing.T) {
 		{Done, false, "done", "skipped"}, {Spend, false, "failed", "failed"}, {Archive, false, "archived", "archived"}, {Drop, false, "dropped", "dropped"},
 		{Drop, true, "replaced", "replaced"}, {Leave, false, "cut short", "cut short"}, {Back, false, "comes back", "comes back"},
 	} {
-		if ran, wait := Outcome(c.what, true, c.replaced), Outcome(c.what, false, c.replaced); ran != c.ran || wait != c.wait {
+		if ran, wait := Became(c.what, true, c.replaced), Became(c.what, false, c.replaced); ran != c.ran || wait != c.wait {
 			t.Errorf("%v: %q, %q; want %q, %q", whats[c.what], ran, wait, c.ran, c.wait)
 		}
 	}

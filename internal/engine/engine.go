@@ -47,7 +47,8 @@ const (
 	// others go on while one master hangs. The rest of the client's connections is for single calls.
 	maxSenders, maxSendersCluster = 4, 64
 	// maxFirstAsks is how many callers send their first ask for one key by themselves at a time, and maxFirstKeys for how many keys. The
-	// others' asks go in pipelines. So a free key has no crowd before it that wants another one.
+	// others' asks go in pipelines. So a free key has no crowd before it that wants another one, and a crowd leaves
+	// connections to others.
 	maxFirstAsks, maxFirstKeys = 8, 32
 	// maxGrant is the longest lease that a release grants to a waiter. The waiter may have died unnoticed: then the line waits for
 	// that long and no longer.
@@ -194,7 +195,7 @@ type Request struct {
 	Park   bool            // the caller may leave its note in line, and return
 	Yield  <-chan struct{} // with Wait and Park: when it is closed the caller parks
 	Leaves bool            // with Wait: a pause ends it
-	OnWait func()          // called once, when the caller begins to wait
+	OnWait func()          // called once at most, when Redis has said that the caller has to wait
 }
 
 // Handle is a lock as a program has it: what it asks of which Engine, and what is wrong with that.

@@ -39,7 +39,7 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 		grant: grant, counted: believe(grant), short: grant < r.TTL && r.NoRenew,
 	}, parkNow)
 
-	a, err := e.askFirst(ctx, w, began)
+	a, asked, err := e.askFirst(ctx, w, began)
 	if err != nil {
 		return err
 	}
@@ -54,11 +54,11 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 		}
 	default:
 	}
-	e.listen() // once it stands all ask again: a grant before that is lost
+	e.listen() // a grant that was published before the subscription stands is lost: then all ask again
 	if r.Ordered {
 		e.parking.checkOrder(r.Ref)
 	}
-	if r.OnWait != nil && a.ServerUS > 0 { // else the wait ended unasked
+	if r.OnWait != nil && asked {
 		returned := false
 		defer func() {
 			if !returned {
@@ -71,8 +71,9 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	return e.stand(w, began)
 }
 
-// askFirst sends the first ask of w, and returns its answer. With many first asks under way, this one goes in a pipeline.
-func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (Answer, error) {
+// askFirst sends the first ask of w, and returns its answer. With many first asks under way, this one goes in a pipeline, and is not asked if
+// the wait ends before.
+func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (a Answer, asked bool, err error) {
 	le, r := w.lease, &w.lease.request
 	e.mu.Lock()
 	e.waiters[le.token] = w // before it asks: a grant may be published before the reply is read
@@ -89,7 +90,7 @@ func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (Answ
 		}
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		return w.turn.last, nil
+		return w.turn.last, w.first == nil, nil
 	}
 	e.firsts[r.Key]++
 	e.mu.Unlock()
@@ -105,7 +106,7 @@ func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (Answ
 	if err == nil {
 		e.handleReply(w, askReply{Answer: a, sent: sent})
 	}
-	return a, err
+	return a, true, err
 }
 
 // stand waits until the waiter has its lock, or leaves the line.

@@ -9,8 +9,8 @@ import (
 // yieldAfter is how long a wait may keep the server's last worker.
 const yieldAfter = 20 * time.Millisecond
 
-// Workers counts the busy workers of one server, and knows which of them only wait and may give way. When all have been busy for
-// yieldAfter, the newest wait ends. Of an ordered key that is the one whose turn comes last: if another one parked, those behind it would
+// Workers counts the busy workers of one asynq server, and knows which of them only wait and may give way. When all have been busy for
+// yieldAfter, the newest wait ends. Of an ordered key that is the one with the last place: if another one parked, those behind it would
 // wait in their workers until it is back. The zero value with a Limit is ready. Safe for concurrent use.
 //
 // As long as no wait of the server has ended with its lock since, the next ones end at once: a backlog of 10,000 tasks of one key that is
@@ -22,14 +22,14 @@ type Workers struct {
 	busy     int
 	waiting  []*WorkerWait // in the order in which they began to wait
 	yielding *WorkerWait   // was told to leave, and its worker is not free: one at a time
-	stands   bool          // a wait was told to end, and none has got its lock since
+	crowded  bool          // a wait was told to end, and none has got its lock since
 	full     *time.Timer   // runs while all workers are busy and one of them may give way; nil: that is not so
 }
 
 // WorkerWait is the wait of one worker in line.
 type WorkerWait struct {
 	Key   string
-	Turn  int64  // its place in the order of the key; 0: the key is not ordered
+	Place int64  // its place in the order of the key; 0: the key is not ordered
 	Leave func() // ends the wait; may be called again, and when the wait is over
 }
 
@@ -54,7 +54,7 @@ func (w *Workers) End(me *WorkerWait, granted bool) {
 	w.change(func() {
 		w.waiting = slices.DeleteFunc(w.waiting, func(other *WorkerWait) bool { return other == me })
 		if granted {
-			w.stands = false
+			w.crowded = false
 			if w.yielding == me {
 				w.yielding = nil
 			}
@@ -72,7 +72,7 @@ func (w *Workers) change(counts func()) {
 	switch {
 	case isFull && w.full == nil:
 		after := yieldAfter
-		if w.stands {
+		if w.crowded {
 			after = 0
 		}
 		var mine *time.Timer
@@ -91,10 +91,10 @@ func (w *Workers) yieldOne(timer **time.Timer) {
 	if w.full != *timer {
 		return
 	}
-	w.full, w.stands = nil, true
+	w.full, w.crowded = nil, true
 	w.yielding = w.waiting[len(w.waiting)-1]
 	for _, other := range w.waiting {
-		if other.Key == w.yielding.Key && other.Turn > w.yielding.Turn {
+		if other.Key == w.yielding.Key && other.Place > w.yielding.Place {
 			w.yielding = other
 		}
 	}

@@ -15,7 +15,7 @@ type office struct {
 // comes is a worker that is taken and then waits for the lock called so.
 func (o *office) comes(key string, turn int64) (me *WorkerWait, left chan struct{}) {
 	left = make(chan struct{}, 1)
-	me = &WorkerWait{Key: key, Turn: turn, Leave: func() { left <- struct{}{} }}
+	me = &WorkerWait{Key: key, Place: turn, Leave: func() { left <- struct{}{} }}
 	o.Started()
 	o.Begin(me)
 	return me, left
@@ -103,7 +103,7 @@ func TestWorkers(t *testing.T) {
 		stands := func() bool {
 			o.mu.Lock()
 			defer o.mu.Unlock()
-			return o.stands
+			return o.crowded
 		}
 		first, left := o.comes("a", 0)
 		o.leaves(left)

@@ -1,4 +1,4 @@
-// Package life has what gives each goroutine of a Guard or Locker an owner that ends it.
+// Package life counts what a Guard or a Locker has begun, and ends it.
 package life
 
 import (
@@ -20,7 +20,7 @@ type Life struct {
 	stop    context.CancelFunc
 	unfit   error // see Refuse
 
-	// mu guards what follows, so that nothing begins after End.
+	// mu guards what follows: after End, Enter and Spawn refuse. What is counted in may still branch.
 	mu     sync.Mutex
 	closed bool
 	begun  int           // what Enter, Spawn and Branch have begun and has not ended
@@ -60,11 +60,13 @@ func (l *Life) Enter() error {
 func (l *Life) Done() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.begun--
+	if l.begun--; l.begun < 0 {
+		panic("life: Done without Enter")
+	}
 	l.noteIdle()
 }
 
-// noteIdle closes idle if it is time. A lease may be released after that: then it is closed. Callers hold mu.
+// noteIdle closes idle if it is time. End may be called again: then it is closed already. Callers hold mu.
 func (l *Life) noteIdle() {
 	if !l.closed || l.begun > 0 {
 		return
@@ -97,7 +99,7 @@ func (l *Life) Branch(f func()) {
 	}()
 }
 
-// End ends Closing, and then nothing begins any more. The channel is closed when all has ended that was begun.
+// End ends Closing, and has Enter and Spawn refuse. The channel is closed when all has ended that was begun.
 func (l *Life) End() <-chan struct{} {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -31,8 +31,8 @@ func (k Kind) CanBeSuperseded() bool { return strings.Contains(string(k), "-") }
 func (k Kind) EndsWithTask() bool { return k.EndsAtStart() || k == DoneNew }
 
 const (
-	// Life is how long a mark lasts at least after a note. It only collects garbage.
-	Life = 30 * 24 * time.Hour
+	// Kept is how long a mark lasts at least after a note: so long that only garbage is collected.
+	Kept = 30 * 24 * time.Hour
 	// rest is how long it lasts after its task has ended: asynq files the task within moments, or runs it again after the end of its own lease
 	// on it.
 	rest = 5 * time.Minute
@@ -46,7 +46,7 @@ func (k Kind) Lasts(phase Phase) time.Duration {
 	case k == WindowNew:
 		return 0
 	}
-	return Life
+	return Kept
 }
 
 // TaskID returns the ID of the task under UntilDone that is its own mark. It is the lock's key, with ~XX for each byte that a URL

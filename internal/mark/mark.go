@@ -117,7 +117,7 @@ func (m Mark) Drop(ctx context.Context, holder string) (bool, error) {
 	return m.done(m.run(ctx, dropScript, holder))
 }
 
-// run runs a script and returns its reply. Life's Close waits for it.
+// run runs a script and returns its reply. The end of its life waits for it.
 func (m Mark) run(ctx context.Context, s *redisx.Script, args ...any) (any, error) {
 	if m.life != nil {
 		if err := m.life.Enter(); err != nil {

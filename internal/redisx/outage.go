@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Outage is the time for which Redis cannot be asked. It ends when Redis answers anything. What fails for one key alone begins an outage each
+// Outage is the time for which Redis cannot be asked. It ends when its owner calls Answered. What fails for one key alone begins an outage each
 // time that it is tried. Safe for concurrent use; the zero value is none.
 type Outage struct {
 	mu     sync.Mutex // guards what follows; held for moments
@@ -18,8 +18,8 @@ type Outage struct {
 // outageLogEvery bounds how often outages are logged.
 const outageLogEvery = time.Minute
 
-// Failed records a failure, and logs the first one of an outage, with args.
-func (o *Outage) Failed(log *slog.Logger, args ...any) {
+// Failed records a failure, and logs text for the first one of an outage, with args.
+func (o *Outage) Failed(log *slog.Logger, text string, args ...any) {
 	now := time.Now()
 	o.mu.Lock()
 	logs := o.since.IsZero() && now.Sub(o.logged) >= outageLogEvery
@@ -31,7 +31,7 @@ func (o *Outage) Failed(log *slog.Logger, args ...any) {
 	}
 	o.mu.Unlock()
 	if logs {
-		log.Warn("automutex: Redis cannot be asked for locks; tasks with rules return to asynq, their attempts not spent", args...)
+		log.Warn(text, args...)
 	}
 }
 

@@ -15,7 +15,7 @@ func TestOutage(t *testing.T) {
 	o := &Outage{}
 	for want := 1; want <= 2; want++ {
 		for range 50 {
-			o.Failed(log, "key", "poisoned")
+			o.Failed(log, "cannot be asked", "key", "poisoned")
 			o.Answered(log)
 		}
 		if text := text.String(); strings.Count(text, "cannot be asked") != want || strings.Count(text, "answers again") != want || !strings.Contains(text, "poisoned") {

@@ -2,11 +2,9 @@ package stamp
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"math"
 	"strings"
-	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
@@ -85,23 +83,4 @@ func (d *dryRedis) EvalSha(_ context.Context, _ string, keys []string, _ ...any)
 	_, after, _ := strings.Cut(keys[0], "}:") // asynq:{<queue>}:unique:...
 	d.unique = strings.HasPrefix(after, "unique:")
 	return redis.NewCmdResult(int64(1), nil)
-}
-
-// redeliveryDelay bounds how long asynq waits before it delivers a task of a Client again whose last attempt was cut, and an ordered task
-// whose worker died: the marks of tasks that are done last for five minutes.
-const redeliveryDelay = 30 * time.Second
-
-// IsCut reports whether err is what asynq itself passes for an attempt that has no result. asynq gives these as they are, where a handler
-// may wrap one.
-func IsCut(err error) bool {
-	return err == asynq.ErrLeaseExpired || err == context.DeadlineExceeded || err == context.Canceled //nolint:errorlint // as above
-}
-
-// CapRedelivery shortens the delay of such a task, n attempts having been spent before.
-func CapRedelivery(delay time.Duration, n int, err error, t *asynq.Task) time.Duration {
-	died := errors.Is(err, asynq.ErrLeaseExpired)
-	if t != nil && (died && Ordered(t.Headers()) || IsCut(err) && IsLast(t.Headers(), n)) {
-		return min(delay, redeliveryDelay)
-	}
-	return delay
 }

@@ -1,5 +1,5 @@
-// Package stamp enqueues tasks as automutex.Client does: with a header that says how often the caller lets a task be retried, and the place
-// of an ordered task.
+// Package stamp is the header that automutex.Client gives to tasks: how often the caller lets a task be retried, and the place of an ordered
+// task. It reads the header, and enqueues tasks with it.
 package stamp
 
 import (

@@ -37,12 +37,12 @@ func (s *Served) List() []string {
 	return slices.Sorted(maps.Keys(s.types))
 }
 
-// AskMux adds the patterns under which the handler, an asynq.ServeMux or what embeds one, has the tasks. It cannot list the others.
-func (s *Served) AskMux(handler asynq.Handler, tasks []string) {
+// AskMux adds the patterns of the handler, an asynq.ServeMux or what embeds one, that serve the Tasks of rules. A mux lists no others.
+func (s *Served) AskMux(handler asynq.Handler, rules []string) {
 	if mux, ok := handler.(interface {
 		Handler(t *asynq.Task) (asynq.Handler, string)
 	}); ok {
-		for _, task := range tasks {
+		for _, task := range rules {
 			if _, pattern := mux.Handler(asynq.NewTask(task, nil)); pattern != "" {
 				s.Add(pattern)
 			}
