@@ -14,18 +14,15 @@ import (
 
 // Options configure [New]. The zero value is ready to use.
 type Options struct {
-	// Labels are added to every metric. They tell the Metrics of one registry apart: {"guard":
-	// "billing"} and {"guard": "mail"}. All Metrics of a registry must have the same label
-	// names. rule, task, policy, outcome, reason and kind are taken.
+	// Labels are added to every metric. They tell the Metrics of one registry apart: {"guard": "billing"} and {"guard": "mail"}. All
+	// Metrics of a registry must have the same label names. rule, task, policy, outcome, reason and kind are taken.
 	Labels prometheus.Labels
 
-	// MaxTypes is how many task types of one rule have a label value of their
-	// own; see the package's "Task types". 0 means 50; negative numbers are
-	// refused.
+	// MaxTypes is how many task types of one rule have a label value of their own; see the package's "Task types". 0 means 50; negative
+	// numbers are refused.
 	MaxTypes int
 
-	// Buckets are the upper bounds of the histograms, in seconds, increasing.
-	// Empty means 1 ms to 30 min in 17 steps.
+	// Buckets are the upper bounds of the histograms, in seconds, increasing. Empty means 1 ms to 30 min in 17 steps.
 	Buckets []float64
 }
 
@@ -33,8 +30,7 @@ const defaultMaxTypes = 50
 
 var defaultBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800}
 
-// Metrics counts the events of one Guard, or of several Guards together. Safe for concurrent
-// use. There is nothing to close.
+// Metrics counts the events of one Guard, or of several Guards together. Safe for concurrent use. There is nothing to close.
 type Metrics struct {
 	types types
 
@@ -47,11 +43,11 @@ type Metrics struct {
 	all      []prometheus.Collector
 }
 
-// New makes Metrics and registers them with reg; nil means prometheus.DefaultRegisterer. After
-// an error, because an option is wrong or reg has such metrics already, nothing is registered.
+// New makes Metrics and registers them with reg; nil means prometheus.DefaultRegisterer. After an error, because an option is wrong or reg
+// has such metrics already, nothing is registered.
 //
-// Several Guards in one process can share one Metrics: put its Observe into each Config. Or
-// give each Guard its own Metrics, with different [Options].Labels.
+// Several Guards in one process can share one Metrics: put its Observe into each Config. Or give each Guard its own Metrics, with different
+// [Options].Labels.
 func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 	if reg == nil {
 		reg = prometheus.DefaultRegisterer
@@ -122,9 +118,8 @@ func (o Options) check() error {
 	return nil
 }
 
-// Observe counts an event. Use it as Config.Observe; with other observers, join them with
-// [automutex.JoinObservers]. Observe ignores kinds of events that no metric counts. A nil
-// *Metrics counts nothing.
+// Observe counts an event. Use it as Config.Observe; with other observers, join them with [automutex.JoinObservers]. Observe ignores kinds
+// of events that no metric counts. A nil *Metrics counts nothing.
 func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 	if m == nil {
 		return
@@ -186,8 +181,8 @@ func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 	}
 }
 
-// begin makes the series of a rule and type that was not seen before, at zero: a
-// rate cannot see the first one of a counter that begins at one.
+// begin makes the series of a rule and type that was not seen before, at zero: a rate cannot see the first one of a counter that begins at
+// one.
 func (m *Metrics) begin(rule, task string) {
 	for _, counter := range []*prometheus.CounterVec{m.acquisitions, m.lost, m.overdue, m.backendErrors, m.blocked} {
 		counter.WithLabelValues(rule, task)
@@ -214,8 +209,8 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 // outcomeArchived is the outcome of a task that its policy has archived.
 const outcomeArchived = "archived"
 
-// outcomes are those of events that tell what became of an attempt that did not get its lock, and busyOutcomes those of a busy lock,
-// by policy. What AfterFailure answers has no outcome of its own.
+// outcomes are those of events that tell what became of an attempt that did not get its lock, and busyOutcomes those of a busy lock, by
+// policy. What AfterFailure answers has no outcome of its own.
 var (
 	outcomes = map[automutex.EventKind]string{
 		automutex.EventSkipped: "skipped", automutex.EventRetried: "retried", automutex.EventParked: "parked", automutex.EventReplaced: "replaced",

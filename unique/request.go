@@ -22,14 +22,12 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// request is one Enqueue call for a task that a rule matches. It belongs to the caller's
-// goroutine.
+// request is one Enqueue call for a task that a rule matches. It belongs to the caller's goroutine.
 //
-// The claim decides: whose task the key is, and whether its handler has begun. A call takes the claim,
-// enqueues the task and confirms the claim. To supersede a task it announces the new one in the claim
-// of the old one: then the confirmation, or the Guard that begins one of the two, decides in one step
-// which one is accepted, and the other one never begins. Under UntilDone with Reject or Join the claim
-// is the ID of the task, and asynq refuses the second one.
+// The claim decides: whose task the key is, and whether its handler has begun. A call takes the claim, enqueues the task and confirms the
+// claim. To supersede a task it announces the new one in the claim of the old one: then the confirmation, or the Guard that begins one of
+// the two, decides in one step which one is accepted, and the other one never begins. Under UntilDone with Reject or Join the claim is the
+// ID of the task, and asynq refuses the second one.
 type request struct {
 	client *Client
 	rule   *rule
@@ -106,8 +104,7 @@ type existing struct {
 	supersedes bool            // the new task takes its place while it lives
 }
 
-// try takes the claim, also that of old, and enqueues the task. It returns no task if another claim
-// stands, or has just ended.
+// try takes the claim, also that of old, and enqueues the task. It returns no task if another claim stands, or has just ended.
 func (req *request) try(ctx context.Context, old existing) (*asynq.TaskInfo, existing, error) {
 	// Other producers wait for this enqueue until the claim is client.grace old.
 	bound, cancel := context.WithTimeout(ctx, enqueueTimeout)
@@ -158,9 +155,8 @@ func (req *request) claim() mark.Mark {
 	return req.client.engine.Mark(req.key)
 }
 
-// take takes the claim for the new task, or announces the task in the claim of the one that it
-// supersedes. If Redis' reply was lost, that may have happened for a task that will never exist, so
-// take undoes it.
+// take takes the claim for the new task, or announces the task in the claim of the one that it supersedes. If Redis' reply was lost, that
+// may have happened for a task that will never exist, so take undoes it.
 func (req *request) take(ctx context.Context, old existing) (standing mark.Standing, err error) {
 	if old.supersedes {
 		standing, err = req.claim().Supersede(ctx, req.holder(), old.claim)
@@ -174,9 +170,8 @@ func (req *request) take(ctx context.Context, old existing) (standing mark.Stand
 	return standing, err
 }
 
-// enqueueClaimed enqueues the task whose claim was just taken, and confirms the claim. If the enqueue
-// fails, it undoes the take, unless the task may exist all the same: then the claim is right, or the
-// next call finds that it has no task.
+// enqueueClaimed enqueues the task whose claim was just taken, and confirms the claim. If the enqueue fails, it undoes the take, unless the
+// task may exist all the same: then the claim is right, or the next call finds that it has no task.
 func (req *request) enqueueClaimed(ctx context.Context, old existing) (*asynq.TaskInfo, error) {
 	info, err := req.enqueue(ctx, req.start(old)...)
 	if err != nil {
@@ -187,8 +182,7 @@ func (req *request) enqueueClaimed(ctx context.Context, old existing) (*asynq.Ta
 		case seen != nil:
 			info = seen // only the reply was lost
 		case errors.Is(err, asynq.ErrTaskIDConflict):
-			// No other task has this ID: go-redis sent the command twice, and the task has
-			// ended since the first.
+			// No other task has this ID: go-redis sent the command twice, and the task has ended since the first.
 			info = &asynq.TaskInfo{ID: req.id, Queue: req.rule.Queue, Type: req.task.Type(), State: asynq.TaskStatePending}
 		default:
 			_, dropped := req.claim().Drop(context.WithoutCancel(ctx), req.holder())
@@ -228,8 +222,8 @@ func (req *request) start(old existing) []asynq.Option {
 	return []asynq.Option{asynq.ProcessAt(at)} // at once, if that is past
 }
 
-// confirm notes in the claim that the task is enqueued. From then on a task that asynq does not have
-// has ended, however it ended, and its claim with it. The claim of a scheduled task lasts longer.
+// confirm notes in the claim that the task is enqueued. From then on a task that asynq does not have has ended, however it ended, and its
+// claim with it. The claim of a scheduled task lasts longer.
 func (req *request) confirm(ctx context.Context, info *asynq.TaskInfo) (mark.Standing, error) {
 	length := time.Duration(0)
 	if ahead := time.Until(info.NextProcessAt); ahead > 0 && req.rule.Until.kind != decide.ForTime {
@@ -238,9 +232,9 @@ func (req *request) confirm(ctx context.Context, info *asynq.TaskInfo) (mark.Sta
 	return req.claim().Keep(ctx, req.holder(), length)
 }
 
-// takeBack deletes the new task, which did not take the place of the old one: that has begun, or other
-// producers took this one for dead. It returns nil, nil if the caller is to look again. Under
-// UntilStart a task that a worker has had was accepted, and its start has ended the claim.
+// takeBack deletes the new task, which did not take the place of the old one: that has begun, or other producers took this one for dead. It
+// returns nil, nil if the caller is to look again. Under UntilStart a task that a worker has had was accepted, and its start has ended the
+// claim.
 func (req *request) takeBack(ctx context.Context, info *asynq.TaskInfo) (*asynq.TaskInfo, error) {
 	if req.rule.Until.kind == decide.UntilStart {
 		left, err := req.look(req.rule.Queue, req.id)
@@ -256,8 +250,8 @@ func (req *request) takeBack(ctx context.Context, info *asynq.TaskInfo) (*asynq.
 	return nil, err
 }
 
-// clean deletes tasks that were superseded. One that a worker has stays: asynq does not delete it, and
-// the worker's Guard drops it and notes that in the claim.
+// clean deletes tasks that were superseded. One that a worker has stays: asynq does not delete it, and the worker's Guard drops it and
+// notes that in the claim.
 func (req *request) clean(ctx context.Context, stale []string) error {
 	for _, holder := range stale {
 		_, id, _ := tasknote.Parse(holder)
@@ -318,13 +312,12 @@ func (req *request) duplicate(found existing) *DuplicateError {
 	return e
 }
 
-// replaceEnded deletes the ended task whose ID is the key, and enqueues the new one. It returns nil,
-// nil if the situation changed; the caller looks again. It holds the claim's own lock, which is not the
-// lock that tasks take, so no other producer enqueues a task between the look and the deletion. It does
-// not keep an operator from running the ended task in that moment.
+// replaceEnded deletes the ended task whose ID is the key, and enqueues the new one. It returns nil, nil if the situation changed; the
+// caller looks again. It holds the claim's own lock, which is not the lock that tasks take, so no other producer enqueues a task between
+// the look and the deletion. It does not keep an operator from running the ended task in that moment.
 //
-// Producers poll for the lock, which is held rarely, for a few round trips: a line would cost each a
-// subscription. If a producer died holding it, they poll until its TTL ends.
+// Producers poll for the lock, which is held rarely, for a few round trips: a line would cost each a subscription. If a producer died
+// holding it, they poll until its TTL ends.
 func (req *request) replaceEnded(ctx context.Context) (*asynq.TaskInfo, error) {
 	lease, err := req.client.engine.Take(ctx, engine.Request{
 		Ref: engine.Ref{Key: mark.Key(req.key) + ":lock", Limit: 1}, Name: req.key, TTL: req.client.changeTTL,
@@ -356,8 +349,7 @@ func (req *request) replaceEnded(ctx context.Context) (*asynq.TaskInfo, error) {
 	return info, err
 }
 
-// enqueue enqueues the task in asynq. asynq uses the last of conflicting options, so more overrides the
-// caller's options.
+// enqueue enqueues the task in asynq. asynq uses the last of conflicting options, so more overrides the caller's options.
 func (req *request) enqueue(ctx context.Context, more ...asynq.Option) (*asynq.TaskInfo, error) {
 	opts := slices.Concat(req.opts, []asynq.Option{asynq.Queue(req.rule.Queue), asynq.TaskID(req.id)}, more)
 	info, err := req.client.enqueuer.EnqueueContext(inside.WithOnce(ctx, req.rule.fitsOrder), req.task, opts...)
@@ -367,8 +359,8 @@ func (req *request) enqueue(ctx context.Context, more ...asynq.Option) (*asynq.T
 	return info, err
 }
 
-// learn finds out whether rdb is on asynq's Redis: then it has the task that was just enqueued, unless a worker is done with it
-// already. So a Client looks again after its next tasks, a few times.
+// learn finds out whether rdb is on asynq's Redis: then it has the task that was just enqueued, unless a worker is done with it already. So
+// a Client looks again after its next tasks, a few times.
 func (c *Client) learn(info *asynq.TaskInfo) {
 	c.enqueued.Store(info.Queue, true)
 	if c.rdb == nil || c.shared.Load() || c.looks.Add(1) > 10 {
@@ -420,8 +412,7 @@ func newID(r *rule, key string) string {
 // wholeSecond rounds t up to whole seconds, since asynq drops fractions of a second.
 func wholeSecond(t time.Time) time.Time { return t.Add(time.Second - 1).Truncate(time.Second) }
 
-// isActive tells whether asynq's Inspector refused because a worker has the task, which
-// it says in a text only.
+// isActive tells whether asynq's Inspector refused because a worker has the task, which it says in a text only.
 func isActive(err error) bool { return err != nil && strings.Contains(err.Error(), "active state") }
 
 // isListless tells whether asynq's Inspector refused because the task is in none of its lists, which it says in a text only.
@@ -429,8 +420,8 @@ func isListless(err error) bool {
 	return err != nil && (strings.Contains(err.Error(), "not found in list") || strings.Contains(err.Error(), "not found in zset"))
 }
 
-// pause sleeps for about that long, and returns how long the next pause is: twice as long, at most about 50 ms. It returns
-// ctx's error if ctx ends first.
+// pause sleeps for about that long, and returns how long the next pause is: twice as long, at most about 50 ms. It returns ctx's error if
+// ctx ends first.
 func pause(ctx context.Context, mean time.Duration) (next time.Duration, err error) {
 	select {
 	case <-time.After(mean/2 + mathrand.N(mean)): //nolint:gosec // jitter, no secret

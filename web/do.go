@@ -58,8 +58,7 @@ type form struct {
 	ticket       int64
 }
 
-// readForm reads a link or a form. wrong says why it is none of an action; what is wrong with a typed field stands
-// beside the field.
+// readForm reads a link or a form. wrong says why it is none of an action; what is wrong with a typed field stands beside the field.
 func (p *page) readForm(v url.Values) (f form, wrong string) {
 	f = form{
 		Action: v.Get("action"), Tokens: v["token"], Task: v.Get("task"), Ticket: v.Get("ticket"), Gate: v.Get("gate") != "",
@@ -217,8 +216,7 @@ func (v *askView) describe() {
 	}
 }
 
-// do does what ask has shown. The answer is a redirect, so that reloading the next page
-// does nothing again.
+// do does what ask has shown. The answer is a redirect, so that reloading the next page does nothing again.
 func (p *page) do(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 	if err := r.ParseForm(); err != nil {
@@ -319,8 +317,7 @@ func (p *page) asOperator(by string) (*control.Reader, func()) {
 	return e.Controls(), e.Close // it has no lease
 }
 
-// breakLock breaks the holders that the operator has seen, and nobody else, and opens the
-// gate if it is to.
+// breakLock breaks the holders that the operator has seen, and nobody else, and opens the gate if it is to.
 func (p *page) breakLock(ctx context.Context, f form) (string, error) {
 	broken, opened, err := inspect.Break(ctx, p.engine, f.Key, f.Tokens, f.Gate)
 	var done []string
@@ -336,9 +333,8 @@ func (p *page) breakLock(ctx context.Context, f form) (string, error) {
 	return strings.Join(done, " "), err
 }
 
-// origin is the URL of the view that an operator came from to an action. From is frame.Here of
-// that view; empty means the view that the action belongs to. Anybody can make a link with
-// another text there, so it leads to a view of the page, or is not used.
+// origin is the URL of the view that an operator came from to an action. From is frame.Here of that view; empty means the view that the
+// action belongs to. Anybody can make a link with another text there, so it leads to a view of the page, or is not used.
 func (p *page) origin(f form) string {
 	view, query, _ := strings.Cut(f.From, "?")
 	_, malformed := url.ParseQuery(query)
@@ -371,8 +367,8 @@ func (l *actionLog) add(a Action) (id string) {
 	return a.id
 }
 
-// get gives the action with that ID, which a redirect has in its URL; nil if this process does not know it: nothing of
-// the URL itself is shown, since anybody can make a link.
+// get gives the action with that ID, which a redirect has in its URL; nil if this process does not know it: nothing of the URL itself is
+// shown, since anybody can make a link.
 func (l *actionLog) get(id string) *Action {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -19,8 +19,7 @@ const (
 	leastPause, mostPause = time.Second, time.Minute
 	// pausePerLock keeps Redis free where there are many locks: it takes some 50 us for each.
 	pausePerLock = 2 * time.Millisecond
-	// pauseTimes is how many times as long as a look the pause after it is, at least: Redis may have few locks and
-	// millions of other keys.
+	// pauseTimes is how many times as long as a look the pause after it is, at least: Redis may have few locks and millions of other keys.
 	pauseTimes = 9
 	// walkWithin bounds a look at all locks.
 	walkWithin = 2 * time.Minute
@@ -98,8 +97,8 @@ func busier(a, b row) int {
 // errLooking is shown while the first look goes on: Redis does not answer, or has very many locks.
 var errLooking = errors.New("Redis has not told yet which locks there are; " + triesAgain)
 
-// snapshot gives the last look at all locks, and has the next one made if it is too old. nil: there was none in time.
-// The error is for the viewer.
+// snapshot gives the last look at all locks, and has the next one made if it is too old. nil: there was none in time. The error is for the
+// viewer.
 func (p *page) snapshot(ctx context.Context) (*snapshot, error) {
 	wait := p.within.redis
 	if last := p.locks.last(); last != nil && time.Since(last.at) < 2*mostPause {

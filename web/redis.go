@@ -160,8 +160,8 @@ func (p *page) blockedOf(ctx context.Context, rows []row) (all []blockedRow) {
 	return all
 }
 
-// askAsynq asks asynq, whose Inspector takes no context, and whose Redis may hang: nobody waits longer than
-// bounds.asynq for an answer, and a question that hangs keeps its slot. What is not known in time is the zero value.
+// askAsynq asks asynq, whose Inspector takes no context, and whose Redis may hang: nobody waits longer than bounds.asynq for an answer, and
+// a question that hangs keeps its slot. What is not known in time is the zero value.
 func askAsynq[A any](ctx context.Context, p *page, ask func(*asynq.Inspector) A) A {
 	ctx, cancel := context.WithTimeout(ctx, p.within.asynq)
 	defer cancel()
@@ -179,8 +179,7 @@ func askAsynq[A any](ctx context.Context, p *page, ask func(*asynq.Inspector) A)
 
 // Of rules.
 
-// known is the rules that the page knows: those of its Options, or else those that workers say they run. It never
-// changes.
+// known is the rules that the page knows: those of its Options, or else those that workers say they run. It never changes.
 type known struct {
 	rules  []fleet.Rule
 	keys   *automutex.KeyMaker
@@ -222,8 +221,8 @@ func (p *page) keyMaker(rules []automutex.Rule, log *slog.Logger) (*automutex.Ke
 	return automutex.NewKeyMaker(automutex.Config{Rules: rules, Prefix: p.o.Prefix, HashKeys: p.o.HashKeys, Decode: p.o.Decode, Logger: log})
 }
 
-// namesFor gives the names of the rules whose locks have that scope: those that name the scope, else those with the
-// longest Task that the scope begins with. Scopes that no rule makes give none.
+// namesFor gives the names of the rules whose locks have that scope: those that name the scope, else those with the longest Task that the
+// scope begins with. Scopes that no rule makes give none.
 func (k *known) namesFor(scope string) (names []string) {
 	longest := 0
 	for _, r := range k.rules {
@@ -271,8 +270,8 @@ type foundTask struct {
 	Why   string // there are no Keys
 }
 
-// findTask asks asynq for the task with that ID, in each queue or in that of <queue>/<ID>, and makes its keys. Most of
-// what people search for is no ID, so a text that cannot be one is not asked for.
+// findTask asks asynq for the task with that ID, in each queue or in that of <queue>/<ID>, and makes its keys. Most of what people search
+// for is no ID, so a text that cannot be one is not asked for.
 func (p *page) findTask(ctx context.Context, text string) (found []foundTask) {
 	text = strings.TrimSpace(text)
 	if len(text) < 3 || len(text) > 300 || strings.ContainsAny(text, " *?[") {

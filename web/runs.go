@@ -32,8 +32,8 @@ func (r run) begin() time.Time { return cmp.Or(r.Came, r.Start) }
 // waits reports whether the run has not begun: the line of the key shows it.
 func (r run) waits() bool { return r.Open && r.Start.IsZero() }
 
-// runsOf is what the history of a key tells, which was read before the look, and what goes on, the newest first. Of several
-// holders it is not known when they began.
+// runsOf is what the history of a key tells, which was read before the look, and what goes on, the newest first. Of several holders it is
+// not known when they began.
 func (p *page) runsOf(kept []history.Run, look row) []run {
 	all := make([]run, 0, len(kept)+len(look.Waiters)+1)
 	for _, r := range kept {
@@ -60,13 +60,12 @@ const (
 	mostLanes             = 30   // of runs, and of waits
 	leastWidth            = 0.25 // percent
 
-	// exactTo is how exact times are: the history is written by many processes, over a network. Bars that overlap by less
-	// stand beside each other.
+	// exactTo is how exact times are: the history is written by many processes, over a network. Bars that overlap by less stand beside each
+	// other.
 	exactTo = 20 * time.Millisecond
 )
 
-// bars is the picture of who ran when: a bar for each run and, below, for each wait. Those that overlap stand below
-// each other.
+// bars is the picture of who ran when: a bar for each run and, below, for each wait. Those that overlap stand below each other.
 type bars struct {
 	Height, Floor, TickText int
 	Marks                   []mark

@@ -29,8 +29,7 @@ var liveViews = map[string]func(*page, *http.Request) any{
 	"key":      func(p *page, r *http.Request) any { return p.keyView(r, p.keyOf(r.URL.Query().Get("key"))) },
 }
 
-// routes makes the handler: from the outside in, headers, whether it is closed, the
-// path, access, requests from other sites, and the views.
+// routes makes the handler: from the outside in, headers, whether it is closed, the path, access, requests from other sites, and the views.
 func (p *page) routes() {
 	mux := http.NewServeMux() // it answers another method with a 405
 	mux.HandleFunc("GET /{$}", p.view("overview"))
@@ -69,8 +68,8 @@ func (p *page) routes() {
 	})
 }
 
-// atRoot gives the request with RootPath taken off its path. false: the page was asked
-// for without its last slash, and the answer is a redirect.
+// atRoot gives the request with RootPath taken off its path. false: the page was asked for without its last slash, and the answer is a
+// redirect.
 func (p *page) atRoot(w http.ResponseWriter, r *http.Request) (*http.Request, bool) {
 	path := r.URL.Path
 	if rest, ok := strings.CutPrefix(path, p.o.RootPath); ok && (rest == "" || rest[0] == '/') {
@@ -151,8 +150,7 @@ func (p *page) frame(r *http.Request, view, title, query string) frame {
 	return f
 }
 
-// render sends a whole page. It is made before the first byte is sent, so that a failure
-// is a 500 and not half a page.
+// render sends a whole page. It is made before the first byte is sent, so that a failure is a 500 and not half a page.
 func (p *page) render(w http.ResponseWriter, status int, view string, data any) {
 	body, err := execute(view, "layout.html", data)
 	if err != nil {
@@ -187,13 +185,11 @@ const (
 	maxStreams = 256
 	// liveEvery is how often a live view is made anew.
 	liveEvery = time.Second
-	// liveFor is how long a stream lasts. The browser then asks for another one, so
-	// that access is decided again.
+	// liveFor is how long a stream lasts. The browser then asks for another one, so that access is decided again.
 	liveFor = 5 * time.Minute
 	// sendWithin is how long a browser may take to read one message.
 	sendWithin = 10 * time.Second
-	// quietFor is after how long a stream without news sends a comment, so that
-	// proxies keep it open.
+	// quietFor is after how long a stream without news sends a comment, so that proxies keep it open.
 	quietFor = 15 * time.Second
 	// A live view rests restTimes as long as it took to make, but not for longer than mostRest.
 	restTimes = 4
@@ -202,8 +198,8 @@ const (
 	eventStream = "text/event-stream; charset=utf-8"
 )
 
-// live sends the live part of a view again and again. It returns when the browser goes
-// away, at the end of liveFor, or when the page is closed.
+// live sends the live part of a view again and again. It returns when the browser goes away, at the end of liveFor, or when the page is
+// closed.
 func (p *page) live(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	view := q.Get("view")
@@ -245,8 +241,8 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 			message = ""
 		}
 		if message != "" {
-			// A server's WriteTimeout is for whole answers, and would end the stream. Not
-			// every ResponseWriter has deadlines; without them the server's own counts.
+			// A server's WriteTimeout is for whole answers, and would end the stream. Not every ResponseWriter has deadlines; without them
+			// the server's own counts.
 			_ = out.SetWriteDeadline(time.Now().Add(sendWithin))
 			if _, err := w.Write([]byte(message)); err != nil || out.Flush() != nil {
 				return

@@ -21,9 +21,8 @@ const (
 	failedFor = 2 * time.Second
 )
 
-// shared is an answer for all viewers. The first viewer who finds it too old has a goroutine ask for all; who comes
-// meanwhile waits for the answer. A failure is an answer, too: viewers of a Redis that does not answer do not ask one
-// after another.
+// shared is an answer for all viewers. The first viewer who finds it too old has a goroutine ask for all; who comes meanwhile waits for the
+// answer. A failure is an answer, too: viewers of a Redis that does not answer do not ask one after another.
 type shared[T any] struct {
 	ctx    context.Context // of the page: ends all questions
 	within time.Duration   // bounds a question; 0: sharedWithin
@@ -38,8 +37,8 @@ type shared[T any] struct {
 // question asks. goodFor is how long its answer will do.
 type question[T any] func(context.Context) (value T, goodFor time.Duration, err error)
 
-// get gives an answer that will do. With an error get gives the last answer that there was; if an answer does not come
-// in time, the error is that of the last question, or else of ctx.
+// get gives an answer that will do. With an error get gives the last answer that there was; if an answer does not come in time, the error
+// is that of the last question, or else of ctx.
 func (s *shared[T]) get(ctx context.Context, ask question[T]) (T, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -63,8 +62,7 @@ func (s *shared[T]) get(ctx context.Context, ask question[T]) (T, error) {
 	return s.value, s.err
 }
 
-// ask keeps the answer. Its context is not the viewer's: the answer is for others,
-// too, also when this one goes away.
+// ask keeps the answer. Its context is not the viewer's: the answer is for others, too, also when this one goes away.
 func (s *shared[T]) ask(asking chan struct{}, ask question[T]) {
 	defer close(asking)
 	ctx, cancel := context.WithTimeout(s.ctx, cmp.Or(s.within, sharedWithin))
@@ -91,8 +89,8 @@ func (s *shared[T]) last() T {
 	return s.value
 }
 
-// within asks, and returns when ctx ends at the latest: a client without ContextTimeoutEnabled, and asynq's Inspector, go
-// on until their own timeouts, and their answer is dropped then.
+// within asks, and returns when ctx ends at the latest: a client without ContextTimeoutEnabled, and asynq's Inspector, go on until their
+// own timeouts, and their answer is dropped then.
 func within[T any](ctx context.Context, ask func(context.Context) (T, error)) (T, error) {
 	type answer struct {
 		value T

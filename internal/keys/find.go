@@ -1,6 +1,6 @@
-// Package keys makes the Redis key of a lock: path.go takes a path apart, find.go finds the values at all paths in one pass over the payload
-// (json.go), part.go writes a value as a part, text.go writes parts as a key. type.go checks a path against the Go type of the payload. It
-// knows neither locks nor asynq.
+// Package keys makes the Redis key of a lock: path.go takes a path apart, find.go finds the values at all paths in one pass over the
+// payload (json.go), part.go writes a value as a part, text.go writes parts as a key. type.go checks a path against the Go type of the
+// payload. It knows neither locks nor asynq.
 package keys
 
 import (
@@ -74,8 +74,7 @@ func (f *Fields) step(from int, segment string) int {
 	return to
 }
 
-// listIndex reads a segment as the index of a list: 0, or digits without a leading zero. It returns -1 for anything
-// else.
+// listIndex reads a segment as the index of a list: 0, or digits without a leading zero. It returns -1 for anything else.
 func listIndex(segment string) int {
 	index, err := strconv.Atoi(segment)
 	if err != nil || strconv.Itoa(index) != segment || index < 0 {
@@ -104,8 +103,7 @@ func (f *Fields) Parts(payload []byte) ([]string, *Error) {
 	return parts, nil
 }
 
-// find returns the value at every path, in the order of the paths: JSON, and for the path of the whole payload
-// whatever the payload is.
+// find returns the value at every path, in the order of the paths: JSON, and for the path of the whole payload whatever the payload is.
 func (f *Fields) find(payload []byte) ([][]byte, *Error) {
 	if len(bytes.Trim(payload, spaces)) == 0 {
 		return nil, &Error{Path: f.paths[0].text, Reason: CheckPayload(payload), Absent: true}
@@ -173,9 +171,9 @@ func (w *fieldWalk) value(node int, value []byte) {
 
 // member takes a member of an object for the node that has its name.
 //
-// A name that differs from a node's name in letter case alone is not the node's, but encoding/json takes it for that:
-// the handler gets whichever comes last in the payload. member notes such a name, unless it is itself the name of a
-// path. A name in which half a surrogate pair was replaced is no node's.
+// A name that differs from a node's name in letter case alone is not the node's, but encoding/json takes it for that: the handler gets
+// whichever comes last in the payload. member notes such a name, unless it is itself the name of a path. A name in which half a surrogate
+// pair was replaced is no node's.
 func (w *fieldWalk) member(edges []fieldEdge, quoted, value []byte) {
 	name, half := unquote(quoted)
 	for _, edge := range edges {

@@ -10,8 +10,8 @@ import (
 	"unicode/utf8"
 )
 
-// MaxText is how many bytes the values of a key may take together, escaped and without separators, before a hash
-// replaces them. It also bounds the scope, and the number of values.
+// MaxText is how many bytes the values of a key may take together, escaped and without separators, before a hash replaces them. It also
+// bounds the scope, and the number of values.
 const MaxText = 200
 
 // Key returns the Redis key of the lock that is named by a scope and any number of values:
@@ -70,16 +70,15 @@ func Scope(scope string) string {
 	}
 }
 
-// Controls is what stands between the braces of the key that has the controls (see lock.Controls), and ControlScope
-// what stands there for a lock without values whose scope is that very text. The c is never escaped otherwise, so no
-// other scope gives it.
+// Controls is what stands between the braces of the key that has the controls (see lock.Controls), and ControlScope what stands there for a
+// lock without values whose scope is that very text. The c is never escaped otherwise, so no other scope gives it.
 const (
 	Controls     = "control"
 	ControlScope = "%63ontrol"
 )
 
-// RuleScope returns the scope of a rule as it stands in keys. A rule without one has a scope for each task type: then
-// it returns what those begin with, and byType is true.
+// RuleScope returns the scope of a rule as it stands in keys. A rule without one has a scope for each task type: then it returns what those
+// begin with, and byType is true.
 func RuleScope(scope, task string) (text string, byType bool) {
 	if scope != "" {
 		return Scope(scope), false
@@ -87,22 +86,21 @@ func RuleScope(scope, task string) (text string, byType bool) {
 	return Scope(task), true
 }
 
-// RuleHas reports whether a rule makes keys with a scope, as it stands in keys. Where a type has more than [MaxText]
-// bytes, that is known only for the type that the rule names.
+// RuleHas reports whether a rule makes keys with a scope, as it stands in keys. Where a type has more than [MaxText] bytes, that is known
+// only for the type that the rule names.
 func RuleHas(scope, task, text string) bool {
 	its, byType := RuleScope(scope, task)
 	return its == text || byType && strings.HasPrefix(text, its)
 }
 
-// ControlsRule reports whether a control for a scope, as it stands in keys, may be for keys of a rule: the rule makes
-// keys with that scope, or the control is for all scopes with a beginning that some of the rule's have.
+// ControlsRule reports whether a control for a scope, as it stands in keys, may be for keys of a rule: the rule makes keys with that scope,
+// or the control is for all scopes with a beginning that some of the rule's have.
 func ControlsRule(scope, task, text string) bool {
 	its, _ := RuleScope(scope, task)
 	return RuleHas(scope, task, text) || strings.HasSuffix(text, ":") && strings.HasPrefix(its, text)
 }
 
-// Escape writes s as it may stand inside a key. It is injective, and gives s itself, without allocating, where
-// nothing needs escaping.
+// Escape writes s as it may stand inside a key. It is injective, and gives s itself, without allocating, where nothing needs escaping.
 func Escape(s string) string {
 	var onStack [256]byte // enough for most texts
 	if text := appendEscaped(onStack[:0], s); len(text) != len(s) {
@@ -166,8 +164,8 @@ func appendEscaped(dst []byte, s string) []byte {
 
 const hexDigits = "0123456789ABCDEF"
 
-// NextChar gives the size in bytes of the character of s at i, and whether it stands in a key as it is. A byte that
-// starts no valid UTF-8 is a character of its own.
+// NextChar gives the size in bytes of the character of s at i, and whether it stands in a key as it is. A byte that starts no valid UTF-8
+// is a character of its own.
 func NextChar(s string, i int) (size int, plain bool) {
 	if c := s[i]; c < utf8.RuneSelf {
 		return 1, plainASCII[c]

@@ -13,9 +13,9 @@ import (
 	"github.com/automutex/automutex/internal/nearest"
 )
 
-// CheckType reports a path that leads to no field of the JSON of payload's type. It follows encoding/json, except
-// that names are compared exactly, since a key is made from the JSON. It looks into no interface, and no type that
-// unmarshals itself. The error's text continues a sentence that begins with the path.
+// CheckType reports a path that leads to no field of the JSON of payload's type. It follows encoding/json, except that names are compared
+// exactly, since a key is made from the JSON. It looks into no interface, and no type that unmarshals itself. The error's text continues a
+// sentence that begins with the path.
 func CheckType(payload any, segments []string) error {
 	t := reflect.TypeOf(payload)
 	for _, segment := range segments {
@@ -75,8 +75,8 @@ func fieldStep(t reflect.Type, segment string) (next reflect.Type, problem strin
 	return fields[segment].Type, ""
 }
 
-// jsonFields gives the fields that encoding/json reads into a struct. Of fields with one name the least deeply embedded one counts,
-// then the tagged one. A field that another of its name in Go hides is left out, whatever its name in JSON.
+// jsonFields gives the fields that encoding/json reads into a struct. Of fields with one name the least deeply embedded one counts, then
+// the tagged one. A field that another of its name in Go hides is left out, whatever its name in JSON.
 func jsonFields(t reflect.Type) map[string]reflect.StructField {
 	fields := map[string]reflect.StructField{}
 	var within []int // the index of an embedded struct with a name in JSON: what is in it is none of t

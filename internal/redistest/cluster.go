@@ -13,16 +13,14 @@ import (
 const (
 	clusterSlots   = 16384
 	clusterMasters = 3
-	// calm is a cluster-node-timeout (ms) that no busy machine makes a node miss. hurried is one with which nodes are soon
-	// together, and a master that was killed is soon succeeded.
+	// calm is a cluster-node-timeout (ms) that no busy machine makes a node miss. hurried is one with which nodes are soon together, and a
+	// master that was killed is soon succeeded.
 	calm, hurried = "15000", "2000"
-	// ownWithin is how long nodes may take to do or to learn something, on a machine
-	// whose cores are busy with other things.
+	// ownWithin is how long nodes may take to do or to learn something, on a machine whose cores are busy with other things.
 	ownWithin = 2 * Patience
 )
 
-// StartCluster starts a Redis Cluster of three masters for this test alone, each
-// with so many replicas.
+// StartCluster starts a Redis Cluster of three masters for this test alone, each with so many replicas.
 func StartCluster(t testing.TB, replicas int) *Server {
 	t.Helper()
 	needBinary(t)
@@ -47,8 +45,8 @@ func startCluster(t testing.TB, replicas int) *Server {
 	return s
 }
 
-// addNode starts a node of a cluster. Its pings are all that a master of a cluster replicates while nothing
-// happens (see linked), so they come each second.
+// addNode starts a node of a cluster. Its pings are all that a master of a cluster replicates while nothing happens (see linked), so they
+// come each second.
 func (s *Server) addNode(t testing.TB) *node {
 	t.Helper()
 	n := startServer(t, nodePorts, "--cluster-enabled", "yes", "--cluster-node-timeout", hurried, "--cluster-announce-ip", "127.0.0.1",
@@ -121,16 +119,14 @@ func (s *Server) MasterOf(t testing.TB, key string) *Server {
 	return &Server{kind: KindReal, private: s.private, nodes: []*node{s.nodes[s.owner(t, key)]}}
 }
 
-// KillMaster ends the master that has the slot of key at once (SIGKILL). A replica
-// succeeds it after some seconds.
+// KillMaster ends the master that has the slot of key at once (SIGKILL). A replica succeeds it after some seconds.
 func (s *Server) KillMaster(t testing.TB, key string) {
 	t.Helper()
 	s.nodeTimeout(t, hurried)
 	s.MasterOf(t, key).Kill(t)
 }
 
-// Revive starts what KillMaster ended, which then is a replica of whoever took
-// its place, and returns when the cluster is whole again.
+// Revive starts what KillMaster ended, which then is a replica of whoever took its place, and returns when the cluster is whole again.
 func (s *Server) Revive(t testing.TB) {
 	t.Helper()
 	for _, n := range s.nodes {
@@ -142,8 +138,8 @@ func (s *Server) Revive(t testing.TB) {
 	s.nodeTimeout(t, calm)
 }
 
-// MoveSlot moves the slot of key from its master to the next one of the three that the cluster began with, as resharding
-// tools do: open at both ends, key by key, then closed. while runs when it is open.
+// MoveSlot moves the slot of key from its master to the next one of the three that the cluster began with, as resharding tools do: open at
+// both ends, key by key, then closed. while runs when it is open.
 func (s *Server) MoveSlot(t testing.TB, key string, while func()) {
 	t.Helper()
 	ctx, i := t.Context(), s.owner(t, key)

@@ -21,9 +21,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ServerEnv is the environment variable with the path of the server that tests on real
-// servers start: redis-server, valkey-server, or what takes the same arguments. It is
-// also run with --sentinel. Not set: the redis-server in PATH.
+// ServerEnv is the environment variable with the path of the server that tests on real servers start: redis-server, valkey-server, or what
+// takes the same arguments. It is also run with --sentinel. Not set: the redis-server in PATH.
 const ServerEnv = "AUTOMUTEX_TEST_SERVER"
 
 // binary is the path or name of the server.
@@ -39,9 +38,8 @@ type process struct {
 func launch(cmd *exec.Cmd) (process, error) {
 	cmd.SysProcAttr = dieWithParent()
 	started, exited := make(chan error), make(chan struct{}) // started: from the goroutine below, once
-	// This goroutine lives as long as the command and keeps its thread: the command is
-	// killed when the thread that started it ends (dieWithParent). The caller ends the
-	// command, and thereby this goroutine.
+	// This goroutine lives as long as the command and keeps its thread: the command is killed when the thread that started it ends
+	// (dieWithParent). The caller ends the command, and thereby this goroutine.
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
@@ -93,8 +91,7 @@ func (p process) Pause(t testing.TB) {
 // Resume lets a paused one go on (SIGCONT).
 func (p process) Resume(t testing.TB) { t.Helper(); p.signal(t, signalContinue) }
 
-// Kill ends it at once (SIGKILL), also when it is paused, and returns when it is gone. Without effect when it is gone
-// already.
+// Kill ends it at once (SIGKILL), also when it is paused, and returns when it is gone. Without effect when it is gone already.
 func (p process) Kill() {
 	_ = p.cmd.Process.Kill() // fails only when it has ended
 	<-p.exited
@@ -108,9 +105,8 @@ type node struct {
 	args []string
 }
 
-// manyPorts is how many ports servers choose from, but for the nodes of a Cluster: they have a second port above them all.
-// All are below those that systems take for outgoing connections (32768), so that a server that is down for a while finds
-// its own free again.
+// manyPorts is how many ports servers choose from, but for the nodes of a Cluster: they have a second port above them all. All are below
+// those that systems take for outgoing connections (32768), so that a server that is down for a while finds its own free again.
 const manyPorts, nodePorts = 10000, 2768
 
 // startNode starts a server on one of the ports from 20000 on, with the arguments that args gives for it.
@@ -202,8 +198,7 @@ func (n *node) ask(command ...string) (string, error) {
 	return text, err
 }
 
-// tell has the server do something, and gives the answer. It may be too busy to
-// accept, or not be ready for it yet.
+// tell has the server do something, and gives the answer. It may be too busy to accept, or not be ready for it yet.
 func (n *node) tell(t testing.TB, command ...string) (answer string) {
 	t.Helper()
 	var err error

@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// StartReplica starts a redis-server for this test alone that is a replica of
-// master, a server from StartReal, and returns when it has what its master has.
+// StartReplica starts a redis-server for this test alone that is a replica of master, a server from StartReal, and returns when it has what
+// its master has.
 func StartReplica(t testing.TB, master *Server) *Server {
 	t.Helper()
 	// Else the master waits five seconds for further replicas before it sends its data.
@@ -23,9 +23,8 @@ func StartReplica(t testing.TB, master *Server) *Server {
 	return s
 }
 
-// linked waits until the server, a replica, is in step with its master, as both
-// of them see it: the master sends it nothing until it has heard of it once more,
-// which takes up to a second.
+// linked waits until the server, a replica, is in step with its master, as both of them see it: the master sends it nothing until it has
+// heard of it once more, which takes up to a second.
 func (n *node) linked(t testing.TB, master *node) {
 	t.Helper()
 	online := fmt.Sprintf("port=%d,state=online,", n.port)
@@ -39,8 +38,7 @@ func (n *node) linked(t testing.TB, master *node) {
 	}, "a replica in step")
 }
 
-// Forget has a replica lose its master: what that does from now on never gets
-// here. It stays a replica until Promote.
+// Forget has a replica lose its master: what that does from now on never gets here. It stays a replica until Promote.
 func (s *Server) Forget(t testing.TB) {
 	t.Helper()
 	s.own(t).tell(t, "REPLICAOF", "127.0.0.1", "1") // where nobody listens
@@ -52,8 +50,7 @@ func (s *Server) Promote(t testing.TB) {
 	s.own(t).tell(t, "REPLICAOF", "NO", "ONE")
 }
 
-// Follow makes a server a replica of master, whose data takes the place of its
-// own, and returns when it has it.
+// Follow makes a server a replica of master, whose data takes the place of its own, and returns when it has it.
 func (s *Server) Follow(t testing.TB, master *Server) {
 	t.Helper()
 	s.own(t).tell(t, "REPLICAOF", "127.0.0.1", strconv.Itoa(master.own(t).port))
@@ -66,9 +63,8 @@ const MasterName = "trusted"
 // Sentinels are three that watch over a master and its replicas.
 type Sentinels struct{ nodes []*node }
 
-// StartSentinels starts three sentinels for this test alone that watch over
-// master and its replicas, all from StartReal. A master that is gone for half a
-// second is succeeded by a replica.
+// StartSentinels starts three sentinels for this test alone that watch over master and its replicas, all from StartReal. A master that is
+// gone for half a second is succeeded by a replica.
 func StartSentinels(t testing.TB, master *Server, replicas int) *Sentinels {
 	t.Helper()
 	s := &Sentinels{}
@@ -91,8 +87,7 @@ sentinel failover-timeout %[3]s 3000
 	return s
 }
 
-// Whole waits until every sentinel knows the two others, a master and so many
-// replicas of it that are in step.
+// Whole waits until every sentinel knows the two others, a master and so many replicas of it that are in step.
 func (s *Sentinels) Whole(t testing.TB, replicas int) {
 	t.Helper()
 	for _, n := range s.nodes {
@@ -109,8 +104,7 @@ func (s *Sentinels) Whole(t testing.TB, replicas int) {
 	}
 }
 
-// Client makes a client that asks the sentinels who the master is, and is closed
-// when the test ends.
+// Client makes a client that asks the sentinels who the master is, and is closed when the test ends.
 func (s *Sentinels) Client(t testing.TB) *redis.Client {
 	t.Helper()
 	o := &redis.FailoverOptions{MasterName: MasterName}
@@ -122,8 +116,7 @@ func (s *Sentinels) Client(t testing.TB) *redis.Client {
 	return rdb
 }
 
-// Master gives host:port of the master as the sentinels have it; empty when they
-// cannot be asked.
+// Master gives host:port of the master as the sentinels have it; empty when they cannot be asked.
 func (s *Sentinels) Master(t testing.TB) string {
 	t.Helper()
 	rdb := redis.NewSentinelClient(&redis.Options{Addr: s.nodes[0].addr()})

@@ -9,8 +9,7 @@ import (
 	"testing"
 )
 
-// DocumentedRights are what a page of the documentation gives to a user: the words
-// that follow "ACL SETUSER <user> on >password" in it.
+// DocumentedRights are what a page of the documentation gives to a user: the words that follow "ACL SETUSER <user> on >password" in it.
 func DocumentedRights(t testing.TB, page, user string) []string {
 	t.Helper()
 	text, err := os.ReadFile(page)
@@ -22,8 +21,7 @@ func DocumentedRights(t testing.TB, page, user string) []string {
 	return strings.Fields(string(m[1]))
 }
 
-// AllRights are those for a user who is both asynq's and the guard's, under the
-// prefixes that [Name] makes.
+// AllRights are those for a user who is both asynq's and the guard's, under the prefixes that [Name] makes.
 func AllRights(t testing.TB, page string) (rights []string) {
 	t.Helper()
 	for _, right := range DocumentedRights(t, page, "automutex") {
@@ -40,10 +38,8 @@ func AllRights(t testing.TB, page string) (rights []string) {
 	return rights
 }
 
-// AsUser runs tests of this binary again, in a process whose clients are a user
-// with these rights and no others, on a redis-server and, with [AllEnv], a Redis
-// Cluster. The tests are named without Test, use [Each], and look at Redis with no
-// more rights.
+// AsUser runs tests of this binary again, in a process whose clients are a user with these rights and no others, on a redis-server and,
+// with [AllEnv], a Redis Cluster. The tests are named without Test, use [Each], and look at Redis with no more rights.
 func AsUser(t *testing.T, rights, tests []string) {
 	t.Helper()
 	rdb := Real(t).Client(t)

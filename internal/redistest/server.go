@@ -19,16 +19,15 @@ const (
 	KindCluster = "cluster"
 )
 
-// RightsEnv is the environment variable with which a test binary runs its tests
-// on real servers as an ACL user: its value is what ACL SETUSER is told of that
-// user's rights. Every client of such a server, and of a Proxy, is that user.
+// RightsEnv is the environment variable with which a test binary runs its tests on real servers as an ACL user: its value is what ACL
+// SETUSER is told of that user's rights. Every client of such a server, and of a Proxy, is that user.
 const RightsEnv = "AUTOMUTEX_TEST_RIGHTS"
 
 // limitedUser is its name, and its password.
 const limitedUser = "limited"
 
-// Server is a running miniredis, redis-server or Redis Cluster. Its methods may
-// be called from several goroutines, as far as those that take a t allow it.
+// Server is a running miniredis, redis-server or Redis Cluster. Its methods may be called from several goroutines, as far as those that
+// take a t allow it.
 type Server struct {
 	kind    string
 	private bool                 // one test's own
@@ -60,10 +59,9 @@ func startMini(t testing.TB) *Server {
 	return s
 }
 
-// tick is by how much keys of a miniredis may expire too late; and too early, if a script
-// made them and not a SET. (With none, by ClockTTL of miniredis, each command of each
-// script would go through all keys.) With so many keys that it takes more than a fifth of a tick to go through
-// them, the clock moves less often, so that nine tenths of the time are left for commands: each mostTicks at most.
+// tick is by how much keys of a miniredis may expire too late; and too early, if a script made them and not a SET. (With none, by ClockTTL
+// of miniredis, each command of each script would go through all keys.) With so many keys that it takes more than a fifth of a tick to go
+// through them, the clock moves less often, so that nine tenths of the time are left for commands: each mostTicks at most.
 const tick, mostTicks = time.Millisecond, 20
 
 func startReal(t testing.TB, args ...string) *Server {
@@ -71,8 +69,7 @@ func startReal(t testing.TB, args ...string) *Server {
 	return &Server{kind: KindReal, nodes: []*node{startServer(t, manyPorts, args...)}}
 }
 
-// SetTime sets the clock of a miniredis of the test's own. From then on it stands still,
-// and no key expires by itself.
+// SetTime sets the clock of a miniredis of the test's own. From then on it stands still, and no key expires by itself.
 func (s *Server) SetTime(t testing.TB, now time.Time) {
 	t.Helper()
 	if s.mini == nil || !s.private {
@@ -117,8 +114,7 @@ func (s *Server) Options() *redis.UniversalOptions {
 	return &redis.UniversalOptions{Addrs: s.Addrs(), IsClusterMode: s.kind == KindCluster}
 }
 
-// Client makes a new client, a *redis.ClusterClient for a cluster and else a
-// *redis.Client, which is closed when the test ends.
+// Client makes a new client, a *redis.ClusterClient for a cluster and else a *redis.Client, which is closed when the test ends.
 func (s *Server) Client(t testing.TB, opts ...func(*redis.UniversalOptions)) redis.UniversalClient {
 	t.Helper()
 	return newClient(t, s.Options(), opts)
@@ -137,8 +133,7 @@ func newClient(t testing.TB, o *redis.UniversalOptions, opts []func(*redis.Unive
 	return rdb
 }
 
-// own gives the node of a server from StartReal; a fault put on any other
-// would hit other tests.
+// own gives the node of a server from StartReal; a fault put on any other would hit other tests.
 func (s *Server) own(t testing.TB) *node {
 	t.Helper()
 	if !s.private || len(s.nodes) != 1 {
@@ -147,26 +142,20 @@ func (s *Server) own(t testing.TB) *node {
 	return s.nodes[0]
 }
 
-// Restart stops a server from StartReal and starts it again on the same port.
-// Its data and its script cache are lost.
+// Restart stops a server from StartReal and starts it again on the same port. Its data and its script cache are lost.
 func (s *Server) Restart(t testing.TB) { t.Helper(); s.Stop(t); s.Start(t) }
 
-// Start starts a server from StartReal again, on the same port, after Stop or
-// Kill.
+// Start starts a server from StartReal again, on the same port, after Stop or Kill.
 func (s *Server) Start(t testing.TB) { t.Helper(); Must(t, s.own(t).start()) }
 
-// Stop ends a server from StartReal as an operator would (SIGTERM), and returns
-// when it is gone. Without effect when it does not run.
+// Stop ends a server from StartReal as an operator would (SIGTERM), and returns when it is gone. Without effect when it does not run.
 func (s *Server) Stop(t testing.TB) { t.Helper(); s.own(t).stop(t) }
 
-// Kill ends a server from StartReal at once (SIGKILL), and returns when it is
-// gone. Without effect when it does not run.
+// Kill ends a server from StartReal at once (SIGKILL), and returns when it is gone. Without effect when it does not run.
 func (s *Server) Kill(t testing.TB) { t.Helper(); s.own(t).Kill() }
 
-// Pause freezes a server from StartReal (SIGSTOP): it accepts connections and
-// answers nothing until Resume.
+// Pause freezes a server from StartReal (SIGSTOP): it accepts connections and answers nothing until Resume.
 func (s *Server) Pause(t testing.TB) { t.Helper(); s.own(t).Pause(t) }
 
-// Resume lets a paused server go on (SIGCONT). It then runs everything that was
-// sent to it meanwhile.
+// Resume lets a paused server go on (SIGCONT). It then runs everything that was sent to it meanwhile.
 func (s *Server) Resume(t testing.TB) { t.Helper(); s.own(t).Resume(t) }

@@ -16,13 +16,12 @@ import (
 	"go.uber.org/goleak"
 )
 
-// RequireEnv is the environment variable that says what becomes of tests on real
-// servers. "require": they fail where there is no redis-server. "none": they are skipped
-// even where there is one, for a quick look. Else they are skipped where there is none.
+// RequireEnv is the environment variable that says what becomes of tests on real servers. "require": they fail where there is no
+// redis-server. "none": they are skipped even where there is one, for a quick look. Else they are skipped where there is none.
 const RequireEnv = "AUTOMUTEX_TEST_REDIS"
 
-// AllEnv is the environment variable that has every test run, as CI does. Without it tests
-// that take long are skipped, and those of [Each] run on one kind of server of three.
+// AllEnv is the environment variable that has every test run, as CI does. Without it tests that take long are skipped, and those of [Each]
+// run on one kind of server of three.
 const AllEnv = "AUTOMUTEX_TEST_ALL"
 
 // All tells whether AllEnv is set.
@@ -39,9 +38,8 @@ func Long(t testing.TB) {
 // RealTimeEnv is the environment variable that has the tests of RealTime run.
 const RealTimeEnv = "AUTOMUTEX_TEST_REALTIME"
 
-// RealTime skips a test that tells right from wrong by a real clock, unless RealTimeEnv is set. Such tests fail
-// on a machine that has other work, so .ci/realtime runs them alone. All others wait for a condition, up
-// to [Patience]. Behind RealTime is what holds for
+// RealTime skips a test that tells right from wrong by a real clock, unless RealTimeEnv is set. Such tests fail on a machine that has other
+// work, so .ci/realtime runs them alone. All others wait for a condition, up to [Patience]. Behind RealTime is what holds for
 //
 //   - how long a renewal, a message, an outage or a shutdown takes at most;
 //   - leases of milliseconds, which a busy machine does not renew in time;
@@ -56,8 +54,8 @@ func RealTime(t testing.TB) {
 	}
 }
 
-// The servers that all tests of the binary use: the first test that asks starts one, Main stops it. A Cluster takes over
-// two seconds to start, most of it a delay that redis-server insists on.
+// The servers that all tests of the binary use: the first test that asks starts one, Main stops it. A Cluster takes over two seconds to
+// start, most of it a delay that redis-server insists on.
 var (
 	sharedMini    = shared(startMini)
 	sharedReal    = shared(func(t testing.TB) *Server { return startReal(t) })
@@ -79,10 +77,9 @@ func shared(start func(t testing.TB) *Server) func(t testing.TB) *Server {
 	}
 }
 
-// Each runs f as parallel subtests named "miniredis", "redis" and "cluster", on
-// the shared server of that kind. Without AllEnv that is a redis-server, or miniredis where there is none. As with all parallel subtests, f runs when
-// the calling test has returned: what f needs is released by t.Cleanup, not by
-// defer.
+// Each runs f as parallel subtests named "miniredis", "redis" and "cluster", on the shared server of that kind. Without AllEnv that is a
+// redis-server, or miniredis where there is none. As with all parallel subtests, f runs when the calling test has returned: what f needs is
+// released by t.Cleanup, not by defer.
 func Each(t *testing.T, f func(t *testing.T, s *Server)) {
 	t.Helper()
 	EachSingle(t, f)
@@ -109,8 +106,7 @@ func EachSingle(t *testing.T, f func(t *testing.T, s *Server)) {
 	})
 }
 
-// Mini gives the shared miniredis. A test that moves its clock or sets errors
-// has its own, see [StartMini].
+// Mini gives the shared miniredis. A test that moves its clock or sets errors has its own, see [StartMini].
 func Mini(t testing.TB) *Server { t.Helper(); return sharedMini(t) }
 
 // Real gives the shared redis-server.
@@ -122,8 +118,8 @@ func Cluster(t testing.TB) *Server { t.Helper(); needBinary(t); return sharedClu
 // StartMini starts a miniredis for this test alone.
 func StartMini(t testing.TB) *Server { t.Helper(); return private(t, startMini(t)) }
 
-// StartReal starts a redis-server for this test alone, with further arguments
-// ("--maxmemory", "2mb") if wanted. It is stopped when the test ends.
+// StartReal starts a redis-server for this test alone, with further arguments ("--maxmemory", "2mb") if wanted. It is stopped when the test
+// ends.
 func StartReal(t testing.TB, args ...string) *Server {
 	t.Helper()
 	needBinary(t)
@@ -170,8 +166,7 @@ func Main(m interface{ Run() int }, ignore ...goleak.Option) {
 	code := m.Run()
 	running.Range(func(s, _ any) bool { s.(*Server).close(); return true })
 	if code == 0 {
-		// Longer than Find itself waits: a dial or a topology refresh of a
-		// client that was closed ends only with its own timeout.
+		// Longer than Find itself waits: a dial or a topology refresh of a client that was closed ends only with its own timeout.
 		var err error
 		if !poll(10*time.Second, func() bool { err = goleak.Find(ignore...); return err == nil }) {
 			fmt.Fprintf(os.Stderr, "redistest: goroutines leaked: %v\n", err)
