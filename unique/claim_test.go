@@ -361,10 +361,10 @@ func TestClaim_lostBeforeItBegins(t *testing.T) {
 		automutex.Rule{Task: "reindex", Name: "first", Scope: "reindex", On: []string{"id"}, Busy: automutex.Retry},
 		automutex.Rule{Task: "reindex", Name: "second", Scope: "second", On: []string{"id"}, Wait: longest, Busy: automutex.Retry}))
 	its := r.must(r.Enqueue(task("reindex", "7", "")))
-	redistest.Eventually(t, longest, func() bool { // else it learns of the loss with its next renewal
+	redistest.Eventually(t, longest, func() bool {
 		n, err := second.Waiting(t.Context())
 		return err == nil && n == 1 && len(r.rdb.PubSubChannels(t.Context(), r.prefix+":*").Val()) > 0
-	}, "it waits, and listens")
+	}, "it waits, and hears of its loss")
 	redistest.Must(t, r.inspector.PauseQueue(r.queue)) // it does not come back
 	if n, err := first.BreakAll(t.Context()); n != 1 || err != nil {
 		t.Fatal(n, err)
