@@ -118,6 +118,13 @@ func (g *Guard) observe(ctx context.Context, e Event) {
 	g.cfg.Observe(ctx, e)
 }
 
+// warnOnce logs a warning for the first call with a topic, and nothing later: for mistakes in a setup, which every task meets.
+func (g *Guard) warnOnce(topic, text string, args ...any) {
+	if _, logged := g.warned.LoadOrStore(topic, true); !logged {
+		g.log.Warn("automutex: "+text, args...)
+	}
+}
+
 // The history of the keys (Config.History): runs, and waits that ended without one.
 
 // recordRuns adds the run that has ended to the history of each key that the task held, or ran without under Allow.

@@ -154,10 +154,3 @@ func (g *Guard) Close(ctx context.Context) error {
 	}
 	return err
 }
-
-// warnOnce logs a warning for the first call with a topic, and nothing later: for mistakes in a setup, which every task meets.
-func (g *Guard) warnOnce(topic, text string, args ...any) {
-	if _, logged := g.warned.LoadOrStore(topic, true); !logged {
-		g.log.Warn("automutex: "+text, args...)
-	}
-}
