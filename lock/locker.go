@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -69,4 +70,23 @@ func New(rdb Client, o Options) *Locker {
 func (l *Locker) Close() error {
 	l.engine().Close()
 	return nil
+}
+
+// For returns the mutex of value. If value is a string, that is the lock's name. A Room whose ID is 123 has the lock "Room" with the part
+// "123". The ID is the result of a method LockID() string, or else the field ID: a string, an integer, or a value with a text form
+// (MarshalText, or else String), such as a UUID. For follows pointers and finds the field in embedded structs. [Parts] in options come
+// after the ID. Types with the same name in two packages share their locks.
+//
+// If value has no ID, or an empty or zero one (it is not saved yet), every operation of the lock returns an error.
+func (l *Locker) For(value any, options ...Option) *Lock {
+	if name, ok := value.(string); ok {
+		return l.Semaphore(name, 1, options...)
+	}
+	name, id, err := inside.Identify(value)
+	withID := func(m *Lock) { m.parts = append([]string{id}, m.parts...) }
+	m := l.Semaphore(name, 1, append(slices.Clip(options), withID)...)
+	if err != nil && l.engine().Life().Unfit() == nil {
+		inside.At(m).Err = err
+	}
+	return m
 }

@@ -1,43 +1,21 @@
-package lock
+package inside
 
 import (
 	"encoding"
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 	"strconv"
-
-	"github.com/automutex/automutex/internal/inside"
 )
 
-// identified is a value for For that returns its ID itself.
+// identified is a value that returns its ID itself.
 type identified interface {
 	// LockID returns what tells the value from others of its type. Not empty.
 	LockID() string
 }
 
-// For returns the mutex of value. If value is a string, that is the lock's name. A Room whose ID is 123 has the lock "Room" with the part
-// "123". The ID is the result of a method LockID() string, or else the field ID: a string, an integer, or a value with a text form
-// (MarshalText, or else String), such as a UUID. For follows pointers and finds the field in embedded structs. [Parts] in options come
-// after the ID. Types with the same name in two packages share their locks.
-//
-// If value has no ID, or an empty or zero one (it is not saved yet), every operation of the lock returns an error.
-func (l *Locker) For(value any, options ...Option) *Lock {
-	if name, ok := value.(string); ok {
-		return l.Semaphore(name, 1, options...)
-	}
-	name, id, err := identify(value)
-	withID := func(m *Lock) { m.parts = append([]string{id}, m.parts...) }
-	m := l.Semaphore(name, 1, append(slices.Clip(options), withID)...)
-	if err != nil && l.engine().Life().Unfit() == nil {
-		inside.At(m).Err = err
-	}
-	return m
-}
-
-// identify returns the type's name and the ID of a value.
-func identify(value any) (name, id string, err error) {
+// Identify returns the name of a value's type, and its ID. See lock.Locker.For.
+func Identify(value any) (name, id string, err error) {
 	v := reflect.ValueOf(value)
 	for v.Kind() == reflect.Pointer && !v.IsNil() {
 		v = v.Elem()
@@ -97,8 +75,7 @@ func idField(v reflect.Value) (string, error) {
 	return "", fmt.Errorf("its ID is a %s", f.Type())
 }
 
-// as finds T among the methods of v and of a pointer to it, so that a value and
-// a pointer to it have one identity.
+// as finds T among the methods of v and of a pointer to it, so that a value and a pointer to it have one identity.
 func as[T any](v reflect.Value) (T, bool) {
 	if t, ok := v.Interface().(T); ok {
 		return t, true
