@@ -30,10 +30,7 @@ func (g *Guard) noteType(taskType string) {
 		return
 	}
 	for _, rule := range g.rules.rules {
-		isFor := func(served string) bool {
-			same := g.rules.match(served)
-			return len(same) > 0 && same[0].Task == rule.Task
-		}
+		isFor := func(served string) bool { return g.rules.byTask.Pattern(served) == rule.Task }
 		if nearest.IsMeant(rule.Task, taskType) && !slices.ContainsFunc(g.served.List(), isFor) {
 			g.warnOnce("nothing serves "+rule.Task, fmt.Sprintf("a rule is for %q, which nothing is known to serve, and a task of type %q has no rule, and runs without a lock: "+
 				"did you mean %[2]q?", rule.Task, taskType), "rule", rule.Name)

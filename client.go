@@ -111,7 +111,7 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	switch {
 	case err != nil:
 		return nil, err
-	case !ordered && e.IsBaked:
+	case !ordered && e.IsBaked():
 		return c.asynq.EnqueueContext(ctx, task, opts...) // its uniqueness cannot be read, so no attempt is reserved
 	case !ordered:
 		return e.Enqueue(ctx, c.asynq, stamp.New(e.note, e.Info.MaxRetry))

@@ -34,7 +34,7 @@ type Guard struct {
 	rdb      lock.Client
 	client   io.Closer // the client that NewFromConnOpt made, else nil
 
-	tasks          *blocked.Tasks // for Park; nil if no rule has that policy
+	tasks          *blocked.Tasks // for Park; without an Inspector if no rule has that policy
 	inspectorAsked atomic.Bool    // checkInspector got an answer, or waits for one
 
 	outage  redisx.Outage
@@ -81,7 +81,7 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 		Obeys: true, HasScope: rules.isScope,
 	}
 	g.cfg.HashKeys = "" // printing a Guard prints its Config, and the secret must not show
-	if tasks != nil {
+	if tasks.Inspector != nil {
 		options.Call = g.wakeParked
 	}
 	g.engine, g.controls = engine.New(options), &lock.Controls{}

@@ -1,7 +1,6 @@
 package automutex
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -297,8 +296,7 @@ func (g *Guard) Blocked(ctx context.Context) ([]Blocked, error) {
 // The error says so if the task runs now, or is not the next one of the key; then nothing has changed. After an error that Is
 // [lock.ErrBackend] the task may be skipped or not.
 func (g *Guard) SkipHead(ctx context.Context, key, task string) error {
-	tasks := cmp.Or(g.tasks, &blocked.Tasks{})
-	if err := blocked.Skip(ctx, g.engine, tasks.Inspector, key, task, 0); err != nil {
+	if err := blocked.Skip(ctx, g.engine, g.tasks.Inspector, key, task, 0); err != nil {
 		return fmt.Errorf("automutex: SkipHead: %w", err)
 	}
 	e := Event{Kind: EventHeadSkipped, Key: key}

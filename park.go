@@ -18,11 +18,11 @@ import (
 
 // This file is the policy Park: what it needs, and how a task parks. wait.go has the wait in the worker, internal/blocked wakes the task.
 
-// parkTasks returns asynq's tasks, which Park wakes; nil if no rule parks.
+// parkTasks returns asynq's tasks, which Park wakes; without an Inspector if no rule parks.
 func parkTasks(rdb lock.Client, cfg Config) (*blocked.Tasks, error) {
 	i := slices.IndexFunc(cfg.Rules, func(r Rule) bool { return r.Busy == Park })
 	if i < 0 {
-		return nil, nil //nolint:nilnil // as documented
+		return &blocked.Tasks{}, nil
 	}
 	tasks, err := tasksFor(rdb, cfg, fmt.Sprintf("the policy park of Rules[%d], which is that of a rule without Busy; "+
 		"give one, or a redis.UniversalClient as the client, or set Busy to automutex.Retry", i))

@@ -225,10 +225,11 @@ func newBreak(a *app) *cobra.Command {
 	cmd := a.onLocks("break KEY [--holder TOKEN]", `Take a lock from its holders, or open its gate, after asking
 
 From the holders that it shows, or from the one with the token (show tells tokens). Without
---holder it also opens a closed gate and ends a cooldown; a rate that is used up stays so. The first in line gets the lock at once. The context of a holder's handler ends
-with cause lock.ErrLost, at its next renewal at the latest. Until then it may still be at work:
-break a lock whose holder is known to hang. A task in order keeps the key for its retry, and
-when it is archived: see skip. When nothing was broken, the exit code is 1.`, cobra.ExactArgs(1), func(ctx context.Context, l locks, args []string) error {
+--holder it also opens a closed gate and ends a cooldown; a rate that is used up stays so. The
+first in line gets the lock at once. The context of a holder's handler ends with cause
+lock.ErrLost, at its next renewal at the latest. Until then it may still be at work: break a
+lock whose holder is known to hang. A task in order keeps the key for its retry, and when it is
+archived: see skip. When nothing was broken, the exit code is 1.`, cobra.ExactArgs(1), func(ctx context.Context, l locks, args []string) error {
 		return a.breakLock(ctx, l, args[0], tokens, yes)
 	})
 	cmd.Example = `  automutex break 'automutex:{itunes:verify|7}'
@@ -455,8 +456,9 @@ func newLimit(a *app) *cobra.Command {
 	var o order
 	cmd := a.newOrder("limit TARGET N | limit TARGET --clear", `Set how many tasks of a key may run at once, in place of the rule's Limit
 
-A lower number takes effect as tasks end. The limit of one key wins over that of its
-scope; a key in order has one task at a time. With --clear, if the target has no such limit, the exit code is 1.`, cobra.RangeArgs(1, 2), &o,
+A lower number takes effect as tasks end. The limit of one key wins over that of its scope; a
+key in order has one task at a time. With --clear, if the target has no such limit, the exit
+code is 1.`, cobra.RangeArgs(1, 2), &o,
 		func(ctx context.Context, controls *control.Reader, args []string) (string, error) {
 			if o.ends != (len(args) == 1) {
 				return "", usage("limit: want TARGET and N, or TARGET and --clear")

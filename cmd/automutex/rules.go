@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/url"
 	"os"
 	"slices"
 	"strings"
@@ -21,6 +20,7 @@ import (
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/unique"
@@ -204,7 +204,7 @@ func matching(ctx context.Context, cfg automutex.Config, t *asynq.Task) (matches
 // would be another lock's.
 func typed(prefix, key string) string {
 	prefix = cmp.Or(prefix, inside.DefaultPrefix)
-	if text, err := url.PathUnescape(control.Bare(key)); err == nil && inspect.TypedKey(prefix, text) == key {
+	if text := keys.Unescape(control.Bare(key)); inspect.TypedKey(prefix, text) == key {
 		return text
 	}
 	return key

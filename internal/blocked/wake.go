@@ -30,9 +30,9 @@ func (t *Tasks) Find(queue, id string) (info *asynq.TaskInfo, gone bool, err err
 	return Find(t.Inspector, t.Redis, queue, id)
 }
 
-// Sighted returns the Inspector; nil if that does not see this server's tasks, or t is nil.
+// Sighted returns the Inspector, or nil if that does not see this server's tasks.
 func (t *Tasks) Sighted() *asynq.Inspector {
-	if t == nil || t.Blind.Load() {
+	if t.Blind.Load() {
 		return nil
 	}
 	return t.Inspector

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"iter"
 	"log/slog"
-	"net/url"
 	"path"
 	"slices"
 	"strings"
@@ -362,8 +361,7 @@ func unruled(rules []fleet.Rule, hashed bool, target string) string {
 	slices.Sort(scopes)
 	switch meant := slices.IndexFunc(scopes, func(its string) bool { return nearest.IsMeant(its, scope) }); {
 	case last == nil && meant >= 0:
-		typed, _ := url.PathUnescape(scopes[meant] + target[len(scope):]) // it is made by keys.Escape
-		return fmt.Sprintf("No rule has the scope of %s: did you mean %s?", shown, printable.Short(typed))
+		return fmt.Sprintf("No rule has the scope of %s: did you mean %s?", shown, printable.Short(keys.Unescape(scopes[meant]+target[len(scope):])))
 	case last == nil:
 		return fmt.Sprintf("No rule has the scope of %s (scopes: %s).", shown, printable.Short(strings.Join(slices.Compact(scopes), ", ")))
 	case fits:

@@ -126,7 +126,7 @@ func (s *Server) KillMaster(t testing.TB, key string) {
 	s.MasterOf(t, key).Kill(t)
 }
 
-// Revive starts what KillMaster ended, which then is a replica of whoever took its place, and returns when the cluster is whole again.
+// Revive starts the master that KillMaster ended, now a replica of its successor, and returns when the cluster is whole again.
 func (s *Server) Revive(t testing.TB) {
 	t.Helper()
 	for _, n := range s.nodes {

@@ -54,8 +54,8 @@ func RealTime(t testing.TB) {
 	}
 }
 
-// The servers that all tests of the binary use: the first test that asks starts one, Main stops it. A Cluster takes over two seconds to
-// start, most of it a delay that redis-server insists on.
+// The servers that all tests of the binary use: the first test that asks starts one, Main stops it. A Cluster starts in over two seconds,
+// mostly a fixed delay of redis-server.
 var (
 	sharedMini    = shared(startMini)
 	sharedReal    = shared(func(t testing.TB) *Server { return startReal(t) })

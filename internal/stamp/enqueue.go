@@ -15,11 +15,12 @@ type Enqueueing struct {
 	Task *asynq.Task
 	Info *asynq.TaskInfo // what asynq makes of the task and its options
 
-	// IsUnique reports whether the task has asynq.Unique, and IsBaked whether it has that from asynq.NewTask: then nothing tells for how long.
-	IsUnique, IsBaked bool
-
-	unique asynq.Option // that of the call; nil: none
+	IsUnique bool         // the task has asynq.Unique
+	unique   asynq.Option // that of the call; nil: none
 }
+
+// IsBaked reports whether the task has asynq.Unique from asynq.NewTask: then nothing tells for how long.
+func (e *Enqueueing) IsBaked() bool { return e.IsUnique && e.unique == nil }
 
 // Compose returns what asynq makes of the task and its options: those of the call, and those given to asynq.NewTask, which nothing else
 // tells. It enqueues the task with a client that sends nothing. The error is asynq's.
@@ -35,7 +36,6 @@ func Compose(ctx context.Context, task *asynq.Task, opts []asynq.Option) (*Enque
 			e.unique = opt
 		}
 	}
-	e.IsBaked = dry.unique && e.unique == nil
 	return e, nil
 }
 
