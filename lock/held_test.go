@@ -138,6 +138,14 @@ func TestLease_onAnEndedContext(t *testing.T) {
 func TestRule03_ResentReleaseIsSuccess(t *testing.T) {
 	t.Parallel()
 	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
+		_, far, p := through(t, s, func(o *redis.UniversalOptions) { o.MaxRetries = -1 })
+		m := far.Mutex(redistest.Name(t))
+		mustUnlock(t, mustTry(t, m)) // shows how the server deletes
+		le := mustTry(t, m)
+		p.DropReplyTo(touches(m), 1)
+		if err := le.Unlock(t.Context()); err != nil { // the script that comes next finds nothing
+			t.Errorf("Unlock by two commands: %v", err)
+		}
 		near, far, p := through(t, s)
 		for _, n := range []int{1, 2} {
 			name := redistest.Name(t)

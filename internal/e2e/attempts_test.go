@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -217,35 +216,49 @@ func reserveRig(t *testing.T, s *redistest.Server, busy automutex.Policy, o setu
 	return orderRig(t, s, o)
 }
 
-// A task whose time is up in its last attempt runs once more at most, one in order not at all. It is archived, and can be run again.
+// A task whose time is up in its last attempt runs once more at most, one in order not at all. It is archived, and can be run again;
+// in order, the next one waits for that, or goes on.
 func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
 	t.Parallel()
-	for _, inOrder := range []bool{false, true} {
-		t.Run(fmt.Sprint("in order ", inOrder), func(t *testing.T) {
+	for _, name := range []string{"no order", "hold", "continue"} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-				rule := automutex.Rule{Task: "work", On: []string{"id"}, InOrder: inOrder}
-				if !inOrder {
+				rule := automutex.Rule{Task: "work", On: []string{"id"}, InOrder: name != "no order"}
+				switch name {
+				case "no order":
 					rule.Busy = automutex.Retry
+				case "continue":
+					rule.OnArchive = automutex.Continue
 				}
 				r, c := orderRig(t, s, setup{rules: []automutex.Rule{rule}, served: func(c *asynq.Config) {
 					atOnce(c)
 					c.IsFailure = func(error) bool { return false } // it counts all the same: asynq ends a last attempt without asking
 				}})
 				id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
-				run := r.stage.next(t)
+				run, wants := r.stage.next(t), "its last run did not return"
+				next := ""
+				if rule.InOrder {
+					next = r.enqueueInOrder(c, 1)
+				}
 				run.cut() // asynq files a retry at once
 				run.returns(context.Canceled)
-				if !inOrder {
-					r.stage.next(t).returns(errors.New("once more"))
+				if !rule.InOrder {
+					wants = "once more"
+					r.stage.next(t).returns(errors.New(wants))
 				}
-				info := r.await(id, asynq.TaskStateArchived)
-				if want := map[bool]string{true: "its last run did not return", false: "once more"}[inOrder]; !strings.Contains(info.LastErr, want) {
+				if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, wants) {
 					t.Fatalf("%+v", info)
+				}
+				if name == "continue" {
+					r.finish(next)
 				}
 				r.stage.none(t)
 				r.rerun(id)
 				r.finishSpent(id, 1)
+				if name == "hold" {
+					r.finish(next)
+				}
 			})
 		})
 	}

@@ -1759,7 +1759,7 @@ func TestPool(t *testing.T) {
 						bodies = append(bodies, body)
 					}
 					switch k := r.IntN(20); {
-					case k < 2:
+					case k < 2 && len(all) < 3:
 						put++
 						v := fmt.Sprintf("v%d", put)
 						if n := e.run("put", keys, v, v); n != int64(1) {
@@ -1774,7 +1774,11 @@ func TestPool(t *testing.T) {
 							consume = fmt.Sprintf("v%d", 1+r.IntN(put))
 						}
 						held := w.rdb.HGet(ctx, keys[5], "v:"+tokenOf(body)).Val()
-						e.run("release", keys, body, 1, 0, 0, 0, consume)
+						slots := min(1, r.IntN(4)) // 0: paused
+						waiting := w.rdb.ZCard(ctx, keys[2]).Val()
+						if e.run("release", keys, body, slots, 0, 0, 0, consume); slots == 0 && held != "" && w.rdb.ZCard(ctx, keys[2]).Val() < waiting {
+							t.Fatalf("seed %d step %d: a waiter is served in a pause", seed, step)
+						}
 						// If its lease had ended the value was free before, and still is.
 						if held != "" && held == consume && w.rdb.ZScore(ctx, keys[6], held).Err() != nil && w.rdb.HGet(ctx, keys[5], "v:"+tokenOf(body)).Val() == "" {
 							delete(all, held)
@@ -1794,6 +1798,11 @@ func TestPool(t *testing.T) {
 					}
 					if len(there) != len(seen) || !maps.Equal(seen, all) {
 						t.Fatalf("seed %d step %d: values %v, want %v", seed, step, there, all)
+					}
+					for _, key := range keys {
+						if w.rdb.PTTL(ctx, key).Val() == -1 {
+							t.Fatalf("seed %d step %d: %s has no TTL", seed, step, key)
+						}
 					}
 				}
 			}
