@@ -66,6 +66,22 @@ func release(t *testing.T, le *Lease) {
 	redistest.Must(t, err)
 }
 
+// A renewal that failed is tried again soon, not when the next one is due.
+func TestRenewalAfterAFailure(t *testing.T) {
+	t.Parallel()
+	rdb, hook := redistest.Mini(t).Client(t), &redistest.FailHook{}
+	rdb.AddHook(hook)
+	e := startAt(t, rdb)
+	r := request(t)
+	r.TTL = time.Hour
+	le := must(t, e, r)
+	hook.Before(func(redis.Cmder) error { return errors.New("down") })
+	le.renewals++
+	if e.sendRenewals([]*Lease{le}); time.Until(le.renewAt) > 2*time.Second {
+		t.Error("the next one is at", le.renewAt)
+	}
+}
+
 // TestLeave: who gives up leaves nothing behind, also when the lock is granted at that moment.
 func TestLeave(t *testing.T) {
 	t.Parallel()
