@@ -60,8 +60,8 @@ func TestBackend_away(t *testing.T) {
 			if !strings.Contains(info.LastErr, event.Key) {
 				t.Errorf("%s: the last error is %q", rules[i].Task, info.LastErr)
 			}
-			if delay := r.awaitEvent(automutex.EventRetried, id).Delay; delay < time.Second || delay > 30*time.Second {
-				t.Errorf("%s: it comes back after %s", rules[i].Task, delay)
+			if e := r.awaitEvent(automutex.EventRetried, id); e.Delay < time.Second || e.Delay > 30*time.Second || !errors.Is(e.Err, lock.ErrBackend) {
+				t.Errorf("%s: it comes back after %s: %v", rules[i].Task, e.Delay, e.Err)
 			}
 		}
 		r.stage.none(t)

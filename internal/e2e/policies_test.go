@@ -64,8 +64,8 @@ func TestPolicy_retry(t *testing.T) {
 			}
 		}
 		event := r.awaitEvent(automutex.EventRetried, id)
-		if event.Delay < time.Second || event.Delay > 5*time.Second {
-			t.Errorf("it comes back after %s, not after 1 to 5 s", event.Delay)
+		if event.Delay < time.Second || event.Delay > 5*time.Second || event.Err != nil { // EventBusy says why
+			t.Errorf("it comes back after %s, not after 1 to 5 s; %v", event.Delay, event.Err)
 		}
 		// asynq keeps whole seconds.
 		early, late := began.Add(event.Delay-time.Second), time.Now().Add(event.Delay)
