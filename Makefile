@@ -1,6 +1,5 @@
 # Shortcuts. Everything that a change has to pass is .ci/run.
 
-MODULES := . cmd/automutex examples metrics web
 FUZZTIME ?= 30s
 LINTER := $(CURDIR)/.ci/bin/golangci-lint
 
@@ -18,10 +17,7 @@ race: ## every test of every module, on real Redis, with the race detector (half
 
 lint: ## the pinned linter on every module
 	GOWORK=off go -C .ci/tools build -o $(LINTER) github.com/golangci/golangci-lint/v2/cmd/golangci-lint
-	@for module in $(MODULES); do \
-		echo "lint $$module"; \
-		(cd $$module && $(LINTER) run --config $(CURDIR)/.ci/tools/golangci.yml ./...) || exit 1; \
-	done
+	$(LINTER) run --config .ci/tools/golangci.yml ./... ./cmd/automutex/... ./examples/... ./metrics/... ./web/...
 
 bench: ## this library beside its peers, a short pass (two minutes); go doc ./examples/bench has more
 	go run ./bench -benchtime 200x
