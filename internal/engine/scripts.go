@@ -2,7 +2,7 @@ package engine
 
 import (
 	"embed"
-	"regexp"
+	"strings"
 
 	"github.com/automutex/automutex/internal/redisx"
 )
@@ -12,22 +12,20 @@ import (
 //go:embed lua/*.lua
 var files embed.FS
 
-var include = regexp.MustCompile(`(?m)^ *--@include (\w+)\n`)
-
-// source returns a script with the sections that it includes.
+// source returns a script with the sections that it includes. It makes all of them before main runs, so it reads each line once.
 func source(name string) string {
-	read := func(name string) string {
-		b, err := files.ReadFile("lua/" + name + ".lua")
-		if err != nil {
-			panic(err) // a name that no file has: every test finds it
+	file, err := files.ReadFile("lua/" + name + ".lua")
+	if err != nil {
+		panic(err) // a name that no file has: every test finds it
+	}
+	var text strings.Builder
+	for line := range strings.Lines(string(file)) {
+		if section, ok := strings.CutPrefix(strings.TrimSpace(line), "--@include "); ok {
+			line = source(section)
 		}
-		return string(b)
+		text.WriteString(line)
 	}
-	text := read(name)
-	for include.MatchString(text) {
-		text = include.ReplaceAllStringFunc(text, func(line string) string { return read(include.FindStringSubmatch(line)[1]) })
-	}
-	return text
+	return text.String()
 }
 
 // Scripts are all of them.
