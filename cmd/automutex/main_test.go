@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -30,7 +31,16 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-func TestMain(m *testing.M) { redistest.Main(m) }
+// TestMain lets this test binary be the command too.
+func TestMain(m *testing.M) {
+	if os.Getenv(commandEnv) != "" {
+		main()
+	}
+	redistest.Main(m)
+}
+
+// commandEnv has the test binary run main.
+const commandEnv = "AUTOMUTEX_TEST_COMMAND"
 
 // patience is how long a test waits for what should come at once: long, since
 // it is only used up by tests that fail.
@@ -49,7 +59,7 @@ var update = flag.Bool("update", false, "write the sessions in testdata anew")
 // Tokens, times and the like are masked. go test -update writes what is printed anew.
 func TestSessions(t *testing.T) {
 	t.Parallel()
-	b := build(t)
+	b := program(t)
 	files, err := filepath.Glob("testdata/sessions/*.txt")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no sessions: %v", err)
@@ -291,26 +301,13 @@ func number(t *testing.T, text string) int {
 	return n
 }
 
-// binary is the built program.
+// binary is the file of the program.
 type binary string
 
-// program keeps main in the test binary: go test caches a result by that binary, and the result of a changed
-// command would be the one of the command before the change.
-var program = main
-
-func build(t *testing.T) binary {
+func program(t *testing.T) binary {
 	t.Helper()
-	if program == nil {
-		t.Fatal("main is not in the test binary")
-	}
-	file := filepath.Join(t.TempDir(), "automutex")
-	args := []string{"build", "-o", file, "."}
-	if os.Getenv(coverEnv) != "" {
-		args = []string{"build", "-cover", "-coverpkg", "github.com/automutex/automutex/...", "-o", file, "."}
-	}
-	if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
+	file, err := os.Executable()
+	redistest.Must(t, err)
 	return binary(file)
 }
 
@@ -331,7 +328,7 @@ func (b binary) command(t *testing.T, env []string, args ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, string(b), args...)
-	cmd.Env = append([]string{"PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "GOCOVERDIR=" + os.Getenv(coverEnv)}, env...)
+	cmd.Env = append([]string{commandEnv + "=1", "PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "GOCOVERDIR=" + cmp.Or(os.Getenv(coverEnv), t.TempDir())}, env...)
 	return cmd
 }
 
