@@ -409,6 +409,7 @@ func TestViews_states(t *testing.T) {
 // While Redis hangs every view answers, says why it knows no more, and does not say that there is nothing: from the
 // beginning, and after it knew something. When Redis answers again the page knows it.
 func TestViews_redisHangs(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	s := redistest.StartReal(t)
 	v := serve(t, s, Options{Rules: []automutex.Rule{{Task: "pay", On: []string{"id"}}}, Access: func(*http.Request) Access { return AccessOperate }})

@@ -55,7 +55,7 @@ func (o outcome) expect(t *testing.T, exit, tasks int) {
 func TestRun_guarded(t *testing.T) {
 	t.Parallel()
 	for flags, ends := range map[string]func(o outcome) bool{
-		"": nil, "-limit 2": nil, "-busy park": nil, "-busy park -workers 1": nil, "-on sender.login": nil, "-in-order": nil,
+		"": nil, "-limit 2": nil, "-busy park": nil, "-busy park -workers 1": nil, "-on sender.login -work 3ms": nil, "-in-order": nil,
 		"-busy skip -wait 0s":    func(o outcome) bool { return o.skipped > 0 },
 		"-busy archive -wait 0s": func(o outcome) bool { return o.archived > 0 },
 		"-busy replace":          func(o outcome) bool { return o.replaced > 0 },
