@@ -24,6 +24,7 @@ func failsOver(t *testing.T, s, replica *redistest.Server) *lock.Locker {
 
 // What was handed out is known to who is promoted, however it was: taken, granted or extended.
 func TestMinReplicas_failover(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	for name, hand := range map[string]func(l, other *lock.Locker) *lock.Lease{
 		"taken": func(l, _ *lock.Locker) *lock.Lease { return mustTry(t, l.Mutex("x")) },
@@ -68,6 +69,7 @@ func TestMinReplicas_failover(t *testing.T) {
 // A replica that is frozen acknowledges nothing. Whoever wants its word is told so and leaves nothing behind; who does not,
 // is not held up. When it is back all goes on.
 func TestMinReplicas_frozen(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	s := redistest.StartReal(t)
 	replica := redistest.StartReplica(t, s)

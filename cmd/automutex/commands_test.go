@@ -20,7 +20,7 @@ import (
 // TestCommands runs the program where a session cannot: beside what happens while it runs.
 func TestCommands(t *testing.T) {
 	t.Parallel()
-	b := program(t)
+	b := binary(os.Args[0])
 	for name, test := range map[string]func(*testing.T, binary){
 		"list again": testListAgain, "break": testBreak, "arguments": testArguments, "help": testHelp, "readme": testReadme,
 		"hanging Redis": testHangingRedis, "full disk": testFullDisk,

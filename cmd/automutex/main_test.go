@@ -59,7 +59,7 @@ var update = flag.Bool("update", false, "write the sessions in testdata anew")
 // Tokens, times and the like are masked. go test -update writes what is printed anew.
 func TestSessions(t *testing.T) {
 	t.Parallel()
-	b := program(t)
+	b := binary(os.Args[0])
 	files, err := filepath.Glob("testdata/sessions/*.txt")
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no sessions: %v", err)
@@ -303,13 +303,6 @@ func number(t *testing.T, text string) int {
 
 // binary is the file of the program.
 type binary string
-
-func program(t *testing.T) binary {
-	t.Helper()
-	file, err := os.Executable()
-	redistest.Must(t, err)
-	return binary(file)
-}
 
 // result is what a run of the program gave.
 type result struct {

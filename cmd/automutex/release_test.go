@@ -41,6 +41,7 @@ func TestRelease_files(t *testing.T) {
 
 // What the Dockerfile builds is there, for another processor too, and nothing that go.work uses is left out.
 func TestRelease_dockerfile(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	const here = "cmd/automutex/Dockerfile"
 	text, ignored, work := fromTop(t, here), fromTop(t, here+".dockerignore"), fromTop(t, "go.work")
@@ -69,16 +70,14 @@ func TestRelease_notices(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("releases are made on Linux")
 	}
-	file := filepath.Join(t.TempDir(), "new", "notices")
-	if out, err := exec.Command(filepath.Join("..", "..", ".ci", "release", "notices"), file).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
+	file, command := filepath.Join(t.TempDir(), "new", "notices"), filepath.Join(t.TempDir(), "automutex")
+	for _, run := range [][]string{{filepath.Join("..", "..", ".ci", "release", "notices"), file}, {"go", "build", "-o", command, "."}} {
+		if out, err := exec.Command(run[0], run[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%q: %v: %s", run, err, out)
+		}
 	}
 	text, err := os.ReadFile(file)
 	redistest.Must(t, err)
-	command := filepath.Join(t.TempDir(), "automutex")
-	if out, err := exec.Command("go", "build", "-o", command, ".").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
-	}
 	info, err := buildinfo.ReadFile(command)
 	redistest.Must(t, err)
 	wants := []string{"Go " + info.GoVersion, "github.com/inconshreveable/mousetrap v1.", "htmx, in the page", "uPlot, in the page"} // mousetrap: on Windows alone

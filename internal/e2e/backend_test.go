@@ -93,6 +93,7 @@ func TestBackend_away(t *testing.T) {
 // A key that no replica knows is not taken: the task goes back unspent, and runs
 // when the replica is there again.
 func TestBackend_notReplicated(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	s, locks := redistest.Mini(t), redistest.StartReal(t)
 	replica := redistest.StartReplica(t, locks)

@@ -367,6 +367,7 @@ func TestServerConfig_withoutMiddleware(t *testing.T) {
 // Server, guard and inspector work as a user who may do what docs/redis.md says,
 // and nothing else.
 func TestRights(t *testing.T) {
+	redistest.Long(t)
 	t.Parallel()
 	redistest.AsUser(t, redistest.AllRights(t, "../../docs/redis.md"), []string{
 		"Middleware_mux", "Middleware_limit", "Middleware_keyError", "Policy_retry", "Policy_archive",
