@@ -9,7 +9,7 @@
 // what handlers saw, the public events, what asynq stored, and which keys are in
 // Redis.
 //
-//	go test ./examples/trust/simulate                             # a small part, as in go test work: no faults
+//	go test ./examples/trust/simulate                             # as in go test work: no faults
 //	go test ./examples/trust/simulate -worlds 400 -one-in 41      # what CI plays
 //	go test ./examples/trust/simulate -run Worlds -in-order -first 20001 -worlds 440 # about 150 worlds in order, as the workflow for GitHub does
 //	go test ./examples/trust/simulate -run Worlds -seed 42        # one world again
