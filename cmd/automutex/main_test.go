@@ -33,14 +33,11 @@ import (
 
 // TestMain lets this test binary be the command too.
 func TestMain(m *testing.M) {
-	if os.Getenv(commandEnv) != "" {
+	if os.Getenv("AUTOMUTEX_TEST_COMMAND") != "" {
 		main()
 	}
 	redistest.Main(m)
 }
-
-// commandEnv has the test binary run main.
-const commandEnv = "AUTOMUTEX_TEST_COMMAND"
 
 // patience is how long a test waits for what should come at once: long, since
 // it is only used up by tests that fail.
@@ -301,8 +298,7 @@ func number(t *testing.T, text string) int {
 	return n
 }
 
-// binary is the file of the program.
-type binary string
+type binary string // its path
 
 // result is what a run of the program gave.
 type result struct {
@@ -321,7 +317,7 @@ func (b binary) command(t *testing.T, env []string, args ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, string(b), args...)
-	cmd.Env = append([]string{commandEnv + "=1", "PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "GOCOVERDIR=" + cmp.Or(os.Getenv(coverEnv), t.TempDir())}, env...)
+	cmd.Env = append([]string{"AUTOMUTEX_TEST_COMMAND=1", "PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "GOCOVERDIR=" + cmp.Or(os.Getenv(coverEnv), t.TempDir())}, env...)
 	return cmd
 }
 

@@ -43,8 +43,8 @@ var (
 )
 
 const (
-	// maxSenders is how many pipelines of waiters and renewals are under way at most, and maxSendersCluster so on a Cluster, where
-	// others go on while one master hangs. The rest of the client's connections is for single calls.
+	// maxSenders is how many pipelines of waiters and renewals are under way at most, or one more where two rings meet, and
+	// maxSendersCluster so on a Cluster, where others go on while one master hangs. The rest of the client's connections is for single calls.
 	maxSenders, maxSendersCluster = 4, 64
 	// maxFirstAsks is how many callers send their first ask for one key by themselves at a time, and maxFirstKeys for how many keys. The
 	// others' asks go in pipelines. So a free key has no crowd before it that wants another one, and a crowd leaves
