@@ -43,8 +43,8 @@ var (
 )
 
 const (
-	// maxSenders is how many pipelines of waiters and renewals are under way at most, or one more where two rings meet, and
-	// maxSendersCluster so on a Cluster, where others go on while one master hangs. The rest of the client's connections is for single calls.
+	// maxSenders is how many pipelines of waiters and renewals are under way at most, and maxSendersCluster so on a Cluster, where
+	// others go on while one master hangs. The rest of the client's connections is for single calls.
 	maxSenders, maxSendersCluster = 4, 64
 	// maxFirstAsks is how many callers send their first ask for one key by themselves at a time, and maxFirstKeys for how many keys. The
 	// others' asks go in pipelines. So a free key has no crowd before it that wants another one, and a crowd leaves
@@ -100,6 +100,7 @@ type Engine struct {
 	parking   *parking
 	listening sync.Once // starts the subscription
 
+	ringing sync.Mutex         // before mu; held until all a ring begins is in senders
 	mu      sync.Mutex         // guards what follows, and waiters and leases as their types say; never held across I/O
 	waiters map[string]*waiter // by token: those whose wait goes on
 	leases  map[string]*Lease  // by token: those that are held
@@ -566,9 +567,10 @@ func (e *Engine) planHold(le *Lease) {
 	}
 }
 
-// ring handles what is due. The alarm calls it, and each sender when it ends. What finds no sender stays due: the next sender that ends
-// takes it. So a ring costs what is due, and not what waits, and a process that thousands wait in sends a few pipelines at a time.
+// ring handles what is due. The alarm calls it, and each sender at its end. What finds no sender stays due: the next sender that ends
+// takes it. So a ring costs what is due, not what waits, and sends few pipelines at once.
 func (e *Engine) ring() {
+	e.ringing.Lock()
 	now := time.Now()
 	open := e.life.Enter() == nil // else nothing is taken to be sent: a waiter that was would have no reply, and send no leave
 	if open {
@@ -595,11 +597,12 @@ func (e *Engine) ring() {
 	}
 	e.mu.Unlock()
 	e.alarm.Set(next)
+	redisx.InBatches(e.conn, e.branch, renewals, func(le *Lease) string { return le.request.Key }, e.sendRenewals)
+	redisx.InBatches(e.conn, e.branch, asks, func(w *waiter) string { return w.lease.request.Key }, e.sendAsks)
+	e.ringing.Unlock()
 	for _, end := range ends {
 		end()
 	}
-	redisx.InBatches(e.conn, e.branch, renewals, func(le *Lease) string { return le.request.Key }, e.sendRenewals)
-	redisx.InBatches(e.conn, e.branch, asks, func(w *waiter) string { return w.lease.request.Key }, e.sendAsks)
 }
 
 // branch runs f, which sends, on a goroutine that rings when it ends.

@@ -12,7 +12,7 @@ import (
 //go:embed lua/*.lua
 var files embed.FS
 
-// source returns a script with the sections that it includes. It makes all of them before main runs, so it reads each line once.
+// source returns a script with the sections that it includes. All are made before main.
 func source(name string) string {
 	file, err := files.ReadFile("lua/" + name + ".lua")
 	if err != nil {
