@@ -310,8 +310,7 @@ type result struct {
 // coverEnv names a folder for what the runs of the program cover; .ci/coverage sets it.
 const coverEnv = "AUTOMUTEX_TEST_COVER"
 
-// command prepares a run that ends with the test. The environment has nothing
-// that the program would read.
+// command prepares a run that ends with the test. The environment has nothing that the program would read.
 func (b binary) command(t *testing.T, env []string, args ...string) *exec.Cmd {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
