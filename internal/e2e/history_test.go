@@ -32,9 +32,8 @@ func (r *rig) awaitHistory(key string, n int) []history.Run {
 	var runs []history.Run
 	redistest.Eventually(r.t, patience, func() bool {
 		var err error
-		if runs, err = history.Read(context.Background(), r.rdb, key, 100); err != nil {
-			r.t.Fatal(err)
-		}
+		runs, err = history.Read(context.Background(), r.rdb, key, 100)
+		redistest.Must(r.t, err)
 		return len(runs) >= n
 	}, "%s has %d runs", key, n)
 	slices.Reverse(runs)

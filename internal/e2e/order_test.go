@@ -284,9 +284,8 @@ func TestInOrder_optional(t *testing.T) {
 func (r *rig) deadProducer(id int, deadline time.Duration) {
 	r.t.Helper()
 	m := r.lockOf("work", strconv.Itoa(id))
-	if _, _, _, err := engineOf(m).Stamp(context.Background(), refOf(m), tasknote.Of(r.queue, "ghost"), stamp.NewNonce(), deadline, 0); err != nil {
-		r.t.Fatal(err)
-	}
+	_, _, _, err := engineOf(m).Stamp(context.Background(), refOf(m), tasknote.Of(r.queue, "ghost"), stamp.NewNonce(), deadline, 0)
+	redistest.Must(r.t, err)
 }
 
 // A producer that dies after its stamp keeps a key waiting until the stamp's deadline, and no longer. The stamp counts for
@@ -338,11 +337,10 @@ func TestInOrder_redelivery(t *testing.T) {
 		redistest.Must(t, err)
 		run.returns(nil)
 		r.awaitDropped(id)
-		// The same task, header and all, as the recoverer delivers it when its end was not noted.
+		// The same task, as the recoverer delivers it when its end was not noted.
 		again := asynq.NewTaskWithHeaders("work", info.Payload, info.Headers, asynq.Queue(r.queue), asynq.TaskID(id), asynq.MaxRetry(info.MaxRetry), asynq.Retention(time.Hour))
-		if _, err := r.client.Enqueue(again); err != nil {
-			t.Fatal(err)
-		}
+		_, err = r.client.Enqueue(again)
+		redistest.Must(t, err)
 		r.await(id, asynq.TaskStateCompleted)
 		r.stage.none(t)
 		// A copy of the header in another task is no stamp: that task runs.

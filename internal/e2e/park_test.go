@@ -511,9 +511,8 @@ func TestPark_linesLost(t *testing.T) {
 	})
 	others := lock.New(locks.Client(t), lock.Options{Prefix: prefix, Logger: slog.New(slog.DiscardHandler)})
 	t.Cleanup(func() { _ = others.Close() })
-	if _, err := others.Mutex("work", lock.Parts("1")).TryLock(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	_, err := others.Mutex("work", lock.Parts("1")).TryLock(t.Context())
+	redistest.Must(t, err)
 	ids := []string{r.enqueue("work", one), r.enqueue("work", one)}
 	for _, id := range ids {
 		// The holder might live on for the 30 s of its lease.

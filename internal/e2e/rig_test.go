@@ -87,9 +87,8 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	}
 	var err error
 	r.cfg, r.locks = cfg, o.locks
-	if r.guard, err = automutex.New(o.locks, cfg); err != nil {
-		t.Fatal(err)
-	}
+	r.guard, err = automutex.New(o.locks, cfg)
+	redistest.Must(t, err)
 	r.others = lock.New(s.Client(t), lock.Options{Prefix: cfg.Prefix, Owner: "somebody-else", Logger: r.log.Logger()})
 	r.client = asynq.NewClientFromRedisClient(r.rdb)
 	r.inspector = asynq.NewInspectorFromRedisClient(r.rdb)

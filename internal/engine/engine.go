@@ -339,9 +339,6 @@ func (e *Engine) takeOnce(ctx context.Context, r Request) (*Lease, error) {
 
 // try takes the lock, or reports that it is busy.
 func (e *Engine) try(ctx context.Context, le *Lease) error {
-	if e.limit(&le.request.Ref) == 0 {
-		return &Busy{Paused: true, Left: le.request.Leaves}
-	}
 	for {
 		a, sent, err := e.ask(ctx, le, askTry)
 		switch {
@@ -351,7 +348,7 @@ func (e *Engine) try(ctx context.Context, le *Lease) error {
 			e.hold(le, a.Fence, a.Value, sent, le.request.TTL, false)
 			return nil
 		case !isStopped(a):
-			return &Busy{Answer: a, Paused: e.limit(&le.request.Ref) == 0}
+			return &Busy{Answer: a}
 		}
 	}
 }
@@ -388,6 +385,9 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode askMode) (a Answer, se
 		sent = time.Now()
 	}
 	c := e.askCall(le, mode)
+	if mode == askTry && e.limit(&r.Ref) == 0 { // the call may say 0
+		return a, sent, &Busy{Paused: true, Left: r.Leaves}
+	}
 	reply, err := e.conn.Run(ctx, c.Script, c.Keys, c.Args...)
 	if a, err = e.noteAsk(le, reply, err); err != nil {
 		e.loseReply(le, err)

@@ -350,14 +350,17 @@ func TestLeaves_pausedBeforeItStands(t *testing.T) {
 		redistest.Eventually(t, redistest.Patience, func() bool {
 			pause, _ := e.Controls().PauseOf(r.Key)
 			return pause != nil
-		}, "the engine knows of it")
+		}, "news")
 		e.AskAll()
 	}
 	within, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	var busy *Busy
 	if _, err := e.Take(within, r); !errors.As(err, &busy) || !busy.Left {
-		t.Errorf("%v, want that the pause ended the wait", err)
+		t.Errorf("%v, want the wait's end", err)
+	}
+	if _, _, err := e.ask(t.Context(), e.newLease(r), askTry); !errors.As(err, &busy) || !busy.Paused {
+		t.Errorf("%v, want no ask, answered after the pause", err)
 	}
 	release(t, held)
 }
@@ -402,9 +405,8 @@ func TestPausedByEachCommand(t *testing.T) {
 			}
 		}
 		count(0)
-		if _, err := e.Controls().Resume(ctx, "work"); err != nil {
-			t.Fatal(err)
-		}
+		_, err = e.Controls().Resume(ctx, "work")
+		redistest.Must(t, err)
 		for _, head := range heads {
 			redistest.Must(t, e.Act(ctx, head.r.Ref, ActNone, OrderItem{}, 0))
 		}

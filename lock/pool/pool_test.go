@@ -148,9 +148,8 @@ func TestPool_isNoLock(t *testing.T) {
 		p, m := pool.New(l, name), l.Mutex(name)
 		put(t, p, 1, "v")
 		taken := take(t, p, "v")
-		if _, err := m.TryLock(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		_, err := m.TryLock(t.Context())
+		redistest.Must(t, err)
 		if ok, err := m.Break(t.Context(), taken.Token()); ok || err != nil {
 			t.Errorf("Break of a pool's token: %v, %v", ok, err)
 		}

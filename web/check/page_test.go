@@ -287,9 +287,7 @@ func TestPage_narrowPhone(t *testing.T) {
 	b.do(chromedp.Navigate(w.url("keys")))
 	b.text("report|" + long)
 	b.text("parked")
-	if err := w.locker.Controls().Pause(context.Background(), "report", time.Time{}, strings.Repeat("because", 20)); err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, w.locker.Controls().Pause(context.Background(), "report", time.Time{}, strings.Repeat("because", 20)))
 	key := keys.Key(w.prefix, "report", long)
 	ask := func(rest string) string { return w.url("do?" + rest) }
 	views := map[string]string{
