@@ -94,6 +94,9 @@ func (g *Guard) runWithoutRule(ctx context.Context, t *asynq.Task, next asynq.Ha
 	if g.life.Enter() == nil {
 		defer g.life.Done()
 	}
+	if m, ok := ctx.Value(serverKey{g}).(*taskMark); ok {
+		m.server.workers.Works()
+	}
 	for {
 		err := next.ProcessTask(ctx, t)
 		if wantsRetryAfter(err) == nil {

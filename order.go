@@ -95,6 +95,9 @@ func (p place) in(t target) bool { return p.Nonce != "" && p.Key == t.key }
 // more, see stamp.CapRedelivery. An ordered task is refused then.
 func (d *delivery) attempt(next asynq.Handler) (err error) {
 	ctx := d.handlerContext()
+	if d.server != nil {
+		d.server.workers.Works()
+	}
 	if !d.place.reserved || !d.place.isLast(&d.facts) {
 		return next.ProcessTask(ctx, d.task)
 	}

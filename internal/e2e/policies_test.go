@@ -19,20 +19,9 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// The tests of the table "What happens when" in docs/guide.md, row by row. Its
-// column "key busy" is tested here, "held by the task's own earlier attempt" in
-// attempts_test.go, "no attempts left" in both.
-//
-//	Retry / RetryIn(d)   TestPolicy_retry, TestPolicy_retryIn
-//	Skip                 TestPolicy_skip
-//	Archive              TestPolicy_archive
-//	Fail                 TestPolicy_fail
-//	AfterFailure(fn)     TestPolicy_afterFailure
-//	Park                 TestPark_* in park_test.go
-//	Replace              TestReplace_* in replace_test.go
-//	Allow                TestPolicy_allow
-//	the key is paused    TestPaused_* in pause_test.go
-//	Redis unreachable    TestBackend_* in backend_test.go
+// The tests of the table "What happens when" in docs/guide.md: TestPolicy_*, and in files of their own TestPark_*, TestReplace_*, TestPaused_*
+// and TestBackend_*. Its column "key busy" is tested here, "held by the task's own earlier attempt" in attempts_test.go, "no attempts left"
+// in both.
 
 // busyRig is a rig with one rule for tasks of type "work", keyed on id, and
 // with the key of id 1 taken.

@@ -14,14 +14,14 @@ import (
 
 const (
 	forgetAfter = 10 * time.Second // how long the figures of a line without parked work are kept after its last use
-	maxCallers  = 16               // calls that are made at once, each of another line: those of one line are made one after the other, in its order
+	maxCallers  = 16               // calls at once, each of another line: those of one are made one after the other, in its order
 	// maxInboundInOrder is how many notes of all ordered keys are called at once, at most; but one of each. More of them would wait for
 	// each other in asynq's queue.
 	maxInboundInOrder = 4 * maxInbound
 	// callTime is how long the claim of a process to call a note lasts. The Caller must end within the first half; the other half is for
 	// its last command to reach Redis.
 	callTime = 4 * time.Second
-	// slowCall is how long a call may take so that the next one is still made while the Engine closes: Redis answers.
+	// slowCall is how long a call may take so that the next one is still made while the Engine closes.
 	slowCall = time.Second
 	// checksTogether is the grid on which checks are due that need not be exact: those of several lines go in one pipeline.
 	checksTogether = checkEvery / 4
@@ -31,8 +31,8 @@ const (
 )
 
 // parking calls parked work when its turn comes, and checks the lines that have parked work: a check names the notes whose turn has come,
-// so it repeats a call that was lost with its process, and notices a holder that died. What it knows is in memory, for each process by
-// itself: only speed depends on it. A process without a Caller knows nothing, and leaves all to others.
+// so it repeats a call that was lost with its process, and notices a holder that died. What it knows is in memory: only speed depends on it. A
+// process without a Caller knows nothing, and leaves all to others.
 type parking struct {
 	engine *Engine
 	caller Caller // nil: this process calls nobody

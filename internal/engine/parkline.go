@@ -30,20 +30,17 @@ type parkedLine struct {
 	ref    Ref
 	usedAt time.Time
 
-	// How much work to call, and how long it takes to come.
 	inbound     float64       // called and waiting work that the line is to have; a script gets its whole part
 	inboundMost float64       // inbound when called work last found the lock idle
 	vain        int           // called work that came in vain since other called work found the lock idle
 	avgReturn   time.Duration // from a call until the called work arrives, a moving average; 0: none was measured
 
-	// When to check.
 	parked     bool      // by the last reply, something is parked or called
 	seenAt     time.Time // when a reply last named parked work
 	checking   bool      // a check is under way
 	checkAt    time.Time // of the next check; zero: of none
 	stillCount int       // checks of an ordered key, one after the other, that found nothing to do
 
-	// Whom this process calls.
 	calls  map[string]call // by note; nil while empty
 	notNow map[string]bool // notes whose Caller answered FateLater since the last check; nil while empty
 

@@ -13,8 +13,8 @@ const yieldAfter = 20 * time.Millisecond
 // yieldAfter, the newest wait ends. Of an ordered key that is the one with the last place: if another one parked, those behind it would
 // wait in their workers until it is back. The zero value with a Limit is ready. Safe for concurrent use.
 //
-// As long as no wait of the server has ended with its lock since, the next ones end at once: a backlog of 10,000 tasks of one key that is
-// held for long would otherwise keep the queue for 200 s.
+// As long as no wait of the server has ended with its lock since, the next ones end at once: a backlog of 10,000 tasks of one key
+// that is held for long would else keep the queue for 200 s.
 type Workers struct {
 	Limit int // of tasks at once; it does not change
 
@@ -23,7 +23,7 @@ type Workers struct {
 	waiting  []*WorkerWait // in the order in which they began to wait
 	yielding *WorkerWait   // was told to leave, and its worker is not free: one at a time
 	crowded  bool          // a wait was told to end, and none has got its lock since
-	full     *time.Timer   // runs while all workers are busy and one of them may give way; nil: that is not so
+	full     *time.Timer   // runs while all workers are busy and one may give way; else nil
 }
 
 // WorkerWait is the wait of one worker in line.
@@ -34,11 +34,14 @@ type WorkerWait struct {
 }
 
 // Started counts a worker as busy.
-func (w *Workers) Started() { w.change(func() { w.busy++ }) }
+func (w *Workers) Started() { w.change(false, func() { w.busy++ }) }
+
+// Works says that one of them runs its task now.
+func (w *Workers) Works() { w.change(true, func() {}) }
 
 // Ended counts it as free.
 func (w *Workers) Ended() {
-	w.change(func() {
+	w.change(false, func() {
 		w.busy--
 		if !slices.Contains(w.waiting, w.yielding) {
 			w.yielding = nil
@@ -47,11 +50,11 @@ func (w *Workers) Ended() {
 }
 
 // Begin adds a wait.
-func (w *Workers) Begin(me *WorkerWait) { w.change(func() { w.waiting = append(w.waiting, me) }) }
+func (w *Workers) Begin(me *WorkerWait) { w.change(true, func() { w.waiting = append(w.waiting, me) }) }
 
 // End removes a wait, if it began; granted: it has the lock, and its worker works on.
 func (w *Workers) End(me *WorkerWait, granted bool) {
-	w.change(func() {
+	w.change(false, func() {
 		w.waiting = slices.DeleteFunc(w.waiting, func(other *WorkerWait) bool { return other == me })
 		if granted {
 			w.crowded = false
@@ -62,25 +65,24 @@ func (w *Workers) End(me *WorkerWait, granted bool) {
 	})
 }
 
-// change changes the counts, and begins or ends the time of yieldAfter. The timer fires once, and does nothing if it was
-// replaced or the counts have changed; nobody has to wait for it.
-func (w *Workers) change(counts func()) {
+// change changes the counts, and begins or ends the time of yieldAfter. A timer that was replaced does
+// nothing, and nobody waits for it. told: it is known now whether the newest waits, so that none leaves in its place.
+func (w *Workers) change(told bool, counts func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	counts()
-	isFull := w.busy >= w.Limit && len(w.waiting) > 0 && w.yielding == nil
-	switch {
-	case isFull && w.full == nil:
-		after := yieldAfter
-		if w.crowded {
-			after = 0
-		}
+	isFull, after := w.busy >= w.Limit && len(w.waiting) > 0 && w.yielding == nil, yieldAfter
+	if w.crowded && told {
+		after = 0
+	}
+	if w.full != nil && (!isFull || after == 0) {
+		w.full.Stop()
+		w.full = nil
+	}
+	if isFull && w.full == nil {
 		var mine *time.Timer
 		mine = time.AfterFunc(after, func() { w.yieldOne(&mine) }) // mu is held, so yieldOne sees mine
 		w.full = mine
-	case !isFull && w.full != nil:
-		w.full.Stop()
-		w.full = nil
 	}
 }
 

@@ -2,6 +2,7 @@ package engine
 
 import (
 	"testing"
+	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
 )
@@ -116,6 +117,18 @@ func TestWorkers(t *testing.T) {
 		if o.End(next, true); stands() {
 			t.Error("one has got its lock, and the next one is given no time")
 		}
+	})
+	t.Run("but not one that waits already", func(t *testing.T) {
+		o := &office{Workers{Limit: 2, crowded: true}, t}
+		_, left := o.comes("a", 0)
+		began := time.Now()
+		o.Started()
+		<-time.After(yieldAfter / 10)
+		if len(left) > 0 && time.Since(began) < yieldAfter {
+			t.Error("it has to leave before the next one waits or works")
+		}
+		o.Works()
+		o.leaves(left)
 	})
 	t.Run("in order the last one leaves", func(t *testing.T) {
 		o := &office{Workers{Limit: 4}, t}
