@@ -9,10 +9,10 @@ LINTER := $(CURDIR)/.ci/bin/golangci-lint
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-test: ## the quick loop, 20 s: the locks and all that stands alone, on miniredis; PKG=./internal/e2e for what a user sees of a Guard
-	AUTOMUTEX_TEST_REDIS=none go test -short $(or $(PKG),. ./lock/... ./config ./automutextest $$(go list ./internal/... | grep -v /e2e))
+test: ## the quick loop, 20 s once compiled: the locks and all that stands alone, on miniredis; PKG=./internal/e2e for what a user sees of a Guard
+	AUTOMUTEX_TEST_REDIS=none go test $(or $(PKG),. ./lock/... ./config ./automutextest $$(go list ./internal/... | grep -v /e2e))
 
-race: ## every test of every module, on real Redis, with the race detector (half an hour)
+race: ## the tests of the workspace, long ones too, on real Redis, with the race detector (half an hour)
 	AUTOMUTEX_TEST_REDIS=require AUTOMUTEX_TEST_ALL=1 go test -race -shuffle=on -timeout 60m work
 
 lint: ## the pinned linter on every module

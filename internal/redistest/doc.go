@@ -21,8 +21,8 @@
 // --sentinel. Tests print which one they ran on. Where it is not set, and there is no redis-server in PATH, the tests on real servers are
 // skipped; with AUTOMUTEX_TEST_REDIS=require they fail. With AUTOMUTEX_TEST_REDIS=none they are skipped in any case.
 //
-// AUTOMUTEX_TEST_ALL=1 has every test run, as CI does. Without it tests that take [Long] are skipped, and Each leaves out the Cluster. In
-// any case tests that look at a real clock are skipped: see [RealTime].
+// AUTOMUTEX_TEST_ALL=1 has tests run that take [Long], and Each run on a Cluster too. Tests that look at a real clock are skipped without
+// AUTOMUTEX_TEST_REALTIME=1: see [RealTime].
 //
 // # Faults
 //
