@@ -199,7 +199,7 @@ type Request struct {
 	OnWait func()          // called once at most, when Redis has said that the caller has to wait
 }
 
-// Handle is a lock as a program has it: what it asks of which Engine, and what is wrong with that.
+// Handle is a lock as a program has it: what it asks of which Engine, and its error.
 type Handle struct {
 	Engine  *Engine
 	Request Request
@@ -222,20 +222,20 @@ func (b *Busy) Unwrap() error { return b.Cause }
 
 func (r *Request) grant() time.Duration { return min(r.TTL, maxGrant) }
 
-// askCall is an ask as of now: limits change.
-func (e *Engine) askCall(le *Lease, mode askMode) *redisx.Call {
+// askCall is an ask with limit slots.
+func (e *Engine) askCall(le *Lease, mode askMode, limit int) *redisx.Call {
 	r := &le.request
 	if r.Ordered {
-		return e.orderAsk(le, mode)
+		return e.orderAsk(le, mode, limit)
 	}
 	args := []any{
-		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), r.grant().Milliseconds(), int64(e.limit(&r.Ref)),
+		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), r.grant().Milliseconds(), int64(limit),
 		oneOrZero(mode == askPark), oneOrZero((r.Notes || r.Park) && r.Note != ""), r.Every.Microseconds(), r.Spare.Microseconds(),
 	}
 	return &redisx.Call{Script: askScript, Keys: r.keys(), Args: shorten(args, int64(0), args[1], int64(1), int64(0), int64(0), int64(0), int64(0))}
 }
 
-// shorten leaves out the last arguments that a script takes anyway, those from the third on: each costs 0.1 us on both sides.
+// shorten leaves out the last arguments that a script takes anyway, those from the third on.
 func shorten(args []any, usual ...any) []any {
 	for n := len(args); n > 2 && args[n-1] == usual[n-3]; n-- {
 		args = args[:n-1]
@@ -250,7 +250,7 @@ func oneOrZero(b bool) int64 {
 	return 0
 }
 
-// newLease makes the lease of one request. It is not held yet.
+// newLease makes a lease that is not held yet.
 func (e *Engine) newLease(r Request) *Lease {
 	now := time.Now()
 	var room [192]byte
@@ -339,6 +339,9 @@ func (e *Engine) takeOnce(ctx context.Context, r Request) (*Lease, error) {
 
 // try takes the lock, or reports that it is busy.
 func (e *Engine) try(ctx context.Context, le *Lease) error {
+	if e.limit(&le.request.Ref) == 0 {
+		return &Busy{Paused: true, Left: le.request.Leaves}
+	}
 	for {
 		a, sent, err := e.ask(ctx, le, askTry)
 		switch {
@@ -348,7 +351,7 @@ func (e *Engine) try(ctx context.Context, le *Lease) error {
 			e.hold(le, a.Fence, a.Value, sent, le.request.TTL, false)
 			return nil
 		case !isStopped(a):
-			return &Busy{Answer: a}
+			return &Busy{Answer: a, Paused: a.NoSlots}
 		}
 	}
 }
@@ -384,14 +387,13 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode askMode) (a Answer, se
 		e.contended.note(r.Key)
 		sent = time.Now()
 	}
-	c := e.askCall(le, mode)
-	if mode == askTry && e.limit(&r.Ref) == 0 { // the call may say 0
-		return a, sent, &Busy{Paused: true, Left: r.Leaves}
-	}
+	limit := e.limit(&r.Ref)
+	c := e.askCall(le, mode, limit)
 	reply, err := e.conn.Run(ctx, c.Script, c.Keys, c.Args...)
 	if a, err = e.noteAsk(le, reply, err); err != nil {
 		e.loseReply(le, err)
 	}
+	a.NoSlots = limit == 0
 	return a, sent, err
 }
 
@@ -447,7 +449,7 @@ func (e *Engine) giveBack(le *Lease) {
 	}
 }
 
-// releaseUntil sends the release of a token until Redis replies, or its lease has ended by itself, or the Engine closes.
+// releaseUntil sends the release of a token until Redis replies, or its lease has ended, or the Engine closes.
 func (e *Engine) releaseUntil(le *Lease, until time.Time) {
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 		_, err := e.sendRelease(context.Background(), le)

@@ -182,7 +182,7 @@ func (e *Engine) leave(w *waiter) Answer {
 func (e *Engine) sendAsks(batch []*waiter) {
 	calls := make([]*redisx.Call, len(batch))
 	for i, w := range batch {
-		calls[i] = e.askCall(w.lease, w.turn.mode)
+		calls[i] = e.askCall(w.lease, w.turn.mode, e.limit(&w.lease.request.Ref))
 	}
 	sent := time.Now()
 	e.conn.Pipeline(context.Background(), calls)

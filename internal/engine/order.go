@@ -191,7 +191,7 @@ func (o *Order) endUnbegun() {
 	}
 }
 
-func (e *Engine) orderAsk(le *Lease, mode askMode) *redisx.Call {
+func (e *Engine) orderAsk(le *Lease, mode askMode, limit int) *redisx.Call {
 	r, park := &le.request, int64(0)
 	switch mode {
 	case askTry, askJoin:
@@ -202,7 +202,7 @@ func (e *Engine) orderAsk(le *Lease, mode askMode) *redisx.Call {
 	}
 	p := &r.Order.Place
 	return &redisx.Call{Script: orderAskScript, Keys: r.keys(), Args: []any{
-		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), int64(e.limit(&r.Ref)), park, r.Every.Microseconds(), r.Spare.Microseconds(),
+		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), int64(limit), park, r.Every.Microseconds(), r.Spare.Microseconds(),
 		r.grant().Milliseconds(), p.Nonce, p.Ticket, p.Retried, p.Most, oneOrZero(p.Continue),
 	}}
 }

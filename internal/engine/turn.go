@@ -283,6 +283,7 @@ type Answer struct {
 	Holder   string        // busy: the body of one holder, or the head of an ordered key; empty: none
 	Gate     time.Duration // busy: until the gate opens, if the asker waits for that; else 0
 	Reason   string        // busy: what closed the gate
+	NoSlots  bool          // it was asked with none, as in a pause
 
 	// Returned: the asker's note was parked or called before, or this ask parked it. The fields below are zero otherwise.
 	Returned     bool

@@ -66,7 +66,7 @@ func (w *Workers) End(me *WorkerWait, granted bool) {
 }
 
 // change changes the counts, and begins or ends the time of yieldAfter. A timer that was replaced does
-// nothing, and nobody waits for it. told: it is known now whether the newest waits, so that none leaves in its place.
+// nothing. told: a task waits or works from now on.
 func (w *Workers) change(told bool, counts func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
