@@ -185,9 +185,7 @@ func TestLoad_noFile(t *testing.T) {
 func TestDoc(t *testing.T) {
 	t.Parallel()
 	source, err := os.ReadFile("config.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	_, example, _ := strings.Cut(string(source), "\n\n\tprefix:")
 	example, _, _ = strings.Cut(example, "\n\n")
 	cfg := mustParse(t, strings.ReplaceAll("\tprefix:"+example, "\n\t", "\n")[1:])

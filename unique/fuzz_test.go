@@ -50,9 +50,7 @@ func FuzzUnique(f *testing.F) {
 	clients := map[bool]*Client{}
 	for hashed, secret := range map[bool]string{false: "", true: "a secret of sixteen bytes or more"} {
 		c, err := New(plain, inspector, rdb, Config{Prefix: "fuzz", HashKeys: secret, Rules: rules})
-		if err != nil {
-			f.Fatal(err)
-		}
+		redistest.Must(f, err)
 		clients[hashed] = c
 	}
 	f.Fuzz(func(t *testing.T, one, two []byte, tenant, more string, which int, hashed bool) {

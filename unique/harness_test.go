@@ -130,9 +130,7 @@ func task(taskType, id, text string) *asynq.Task {
 
 func (r *rig) must(info *asynq.TaskInfo, err error) *asynq.TaskInfo {
 	r.t.Helper()
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	redistest.Must(r.t, err)
 	return info
 }
 

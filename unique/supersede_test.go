@@ -154,7 +154,10 @@ func TestSupersede_aWorkerComesMeanwhile(t *testing.T) {
 		for _, fails := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, it fails %t", until, fails), func(t *testing.T) {
 				t.Parallel()
-				for n := 1; meanwhile(t, s, Rule{Task: "work", On: []string{"id"}, Until: until, Duplicate: Replace}, fails, n); n++ {
+				for n, came := 1, true; came; n++ {
+					t.Run(fmt.Sprint(n), func(t *testing.T) {
+						came = meanwhile(t, s, Rule{Task: "work", On: []string{"id"}, Until: until, Duplicate: Replace}, fails, n)
+					})
 				}
 			})
 		}
@@ -162,7 +165,6 @@ func TestSupersede_aWorkerComesMeanwhile(t *testing.T) {
 }
 
 func meanwhile(t *testing.T, s *redistest.Server, rule Rule, fails bool, n int) (came bool) {
-	t.Helper()
 	r := start(t, s, rule)
 	guard := r.guard(automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Park})
 	old := r.must(r.Enqueue(task("work", "7", "old")))
@@ -183,7 +185,7 @@ func meanwhile(t *testing.T, s *redistest.Server, rule Rule, fails bool, n int) 
 			info, err := r.inspector.GetTaskInfo(r.queue, old.ID)
 			failed := err == nil && info.State == asynq.TaskStateRetry
 			return slices.Contains(ran.all(), "new") || slices.Contains(ran.all(), "old") && (!fails || failed) || errors.Is(err, asynq.ErrTaskNotFound)
-		}, "the old task having begun, failed or gone, or the new one having begun")
+		}, "the old task begun, failed or gone, or the new one begun")
 	}
 	left := n
 	rdb := r.hooked(func(cmd redis.Cmder) error {
@@ -217,8 +219,8 @@ func meanwhile(t *testing.T, s *redistest.Server, rule Rule, fails bool, n int) 
 	return true
 }
 
-// Debounce: each call puts the task off, with the last payload, and the bound
-// ends that.
+// Debounce: each call puts the task off, with the last payload, and the
+// bound ends it.
 func TestPostpone(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

@@ -290,9 +290,7 @@ func FuzzPayload(f *testing.F) {
 			cfg.HashKeys = testSecret
 		}
 		guard, err := automutex.New(rdb, cfg)
-		if err != nil {
-			f.Fatal(err)
-		}
+		redistest.Must(f, err)
 		f.Cleanup(func() { _ = guard.Close(context.Background()) })
 		guards[hashed] = guard
 	}

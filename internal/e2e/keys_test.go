@@ -25,9 +25,7 @@ func keyTask(payload string) *asynq.Task {
 func keyBy(t *testing.T, fn automutex.KeyFunc, task *asynq.Task) ([]string, error) {
 	t.Helper()
 	maker, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{{Task: task.Type(), Key: fn}}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	if _, err := maker.Keys(t.Context(), task); err != nil {
 		return nil, err
 	}

@@ -266,7 +266,7 @@ func TestChecksCallParked(t *testing.T) {
 			t.Error("who is gone keeps its place")
 		}
 		c.mu.Lock()
-		if got := strings.Join(c.called, " "); !strings.HasPrefix(got, strings.Repeat("a ", 3)+"b c") { // then b
+		if got := strings.Join(c.called, " "); !strings.HasPrefix(got, strings.Repeat("a ", 3)+"b c") { // or b
 			t.Errorf("called %s", got)
 		}
 		c.mu.Unlock()
