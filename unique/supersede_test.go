@@ -154,10 +154,10 @@ func TestSupersede_aWorkerComesMeanwhile(t *testing.T) {
 		for _, fails := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, it fails %t", until, fails), func(t *testing.T) {
 				t.Parallel()
-				for n, came := 1, true; came; n++ {
-					t.Run(fmt.Sprint(n), func(t *testing.T) {
-						came = meanwhile(t, s, Rule{Task: "work", On: []string{"id"}, Until: until, Duplicate: Replace}, fails, n)
-					})
+				came := true
+				for n := 1; came && t.Run("", func(t *testing.T) {
+					came = meanwhile(t, s, Rule{Task: "work", On: []string{"id"}, Until: until, Duplicate: Replace}, fails, n)
+				}); n++ {
 				}
 			})
 		}
