@@ -26,7 +26,7 @@ A failed call leaves nothing behind unless its comment says otherwise. Test erro
 
 A lock has at most N holders at any moment, by Redis' clock. Only the holder's own release and renewal have an effect. Waiters are served
 first come, first served, and nobody overtakes a line. The slot of a holder that dies is free at the holder's deadline. A waiter that dies
-unnoticed delays the line by at most three seconds.
+unnoticed delays the line by at most three seconds, several by at most six.
 
 The context of [Lease.Bind] and [Lock.Do] ends before another holder can have the slot, if the local clock and Redis' clock run at the same
 speed and the program is not stopped for longer than the lease. Where that is not enough, use [Fenced] and [Lease.Fence].
