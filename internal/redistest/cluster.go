@@ -49,7 +49,7 @@ func startCluster(t testing.TB, replicas int) *Server {
 // come each second.
 func (s *Server) addNode(t testing.TB) *node {
 	t.Helper()
-	n := startServer(t, nodePorts, "--cluster-enabled", "yes", "--cluster-node-timeout", hurried, "--cluster-announce-ip", "127.0.0.1",
+	n := startServer(t, nodePorts, nil, "--cluster-enabled", "yes", "--cluster-node-timeout", hurried, "--cluster-announce-ip", "127.0.0.1",
 		"--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
 	s.nodes = append(s.nodes, n)
 	// Different epochs from the start: else the nodes would have to settle a conflict first.

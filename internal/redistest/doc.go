@@ -21,8 +21,7 @@
 // --sentinel. Tests print which one they ran on. Where it is not set, and there is no redis-server in PATH, the tests on real servers are
 // skipped; with AUTOMUTEX_TEST_REDIS=require they fail. With AUTOMUTEX_TEST_REDIS=none they are skipped in any case.
 //
-// AUTOMUTEX_TEST_ALL=1 has tests run that take [Long], and Each run on a Cluster too. Tests that look at a real clock are skipped without
-// AUTOMUTEX_TEST_REALTIME=1: see [RealTime].
+// AUTOMUTEX_TEST_ALL=1 and AUTOMUTEX_TEST_REALTIME=1 have more tests run: see [AllEnv] and [RealTime].
 //
 // # Faults
 //
@@ -31,5 +30,5 @@
 // stop and resume.
 //
 // A miniredis never ages keys by itself, and hands messages over on a goroutine of its own: one may arrive after the reply to a command
-// that was sent later, as in a cluster, where messages pass from node to node.
+// that was sent later, as in a cluster.
 package redistest

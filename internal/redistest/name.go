@@ -42,8 +42,7 @@ var CheckEvery = 10 * moment
 // pollEvery is the interval at which conditions are looked at.
 var pollEvery = 2 * moment
 
-// Patience is how long tests wait for what must happen: only a test that hangs uses it up. What happens later than that is no failure of
-// the code but a hang of the test.
+// Patience is how long tests wait for what must happen: only a test that hangs uses it up.
 const Patience = 30 * time.Second
 
 // Eventually waits until cond is true and fails the test when it is not within the given time, [Patience] or more. msg and args, as for

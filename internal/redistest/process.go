@@ -103,6 +103,7 @@ type node struct {
 	dir  string
 	port int
 	args []string
+	env  []string // beside ours
 }
 
 // manyPorts is how many ports servers choose from, but for the nodes of a Cluster: they have a second port above them all. All are below
@@ -127,15 +128,16 @@ func startNode(t testing.TB, ports int, args func(*node) []string) *node {
 }
 
 // startServer starts a redis-server without persistence.
-func startServer(t testing.TB, ports int, args ...string) *node {
+func startServer(t testing.TB, ports int, env []string, args ...string) *node {
 	t.Helper()
 	return startNode(t, ports, func(n *node) []string {
 		its := append([]string{
-			"--bind", "127.0.0.1", "--port", strconv.Itoa(n.port), "--dir", n.dir, "--save", "", "--appendonly", "no", "--daemonize", "no",
+			"--bind", "127.0.0.1", "--port", strconv.Itoa(n.port), "--dir", n.dir, "--save", "", "--appendonly", "no",
 		}, args...)
 		if rights := os.Getenv(RightsEnv); rights != "" {
 			its = append(append(its, "--user", limitedUser, "on", ">"+limitedUser), strings.Fields(rights)...)
 		}
+		n.env = env
 		return its
 	})
 }
@@ -150,7 +152,7 @@ func (n *node) start() error {
 	}
 	defer func() { _ = log.Close() }()
 	cmd := exec.Command(binary(), n.args...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = n.dir, log, log
+	cmd.Env, cmd.Dir, cmd.Stdout, cmd.Stderr = append(os.Environ(), n.env...), n.dir, log, log
 	if n.process, err = launch(cmd); err != nil {
 		return fmt.Errorf("redistest: %w", err)
 	}

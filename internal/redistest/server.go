@@ -64,9 +64,9 @@ func startMini(t testing.TB) *Server {
 // through them, the clock moves less often, so that nine tenths of the time are left for commands: each mostTicks at most.
 const tick, mostTicks = time.Millisecond, 20
 
-func startReal(t testing.TB, args ...string) *Server {
+func startReal(t testing.TB, env []string, args ...string) *Server {
 	t.Helper()
-	return &Server{kind: KindReal, nodes: []*node{startServer(t, manyPorts, args...)}}
+	return &Server{kind: KindReal, nodes: []*node{startServer(t, manyPorts, env, args...)}}
 }
 
 // SetTime sets the clock of a miniredis of the test's own. From then on it stands still, and no key expires by itself.

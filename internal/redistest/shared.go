@@ -20,8 +20,8 @@ import (
 // redis-server. "none": they are skipped even where there is one, for a quick look. Else they are skipped where there is none.
 const RequireEnv = "AUTOMUTEX_TEST_REDIS"
 
-// AllEnv is the environment variable that has every test run, as CI does. Without it tests that take long are skipped, and those of [Each]
-// run on one kind of server of three.
+// AllEnv is the environment variable that has every test run, as CI does. Without it those that take [Long] are skipped, and [Each] has
+// one kind of server of three.
 const AllEnv = "AUTOMUTEX_TEST_ALL"
 
 // All tells whether AllEnv is set.
@@ -58,7 +58,7 @@ func RealTime(t testing.TB) {
 // mostly a fixed delay of redis-server.
 var (
 	sharedMini    = shared(startMini)
-	sharedReal    = shared(func(t testing.TB) *Server { return startReal(t) })
+	sharedReal    = shared(func(t testing.TB) *Server { return startReal(t, nil) })
 	sharedCluster = shared(func(t testing.TB) *Server { return startCluster(t, 0) })
 
 	running sync.Map // the shared servers, as keys
@@ -120,10 +120,13 @@ func StartMini(t testing.TB) *Server { t.Helper(); return private(t, startMini(t
 
 // StartReal starts a redis-server for this test alone, with further arguments ("--maxmemory", "2mb") if wanted. It is stopped when the test
 // ends.
-func StartReal(t testing.TB, args ...string) *Server {
+func StartReal(t testing.TB, args ...string) *Server { t.Helper(); return StartRealIn(t, nil, args...) }
+
+// StartRealIn is StartReal with these environment variables, too.
+func StartRealIn(t testing.TB, env []string, args ...string) *Server {
 	t.Helper()
 	needBinary(t)
-	return private(t, startReal(t, args...))
+	return private(t, startReal(t, env, args...))
 }
 
 func private(t testing.TB, s *Server) *Server {
