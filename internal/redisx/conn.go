@@ -62,7 +62,7 @@ var errTimeout = fmt.Errorf("%w within %s: %w", ErrNoAnswer, Timeout, context.De
 const AnswerGrace = 250 * time.Millisecond
 
 // Run runs s on keys. When ctx ends it returns ErrNoAnswer after AnswerGrace and lets the exchange go on: an interrupted command
-// could have run all the same. A ctx that cannot end costs least: the exchange runs on the caller's goroutine then.
+// may have run. A ctx that cannot end costs least: the exchange runs on the caller's goroutine then.
 //
 // While a Cluster moves the slot of the keys, Run sends s again as long as Timeout allows. A slot with many keys takes seconds.
 func (c *Conn) Run(ctx context.Context, s *Script, keys []string, args ...any) (any, error) {
@@ -102,11 +102,7 @@ func (c *Conn) runOnce(ctx context.Context, s *Script, keys []string, args []any
 }
 
 func (c *Conn) send(ctx context.Context, command, script any, keys []string, args []any) (v any, err error) {
-	for _, arg := range args {
-		if arg, ok := arg.(*Counted); ok {
-			arg.sends.Store(0) // what was sent before has not run, see Run
-		}
-	}
+	forgetSent(args...)
 	words := make([]any, 0, 3+len(keys)+len(args))
 	words = append(words, command, script, len(keys))
 	for _, key := range keys {
@@ -129,6 +125,15 @@ type Counted struct {
 func (a *Counted) MarshalBinary() ([]byte, error) {
 	a.sends.Add(1)
 	return []byte(a.Text), nil
+}
+
+// forgetSent: what was sent so far has not run, see Run.
+func forgetSent(args ...any) {
+	for _, arg := range args {
+		if arg, ok := arg.(*Counted); ok {
+			arg.sends.Store(0)
+		}
+	}
 }
 
 // Resent reports whether the command was sent more than once.
@@ -178,6 +183,7 @@ func (c *Conn) DeleteIfEqual(ctx context.Context, script *Script, key string, bo
 			return false, err
 		}
 		c.refused.CompareAndSwap(n, n+1)
+		forgetSent(body)
 	}
 	reply, err := c.Run(ctx, script, []string{key}, body)
 	if IsWrongType(err) {

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
@@ -81,6 +82,26 @@ func TestUnreached(t *testing.T) {
 		if r.times != want {
 			t.Errorf("%v: %d times, want %d", err, r.times, want)
 		}
+	}
+}
+
+// TestDeleteIfEqual_theSecondOfTwo: a command that the server has refused has not run.
+func TestDeleteIfEqual_theSecondOfTwo(t *testing.T) {
+	s := redistest.StartMini(t)
+	s.Mini().Server().SetPreHook(func(c *server.Peer, command string, _ ...string) bool {
+		switch command {
+		case "DELEX":
+			c.WriteError("ERR unknown")
+		case "DELIFEQ":
+			c.WriteInt(0)
+		default:
+			return false
+		}
+		return true
+	})
+	c, body := New(s.Client(t), nil), &Counted{Text: "mine"}
+	if deleted, err := c.DeleteIfEqual(t.Context(), nil, "k", body); deleted || err != nil || body.Resent() {
+		t.Error(deleted, err, body.Resent())
 	}
 }
 
