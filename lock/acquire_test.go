@@ -30,9 +30,7 @@ func holdsAtMostN(t *testing.T, s *redistest.Server) {
 	mustBeBusy(t, three)
 	wantAvailable(t, one, 0)
 	mustUnlock(t, leases[1])
-	if err := leases[1].Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
-		t.Errorf("second Unlock: %v, want ErrNotHeld", err)
-	}
+	wantErr(t, leases[1].Unlock(t.Context()), lock.ErrNotHeld, "second Unlock")
 	leases[1] = mustTry(t, three) // what is released twice frees one slot
 	mustBeBusy(t, three)
 	wantHeld(t, three, 3)
@@ -127,9 +125,7 @@ func TestALeaseThatComesAfterTheContextEndedIsGivenBack(t *testing.T) {
 			})
 			err := take(ctx, m)
 			hook.Before(nil)
-			if !errors.Is(err, context.Canceled) {
-				t.Errorf("%s with a context that ended before the lock was free: %v", name, err)
-			}
+			wantErr(t, err, context.Canceled, "%s with a context that ended before the lock was free", name)
 			free(t, m)
 		}
 	})

@@ -1,7 +1,6 @@
 package lock_test
 
 import (
-	"errors"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -28,9 +27,7 @@ func TestCooldownKeepsTheSlotForThatLong(t *testing.T) {
 			}
 			wantAvailable(t, m, 0)
 			for what, err := range map[string]error{"Extend": le.Extend(t.Context(), time.Minute), "Cooldown": le.Cooldown(t.Context(), 48*time.Hour)} {
-				if !errors.Is(err, lock.ErrNotHeld) {
-					t.Errorf("%s of a lease that cools down: %v, want ErrNotHeld", what, err)
-				}
+				wantErr(t, err, lock.ErrNotHeld, "%s of a lease that cools down", what)
 			}
 			redistest.Must(t, beside.Extend(t.Context(), time.Minute))
 			mustUnlock(t, beside)

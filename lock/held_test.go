@@ -34,9 +34,7 @@ func leavesTheSuccessorAlone(t *testing.T, s *redistest.Server) {
 		"Extend":   func() error { return late.Extend(t.Context(), time.Hour) },
 		"Cooldown": func() error { return late.Cooldown(t.Context(), time.Hour) },
 	} {
-		if err := call(); !errors.Is(err, lock.ErrNotHeld) {
-			t.Errorf("late %s: %v, want ErrNotHeld", what, err)
-		}
+		wantErr(t, call(), lock.ErrNotHeld, "late %s", what)
 	}
 	d, ok := left(t, m, successor)
 	if !ok || d > 2*time.Minute || !behind.pending() {
@@ -69,9 +67,7 @@ func TestUnlockAfterTheDeadline(t *testing.T) {
 				case "broken":
 					redistest.Must(t, second(m.Break(t.Context(), le.Token())))
 				}
-				if err := le.Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
-					t.Errorf("%d slots, %s: Unlock: %v, want ErrNotHeld", n, what, err)
-				}
+				wantErr(t, le.Unlock(t.Context()), lock.ErrNotHeld, "%d slots, %s: Unlock", n, what)
 				if err := le.Extend(t.Context(), time.Minute); !errors.Is(err, lock.ErrNotHeld) || le.Held() {
 					t.Errorf("%d slots, %s: Extend: %v, want ErrNotHeld; held %v", n, what, err, le.Held())
 				}
@@ -85,9 +81,7 @@ func TestUnlockAfterTheDeadline(t *testing.T) {
 	le := mustTry(t, m)
 	redistest.Must(t, rdb.Del(t.Context(), m.Key()).Err())
 	redistest.Must(t, rdb.ScriptFlush(t.Context()).Err())
-	if err := le.Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
-		t.Errorf("Unlock of a deleted lock by a forgotten script: %v, want ErrNotHeld", err)
-	}
+	wantErr(t, le.Unlock(t.Context()), lock.ErrNotHeld, "by a forgotten script")
 }
 
 // Of several Unlocks at once, one is told that it was the one.
@@ -95,22 +89,19 @@ func TestDoubleUnlock(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		le := mustTry(t, newLocker(t, s.Client(t)).Mutex(redistest.Name(t)))
-		errs := make([]error, 8)
 		var wg sync.WaitGroup
-		for i := range errs {
-			redistest.Go(&wg, func() { errs[i] = le.Unlock(t.Context()) })
+		var won atomic.Int32
+		for range 8 {
+			redistest.Go(&wg, func() {
+				if err := le.Unlock(t.Context()); err == nil {
+					won.Add(1)
+				} else {
+					wantErr(t, err, lock.ErrNotHeld, "Unlock")
+				}
+			})
 		}
-		wg.Wait()
-		won := 0
-		for _, err := range errs {
-			if err == nil {
-				won++
-			} else if !errors.Is(err, lock.ErrNotHeld) {
-				t.Errorf("Unlock: %v", err)
-			}
-		}
-		if won != 1 {
-			t.Errorf("%d of 8 Unlocks succeeded, want 1", won)
+		if wg.Wait(); won.Load() != 1 {
+			t.Errorf("%d of 8 Unlocks were it", won.Load())
 		}
 	})
 }
@@ -351,9 +342,7 @@ func TestLease_fullMemory(t *testing.T) {
 	takesAndUnlocks(t, l.Semaphore("warm", 2))
 	redistest.Must(t, rdb.ConfigSet(t.Context(), "maxmemory", "1").Err())
 	for _, n := range []int{1, 2} {
-		if _, err := l.Semaphore("new", n).TryLock(t.Context()); !errors.Is(err, lock.ErrBackend) {
-			t.Errorf("%d slots: %v, want ErrBackend", n, err)
-		}
+		wantErr(t, second(l.Semaphore("new", n).TryLock(t.Context())), lock.ErrBackend, "%d slots", n)
 	}
 	for _, le := range held {
 		redistest.Must(t, errors.Join(le.Extend(t.Context(), time.Minute), le.Extend(t.Context(), time.Hour), le.Unlock(t.Context())))

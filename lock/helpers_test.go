@@ -235,6 +235,14 @@ func (s stringer) String() string { return s() }
 
 func second[T any](_ T, err error) error { return err }
 
+// wantErr fails the test if err is not want.
+func wantErr(t testing.TB, err, want error, what string, args ...any) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf(what+": %v, want %v", append(args, err, want)...)
+	}
+}
+
 // come waits for something to come from ch.
 func come[T any](t testing.TB, ch <-chan T, what string) T {
 	t.Helper()

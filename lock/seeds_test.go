@@ -252,9 +252,7 @@ var waitsUntilReleased = behaviour{"a wait ends with the lock when it is release
 	other := beside(t, m, acquire)
 	waiting(t, m, 2)
 	other.cancel()
-	if err := other.failed(t); !errors.Is(err, context.Canceled) {
-		t.Errorf("Acquire with an ended context: %v", err)
-	}
+	wantErr(t, other.failed(t), context.Canceled, "an ended context")
 	waiting(t, m, 1)
 	mustUnlock(t, held)
 	wantHeld(t, m, 1) // as soon as the release has returned, without a step of the waiter
@@ -513,9 +511,7 @@ var countsTheFree = behaviour{"all are available before anybody locks, and the r
 			if free, err := le.Release(t.Context()); free != i+1 || err != nil {
 				t.Errorf("Release %d of %d: %d, %v; want %d", i+1, n, free, err, i+1)
 			}
-			if err := le.Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
-				t.Errorf("another: %v, want ErrNotHeld", err)
-			}
+			wantErr(t, le.Unlock(t.Context()), lock.ErrNotHeld, "another")
 			wantAvailable(t, m, i+1)
 		}
 	}
@@ -587,9 +583,7 @@ var deletes = behaviour{"it disappears without a trace, and holders are told", f
 	for _, ctx := range []context.Context{working, taking} {
 		ends(t, ctx, lock.ErrLost)
 	}
-	if err := taken.Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
-		t.Errorf("Unlock: %v, want ErrNotHeld", err)
-	}
+	wantErr(t, taken.Unlock(t.Context()), lock.ErrNotHeld, "Unlock")
 	// The value does not come back with its late taker.
 	wantGone(t, values)
 	// Who waits comes back, in a new line.
@@ -600,9 +594,7 @@ var deletes = behaviour{"it disappears without a trace, and holders are told", f
 	}
 	mustUnlock(t, waits[0].got(t))
 	mustUnlock(t, waits[1].got(t))
-	if err := before.Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
-		t.Errorf("Unlock: %v, want ErrNotHeld", err)
-	}
+	wantErr(t, before.Unlock(t.Context()), lock.ErrNotHeld, "Unlock")
 }}
 
 var resourcesComeBack = behaviour{"who dies with a resource gives it back when its time is up", func(t *testing.T, s *redistest.Server) {
@@ -681,9 +673,7 @@ var passesJobs = behaviour{"jobs go from producers to consumers unmodified, in o
 			t.Errorf("job %d is %q, want %q", i, job.Value(), want)
 		}
 		redistest.Must(t, job.Consume(t.Context()))
-		if err := job.Consume(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
-			t.Errorf("consumed twice: %v, want ErrNotHeld", err)
-		}
+		wantErr(t, job.Consume(t.Context()), lock.ErrNotHeld, "consumed twice")
 	}
 	mustBeBusy(t, insider.Pool(consumer, name))
 	wantGone(t, insider.Pool(consumer, name))
