@@ -36,16 +36,14 @@ func endsByItself(t *testing.T, s *redistest.Server) {
 		le := mustTry(t, m)
 		deadline, ctx := le.Deadline(), le.Bind(t.Context())
 		ends(t, ctx, lock.ErrLost)
-		if held := time.Since(began); held < test.least || name == "NoRenew" && time.Now().Before(deadline) {
+		if held := time.Since(began); held < test.least || time.Now().Before(deadline) {
 			t.Errorf("%s: held for %s", name, held)
 		}
 		if cause := context.Cause(ctx); !strings.Contains(cause.Error(), test.word) {
 			t.Errorf("%s: cause %v, want a word of it", name, cause)
 		}
 		next := lockBeside(t, handle(l, m)).got(t)
-		if err := le.Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
-			t.Errorf("%s: Unlock: %v, want ErrNotHeld", name, err)
-		}
+		wantErr(t, le.Unlock(t.Context()), lock.ErrNotHeld, "%s: Unlock", name)
 		mustUnlock(t, next)
 	}
 }
@@ -76,9 +74,7 @@ func TestExtend(t *testing.T) {
 				}
 			}
 			mustUnlock(t, le)
-			if err := le.Extend(t.Context(), time.Minute); !errors.Is(err, lock.ErrNotHeld) {
-				t.Errorf("%s: Extend after Unlock: %v, want ErrNotHeld", name, err)
-			}
+			wantErr(t, le.Extend(t.Context(), time.Minute), lock.ErrNotHeld, "%s: Extend", name)
 			free(t, m)
 		}
 	})
@@ -201,12 +197,8 @@ func TestBreakOneOfSeveral(t *testing.T) {
 		if broken.Held() || !kept.Held() || !foreign.Held() || !second.pending() {
 			t.Error("Break of one hit others")
 		}
-		if err := broken.Extend(t.Context(), time.Hour); !errors.Is(err, lock.ErrNotHeld) {
-			t.Errorf("Extend of a broken lease: %v, want ErrNotHeld", err)
-		}
-		if err := broken.Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
-			t.Errorf("Unlock of a broken lease: %v, want ErrNotHeld", err)
-		}
+		wantErr(t, broken.Extend(t.Context(), time.Hour), lock.ErrNotHeld, "Extend when broken")
+		wantErr(t, broken.Unlock(t.Context()), lock.ErrNotHeld, "Unlock when broken")
 		if wantHeld(t, m, 3); !second.pending() {
 			t.Error("Unlock of a broken lease freed a slot")
 		}
@@ -214,7 +206,7 @@ func TestBreakOneOfSeveral(t *testing.T) {
 			t.Errorf("second Break: %v, %v", ok, err)
 		}
 		if n, err := hers.Mutex(redistest.Name(t)).BreakAll(t.Context()); n != 0 || err != nil {
-			t.Errorf("BreakAll of an idle lock: %d, %v", n, err)
+			t.Errorf("BreakAll: %d, %v", n, err)
 		}
 	})
 }
@@ -236,9 +228,7 @@ func TestClose(t *testing.T) {
 		behind := inLine(t, handle(other, m), 4)
 		redistest.Must(t, l.Close())
 		for _, w := range waiters {
-			if err := w.failed(t); !errors.Is(err, lock.ErrClosed) {
-				t.Errorf("Lock: %v, want ErrClosed", err)
-			}
+			wantErr(t, w.failed(t), lock.ErrClosed, "Lock")
 		}
 		waiting(t, handle(other, m), 1) // they have left the line
 		for what, err := range map[string]error{
@@ -246,9 +236,7 @@ func TestClose(t *testing.T) {
 			"Do":   m.Do(t.Context(), func(context.Context) error { t.Error("Do ran"); return nil }),
 			"List": second(l.Controls().List(t.Context())), "Resume": l.Controls().Resume(t.Context(), "x"),
 		} {
-			if !errors.Is(err, lock.ErrClosed) {
-				t.Errorf("%s after Close: %v, want ErrClosed", what, err)
-			}
+			wantErr(t, err, lock.ErrClosed, "%s after Close", what)
 		}
 		redistest.Must(t, l.Close())
 		if bound.Err() != nil {
@@ -258,9 +246,7 @@ func TestClose(t *testing.T) {
 		mustUnlock(t, held)
 		mustUnlock(t, behind.got(t)) // and the client is open
 		ends(t, short.Bind(t.Context()), lock.ErrLost)
-		if err := short.Unlock(t.Context()); !errors.Is(err, lock.ErrNotHeld) {
-			t.Errorf("Unlock of what was not renewed: %v, want ErrNotHeld", err)
-		}
+		wantErr(t, short.Unlock(t.Context()), lock.ErrNotHeld, "not renewed")
 		free(t, handle(other, m))
 	})
 }

@@ -47,8 +47,7 @@ const (
 	// others go on while one master hangs. The rest of the client's connections is for single calls.
 	maxSenders, maxSendersCluster = 4, 64
 	// maxFirstAsks is how many callers send their first ask for one key by themselves at a time, and maxFirstKeys for how many keys. The
-	// others' asks go in pipelines. So a free key has no crowd before it that wants another one, and a crowd leaves
-	// connections to others.
+	// others' asks go in pipelines. So a crowd for one key delays nobody for another, and leaves connections.
 	maxFirstAsks, maxFirstKeys = 8, 32
 	// maxGrant is the longest lease that a release grants to a waiter. The waiter may have died unnoticed: then the line waits for
 	// that long and no longer.
@@ -316,7 +315,7 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 		if !r.Wait || ctx.Err() != nil || r.Within.Err() != nil {
 			return nil, err
 		}
-		r.OnWait = nil // it is called once at most
+		r.OnWait = nil // it is called once
 	}
 }
 
@@ -356,7 +355,7 @@ func (e *Engine) try(ctx context.Context, le *Lease) error {
 	}
 }
 
-// ask sends one ask by itself: as a SET or by take, if the lock is probably free. If the outcome is unknown, the lock is given back.
+// ask sends one ask by itself: as a SET or by take, if the lock is probably free. If the outcome is unknown, it is given back.
 func (e *Engine) ask(ctx context.Context, le *Lease, mode askMode) (a Answer, sent time.Time, err error) {
 	r := &le.request
 	sent = time.Now()
@@ -569,8 +568,8 @@ func (e *Engine) planHold(le *Lease) {
 	}
 }
 
-// ring handles what is due. The alarm calls it, and each sender at its end. What finds no sender stays due: the next sender that ends
-// takes it. So a ring costs what is due, not what waits, and sends few pipelines at once.
+// ring handles what is due. The alarm calls it, and each sender at its end. What finds no sender stays due, and is looked at again soon: all
+// senders may hang, and leases end in time.
 func (e *Engine) ring() {
 	e.ringing.Lock()
 	now := time.Now()
@@ -590,12 +589,12 @@ func (e *Engine) ring() {
 	}
 	next := time.Time{}
 	for _, a := range []agenda{e.asks, e.holds} {
-		if len(a) > 0 && (a[0].at.After(now) || len(asks)+len(renewals) == 0 && e.senders == 0) {
+		if len(a) > 0 {
 			next = life.Earliest(next, a[0].at)
 		}
 	}
-	if soon := now.Add(time.Millisecond); !open && !next.IsZero() && next.Before(soon) {
-		next = soon
+	if !next.IsZero() && !next.After(now) {
+		next = now.Add(leastMargin / 10)
 	}
 	e.mu.Unlock()
 	e.alarm.Set(next)

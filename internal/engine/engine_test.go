@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/redisx"
 )
 
 func TestMain(m *testing.M) { redistest.Main(m) }
@@ -82,6 +83,26 @@ func TestRenewalAfterAFailure(t *testing.T) {
 	}
 }
 
+// TestNoSender: while all senders hang, leases end in time. A renewal whose reply is late brings none back.
+func TestNoSender(t *testing.T) {
+	t.Parallel()
+	e, r := start(t, redistest.Mini(t)), request(t)
+	r.TTL = time.Second
+	le := must(t, e, r)
+	e.mu.Lock()
+	e.senders = 100
+	e.mu.Unlock()
+	ctx, end := context.WithTimeout(t.Context(), redistest.Patience)
+	defer end()
+	if <-le.Bind(ctx).Done(); ctx.Err() != nil {
+		t.Error("it is held")
+	}
+	le.state, le.deadline = held, time.Now()
+	if is, _ := e.noteRenewal(le, &redisx.Call{Reply: int64(1)}, r.TTL, time.Now()); is {
+		t.Error("it is held again")
+	}
+}
+
 // TestLeave: who gives up leaves nothing behind, also when the lock is granted at that moment.
 func TestLeave(t *testing.T) {
 	t.Parallel()
@@ -126,10 +147,13 @@ func TestCrowdOfFreeLocks(t *testing.T) {
 	t.Parallel()
 	e := start(t, redistest.Mini(t))
 	var wg sync.WaitGroup
+	ended, end := context.WithCancel(t.Context())
+	end()
 	for i := range 4 * maxFirstKeys {
 		r := inLine(request(t))
 		r.Key = fmt.Sprintf("automutex:{%s|%d}", redistest.Name(t), i)
 		r.OnWait = func() { t.Error("waits for a lock that is free") }
+		r.Within = ended // and nobody else waits
 		redistest.Go(&wg, func() { takesTurn(t, e, r) })
 	}
 	wg.Wait()
@@ -167,10 +191,10 @@ func TestFreeKeyBesideACrowd(t *testing.T) {
 		t.Errorf("the crowd sends %d commands at a time", n)
 	}
 	late := crowd
-	within, end := context.WithCancel(t.Context())
-	late.Within, late.OnWait = within, func() { t.Error("waits, though Redis has said nothing") }
-	end()
-	if _, err := e.Take(t.Context(), late); !errors.Is(err, context.Canceled) {
+	late.OnWait = func() { t.Error("waits, though Redis has said nothing") }
+	ctx, end := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer end()
+	if _, err := e.Take(ctx, late); !errors.Is(err, context.DeadlineExceeded) {
 		t.Error(err)
 	}
 	unstick()

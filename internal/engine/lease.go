@@ -117,12 +117,20 @@ func (le *Lease) moveDeadline(sent time.Time, length time.Duration) {
 	}
 }
 
+// ends is when the lease is over, by its deadline or MaxHold. Callers hold mu.
+func (le *Lease) ends() time.Time {
+	if most := le.request.MaxHold; most > 0 {
+		return life.Earliest(le.deadline, le.takenAt.Add(most))
+	}
+	return le.deadline
+}
+
+// isHeld tells whether it is held by the local clock. Callers hold mu.
+func (le *Lease) isHeld() bool { return le.state == held && time.Now().Before(le.ends()) }
+
 // next is when the lease ends or is to be renewed.
 func (le *Lease) next() time.Time {
-	at := le.deadline
-	if le.request.MaxHold > 0 {
-		at = life.Earliest(at, le.takenAt.Add(le.request.MaxHold))
-	}
+	at := le.ends()
 	if le.renewals < maxRenewals && !le.engine.closed {
 		at = life.Earliest(at, le.renewAt)
 	}
@@ -149,7 +157,7 @@ func (e *Engine) endDue(le *Lease, now time.Time) func() {
 	return func() { endAll(bound, cause) }
 }
 
-// endLocked ends a lease that is held, and returns the contexts to end, without mu, by endAll.
+// endLocked ends a lease if it is held, and returns the contexts to end, without mu, by endAll.
 func (e *Engine) endLocked(le *Lease, to state) (bound []binding) {
 	if le.state == held {
 		delete(e.leases, le.token)
@@ -169,10 +177,7 @@ func endAll(bound []binding, cause error) {
 // lose ends a lease that is no longer held.
 func (e *Engine) lose(le *Lease, cause error) {
 	e.mu.Lock()
-	var bound []binding
-	if le.state == held {
-		bound = e.endLocked(le, lost)
-	}
+	bound := e.endLocked(le, lost)
 	e.mu.Unlock()
 	endAll(bound, cause)
 }
@@ -181,7 +186,7 @@ func (e *Engine) lose(le *Lease, cause error) {
 func (e *Engine) drop(le *Lease) (was state) {
 	e.mu.Lock()
 	was = le.state
-	if was == held && !time.Now().Before(le.deadline) {
+	if was == held && !le.isHeld() {
 		was = lost // the alarm has not rung yet
 	}
 	bound := e.endLocked(le, ended)
@@ -311,11 +316,11 @@ func (e *Engine) noteRenewal(le *Lease, c *redisx.Call, length time.Duration, se
 	case c.Reply == int64(1):
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		if le.state == held {
+		if isHeld = le.isHeld(); isHeld { // else it is lost, and stays so
 			le.moveDeadline(sent, length)
 			e.planHold(le)
 		}
-		return le.state == held, nil
+		return isHeld, nil
 	}
 	return true, redisx.Failed("renew", le.request.Key, unexpected(c.Reply))
 }
@@ -338,14 +343,14 @@ func (le *Lease) Value() string { return le.value }
 func (le *Lease) Deadline() time.Time {
 	le.engine.mu.Lock()
 	defer le.engine.mu.Unlock()
-	return le.deadline
+	return le.ends()
 }
 
 // Held reports whether the lease is still held, by the local clock.
 func (le *Lease) Held() bool {
 	le.engine.mu.Lock()
 	defer le.engine.mu.Unlock()
-	return le.state == held && time.Now().Before(le.deadline)
+	return le.isHeld()
 }
 
 // Err is nil while the lease is held, ErrLost after it was lost, by its deadline too, and ErrNotHeld after its owner ended it.
@@ -355,7 +360,7 @@ func (le *Lease) Err() error {
 	switch {
 	case le.state == ended:
 		return ErrNotHeld
-	case le.state != held || !time.Now().Before(le.deadline):
+	case !le.isHeld():
 		return ErrLost
 	}
 	return nil
@@ -423,11 +428,11 @@ func (le *Lease) Bind(parent context.Context) context.Context {
 	switch {
 	case le.state == ended:
 		cancel(context.Canceled)
-	case le.state != held || !time.Now().Before(le.deadline):
+	case !le.isHeld():
 		cancel(ErrLost)
 	default:
 		// Keep the list short if a lease is bound often: when it has twice as many entries as were left the last time, drop those that
-		// have ended. (A context.AfterFunc for each would cost more than the rest of Bind.)
+		// have ended. A context.AfterFunc for each costs more.
 		if len(le.bindings) >= max(le.pruneAt, 4) {
 			le.bindings = slices.DeleteFunc(le.bindings, func(b binding) bool { return b.ctx.Err() != nil })
 			le.pruneAt = 2 * len(le.bindings)

@@ -72,7 +72,7 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 }
 
 // askFirst sends the first ask of w, and returns its answer. With many first asks under way, this one goes in a pipeline, and is not asked if
-// the wait ends before.
+// ctx ends before.
 func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (a Answer, asked bool, err error) {
 	le, r := w.lease, &w.lease.request
 	e.mu.Lock()
@@ -85,7 +85,7 @@ func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (a An
 		e.mu.Unlock()
 		select { // it does not wait for the lock before Redis has said that others hold it
 		case <-first:
-		case <-r.Within.Done():
+		case <-ctx.Done(): // not Within: it takes a free lock, however long the reply takes
 		case <-e.life.Closing.Done():
 		}
 		e.mu.Lock()
@@ -228,7 +228,7 @@ func (e *Engine) act(w *waiter, next step, r askReply) {
 	case leave:
 		e.life.Branch(func() { // callers are counted in: they are in Take, or in a sender
 			e.drop(w.lease)
-			e.releaseUntil(w.lease, time.Now().Add(entryLifetime))
+			e.releaseUntil(w.lease, time.Now().Add(max(entryLifetime, w.lease.request.TTL)))
 			close(w.left)
 		})
 		return

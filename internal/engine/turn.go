@@ -18,8 +18,8 @@ const (
 	// together is how soon an ask or a renewal must be due to go with one that is due now.
 	together = refreshEvery / 4
 	// entryLifetime is how long a line entry lives in Redis without another ask: three refreshes. With less, one slow exchange would cost
-	// a live waiter its place. With more, releases would grant the lock to more waiters of a dead process, and each such grant blocks the
-	// lock until its lease ends.
+	// a live waiter its place. With more, releases would grant the lock to more waiters of a dead process, each until its
+	// lease ends.
 	entryLifetime = 3 * refreshEvery
 	// patience is how long a waiter goes on asking while Redis does not answer. Its entry in Redis lives for entryLifetime only. After that
 	// a grant may drop the entry, and the next ask makes a new one, at the end of the line.
