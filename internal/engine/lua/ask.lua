@@ -64,7 +64,7 @@ if first == body or count > 1 and tonumber(call('ZSCORE', holders, body) or 0) >
   return values and {fence, call('HGET', info, 'v:' .. token)} or fence
 end
 
-local note = (parks or gated or count > 1 or park) and note_of(body) or '' -- else nothing depends on it
+local note = note_of(body)
 local ticket = parks and call('ZSCORE', parked, note) -- of a note that is parked, or was called
 local was_parked, inline, called_ago = ticket, 0, -1
 -- 2. A slot is free: waiters come first, and the asker may be one of them.
@@ -88,7 +88,7 @@ if free > 0 then
     first, deadline = found[1], tonumber(found[2])
   end
 end
-if note ~= '' and (count > 1 or park or gated) then
+if count > 1 or park or gated then
   --@include twin
   same = twin(body)
 end
