@@ -4,14 +4,14 @@
 --   own, told  see send
 --   asker  the body that asks, which lives, and lease, how long it wants the lock (ms); nil: nobody asks
 -- and sets free, moved, and
---   mine, its_value  the asker's fence, if it got a slot, and its value
+--   mine, its_value  the asker's fence, if it got a slot, and its value; asker is nil then
 --   nobody  nobody is in line
 --   more   it has looked at 100 waiters, and stopped there
--- Where the word says notes, a waiter is passed over while a holder has its note, and keeps its place; but of 100 that are
--- passed over each goes to the end of the line, so that others come.
+-- Where the word says notes, a waiter is passed over while a holder has its note, and keeps its place; but 100 that are
+-- passed over go to the end of the line, so that others come.
 local mine, its_value, nobody, passed, more
 local looks = 100
-while free > 0 and not mine do
+while free > 0 and not (mine and nobody) do -- the others in line get theirs, or hear when the gate opens
   more = looks == 0
   if more then break end
   looks = looks - 1
@@ -51,7 +51,7 @@ while free > 0 and not mine do
       --@include hold
       free = free - 1
       if body == asker then
-        mine, its_value = fence, value
+        mine, its_value, asker = fence, value, nil
       else
         local message = token .. ' ' .. int(fence) .. ' ' .. int(now_us) .. (value and ' ' .. value or '')
         --@include send

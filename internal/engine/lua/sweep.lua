@@ -11,8 +11,8 @@ if not w and redis.call('EXISTS', KEYS[6]) == 0 or w and string.sub(w, 1, 1) ~= 
 local before = redis.call('ZCARD', KEYS[2])
 --@include head
 local own, told
-local holding, removed = call('ZCARD', holders), 0
-removed = before - holding
+local holding = call('ZCARD', holders)
+local removed = before - holding
 local tokens = call('ZRANGE', line, int(from), int(from + 99))
 for _, token in ipairs(tokens) do
   local till = string.match(call('HGET', info, token) or '', '^%d+')
