@@ -16,8 +16,8 @@ import (
 func TestEnqueueAll(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, Rule{Task: "a", On: []string{"id"}}, Rule{Task: "newest", On: []string{"id"}, Until: UntilStart, Duplicate: Replace},
-			Rule{Task: "joined", On: []string{"id"}, Duplicate: Join})
+		r := start(t, s, Rule{Task: "a", On: onID}, Rule{Task: "newest", On: onID, Until: UntilStart, Duplicate: Replace},
+			Rule{Task: "joined", On: onID, Duplicate: Join})
 		var tasks []*asynq.Task
 		for i := range 30 {
 			for _, name := range []string{"a", "newest", "joined", "plain"} {

@@ -21,12 +21,11 @@ import (
 )
 
 var (
-	reindex = Rule{Task: "reindex", On: []string{"id"}, Until: UntilStart}
-	guarded = automutex.Rule{Task: "reindex", On: []string{"id"}}
+	reindex = Rule{Task: "reindex", On: onID, Until: UntilStart}
+	guarded = automutex.Rule{Task: "reindex", On: onID}
 )
 
-// The pattern of "reindex this document": one runs, at most one waits, and the
-// one that waits for the lock in its worker still waits.
+// The pattern of "reindex this document": one runs, at most one waits, and the one that waits for the lock in its worker still waits.
 func TestUntilStart_oneRunsOneWaits(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -39,7 +38,7 @@ func TestUntilStart_oneRunsOneWaits(t *testing.T) {
 			case <-over:
 			}
 			return nil
-		}, r.guard(automutex.Rule{Task: "reindex", On: []string{"id"}, Busy: automutex.Retry, Wait: longest}))
+		}, r.guard(automutex.Rule{Task: "reindex", On: onID, Busy: automutex.Retry, Wait: longest}))
 		t.Cleanup(func() { close(over) }) // so that a failed test ends
 		next := func(want string) {
 			t.Helper()
@@ -86,9 +85,9 @@ func TestClaim_endsWithItsTaskHoweverItEnds(t *testing.T) {
 		for name, end := range map[string]func(r *rig, id string){
 			"deleted":         func(r *rig, id string) { _ = r.inspector.DeleteTask(r.queue, id) },
 			"flushed":         func(r *rig, _ string) { _ = r.inspector.DeleteQueue(r.queue, true) },
-			"without a Guard": func(r *rig, _ string) { r.serve(func(context.Context, *asynq.Task) error { return nil }, nil) },
+			"without a Guard": func(r *rig, _ string) { r.serve(succeed, nil) },
 			"without a rule of the Guard": func(r *rig, _ string) {
-				r.serve(func(context.Context, *asynq.Task) error { return nil }, r.guard(automutex.Rule{Task: "other"}))
+				r.serve(succeed, r.guard(automutex.Rule{Task: "other"}))
 			},
 			"skipped":        func(r *rig, _ string) { r.endBusy(automutex.Skip) },
 			"archived unrun": func(r *rig, _ string) { r.endBusy(automutex.Archive) },
@@ -105,7 +104,7 @@ func TestClaim_endsWithItsTaskHoweverItEnds(t *testing.T) {
 				t.Parallel()
 				for _, duplicate := range []Duplicate{Reject, Replace} {
 					for _, until := range []Until{UntilStart, UntilDone} {
-						rule := Rule{Task: "reindex", On: []string{"id"}, Until: until, Duplicate: duplicate}
+						rule := Rule{Task: "reindex", On: onID, Until: until, Duplicate: duplicate}
 						r := start(t, s, rule)
 						first := r.must(r.Enqueue(task("reindex", "7", "first"), asynq.MaxRetry(0)))
 						end(r, first.ID)
@@ -130,7 +129,7 @@ func (r *rig) endBusy(busy automutex.Policy) *lock.Lock {
 	r.t.Cleanup(r.hold("reindex"))
 	rule := guarded
 	rule.Busy = busy
-	r.serve(func(context.Context, *asynq.Task) error { return nil }, r.guard(rule))
+	r.serve(succeed, r.guard(rule))
 	return r.its("reindex")
 }
 
@@ -140,7 +139,7 @@ func TestClaim_producerKilled(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, rule := range []Rule{
-			reindex, {Task: "reindex", On: []string{"id"}, Until: For(time.Hour)}, {Task: "reindex", On: []string{"id"}, Duplicate: Replace},
+			reindex, {Task: "reindex", On: onID, Until: For(time.Hour)}, {Task: "reindex", On: onID, Duplicate: Replace},
 		} {
 			r := start(t, s, rule)
 			r.grace, r.patience = longest, 50*time.Millisecond
@@ -212,7 +211,7 @@ func TestClaim_waitsForTheEnqueueOfAnotherProducer(t *testing.T) {
 				for _, fails := range []error{nil, redistest.ReplyError("OOM command not allowed")} {
 					t.Run(fmt.Sprintf("%s, %s, the other one fails with %v", until, duplicate, fails), func(t *testing.T) {
 						t.Parallel()
-						underWay(t, s, Rule{Task: "reindex", On: []string{"id"}, Until: until, Duplicate: duplicate}, fails)
+						underWay(t, s, Rule{Task: "reindex", On: onID, Until: until, Duplicate: duplicate}, fails)
 					})
 				}
 			}
@@ -285,9 +284,9 @@ func TestFor_window(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		const window = 2 * time.Second
-		r := start(t, s, Rule{Task: "digest", On: []string{"id"}, Until: For(window)}, Rule{Task: "joined", On: []string{"id"}, Until: For(time.Hour), Duplicate: Join})
+		r := start(t, s, Rule{Task: "digest", On: onID, Until: For(window)}, Rule{Task: "joined", On: onID, Until: For(time.Hour), Duplicate: Join})
 		r.grace = time.Millisecond // of no use to a claim that was confirmed
-		r.serve(func(context.Context, *asynq.Task) error { return nil }, nil)
+		r.serve(succeed, nil)
 		began := time.Now()
 		first := r.must(r.Enqueue(task("digest", "7", "first")))
 		r.awaitGone(r.queue, first.ID)
@@ -312,12 +311,11 @@ func TestFor_window(t *testing.T) {
 	})
 }
 
-// The worker pays one call for a claim and none for tasks without one. A Guard says once that a rule makes another key than the
-// claim's.
+// The worker pays one call for a claim and none for tasks without one. A Guard says once that a rule makes another key than the claim's.
 func TestWorker_dropsTheClaim(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, reindex, Rule{Task: "plain", On: []string{"id"}}, Rule{Task: "window", On: []string{"id"}, Until: For(time.Hour)},
+		r := start(t, s, reindex, Rule{Task: "plain", On: onID}, Rule{Task: "window", On: onID, Until: For(time.Hour)},
 			Rule{Task: "mismatch", On: []string{"text"}, Until: UntilStart})
 		var notes atomic.Int32
 		rdb := r.hooked(func(cmd redis.Cmder) error {
@@ -328,12 +326,12 @@ func TestWorker_dropsTheClaim(t *testing.T) {
 		})
 		var rules []automutex.Rule
 		for _, name := range []string{"reindex", "plain", "window", "mismatch"} {
-			rules = append(rules, automutex.Rule{Task: name, On: []string{"id"}})
+			rules = append(rules, automutex.Rule{Task: name, On: onID})
 		}
 		log := &redistest.Log{}
 		g, err := automutex.New(rdb, automutex.Config{Prefix: r.prefix, Rules: rules, Logger: log.Logger()})
 		redistest.Must(t, err)
-		r.serve(func(context.Context, *asynq.Task) error { return nil }, g)
+		r.serve(succeed, g)
 		for i, c := range []struct {
 			task    string
 			notes   int32
@@ -356,9 +354,9 @@ func TestClaim_lostBeforeItBegins(t *testing.T) {
 	t.Parallel()
 	r := start(t, redistest.Mini(t), reindex)
 	letGo := r.hold("second")
-	r.serve(func(context.Context, *asynq.Task) error { return nil }, r.guard(
-		automutex.Rule{Task: "reindex", Name: "first", Scope: "reindex", On: []string{"id"}, Busy: automutex.Retry, MaxHold: time.Millisecond, TTL: 200 * time.Millisecond},
-		automutex.Rule{Task: "reindex", Name: "second", Scope: "second", On: []string{"id"}, Wait: longest, Busy: automutex.Retry}))
+	r.serve(succeed, r.guard(
+		automutex.Rule{Task: "reindex", Name: "first", Scope: "reindex", On: onID, Busy: automutex.Retry, MaxHold: time.Millisecond, TTL: 200 * time.Millisecond},
+		automutex.Rule{Task: "reindex", Name: "second", Scope: "second", On: onID, Wait: longest, Busy: automutex.Retry}))
 	its := r.must(r.Enqueue(task("reindex", "7", "")))
 	redistest.Eventually(t, longest, func() bool { n, err := r.its("second").Waiting(t.Context()); return err == nil && n == 1 }, "it waits")
 	redistest.Must(t, r.inspector.PauseQueue(r.queue)) // it does not come back
@@ -397,7 +395,7 @@ func TestClaim_ofNoTask(t *testing.T) {
 func TestReplaceEnded_another(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, Rule{Task: "reindex", On: []string{"id"}})
+		r := start(t, s, Rule{Task: "reindex", On: onID})
 		r.patience = 100 * time.Millisecond
 		first := r.must(r.Enqueue(task("reindex", "7", "")))
 		redistest.Must(t, r.inspector.ArchiveTask(r.queue, first.ID))

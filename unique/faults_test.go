@@ -162,8 +162,7 @@ func oneFailure(t *testing.T, s *redistest.Server, rule Rule, ordered bool, befo
 			say("the task that it gave is not there: %v", seen)
 		}
 	}
-	// The claim of a producer that may still be enqueuing is waited out; here it is not
-	// to be waited for.
+	// The claim of a producer that may still be enqueuing is waited out; here it is not to be waited for.
 	heal := produce(r.rdb)
 	heal.grace, heal.patience = 0, 0
 	if _, err := heal.Enqueue(task("work", "7", "next")); err != nil && !errors.Is(err, asynq.ErrDuplicateTask) {

@@ -3,12 +3,10 @@ package unique
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/hibiken/asynq"
 
@@ -16,22 +14,8 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// fuzzRules are all combinations of Until and Duplicate, of which each takes its
-// key from a field and a header.
-func fuzzRules() (rules []Rule) {
-	for _, until := range []Until{UntilDone, UntilStart, For(time.Hour)} {
-		for _, duplicate := range []Duplicate{Reject, Join, Replace, Postpone(time.Minute)} {
-			rules = append(rules, Rule{
-				Task: fmt.Sprintf("%s %s", until, duplicate), On: []string{"id"}, OnHeaders: []string{"tenant"}, Until: until, Duplicate: duplicate,
-			})
-		}
-	}
-	return rules
-}
-
-// FuzzUnique: whatever two payloads, a header and the rest of a type, a task is
-// enqueued as it was given, once for its key, or refused with nothing left behind;
-// two keys do not meet.
+// FuzzUnique: whatever two payloads, a header and the rest of a type, a task is enqueued as it was given, once for its key, or refused with
+// nothing left behind; two keys do not meet.
 func FuzzUnique(f *testing.F) {
 	for i, pair := range [][2]string{
 		{`{"id":1}`, `{"id":"1"}`}, {`{"id":1}`, `{"id":2}`}, {`{"id":"a|b"}`, `{"id":"a","b":1}`}, {`{"id":""}`, `{"id":null}`},
@@ -45,7 +29,10 @@ func FuzzUnique(f *testing.F) {
 		f.Add([]byte(pair[0]), []byte(pair[0]), pair[1], ":"+pair[0], i+9, true)
 	}
 	s := redistest.StartMini(f)
-	rdb, rules := s.Client(f), fuzzRules()
+	rdb, rules := s.Client(f), kinds()
+	for i := range rules {
+		rules[i].OnHeaders = []string{"tenant"}
+	}
 	plain, inspector := asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb)
 	clients := map[bool]*Client{}
 	for hashed, secret := range map[bool]string{false: "", true: "a secret of sixteen bytes or more"} {

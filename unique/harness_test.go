@@ -25,8 +25,7 @@ import (
 // longest is the patience of rules in tests, too.
 const longest = redistest.Patience
 
-// rig is a Client for one test, with a queue and a prefix of its own. Its queue
-// has no workers unless serve is called.
+// rig is a Client for one test, with a queue and a prefix of its own. Its queue has no workers unless serve is called.
 type rig struct {
 	workers   int // of serve; 0: 300
 	isFailure func(error) bool
@@ -123,7 +122,10 @@ func (r *rig) guard(rules ...automutex.Rule) *automutex.Guard {
 	return g
 }
 
-// task makes a task; the payload's id is the key of the rules in the tests.
+func succeed(context.Context, *asynq.Task) error { return nil }
+
+var onID = []string{"id"} // of the payload: the key of the rules in the tests
+
 func task(taskType, id, text string) *asynq.Task {
 	return asynq.NewTask(taskType, fmt.Appendf(nil, `{"id":%q,"text":%q}`, id, text))
 }
@@ -259,8 +261,7 @@ func (r *rig) age(taskType string, age time.Duration) {
 	redistest.Must(r.t, r.rdb.Set(r.t.Context(), r.claimKey(taskType), fmt.Sprint(older, " ", rest), redis.KeepTTL).Err())
 }
 
-// isEnqueue tells asynq's scripts that make a task: the key of the task comes
-// first, its message among the arguments.
+// isEnqueue tells asynq's scripts that make a task: the key of the task comes first, its message among the arguments.
 func isEnqueue(cmd redis.Cmder, queue string) bool {
 	args := cmd.Args()
 	if !strings.HasPrefix(cmd.Name(), "eval") || len(args) < 6 {

@@ -17,7 +17,7 @@ import (
 func kinds() (rules []Rule) {
 	for _, until := range []Until{UntilDone, UntilStart, For(time.Hour)} {
 		for _, duplicate := range []Duplicate{Reject, Join, Replace, Postpone(time.Minute)} {
-			rules = append(rules, Rule{Task: until.String() + "/" + duplicate.String(), On: []string{"id"}, Until: until, Duplicate: duplicate})
+			rules = append(rules, Rule{Task: until.String() + "/" + duplicate.String(), On: onID, Until: until, Duplicate: duplicate})
 		}
 	}
 	return rules
@@ -64,10 +64,7 @@ func TestLook_inspectorElsewhere(t *testing.T) {
 			if listed {
 				redistest.Must(t, other.SAdd(t.Context(), "asynq:queues", r.queue).Err())
 			}
-			rdb := r.rdb
-			if locksElsewhere {
-				rdb = other
-			}
+			rdb := map[bool]redis.UniversalClient{false: r.rdb, true: other}[locksElsewhere]
 			rules := kinds()
 			for i := range rules {
 				rules[i].Queue = r.queue
@@ -106,13 +103,13 @@ func TestLook_lostTask(t *testing.T) {
 			}
 			redistest.Must(t, r.rdb.Del(t.Context(), "asynq:{"+r.queue+"}:"+state.String()).Err())
 			info, err := r.Enqueue(task(declared.Task, "7", "new"))
-			remedy := "DEL 'asynq:{" + r.queue + "}:t:" + old.ID + "'"
+			itsKey := "asynq:{" + r.queue + "}:t:" + old.ID
 			switch {
 			case byID && state != asynq.TaskStatePending: // of a pending one asynq's Inspector does not tell that it is lost
-				if err == nil || errors.Is(err, asynq.ErrDuplicateTask) || !strings.Contains(err.Error(), remedy) {
+				if err == nil || errors.Is(err, asynq.ErrDuplicateTask) || !strings.Contains(err.Error(), "DEL '"+itsKey+"'") {
 					t.Errorf("%s, %s: %v, %v", state, declared.Task, info, err)
 				}
-				redistest.Must(t, r.rdb.Del(t.Context(), "asynq:{"+r.queue+"}:t:"+old.ID).Err())
+				redistest.Must(t, r.rdb.Del(t.Context(), itsKey).Err())
 				r.must(r.Enqueue(task(declared.Task, "7", "new")))
 			case declared.Until == For(time.Hour) && state != asynq.TaskStatePending:
 				if !errors.Is(err, asynq.ErrDuplicateTask) { // its time is not over
@@ -123,7 +120,7 @@ func TestLook_lostTask(t *testing.T) {
 					t.Errorf("%s, %s: joined to a task that never runs", state, declared.Task)
 				}
 			case declared.Until != For(time.Hour): // it blocks the key until somebody deletes it
-				redistest.Must(t, r.rdb.Del(t.Context(), "asynq:{"+r.queue+"}:t:"+old.ID).Err())
+				redistest.Must(t, r.rdb.Del(t.Context(), itsKey).Err())
 				r.must(r.Enqueue(task(declared.Task, "7", "new")))
 			}
 		}

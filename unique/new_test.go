@@ -26,18 +26,13 @@ func TestNew_refuses(t *testing.T) {
 	rdb := redistest.Mini(t).Client(t)
 	client, inspector := asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb)
 	_, err := New(nil, nil, nil, Config{Prefix: "a{b", Rules: []Rule{
-		{},
-		{Task: "blank queue", Queue: " "},
-		{Task: "window", Until: For(0)},
-		{Task: "delay", Duplicate: Postpone(-time.Second)},
-		{Task: "bound", Duplicate: Postpone(time.Minute), MaxPostpone: time.Second},
-		{Task: "no bound", MaxPostpone: time.Second},
+		{}, {Task: "blank queue", Queue: " "},
+		{Task: "window", Until: For(0)}, {Task: "delay", Duplicate: Postpone(-time.Second)},
+		{Task: "bound", Duplicate: Postpone(time.Minute), MaxPostpone: time.Second}, {Task: "no bound", MaxPostpone: time.Second},
 		{Task: "reindex", On: []string{"document"}, Payload: document{}},
 		{Task: "path", On: []string{"a..b"}},
-		{Task: "both", On: []string{"a"}, Key: automutex.Fields("a")},
-		{Task: "header", OnHeaders: []string{""}},
-		{Task: "twice", On: []string{"a"}},
-		{Task: "twice", On: []string{"a"}},
+		{Task: "both", On: []string{"a"}, Key: automutex.Fields("a")}, {Task: "header", OnHeaders: []string{""}},
+		{Task: "twice", On: []string{"a"}}, {Task: "twice", On: []string{"a"}},
 		{Task: "report:a", Scope: "report", Queue: "low"},
 		{Task: "report:b", Scope: "report", Until: UntilStart, Duplicate: Postpone(time.Second), KeepArchived: true},
 		{Task: "far bound", Duplicate: Postpone(time.Minute), MaxPostpone: 50 * 365 * 24 * time.Hour},
@@ -78,7 +73,7 @@ func TestNew_refuses(t *testing.T) {
 		t.Errorf("a Ring: %v", err)
 	}
 	if _, err := New(client, inspector, rdb, Config{Rules: []Rule{
-		{Task: "report:a", Scope: "report"}, {Task: "report:b", Scope: "report"}, {Task: "report:", On: []string{"id"}},
+		{Task: "report:a", Scope: "report"}, {Task: "report:b", Scope: "report"}, {Task: "report:", On: onID},
 		{Task: "reindex", On: []string{"document_id"}, Payload: document{}, Until: UntilStart, Duplicate: Postpone(time.Second)},
 		{Task: "digest", Until: For(time.Millisecond), Duplicate: Replace},
 	}}); err != nil {
@@ -110,8 +105,8 @@ func TestString(t *testing.T) {
 // Bad input gets an error that names the field, and nothing is enqueued.
 func TestEnqueue_badInput(t *testing.T) {
 	t.Parallel()
-	r := start(t, redistest.Mini(t), Rule{Task: "reindex", On: []string{"id"}, OnHeaders: []string{"tenant"}}, Rule{Task: "plain", On: []string{"id"}},
-		Rule{Task: "start", On: []string{"id"}, Until: UntilStart}, Rule{Task: "replace", On: []string{"id"}, Duplicate: Replace})
+	r := start(t, redistest.Mini(t), Rule{Task: "reindex", On: onID, OnHeaders: []string{"tenant"}}, Rule{Task: "plain", On: onID},
+		Rule{Task: "start", On: onID, Until: UntilStart}, Rule{Task: "replace", On: onID, Duplicate: Replace})
 	refused := func(what, want string, info *asynq.TaskInfo, err error) {
 		t.Helper()
 		if info != nil || err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "unique: ") {
@@ -168,7 +163,7 @@ func TestKeys_equalTheGuards(t *testing.T) {
 	}
 	once := []Rule{
 		{Task: "report:", Scope: "report", On: []string{"tenant.id"}}, {Task: "warm"},
-		{Task: "reindex", On: []string{"id"}, OnHeaders: []string{"h"}}, {Task: "func", Key: automutex.Fields("a", "b")},
+		{Task: "reindex", On: onID, OnHeaders: []string{"h"}}, {Task: "func", Key: automutex.Fields("a", "b")},
 	}
 	var equal []automutex.Rule
 	for _, r := range once {
@@ -209,10 +204,10 @@ func TestEnqueue_withoutAKey(t *testing.T) {
 	for _, until := range []Until{UntilDone, UntilStart} {
 		for name, cfg := range map[string]Config{
 			"Key": {Rules: []Rule{{Key: func(_ context.Context, t *asynq.Task) ([]string, error) { return []string{"k"}, answer(t) }}}},
-			"Decode": {Rules: []Rule{{On: []string{"id"}}}, Decode: func(t *asynq.Task) ([]byte, error) {
+			"Decode": {Rules: []Rule{{On: onID}}, Decode: func(t *asynq.Task) ([]byte, error) {
 				return bytes.TrimPrefix(t.Payload(), []byte("v1 ")), answer(t)
 			}},
-			"Optional": {Rules: []Rule{{On: []string{"id"}, Optional: true}}},
+			"Optional": {Rules: []Rule{{On: onID, Optional: true}}},
 		} {
 			cfg.Prefix, name = r.prefix, name+" "+until.String()
 			cfg.Rules[0].Task, cfg.Rules[0].Queue, cfg.Rules[0].Until = name, r.queue, until
@@ -246,7 +241,7 @@ func TestEnqueue_withoutAKey(t *testing.T) {
 // The rule's queue and ID hold, and the task's own options are kept. A task without a rule is asynq's alone.
 func TestOptions(t *testing.T) {
 	t.Parallel()
-	r := start(t, redistest.Mini(t), Rule{Task: "a", On: []string{"id"}}, Rule{Task: "b", On: []string{"id"}, Until: UntilStart}, Rule{Task: "c", On: []string{"id"}, Duplicate: Replace})
+	r := start(t, redistest.Mini(t), Rule{Task: "a", On: onID}, Rule{Task: "b", On: onID, Until: UntilStart}, Rule{Task: "c", On: onID, Duplicate: Replace})
 	for _, name := range []string{"a", "b", "c"} {
 		made := asynq.NewTask(name, []byte(`{"id":1}`), asynq.MaxRetry(3), asynq.Queue("elsewhere"), asynq.TaskID("own"))
 		info := r.must(r.Enqueue(made, asynq.Timeout(7*time.Second), asynq.Queue(r.queue)))

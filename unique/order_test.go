@@ -28,7 +28,7 @@ func (r *rig) ordering(rdb redis.UniversalClient, rules ...automutex.Rule) *auto
 }
 
 func inOrder(name string) automutex.Rule {
-	return automutex.Rule{Task: name, On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue}
+	return automutex.Rule{Task: name, On: onID, InOrder: true, OnArchive: automutex.Continue}
 }
 
 // wrapped is an Enqueuer of the user's own. It counts what goes through it.
@@ -116,7 +116,7 @@ func TestNew_findsTheOrder(t *testing.T) {
 	t.Parallel()
 	r := start(t, redistest.Mini(t))
 	var through []string
-	ordering := r.ordering(r.rdb, automutex.Rule{Task: "push:", InOrder: true}, automutex.Rule{Task: "push:free", On: []string{"id"}},
+	ordering := r.ordering(r.rdb, automutex.Rule{Task: "push:", InOrder: true}, automutex.Rule{Task: "push:free", On: onID},
 		automutex.Rule{Task: "mail:daily", InOrder: true}, automutex.Rule{Task: "go:", InOrder: true, OnArchive: automutex.Continue})
 	for i, c := range []struct {
 		rules   []string
@@ -137,7 +137,7 @@ func TestNew_findsTheOrder(t *testing.T) {
 			})
 			var rules []Rule
 			for _, rule.Task = range c.rules {
-				rule.On = []string{"id"}
+				rule.On = onID
 				rules = append(rules, rule)
 			}
 			_, err := r.over(r.rdb, ordering, rules...)
@@ -159,9 +159,9 @@ func TestEnqueue_duplicateOnAFullKey(t *testing.T) {
 	t.Parallel()
 	r := start(t, redistest.Mini(t))
 	through := r.ordering(r.rdb, automutex.Rule{Task: "work", InOrder: true, OnArchive: automutex.Continue, MaxQueued: 1})
-	joining, err := r.over(r.rdb, through, Rule{Task: "work", On: []string{"id"}, Duplicate: Join})
+	joining, err := r.over(r.rdb, through, Rule{Task: "work", On: onID, Duplicate: Join})
 	redistest.Must(t, err)
-	rejecting, err := r.over(r.rdb, through, Rule{Task: "work", On: []string{"id"}})
+	rejecting, err := r.over(r.rdb, through, Rule{Task: "work", On: onID})
 	redistest.Must(t, err)
 	queued := r.must(joining.Enqueue(task("work", "7", "")))
 	if joined := r.must(joining.Enqueue(task("work", "7", ""))); joined.ID != queued.ID {

@@ -12,8 +12,7 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// Two schedulers, so that one may fail, enqueue a task each at a tick: it runs once, also if the second one comes when the first
-// has ended.
+// Two schedulers, so that one may fail, enqueue a task each at a tick: it runs once, also if the second one comes when the first has ended.
 func TestDoubledSchedulers(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

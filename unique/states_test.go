@@ -68,7 +68,7 @@ func TestStates(t *testing.T) {
 					if state == asynq.TaskStatePending || state == asynq.TaskStateScheduled || state == asynq.TaskStateAggregating {
 						queue = idle
 					}
-					rule := Rule{Task: c.name + "/" + d.String() + "/" + state.String(), Queue: queue, On: []string{"id"}, Until: c.until, Duplicate: d, KeepArchived: c.keep}
+					rule := Rule{Task: c.name + "/" + d.String() + "/" + state.String(), Queue: queue, On: onID, Until: c.until, Duplicate: d, KeepArchived: c.keep}
 					rules = append(rules, rule)
 					if c.guarded {
 						guarded = append(guarded, automutex.Rule{Task: rule.Task, On: rule.On})

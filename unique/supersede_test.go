@@ -22,8 +22,8 @@ func TestSupersede_aTaskThatWaitsInItsWorker(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, rule := range []Rule{
-			{Task: "save", On: []string{"id"}, Until: UntilStart, Duplicate: Replace},
-			{Task: "save", On: []string{"id"}, Until: UntilStart, Duplicate: Postpone(time.Second), MaxPostpone: 3 * time.Second},
+			{Task: "save", On: onID, Until: UntilStart, Duplicate: Replace},
+			{Task: "save", On: onID, Until: UntilStart, Duplicate: Postpone(time.Second), MaxPostpone: 3 * time.Second},
 		} {
 			for name, guarded := range map[string]automutex.Rule{
 				"park": {Busy: automutex.Park}, "wait": {Busy: automutex.Retry, Wait: longest}, "parked": {Busy: automutex.Park},
@@ -87,9 +87,9 @@ func TestReplace_leavesATaskWhoseHandlerHasFailed(t *testing.T) {
 			for _, duplicate := range []Duplicate{Replace, Postpone(time.Second)} {
 				t.Run(name+", "+duplicate.String(), func(t *testing.T) {
 					t.Parallel()
-					r := start(t, s, Rule{Task: "price", On: []string{"id"}, Duplicate: duplicate})
+					r := start(t, s, Rule{Task: "price", On: onID, Duplicate: duplicate})
 					r.isFailure = func(err error) bool { return !errors.Is(err, limited) }
-					guard := r.guard(automutex.Rule{Task: "price", On: []string{"id"}, Busy: automutex.Park})
+					guard := r.guard(automutex.Rule{Task: "price", On: onID, Busy: automutex.Park})
 					r.serve(func(ctx context.Context, _ *asynq.Task) error { return back(ctx) }, guard)
 					first := r.must(r.Enqueue(task("price", "7", "first")))
 					_ = r.inspector.RunTask(r.queue, first.ID)
@@ -115,9 +115,9 @@ func TestReplace_supersedesATaskThatAGuardHandedBack(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for attempts, busy := range []automutex.Policy{automutex.RetryIn(time.Hour), automutex.Fail} {
-			r := start(t, s, Rule{Task: "price", On: []string{"id"}, Duplicate: Replace})
+			r := start(t, s, Rule{Task: "price", On: onID, Duplicate: Replace})
 			letGo := r.hold("price")
-			r.serve(func(context.Context, *asynq.Task) error { return nil }, r.guard(automutex.Rule{Task: "price", On: []string{"id"}, Busy: busy}))
+			r.serve(succeed, r.guard(automutex.Rule{Task: "price", On: onID, Busy: busy}))
 			first := r.must(r.Enqueue(task("price", "7", "first")))
 			r.await(r.queue, first.ID, asynq.TaskStateRetry)
 			if info, err := r.inspector.GetTaskInfo(r.queue, first.ID); err != nil || info.Retried != attempts {
@@ -135,7 +135,7 @@ func TestReplace_supersedesATaskThatAGuardHandedBack(t *testing.T) {
 // Without a Guard in the worker nobody notes that a handler begins: a task that asynq has as active for a while blocks its key.
 func TestReplace_withoutAGuard(t *testing.T) {
 	t.Parallel()
-	r := start(t, redistest.Mini(t), Rule{Task: "price", On: []string{"id"}, Duplicate: Replace})
+	r := start(t, redistest.Mini(t), Rule{Task: "price", On: onID, Duplicate: Replace})
 	goOn := make(chan struct{})
 	r.serve(func(context.Context, *asynq.Task) error { <-goOn; return nil }, nil)
 	t.Cleanup(func() { close(goOn) })
@@ -156,7 +156,7 @@ func TestSupersede_aWorkerComesMeanwhile(t *testing.T) {
 				t.Parallel()
 				came := true
 				for n := 1; came && t.Run("", func(t *testing.T) {
-					came = meanwhile(t, s, Rule{Task: "work", On: []string{"id"}, Until: until, Duplicate: Replace}, fails, n)
+					came = meanwhile(t, s, Rule{Task: "work", On: onID, Until: until, Duplicate: Replace}, fails, n)
 				}); n++ {
 				}
 			})
@@ -166,7 +166,7 @@ func TestSupersede_aWorkerComesMeanwhile(t *testing.T) {
 
 func meanwhile(t *testing.T, s *redistest.Server, rule Rule, fails bool, n int) (came bool) {
 	r := start(t, s, rule)
-	guard := r.guard(automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Park})
+	guard := r.guard(automutex.Rule{Task: "work", On: onID, Busy: automutex.Park})
 	old := r.must(r.Enqueue(task("work", "7", "old")))
 	goOn := make(chan struct{})
 	letGo := sync.OnceFunc(func() { close(goOn) })
@@ -219,20 +219,18 @@ func meanwhile(t *testing.T, s *redistest.Server, rule Rule, fails bool, n int) 
 	return true
 }
 
-// Debounce: each call puts the task off, with the last payload, and the
-// bound ends it.
+// Debounce: each call puts the task off, with the last payload, and the bound ends it.
 func TestPostpone(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, until := range []Until{UntilDone, UntilStart} {
 			const delay, most = time.Hour, 90 * time.Minute
-			r := start(t, s, Rule{Task: "draft", On: []string{"id"}, Until: until, Duplicate: Postpone(delay), MaxPostpone: most})
+			r := start(t, s, Rule{Task: "draft", On: onID, Until: until, Duplicate: Postpone(delay), MaxPostpone: most})
 			first := r.must(r.Enqueue(task("draft", "7", "0")))
 			if first.State != asynq.TaskStateScheduled {
 				t.Errorf("%s: the first call is %s", until, first.State)
 			}
-			// As time passes: the claim, which knows the first call, gets older, and
-			// asynq's task comes nearer.
+			// As time passes: the claim, which knows the first call, gets older, and asynq's task comes nearer.
 			at := first.NextProcessAt
 			for i, age := range []time.Duration{20 * time.Minute, 40 * time.Minute, 70 * time.Minute, 100 * time.Minute} {
 				r.age("draft", age)
@@ -260,7 +258,7 @@ func TestPostpone(t *testing.T) {
 func TestPostpone_keepsItsPlacePastTheBound(t *testing.T) {
 	t.Parallel()
 	for _, until := range []Until{UntilDone, UntilStart} {
-		r := start(t, redistest.Mini(t), Rule{Task: "draft", On: []string{"id"}, Until: until, Duplicate: Postpone(time.Minute), MaxPostpone: 2 * time.Minute})
+		r := start(t, redistest.Mini(t), Rule{Task: "draft", On: onID, Until: until, Duplicate: Postpone(time.Minute), MaxPostpone: 2 * time.Minute})
 		due := r.must(r.Enqueue(task("draft", "7", "due")))
 		redistest.Must(t, r.inspector.RunTask(r.queue, due.ID))
 		r.age("draft", 3*time.Minute)
