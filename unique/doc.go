@@ -56,7 +56,7 @@ the new one, or both; a call for the key 15 seconds later leaves one.
     then take a task that failed for one that has not begun, and reject the new one while asynq has the old
     one as active.
   - A claim lasts 30 days from the last enqueue or start of its task (100 with KeepArchived), and longer for
-    a task scheduled further ahead.
+    a task scheduled further ahead. Superseded tasks are refused for as long, under For too.
   - asynq enqueues the task that it makes of a Group before it deletes the group's tasks. A call at that moment
     is rejected for one of these, joins or supersedes it, although the task made of it may have run.
     If the aggregation fails, the tasks wait, and block their keys, until the Group gets its next one.

@@ -107,7 +107,7 @@ func (m Mark) Keep(ctx context.Context, holder string, length time.Duration) (St
 
 // Start notes that the task of holder is in that phase: Waiting, Begun or Ended. ends says that the mark ends when its task begins.
 // The mark then lasts for at least length from now, and after Ended for at most length. Start returns false if another task has
-// superseded this one: then its handler must not begin, and nothing is noted. It returns true if no mark stands.
+// superseded this one, even if no mark stands any more: then its handler must not begin, and nothing is noted.
 func (m Mark) Start(ctx context.Context, holder string, phase Phase, ends bool, length time.Duration) (bool, error) {
 	return m.done(m.run(ctx, startScript, holder, string(phase), flag(ends), length.Milliseconds()))
 }

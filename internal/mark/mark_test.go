@@ -3,6 +3,8 @@ package mark
 import (
 	"context"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -82,10 +84,18 @@ func (r rig) keep(want bool, holder string, length time.Duration) {
 	}
 }
 
+// expires checks the deadline, and how long Redis keeps the key: with stale tasks for longer.
 func (r rig) expires(about time.Duration) {
 	r.t.Helper()
-	if ttl := r.rdb.PTTL(r.t.Context(), r.Key()).Val(); ttl <= about/2 || ttl > about+2*time.Second {
-		r.t.Errorf("it expires in %s, want %s", ttl, about)
+	words := strings.Fields(r.rdb.Get(r.t.Context(), r.Key()).Val())
+	deadline, _ := strconv.ParseInt(words[1], 10, 64)
+	for _, left := range []time.Duration{time.Until(time.UnixMilli(deadline)), r.rdb.PTTL(r.t.Context(), r.Key()).Val()} {
+		if left <= about/2 || left > about+2*time.Second {
+			r.t.Errorf("it expires in %s, want %s", left, about)
+		}
+		if words[5] != "-" {
+			about = max(about, Kept)
+		}
 	}
 }
 
@@ -129,7 +139,7 @@ func TestMark_life(t *testing.T) {
 		r.must(true, r.Drop, "c")
 		r.must(false, r.Drop, "c")
 		// The stored deadline ends it, whether or not Redis has removed the key.
-		redistest.Must(t, r.rdb.Set(t.Context(), r.Key(), "1000 2000 begun - a", 0).Err())
+		redistest.Must(t, r.rdb.Set(t.Context(), r.Key(), "1000 2000 begun - 0 - a", 0).Err())
 		r.keep(false, "a", time.Minute)
 		r.must(false, r.Drop, "a")
 		r.is("", "")
@@ -207,6 +217,28 @@ func TestStart_orSuperseded(t *testing.T) {
 			r.rdb.Del(t.Context(), r.Key())
 		}
 	})
+}
+
+// A superseded task never begins until it has ended, however many marks have been over since.
+func TestStart_supersededBefore(t *testing.T) {
+	s := redistest.StartMini(t)
+	r, now := start(t, s), time.Now()
+	s.SetTime(t, now)
+	r.supersede(true, "b", r.take("a", ""))
+	r.keep(true, "b", 0)
+	for _, next := range []string{"c", "d", "e"} {
+		now = now.Add(time.Hour)
+		s.SetTime(t, now)
+		r.start(false, "a", Begun, false)
+		r.take(next, "")
+		r.is(next, Enqueuing)
+		r.start(false, "a", Waiting, false)
+	}
+	s.SetTime(t, now.Add(time.Hour))
+	r.start(false, "a", Ended, false)
+	if r.rdb.Exists(t.Context(), r.Key()).Val() != 0 {
+		t.Error("the key outlives the last task of the mark")
+	}
 }
 
 // A newer task counts as enqueued when a worker has it. One that is dropped, or whose producer is given up, leaves the mark as it was.

@@ -5,23 +5,27 @@
 --          for the task's lock; begun: the task's handler has begun
 --   newer  the task that a producer has been enqueuing in the place of this one since at; '-': none.
 --          Until it is known to be enqueued the body's task may begin; then the newer one must not.
---   stale  tasks that must not begin, and may be in Redis, with commas between and around them;
---          '-': none
+--   stale  tasks that may be in Redis, and must not begin, also past the deadline: ,a,b, ; '-': none
 --   body   <queue>/<task>. The others are named by the end of their IDs, after the last colon.
 local mark, time = KEYS[1], redis.call('TIME')
 local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
 
--- The words of the mark; nil if there is none or its deadline has passed.
+-- The words of the mark. body is nil if there is none or its deadline has passed.
 local since, deadline, phase, newer, at, stale, body =
   string.match(redis.call('GET', mark) or '', '^(%d+) (%d+) (%l+) (%S+) (%d+) (%S+) (.*)$')
 since, deadline, at = tonumber(since), tonumber(deadline), tonumber(at)
+stale = stale or '-'
 if body and deadline <= now_ms then
-  since, deadline, phase, newer, at, stale, body = nil
+  body = nil
 end
 
+-- write keeps a mark with stale tasks for 30 days at least, as Kept in Go.
 local function write()
-  redis.call('SET', mark, string.format('%d %d %s %s %d %s ', since, deadline, phase, newer, at, stale) .. body,
-    'PX', string.format('%d', math.max(deadline - now_ms, 0) + 1000))
+  if deadline <= now_ms and stale == '-' then
+    return redis.call('DEL', mark)
+  end
+  redis.call('SET', mark, string.format('%d %d %s %s %d %s ', since, deadline, phase, newer, at, stale) .. (body or ''),
+    'PX', string.format('%d', math.max(deadline - now_ms, stale == '-' and 0 or 2592000000) + 1000))
 end
 
 local function name(task)

@@ -10,25 +10,19 @@
 --
 -- reply 1 own:        the handler may begin
 -- reply 0 superseded: another task has taken the place of this one
-if not body then
-  return 1
-end
 local own = name(ARGV[1])
-if newer == own then
+if body and newer == own then
   pass_on(ARGV[1]) -- a worker has it, so it is enqueued
 end
 if body ~= ARGV[1] then
   local from = string.find(stale, ',' .. own .. ',', 1, true)
   if from and ARGV[2] == 'ended' then
     stale = string.sub(stale, 1, from) .. string.sub(stale, from + #own + 2)
-    if stale == ',' then
-      stale = '-'
-    end
+    stale = stale == ',' and '-' or stale
     if stale == '-' and ARGV[3] == '1' and phase == 'begun' then
-      redis.call('DEL', mark) -- it stood for its stale tasks alone
-    else
-      write()
+      deadline = now_ms -- it stood for its stale tasks alone
     end
+    write()
   end
   return from and 0 or 1
 end
@@ -49,8 +43,7 @@ if phase == 'begun' and newer ~= '-' then
   newer = '-'
 end
 if ARGV[2] == 'begun' and ARGV[3] == '1' and phase == 'begun' and stale == '-' then
-  redis.call('DEL', mark)
-else
-  write()
+  deadline = now_ms
 end
+write()
 return 1

@@ -20,8 +20,7 @@ elseif not body or body == ARGV[2] then
   if body and newer ~= '-' then
     forbid(newer)
   end
-  -- Stale tasks are still in workers, so the next mark goes on to know them.
-  since, deadline, phase, newer, at, stale, body = now_ms, now_ms + ARGV[3], 'enqueuing', '-', 0, stale or '-', ARGV[1]
+  since, deadline, phase, newer, at, body = now_ms, now_ms + ARGV[3], 'enqueuing', '-', 0, ARGV[1]
   write()
 end
 return standing()
