@@ -204,6 +204,9 @@ func TestStart_orSuperseded(t *testing.T) {
 			}
 			r.is(second, Enqueued)
 			r.take(third, second)
+			r.must(true, r.Drop, third) // it was not enqueued
+			r.start(false, first, Begun, ends)
+			r.take(third, "")
 			r.start(false, first, Begun, ends)
 			r.start(true, second, Begun, ends)
 			r.start(true, third, Begun, ends)

@@ -3,14 +3,14 @@
 -- KEYS[1] mark
 -- ARGV[1] body  <queue>/<task>
 --
--- reply 1 dropped: its mark is deleted, or it is not the newer task any more
+-- reply 1 dropped: its mark is over, or it is not the newer task any more
 -- reply 0 absent:  it had no part in the mark
 if body and newer == name(ARGV[1]) then
   newer = '-'
-  write()
-  return 1
+elseif body == ARGV[1] then
+  deadline = now_ms
+else
+  return 0
 end
-if body == ARGV[1] then
-  return redis.call('DEL', mark)
-end
-return 0
+write()
+return 1
