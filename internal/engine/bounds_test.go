@@ -150,5 +150,10 @@ func TestBounds(t *testing.T) {
 		if broken < 900 {
 			t.Errorf("%d broken", broken)
 		}
+		fill(150, 60, true)
+		broken = num(list(e.run("break", keys, 1, "", "0", 0))[0])
+		if held := rdb.ZCount(ctx, keys[1], fmt.Sprint(now+1000), "+inf").Val(); held != 1 || broken != 0 {
+			t.Errorf("%d broken, %d hold it beside the dead, want none and one", broken, held)
+		}
 	})
 }

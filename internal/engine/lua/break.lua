@@ -4,7 +4,7 @@
 -- ARGV[1] limit  slots; 0: paused
 -- ARGV[2] token  of the holder; empty: all, and a gate opens that CloseGate or a cooldown has closed
 -- ARGV[3] all    0: the line stays; 1: all keys go; 2: holders and line stay, and only the gate opens
--- ARGV[4] from   for a token: how many holders were looked at before
+-- ARGV[4] from   for a token: how many live holders were looked at before
 --
 -- reply broken:  {slots taken of live holders, and 1 for the gate; 1: call again for the others, else 0; token, ...}; the last one for all
 --                keys of a pool: {values that it had, 0, token, ...}
@@ -17,8 +17,8 @@ local own, told
 --@include leave
 local broken = {0, 0}
 local from = wanted == '' and 0 or tonumber(ARGV[4])
-local bodies = all == '2' and {} or call('ZRANGE', holders, int(from), int(from + 99))
-if all ~= '2' and call('ZCARD', holders) > from + #bodies then broken[2] = 1 end
+local bodies = all == '2' and {} or call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf', 'LIMIT', int(from), '100')
+if all ~= '2' and count > from + #bodies then broken[2] = 1 end
 for _, body in ipairs(bodies) do
   local token = token_of(body)
   if wanted == '' or token == wanted then
@@ -29,7 +29,7 @@ for _, body in ipairs(bodies) do
   end
 end
 if all == '1' and broken[2] == 0 then
-  if values then broken[1] = call('ZCARD', values) end
+  if values then broken[1] = call('ZCARD', values) + call('ZCARD', holders) end
   call('UNLINK', marks or word, unpack(KEYS))
   return broken
 end
