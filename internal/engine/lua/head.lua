@@ -42,19 +42,20 @@ if f then
   end
 elseif limit then
   -- One that is thin, or not there, becomes fat: the holder gets the deadline that its TTL gives, and a millisecond for the time
-  -- between TIME and PTTL. K:info is there as long as the lock is fat: if it is there already, the word was lost (evicted, or
-  -- deleted by hand), and what the records say counts.
+  -- between TIME and PTTL. K:info is there while the lock is fat: if it is there already, the word was lost (evicted, or deleted by
+  -- hand), and what the records say counts.
   good, changed, moves = now_ms + slack, true, true
   if w then
     if not note_of(w) then error('the word of this lock is none of a lock') end
     local left = call('PTTL', word)
-    if left < 0 then left = 30000 end -- somebody made it persist
+    if left < 0 then left = 30000 end -- by PERSIST
     local taken = tonumber(string.match(w, '^[^.|]*%.(%w%w%w%w%w%w%w%w%w%w)') or '', 36) -- by its holder's clock
     good, fence = good + left, taken and taken < now_us and taken or now_us
     call('ZADD', holders, int(now_ms + left + 1), w)
     call('PEXPIREAT', holders, int(good))
   end
   if call('HSET', info, 'fat', int(now_ms)) == 0 then
+    good = math.max(good, now_ms + call('PTTL', info))
     gated, parks = true, call('EXISTS', parked) == 1
     ordered = order and call('EXISTS', order) == 1
     for i = 2, #KEYS do call('PEXPIREAT', KEYS[i], int(good)) end
