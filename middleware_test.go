@@ -25,7 +25,6 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-// newGuard is a guard without a server.
 func newGuard(t *testing.T, s *redistest.Server, rules ...Rule) *Guard {
 	t.Helper()
 	return newGuardWith(t, s, Config{Rules: rules, Logger: slog.New(slog.DiscardHandler)})
@@ -37,9 +36,7 @@ func newGuardWith(t *testing.T, s *redistest.Server, cfg Config) *Guard {
 	guard, err := New(s.Client(t), cfg)
 	redistest.Must(t, err)
 	t.Cleanup(func() {
-		if err := guard.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
+		redistest.Must(t, guard.Close(context.Background()))
 	})
 	return guard
 }
@@ -320,7 +317,6 @@ func TestPark_noteOfNoTask(t *testing.T) {
 	}
 }
 
-// What each time of a decision goes by.
 func TestDelay(t *testing.T) {
 	t.Parallel()
 	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})

@@ -117,7 +117,7 @@ func (d *delivery) attempt(next asynq.Handler) (err error) {
 // isOrdered reports whether the task takes the lock of t in the order of its key. Outside of a server it has no place.
 func (d *delivery) isOrdered(t target) bool { return t.rule.InOrder && d.note != "" }
 
-// placeIn is the task's place in the order of t's key, for package lock. A task without a stamp for that key joins at its arrival.
+// placeIn is the task's place in the order of t's key. A task without a stamp for that key joins at its arrival.
 func (d *delivery) placeIn(t target) engine.Place {
 	p := engine.Place{Nonce: stamp.Unstamped(d.note), Retried: d.retried, Most: -1, Continue: t.rule.OnArchive == Continue}
 	if d.place.reserved {
@@ -203,7 +203,6 @@ func (d *delivery) reportBlocked(t target, err error) {
 	d.guard.reportBlocked(d.ctx, Event{Rule: t.rule.Name, Key: t.key, Task: d.task.Type(), Queue: d.queue, TaskID: d.id, Err: err})
 }
 
-// reportBlocked logs and observes that a task is archived and holds its key.
 func (g *Guard) reportBlocked(ctx context.Context, e Event) {
 	g.log.Warn("automutex: a task in order is archived and holds its key: run it again, or skip it", "rule", e.Rule, "key", e.Key, "task", tasknote.Of(e.Queue, e.TaskID))
 	e.Kind = EventBlocked

@@ -183,7 +183,7 @@ func (d *delivery) replaceableContext() (ctx context.Context, end func()) {
 	return ctx, func() { unhook(); cancel(nil) }
 }
 
-// revokeReplaced is the verdict on a task that a newer one has replaced, here or in its claim. Its handler may have returned an error.
+// revokeReplaced is the verdict on a task that a newer one has replaced, here or in its claim.
 func (d *delivery) revokeReplaced(met obstacle) error {
 	e, name := Event{Kind: EventReplaced, Key: d.claim.key}, d.task.Type()
 	if !d.claim.superseded {

@@ -291,7 +291,6 @@ func (c *compiledRule) checkOn(mistakes *fieldErrors) {
 	}
 }
 
-// checkHeaders adds the mistakes in OnHeaders.
 func (c *compiledRule) checkHeaders(mistakes *fieldErrors) {
 	for i, name := range c.OnHeaders {
 		switch {

@@ -113,7 +113,6 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	return err
 }
 
-// ask asks the engine for the lock of t.
 func (d *delivery) ask(ctx context.Context, t target, r engine.Request) error {
 	lease, err := d.guard.engine.Take(ctx, r)
 	return d.keepLease(t, lease, err)

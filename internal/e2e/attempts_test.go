@@ -15,17 +15,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// The tests of the table "What asynq does, and what follows" in docs/architecture.md, row by row:
-//
-//	Retried >= MaxRetry before IsFailure   TestAttempt_maxRetryZero, TestServer_composes
-//	the task's context ends                TestAttempt_waitEndsBeforeTheDeadline
-//	the retry while the handler runs       TestAttempt_ignoredTimeout, TestLifetime_cancelProcessing, TestLifetime_maxHold
-//	earlier attempt of the same ID         TestAttempt_ignoredTimeout, TestAttempt_neverBesideItself
-//	Shutdown                               TestShutdown_* in shutdown_test.go
-//	looked at every 5 s, default delays    TestPolicy_retry, TestBackend_delay
-//	an empty queue is polled, RunTask      TestPark_* in park_test.go
-//	ServeMux rebuilds the chain            TestMiddleware_unmatched, TestMiddleware_mux
-//	ErrorHandler, RetryDelayFunc           TestServer_* in server_test.go, TestSeedMacro_ResultOfTheHandler
+// What asynq does with attempts, and what follows, as in docs/architecture.md.
 //
 // The reserved attempt, TestReserved_*: a task of a Client never waits in its worker for want of attempts, and its handler
 // begins as often as the caller asked for.

@@ -273,7 +273,6 @@ func TestRule_functionsPanic(t *testing.T) {
 	})
 }
 
-// testSecret hashes keys in tests.
 const testSecret = "a secret of more than sixteen bytes"
 
 // What a payload holds that nobody is to read but the handler, and the one field

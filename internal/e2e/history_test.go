@@ -21,7 +21,6 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// keepRuns turns the history on.
 func keepRuns(n int) func(*automutex.Config) {
 	return func(c *automutex.Config) { c.History = n }
 }

@@ -21,7 +21,6 @@ func keyTask(payload string) *asynq.Task {
 	return asynq.NewTask("test", []byte(payload))
 }
 
-// keyBy gives what fn makes of a task, if a rule takes it for a key.
 func keyBy(t *testing.T, fn automutex.KeyFunc, task *asynq.Task) ([]string, error) {
 	t.Helper()
 	maker, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{{Task: task.Type(), Key: fn}}})
@@ -32,7 +31,6 @@ func keyBy(t *testing.T, fn automutex.KeyFunc, task *asynq.Task) ([]string, erro
 	return fn(t.Context(), task)
 }
 
-// oneField gives the part for the field v of a payload.
 func oneField(t *testing.T, payload string) (string, error) {
 	t.Helper()
 	parts, err := automutex.Fields("v")(t.Context(), keyTask(payload))
@@ -329,7 +327,6 @@ func TestFields_wholePayload(t *testing.T) {
 	}
 }
 
-// makeKeys makes the keys of tasks by some paths.
 func makeKeys(on []string) *automutex.KeyMaker {
 	maker, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{{Task: "test", On: on}}, Prefix: "p"})
 	if err != nil {

@@ -76,7 +76,6 @@ func TestMiddleware_unmatched(t *testing.T) {
 	}
 }
 
-// Outside a server the Middleware works as well.
 func TestMiddleware_direct(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -328,7 +327,6 @@ func TestMiddleware_keyError(t *testing.T) {
 	})
 }
 
-// transfers are the rules of a transfer between two accounts.
 func transfers(wait time.Duration, busy automutex.Policy) []automutex.Rule {
 	return []automutex.Rule{
 		{Task: "transfer", Name: "from", Scope: "account", On: []string{"from"}, Wait: wait, Busy: busy},

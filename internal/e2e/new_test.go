@@ -83,7 +83,6 @@ func TestNew_clients(t *testing.T) {
 	}
 }
 
-// New does no I/O.
 func TestNew_noIO(t *testing.T) {
 	t.Parallel()
 	dialled := false
@@ -109,9 +108,7 @@ func TestNew_noIO(t *testing.T) {
 		t.Error("a nil task has keys")
 	}
 	guard.ServerConfig(asynq.Config{})
-	if err := guard.Close(t.Context()); err != nil {
-		t.Error(err)
-	}
+	redistest.Must(t, guard.Close(t.Context()))
 	if dialled {
 		t.Error("Redis was dialled")
 	}
@@ -143,9 +140,7 @@ func TestNew_fromConnOpt(t *testing.T) {
 			t.Errorf("%v, ran %v", err, ran)
 		}
 		for range 2 {
-			if err := guard.Close(t.Context()); err != nil {
-				t.Error(err)
-			}
+			redistest.Must(t, guard.Close(t.Context()))
 		}
 		if err := made.(redis.UniversalClient).Ping(t.Context()).Err(); !errors.Is(err, redis.ErrClosed) {
 			t.Errorf("its own client is not closed: %v", err)

@@ -42,7 +42,6 @@ func orderRig(t *testing.T, s *redistest.Server, o setup) (*rig, *automutex.Clie
 	return r, c
 }
 
-// enqueueInOrder enqueues a task of the key with that id.
 func (r *rig) enqueueInOrder(c *automutex.Client, id int, options ...asynq.Option) string {
 	r.t.Helper()
 	options = append([]asynq.Option{asynq.Queue(r.queue), asynq.Retention(time.Hour), asynq.MaxRetry(5), asynq.Timeout(10 * time.Minute)}, options...)
@@ -280,7 +279,6 @@ func TestInOrder_optional(t *testing.T) {
 	})
 }
 
-// deadProducer stamps a task of the id, and never enqueues it.
 func (r *rig) deadProducer(id int, deadline time.Duration) {
 	r.t.Helper()
 	m := r.lockOf("work", strconv.Itoa(id))

@@ -89,7 +89,6 @@ func (r *rig) finish(id string) {
 	r.finishSpent(id, 0)
 }
 
-// finishSpent is finish for a task of which so many attempts are spent.
 func (r *rig) finishSpent(id string, spent int) {
 	r.t.Helper()
 	r.stage.nextIs(r.t, id).returns(nil)

@@ -22,7 +22,6 @@ import (
 
 // Replace: the newer one of two tasks of a key stops the older one. Faults are in examples/trust/simulate.
 
-// replacing is a rule for tasks of type "work", keyed on id.
 func replacing(rule automutex.Rule) automutex.Rule {
 	rule.Task, rule.On, rule.Busy = "work", []string{"id"}, automutex.Replace
 	return rule
@@ -36,7 +35,6 @@ func (r *rig) awaitRevoked(id string) automutex.Event {
 	return event
 }
 
-// awaitForgotten waits until no arrival is known at the key any more.
 func (r *rig) awaitForgotten(scope string, parts ...string) {
 	r.t.Helper()
 	key := r.lockOf(scope, parts...).Key() + ":arrivals"
@@ -173,7 +171,6 @@ func runs(cmd redis.Cmder, name string) bool {
 	return len(args) > 3 && (args[1] == script.SHA || args[1] == script.Source)
 }
 
-// await waits for n more calls.
 func (w *watched) await(t *testing.T, n int) {
 	t.Helper()
 	calls := func() int {
@@ -185,7 +182,6 @@ func (w *watched) await(t *testing.T, n int) {
 	redistest.Eventually(t, patience, func() bool { return calls() >= began+n }, "%d calls", n)
 }
 
-// newest is the task that arrived last, of n.
 func (w *watched) newest(t *testing.T, n int) (id string) {
 	t.Helper()
 	w.mu.Lock()

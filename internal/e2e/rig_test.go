@@ -27,8 +27,7 @@ const patience = redistest.Patience
 // before a busy machine has come to the handler.
 const soon = 2 * time.Second
 
-// rig is an asynq server with a guard, for one test: a queue and a prefix of
-// its own, so that tests share a Redis and nothing else.
+// rig is an asynq server with a guard, with a queue and a prefix of its own, so that tests share a Redis and nothing else.
 type rig struct {
 	t         *testing.T
 	queue     string
@@ -134,7 +133,6 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	return r
 }
 
-// newGuard is a guard without a server.
 func newGuard(t *testing.T, s *redistest.Server, log *redistest.Log, seen *events, rules ...automutex.Rule) *automutex.Guard {
 	t.Helper()
 	guard, err := automutex.New(s.Client(t), automutex.Config{Rules: rules, Prefix: redistest.Name(t), Logger: log.Logger(), Observe: seen.observe})
@@ -150,15 +148,12 @@ type cutKey struct{}
 // need it: on a busy machine a lease may end before its handler begins, and the task returns.
 func comingBack(c *asynq.Config) { c.DelayedTaskCheckInterval = 100 * time.Millisecond }
 
-// atOnce has failed tasks come back by themselves, at once.
 func atOnce(c *asynq.Config) {
 	comingBack(c)
 	c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 }
 }
 
-// shutdown shuts the server down, once; all calls return when that is through.
-// (asynq's own second Shutdown returns at once, and the client would be closed
-// under the first.)
+// shutdown returns when the server is down: asynq's own second Shutdown returns at once, and the client would be closed under the first.
 func (r *rig) shutdown() { r.down.Do(r.server.Shutdown) }
 
 // stop ends what start began, as a program would: Close beside Shutdown.
@@ -236,7 +231,6 @@ func (r *rig) awaitRetried(id string, spent int) *asynq.TaskInfo {
 	return info
 }
 
-// awaitDropped waits until asynq has the task no more.
 func (r *rig) awaitDropped(id string) {
 	r.t.Helper()
 	redistest.Eventually(r.t, patience, func() bool {
@@ -245,7 +239,6 @@ func (r *rig) awaitDropped(id string) {
 	}, "asynq has dropped the task %s", id)
 }
 
-// rerun has asynq run a task that waits for its retry now.
 func (r *rig) rerun(id string) {
 	r.t.Helper()
 	redistest.Must(r.t, r.inspector.RunTask(r.queue, id))
@@ -256,7 +249,6 @@ func (r *rig) lockOf(scope string, parts ...string) *lock.Lock {
 	return r.others.Mutex(scope, lock.Parts(parts...))
 }
 
-// take holds a key from outside asynq.
 func (r *rig) take(scope string, parts ...string) *lock.Lease {
 	r.t.Helper()
 	lease, err := r.lockOf(scope, parts...).TryLock(context.Background())
@@ -265,13 +257,11 @@ func (r *rig) take(scope string, parts ...string) *lock.Lease {
 	return lease
 }
 
-// free gives it back.
 func (r *rig) free(lease *lock.Lease) {
 	r.t.Helper()
 	redistest.Must(r.t, lease.Unlock(context.Background()))
 }
 
-// locked tells whether somebody holds the key.
 func (r *rig) locked(scope string, parts ...string) bool {
 	r.t.Helper()
 	is, err := r.lockOf(scope, parts...).Locked(context.Background())
@@ -289,7 +279,6 @@ func (r *rig) awaitLine(n int, scope string, parts ...string) {
 	}, "%d wait for %s", n, m.Key())
 }
 
-// events collects what a guard observes.
 type events struct {
 	mu   sync.Mutex
 	seen []automutex.Event
@@ -314,7 +303,6 @@ func (e *events) list(kinds ...automutex.EventKind) []automutex.Event {
 	return found
 }
 
-// kindsOf gives the kinds of the events of one task, in order.
 func (e *events) kindsOf(id string) (kinds []automutex.EventKind) {
 	for _, event := range e.list() {
 		if event.TaskID == id {
@@ -324,7 +312,6 @@ func (e *events) kindsOf(id string) (kinds []automutex.EventKind) {
 	return kinds
 }
 
-// awaitEvent waits for the first event of a kind of one task.
 func (r *rig) awaitEvent(kind automutex.EventKind, id string) (found automutex.Event) {
 	r.t.Helper()
 	redistest.Eventually(r.t, patience, func() bool {
@@ -339,7 +326,6 @@ func (r *rig) awaitEvent(kind automutex.EventKind, id string) (found automutex.E
 	return found
 }
 
-// engineOf is the engine of a lock, and refOf the lock.
 func engineOf(m *lock.Lock) *engine.Engine { return inside.At(m).Engine }
 func refOf(m *lock.Lock) engine.Ref        { return inside.At(m).Request.Ref }
 
@@ -395,7 +381,6 @@ type stage struct {
 	most map[string]int // at once, by task type
 }
 
-// run is one call of the handler.
 type run struct {
 	ctx    context.Context
 	task   *asynq.Task
@@ -443,21 +428,18 @@ func (s *stage) leave(taskType string) {
 
 func (s *stage) end() { s.ended.Do(func() { close(s.over) }) }
 
-// count is how many runs there have been.
 func (s *stage) count() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.runs
 }
 
-// mostAtOnce is how many runs of a type there were at one moment.
 func (s *stage) mostAtOnce(taskType string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.most[taskType]
 }
 
-// next is the next run to start.
 func (s *stage) next(t *testing.T) *run {
 	t.Helper()
 	select {
@@ -490,7 +472,6 @@ func (s *stage) none(t *testing.T) {
 	}
 }
 
-// returns ends a run.
 func (r *run) returns(err error) { r.finish <- err }
 
 // cut ends the context of a run, as its deadline would, and waits for that.
@@ -500,7 +481,6 @@ func (r *run) cut() {
 	<-r.ctx.Done()
 }
 
-// awaitEnd waits until the context of a run has ended, and gives the cause.
 func (r *run) awaitEnd(t *testing.T) error {
 	t.Helper()
 	select {

@@ -181,9 +181,7 @@ func TestSeedMacro_UnknownArgument(t *testing.T) {
 		if err := define("missing_arg"); err == nil || !strings.Contains(err.Error(), `"missing_arg"`) || !strings.Contains(err.Error(), "run_without_such_args") {
 			t.Errorf("got %v", err)
 		}
-		if err := define("id"); err != nil {
-			t.Error(err)
-		}
+		redistest.Must(t, define("id"))
 	})
 }
 

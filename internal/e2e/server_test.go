@@ -345,7 +345,6 @@ func TestRun_refuses(t *testing.T) {
 	}
 }
 
-// Without the Middleware everything runs unguarded, and the Guard says so.
 func TestServerConfig_withoutMiddleware(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

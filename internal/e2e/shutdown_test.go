@@ -36,7 +36,6 @@ func (c *begunCtx) Done() <-chan struct{} {
 	return c.Context.Done()
 }
 
-// awaitClosed is what Close returned.
 func awaitClosed(t *testing.T, closed <-chan error) error {
 	t.Helper()
 	select {
@@ -48,7 +47,6 @@ func awaitClosed(t *testing.T, closed <-chan error) error {
 	}
 }
 
-// quickly has Shutdown take tasks back after so long.
 func quickly(d time.Duration) func(*asynq.Config) {
 	return func(c *asynq.Config) { c.ShutdownTimeout = d }
 }
@@ -81,9 +79,7 @@ func TestShutdown_runningHandler(t *testing.T) {
 			t.Error("the key is free while the handler runs")
 		}
 		run.returns(nil)
-		if err := awaitClosed(t, closed); err != nil {
-			t.Error(err)
-		}
+		redistest.Must(t, awaitClosed(t, closed))
 		<-down
 		r.await(id, asynq.TaskStateCompleted)
 		if r.locked("work") {
@@ -102,9 +98,7 @@ func TestShutdown_waiters(t *testing.T) {
 		last := r.enqueue("work", one, asynq.MaxRetry(0))
 		r.awaitLine(3, "work", "1")
 		began := time.Now()
-		if err := awaitClosed(t, r.closing(t.Context())); err != nil {
-			t.Error(err)
-		}
+		redistest.Must(t, awaitClosed(t, r.closing(t.Context())))
 		r.awaitLine(0, "work", "1")
 		free()
 		late := r.enqueue("work", one, asynq.MaxRetry(0))
@@ -169,9 +163,7 @@ func TestShutdown_withoutClose(t *testing.T) {
 		// Their contexts have ended, so they leave the line.
 		r.awaitLine(0, "work", "1")
 		free()
-		if err := awaitClosed(t, r.closing(t.Context())); err != nil {
-			t.Error(err)
-		}
+		redistest.Must(t, awaitClosed(t, r.closing(t.Context())))
 		r.stage.none(t)
 	})
 }
