@@ -45,27 +45,27 @@ func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
 		g.noteType(t.Type())
 		defer g.enterTask(ctx)() // each task keeps a worker busy, with a rule or without
-		outer := running(ctx)
-		switch {
-		case outer != nil && outer.guard == g && g.isSame(outer.task, t):
-			return next.ProcessTask(ctx, t) // a Middleware that is installed twice has nothing left to do
-		case g.rules.match(t.Type()) == nil && !g.hasClaim(ctx):
-			return g.runWithoutRule(ctx, t, next)
-		case outer != nil && outer.guard != g:
-			return g.archive(fmt.Errorf("automutex: the Middleware of two Guards (prefixes %q and %q) runs this task, and both have a rule for its type %q: give one Guard all rules of a type",
-				outer.guard.cfg.Prefix, g.cfg.Prefix, t.Type()))
-		}
-		d := g.newDelivery(ctx, t)
-		d.warnNoServerConfig()
-		return d.blocked(d.runCounted(next))
+		return orBlock(ctx, g.process(ctx, t, next))
 	})
 }
 
-// runCounted is run, counted so that Close waits for it. After Close the task returns to asynq; see over.
-func (d *delivery) runCounted(next asynq.Handler) error {
-	if d.guard.life.Enter() == nil {
-		defer d.guard.life.Done()
+// process runs a task, counted so that Close waits for it. After Close a task with a rule returns to asynq; see over.
+func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
+	if g.life.Enter() == nil {
+		defer g.life.Done()
 	}
+	outer := running(ctx)
+	switch {
+	case outer != nil && outer.guard == g && g.isSame(outer.task, t):
+		return next.ProcessTask(ctx, t) // a Middleware that is installed twice has nothing left to do
+	case g.rules.match(t.Type()) == nil && !g.hasClaim(ctx):
+		return g.runWithoutRule(ctx, t, next)
+	case outer != nil && outer.guard != g:
+		return g.archive(fmt.Errorf("automutex: the Middleware of two Guards (prefixes %q and %q) runs this task, and both have a rule for its type %q: give one Guard all rules of a type",
+			outer.guard.cfg.Prefix, g.cfg.Prefix, t.Type()))
+	}
+	d := g.newDelivery(ctx, t)
+	d.warnNoServerConfig()
 	return d.run(next)
 }
 
@@ -91,22 +91,20 @@ func (d *delivery) warnNoServerConfig() {
 
 // runWithoutRule runs a task that no rule matches, after Close too. On its last attempt, one that returned RetryAfter runs again here.
 func (g *Guard) runWithoutRule(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
-	if g.life.Enter() == nil {
-		defer g.life.Done()
-	}
 	if m, ok := ctx.Value(serverKey{g}).(*taskMark); ok {
 		m.server.workers.Works()
 	}
 	for {
-		err := next.ProcessTask(ctx, t)
-		if wantsRetryAfter(err) == nil {
-			return err
+		met := obstacle{why: decide.Nothing, err: next.ProcessTask(ctx, t), ran: true}
+		if wantsRetryAfter(met.err) == nil {
+			return met.err
 		}
 		d := g.newDelivery(ctx, t)
 		d.warnNoServerConfig()
-		met := obstacle{why: decide.Nothing, err: err, ran: true}
-		if result, again := d.carryOut(d.decideEnd(&met), met); !again {
-			return d.blocked(result)
+		for ended := true; ended; ended = d.over() != decide.Goes { // then its time is not yet over
+			if result, again := d.carryOut(d.decideEnd(&met), met); !again {
+				return result
+			}
 		}
 	}
 }
@@ -475,14 +473,14 @@ func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result erro
 // errBlocks is the result of a task that must block its worker: asynq would archive it for any result.
 var errBlocks = errors.New("automutex: the task blocks until asynq requeues it")
 
-// blocked returns result. For errBlocks it blocks first, until asynq requeues the task at the end of its ShutdownTimeout and ends the
+// orBlock returns result. For errBlocks it blocks first, until asynq requeues the task at the end of its ShutdownTimeout and ends the
 // task's context. The task holds nothing meanwhile, and Close does not wait for it.
-func (d *delivery) blocked(result error) error {
+func orBlock(ctx context.Context, result error) error {
 	if result != errBlocks { //nolint:errorlint // it is never wrapped
 		return result
 	}
-	<-d.ctx.Done()
-	return context.Cause(d.ctx)
+	<-ctx.Done()
+	return context.Cause(ctx)
 }
 
 // comeBack observes EventRetried and returns the task to asynq, its attempt not spent. Without ServerConfig there is no event.

@@ -88,12 +88,14 @@ func TestShutdown_runningHandler(t *testing.T) {
 	})
 }
 
-// Waiters end with Close, and their attempts are not spent. On its last attempt a waiter says nothing until asynq has taken the
-// task back; Close does not wait for it, and the key that comes free then does not start it.
+// Waiters end with Close, and their attempts are not spent. On its last attempt a waiter, or a task that RetryAfter keeps away, says
+// nothing until asynq has taken it back; Close does not wait for it, and neither the key that comes free nor Close starts it.
 func TestShutdown_waiters(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := busyRig(t, s, automutex.Rule{Wait: time.Hour, Busy: automutex.Retry}, setup{served: quickly(time.Second)})
+		away := r.enqueue("free", nil, asynq.MaxRetry(0))
+		r.stage.next(t).returns(automutex.RetryAfter(time.Minute, nil))
 		ids := []string{r.enqueue("work", one), r.enqueue("work", one)}
 		last := r.enqueue("work", one, asynq.MaxRetry(0))
 		r.awaitLine(3, "work", "1")
@@ -113,7 +115,7 @@ func TestShutdown_waiters(t *testing.T) {
 				t.Errorf("it comes back in %s with %q", until, info.LastErr)
 			}
 		}
-		for _, id := range []string{last, late} {
+		for _, id := range []string{away, last, late} {
 			if info := r.await(id, asynq.TaskStatePending); info.Retried != 0 {
 				t.Errorf("%d attempts spent", info.Retried)
 			}
