@@ -24,15 +24,10 @@ type taskClaim struct {
 	superseded bool       // another task has taken the place of this one
 }
 
-// hasClaim reports whether a task has a claim of this Guard's prefix. It is asked for tasks without a rule: they go the way of those with
-// rules, so that their claims are noted.
-func (g *Guard) hasClaim(ctx context.Context) bool {
+// claimOf returns the claim of a task, if that is of this Guard's prefix. A task within a task has the outer one's ID, and not its claim.
+func (g *Guard) claimOf(ctx context.Context) (c taskClaim) {
 	id, _ := asynq.GetTaskID(ctx)
-	return g.claimOf(id).key != ""
-}
-
-func (g *Guard) claimOf(id string) (c taskClaim) {
-	if key, kind, ok := mark.Parse(id, g.cfg.Prefix); ok {
+	if key, kind, ok := mark.Parse(id, g.cfg.Prefix); ok && running(ctx) == nil {
 		c.key, c.kind = key, kind
 	}
 	return c

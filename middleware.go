@@ -58,9 +58,9 @@ func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) 
 	switch {
 	case outer != nil && outer.guard == g && g.isSame(outer.task, t):
 		return next.ProcessTask(ctx, t) // a Middleware that is installed twice has nothing left to do
-	case g.rules.match(t.Type()) == nil && !g.hasClaim(ctx):
+	case g.rules.match(t.Type()) == nil && g.claimOf(ctx).key == "": // a claim is noted on the way of tasks with rules
 		return g.runWithoutRule(ctx, t, next)
-	case outer != nil && outer.guard != g:
+	case outer != nil && outer.guard != g && outer.guard.rules.match(t.Type()) != nil:
 		return g.archive(fmt.Errorf("automutex: the Middleware of two Guards (prefixes %q and %q) runs this task, and both have a rule for its type %q: give one Guard all rules of a type",
 			outer.guard.cfg.Prefix, g.cfg.Prefix, t.Type()))
 	}
@@ -78,10 +78,9 @@ func (g *Guard) isSame(outer, t *asynq.Task) bool {
 	return err == nil && bytes.Equal(payload, t.Payload())
 }
 
-// noServerConfig reports whether asynq takes a task that returns for one that has failed, as far as is known.
+// noServerConfig reports whether asynq takes a task that returns for one that has failed.
 func (d *delivery) noServerConfig() bool { return d.id != "" && d.server == nil }
 
-// warnNoServerConfig warns once of tasks whose context is not that of Guard.ServerConfig.
 func (d *delivery) warnNoServerConfig() {
 	if d.noServerConfig() {
 		d.guard.warnOnce("no ServerConfig", "the asynq server was made without Guard.ServerConfig, or BaseContext was set on the asynq.Config that it returned: each time a task returns to asynq, it may spend an attempt; "+
@@ -146,7 +145,7 @@ func (g *Guard) newDelivery(ctx context.Context, t *asynq.Task) *delivery {
 	var ok bool
 	if d.id, ok = asynq.GetTaskID(ctx); ok {
 		d.note = tasknote.Of(d.queue, d.id)
-		d.claim = g.claimOf(d.id)
+		d.claim = g.claimOf(ctx)
 		d.retried, _ = asynq.GetRetryCount(ctx)
 		maxRetry, _ := asynq.GetMaxRetry(ctx)
 		d.last = d.retried >= maxRetry
@@ -241,8 +240,7 @@ func (d *delivery) look(last obstacle) obstacle {
 	return d.lostBeforeStart()
 }
 
-// makeKeys finds the locks that the task needs. Under Allow, which only measures contention, the task runs without the lock of a rule for
-// which no key can be made.
+// makeKeys finds the locks that the task needs. Under Allow it runs without the lock of a rule for which no key can be made.
 func (d *delivery) makeKeys() obstacle {
 	met := obstacle{why: decide.Nothing}
 	if d.targets != nil {
@@ -278,7 +276,6 @@ func whyNoKey(err error) decide.Why {
 	return decide.KeyNever
 }
 
-// take gets one lock.
 func (d *delivery) take(t target) obstacle {
 	if d.without[t.key] || d.holds(t.key) {
 		return obstacle{why: decide.Nothing}
@@ -417,11 +414,12 @@ func said(err error) (decide.Said, time.Duration) {
 	return decide.SaidError, 0
 }
 
-// decideEnd decides about a task by what its handler has returned, or a function that was asked in its place.
+// decideEnd decides about a task by what its handler has returned, or a function that was asked in its place. A task within a task leaves
+// the wait of a RetryAfter to the outer one, which gives its locks back for it.
 func (d *delivery) decideEnd(met *obstacle) decide.Decision {
-	r := decide.Result{Over: d.over(), Last: d.last}
+	r := decide.Result{Over: d.over(), Last: d.last && running(d.ctx) == nil}
 	r.Said, met.delay = said(met.err)
-	r.TimeUp = d.last && !d.hasTimeFor(max(met.delay, minStay))
+	r.TimeUp = r.Last && !d.hasTimeFor(max(met.delay, minStay))
 	return decide.End(r)
 }
 
@@ -501,7 +499,6 @@ func (d *delivery) comeBack(when decide.When, met obstacle) error {
 	return d.comeBackIn(e.Delay, met.err)
 }
 
-// delay returns how long a task stays away.
 func (d *delivery) delay(when decide.When, met obstacle) time.Duration {
 	left := met.delay
 	switch rule := met.target.rule; {

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,6 +18,7 @@ import (
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/unique"
 )
 
 // Two tasks for one entity take turns; a third for another does not wait.
@@ -210,6 +212,32 @@ func TestMiddleware_taskWithinATask(t *testing.T) {
 			t.Errorf("%v; ran %q", err, ran)
 		}
 	})
+}
+
+// A task within a task leaves the claim of the outer one, and the wait of a RetryAfter to it.
+func TestMiddleware_withinTheLastAttempt(t *testing.T) {
+	t.Parallel()
+	r := start(t, redistest.Mini(t), setup{
+		rules: []automutex.Rule{{Task: "work"}, {Task: "part"}},
+		wrap: func(g *automutex.Guard, stage asynq.Handler) asynq.Handler {
+			part := g.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return automutex.RetryAfter(0, nil) }))
+			free := g.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+			return g.Middleware(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+				err := part.ProcessTask(ctx, asynq.NewTask("part", nil))
+				redistest.Must(t, free.ProcessTask(ctx, asynq.NewTask("free", nil)))
+				return cmp.Or(stage.ProcessTask(ctx, task), err)
+			}))
+		},
+	})
+	_, err := r.once(unique.Rule{Task: "work", Duplicate: unique.Replace}).Enqueue(asynq.NewTask("work", nil), asynq.MaxRetry(0))
+	redistest.Must(t, err)
+	for _, result := range []error{nil, asynq.RevokeTask} {
+		run := r.stage.next(t)
+		if lasts := r.rdb.PTTL(t.Context(), r.lockOf("work").Key()+":claim").Val(); lasts < time.Hour {
+			t.Errorf("the claim ends in %s", lasts)
+		}
+		run.returns(result)
+	}
 }
 
 func TestMiddleware_lease(t *testing.T) {

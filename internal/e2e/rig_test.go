@@ -19,6 +19,7 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/unique"
 )
 
 const patience = redistest.Patience
@@ -196,6 +197,14 @@ func (r *rig) enqueue(taskType string, payload any, options ...asynq.Option) str
 	info, err := r.client.Enqueue(asynq.NewTask(taskType, []byte(text)), options...)
 	redistest.Must(r.t, err)
 	return info.ID
+}
+
+func (r *rig) once(rule unique.Rule) *unique.Client {
+	r.t.Helper()
+	rule.Queue = r.queue
+	c, err := unique.New(r.client, r.inspector, r.rdb, unique.Config{Prefix: r.cfg.Prefix, Rules: []unique.Rule{rule}})
+	redistest.Must(r.t, err)
+	return c
 }
 
 // await waits until the task is in that state. Errors of the inspector are tried

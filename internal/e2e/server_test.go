@@ -17,6 +17,7 @@ import (
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
+	"github.com/automutex/automutex/unique"
 )
 
 // theirs are a user's own four functions, and what they were called with.
@@ -376,26 +377,33 @@ func TestRights(t *testing.T) {
 	})
 }
 
-// Two guards around one handler serve their own tasks. A task for which both have a rule is archived: it would have two sets of
-// locks and two policies.
+// Two guards around one handler serve their own tasks, also those that have a claim, and on the last attempt a RetryAfter waits without the
+// lock. A task for which both have a rule is archived: it would have two sets of locks and two policies.
 func TestServer_stacked(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		seen, log := &events{}, &redistest.Log{}
-		inner := newGuard(t, s, log, seen, automutex.Rule{Task: "work", Name: "inner"}, automutex.Rule{Task: "other", Name: "other"})
+		prefix, seen := redistest.Name(t), &events{}
+		inner, err := automutex.New(s.Client(t), automutex.Config{Prefix: prefix, Observe: seen.observe, Rules: []automutex.Rule{{Task: "work"}, {Task: "other"}}})
+		redistest.Must(t, err)
+		t.Cleanup(func() { redistest.Must(t, inner.Close(context.Background())) })
 		r := start(t, s, setup{
-			rules:  []automutex.Rule{{Task: "work", Name: "outer"}, {Task: "mine", Name: "mine"}},
+			prefix: prefix, rules: []automutex.Rule{{Task: "work"}, {Task: "mine"}},
 			served: func(c *asynq.Config) { *c = inner.ServerConfig(*c) },
 			wrap:   func(g *automutex.Guard, h asynq.Handler) asynq.Handler { return g.Middleware(inner.Middleware(h)) },
 		})
-		for _, name := range []string{"other", "mine"} {
-			id := r.enqueue(name, nil)
-			run := r.stage.next(t)
+		for i, name := range []string{"other", "mine"} {
+			once := r.once(unique.Rule{Task: name, Until: unique.UntilStart})
+			info, err := once.Enqueue(asynq.NewTask(name, nil), asynq.MaxRetry(0), asynq.Retention(time.Hour))
+			redistest.Must(t, err)
+			run := r.stage.nextIs(t, info.ID)
 			if _, ok := automutex.LeaseOf(run.ctx, name); !ok {
 				t.Errorf("no lease of %s", name)
 			}
-			run.returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			run.returns(automutex.RetryAfter(0, nil))
+			r.finish(info.ID)
+			if n := len(r.seen.list(automutex.EventReleased)) + len(seen.list(automutex.EventReleased)); n != 2*(i+1) {
+				t.Errorf("%s: %d releases", name, n)
+			}
 		}
 		if info := r.await(r.enqueue("work", nil), asynq.TaskStateArchived); !strings.Contains(info.LastErr, "give one Guard all rules of a type") {
 			t.Errorf("archived with %q", info.LastErr)
