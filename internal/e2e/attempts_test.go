@@ -309,7 +309,7 @@ func TestReserved_options(t *testing.T) {
 		t.Errorf("%+v, %v", info, err)
 	}
 	unique, later := asynq.Unique(time.Hour), asynq.ProcessIn(time.Hour)
-	for where, opts := range map[string][2][]asynq.Option{"NewTask": {{unique, later}, nil}, "Enqueue": {{later}, {unique}}} {
+	for where, opts := range map[string][2][]asynq.Option{"NewTask": {{unique, later}, nil}, "Group": {{unique, asynq.Group("g")}, nil}, "Enqueue": {{later}, {unique}}} {
 		one := asynq.NewTask("work", []byte(where), append(opts[0], asynq.Queue(r.queue))...)
 		if _, err := c.Enqueue(one, opts[1]...); err != nil {
 			t.Errorf("%s: %v", where, err)

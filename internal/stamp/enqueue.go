@@ -80,7 +80,9 @@ func (*dryRedis) SAdd(context.Context, string, ...any) *redis.IntCmd {
 
 // EvalSha runs the script that enqueues, schedules or groups a task.
 func (d *dryRedis) EvalSha(_ context.Context, _ string, keys []string, _ ...any) *redis.Cmd {
-	_, after, _ := strings.Cut(keys[0], "}:") // asynq:{<queue>}:unique:...
-	d.unique = strings.HasPrefix(after, "unique:")
+	for _, key := range keys {
+		_, after, _ := strings.Cut(key, "}:") // asynq:{<queue>}:unique:...
+		d.unique = d.unique || strings.HasPrefix(after, "unique:")
+	}
 	return redis.NewCmdResult(int64(1), nil)
 }
