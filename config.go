@@ -100,9 +100,6 @@ func checkConfig(cfg Config) []*FieldError {
 	if err := engine.CheckSecret(cfg.HashKeys); err != nil {
 		mistakes.addf("HashKeys", "%w", err)
 	}
-	if cfg.MinReplicas < 0 {
-		mistakes.addf("MinReplicas", "%d is negative; use 0 to wait for no replica", cfg.MinReplicas)
-	}
 	if cfg.History < 0 || cfg.History > history.Most {
 		mistakes.addf("History", "%d is not from 0 to %d; use 0 to keep no runs", cfg.History, history.Most)
 	}

@@ -54,6 +54,8 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	unfit := engine.CheckClient(rdb)
 	if unfit != nil {
 		problems = append(problems, fmt.Errorf("automutex: %w", unfit))
+	} else if err := engine.CheckReplicas(rdb, cfg.MinReplicas); err != nil {
+		problems = append(problems, configError("MinReplicas", "%w", err))
 	}
 	rules, err := compile(cfg)
 	if err != nil {

@@ -55,7 +55,7 @@ func TestNew_mistakes(t *testing.T) {
 		}
 	}
 	for want, cfg := range map[string]automutex.Config{
-		"Config.History: 1001 is not from 0 to 1000": {History: history.Most + 1}, "Config.MinReplicas: ": {MinReplicas: -1},
+		"Config.History: 1001 is not from 0 to 1000": {History: history.Most + 1}, "Config.MinReplicas: lock: MinReplicas is -1": {MinReplicas: -1}, "MinReplicas is 1001": {MinReplicas: 1001},
 	} {
 		if _, err := automutex.New(redistest.Mini(t).Client(t), cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: want %q", err, want)

@@ -301,6 +301,7 @@ func TestPark_new(t *testing.T) {
 			{rdb, automutex.Config{Rules: rules, WakeAtFront: true}, ""},
 			{bare{rdb}, automutex.Config{Rules: rules, Inspector: inspector}, ""},
 			{bare{rdb}, automutex.Config{Rules: rules[:1], WakeAtFront: true}, ""},
+			{bare{rdb}, automutex.Config{MinReplicas: 1}, "automutex: Config.MinReplicas: lock: MinReplicas does not go with a e2e.bare"},
 			{bare{rdb}, automutex.Config{Rules: rules}, "automutex: Config.Inspector: is nil, and none can be made from a e2e.bare for the policy park of Rules[1], which is that of a rule without Busy"},
 			{bare{rdb}, automutex.Config{Rules: rules, Inspector: inspector, WakeAtFront: true}, "automutex: Config.WakeAtFront: needs a redis.UniversalClient"},
 		} {

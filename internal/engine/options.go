@@ -48,7 +48,7 @@ func (o *Options) check() error {
 			return err
 		}
 	}
-	return cmp.Or(CheckPrefix(o.Prefix), CheckSecret(o.HashKeys), checkReplicas(o.Client, o.Replicas))
+	return cmp.Or(CheckPrefix(o.Prefix), CheckSecret(o.HashKeys), CheckReplicas(o.Client, o.Replicas))
 }
 
 // CheckClient returns why an Engine cannot work with a client: it is nil, a typed nil or a *redis.Ring.
@@ -102,14 +102,14 @@ func CheckSecret(secret string) error {
 	return nil
 }
 
-// checkReplicas returns why rdb cannot be asked to wait for n replicas, or nil.
-func checkReplicas(rdb redisx.Client, n int) error {
+// CheckReplicas returns why rdb cannot be asked to wait for n replicas, or nil.
+func CheckReplicas(rdb redisx.Client, n int) error {
 	const most = 1000 // more than any master has
 	if n < 0 || n > most {
-		return fmt.Errorf("lock: Options.MinReplicas is %d: a number of replicas, %d at most, where 0 waits for none", n, most)
+		return fmt.Errorf("lock: MinReplicas is %d: a number of replicas, %d at most, where 0 waits for none", n, most)
 	}
 	if n > 0 && !redisx.KnowsMasters(rdb) {
-		return fmt.Errorf("lock: Options.MinReplicas does not go with a %T, of which it is not known which Redis it asks: "+
+		return fmt.Errorf("lock: MinReplicas does not go with a %T, of which it is not known which Redis it asks: "+
 			"use a *redis.Client or *redis.ClusterClient, or what embeds one", rdb)
 	}
 	return nil
