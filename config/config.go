@@ -161,7 +161,7 @@ func (r *reader) read(root *yaml.Node) (automutex.Config, unique.Config) {
 	cfg.Rules, rules = fitting[automutex.Rule](get(root, "rules"), rule{defaults: f.Defaults})
 	once.Rules, onceRules = fitting[unique.Rule](get(root, "unique"), uniqueRule{})
 	switch n := get(root, "hash_keys"); {
-	case len(r.mistakes) == 0 && get(root, "rules") == nil && get(root, "unique") == nil:
+	case len(r.mistakes) == 0 && len(rules)+len(onceRules) == 0:
 		r.reportf(root.Line, root.Column, "there are no rules; list them under rules: or unique:")
 	case n != nil && n.Kind == yaml.ScalarNode && f.HashKeys == "": // as of a template that was filled with nothing
 		r.reportf(n.Line, n.Column, "hash_keys: the secret is empty; give one, such as openssl rand -hex 32 makes, or leave hash_keys out")

@@ -68,6 +68,7 @@ func TestParse_mistakes(t *testing.T) {
 		"rules":                         "1:1 want keys with values",
 		"- task: a":                     "1:1 want keys with values",
 		"prefix: a":                     "1:1 there are no rules",
+		"rules: []":                     "1:1 there are no rules",
 		"rules:":                        "1:7 rules: there is no value",
 		"rules: {task: a}":              "1:8 rules: want a list of rules",
 		"rules:\n  -":                   "2:4 there is no value",
