@@ -126,7 +126,8 @@ func (f *Fields) find(payload []byte) ([][]byte, *Error) {
 			return nil, &Error{Path: path.text, Reason: walk.whyTwice(path.segments[at])}
 		}
 		if values[i] = walk.found[path.nodes[len(path.nodes)-1]].value; values[i] == nil {
-			return nil, &Error{Path: path.text, Reason: "is missing: " + walk.whyMissing(path), Absent: true}
+			hasAlike := slices.ContainsFunc(path.nodes, func(n int) bool { return walk.found[n].alike != "" }) // encoding/json takes that
+			return nil, &Error{Path: path.text, Reason: "is missing: " + walk.whyMissing(path), Absent: !hasAlike}
 		}
 	}
 	return values, nil
@@ -171,9 +172,8 @@ func (w *fieldWalk) value(node int, value []byte) {
 
 // member takes a member of an object for the node that has its name.
 //
-// A name that differs from a node's name in letter case alone is not the node's, but encoding/json takes it for that: the handler gets
-// whichever comes last in the payload. member notes such a name, unless it is itself the name of a path. A name in which half a surrogate
-// pair was replaced is no node's.
+// A name that differs from a node's in letter case alone is not the node's, but encoding/json takes it for that: the handler gets the last
+// one in the payload. member notes such a name if no path has it. A name with half a surrogate pair is no node's.
 func (w *fieldWalk) member(edges []fieldEdge, quoted, value []byte) {
 	name, half := unquote(quoted)
 	for _, edge := range edges {
