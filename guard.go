@@ -95,7 +95,7 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	return g, nil
 }
 
-// NewFromConnOpt is [New] with a client that it makes from opt, the options that asynq.NewServer gets. [Guard.Close] closes that client.
+// NewFromConnOpt is [New] with a client that it makes from opt, the options that asynq.NewServer gets.
 func NewFromConnOpt(opt asynq.RedisConnOpt, cfg Config) (*Guard, error) {
 	if opt == nil {
 		return nil, errors.New("automutex: the RedisConnOpt is nil: pass the one that asynq.NewServer gets")
@@ -128,7 +128,7 @@ func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 // Shutdown is too late: Shutdown waits for tasks in line up to its whole timeout. A task on its last attempt cannot return, since asynq
 // would archive it: it blocks its worker, and asynq requeues it at the end of that timeout.
 //
-// Close leaves the Redis client open, unless [NewFromConnOpt] made it.
+// Close closes only a Redis client that [NewFromConnOpt] made, once no handler runs.
 func (g *Guard) Close(ctx context.Context) error {
 	idle := g.life.End()
 	var err error
@@ -149,9 +149,9 @@ func (g *Guard) Close(ctx context.Context) error {
 		case <-time.After(time.Second):
 		}
 	}
-	if g.client != nil {
+	if g.client != nil && err == nil { // else late handlers release their leases
 		if closed := g.client.Close(); closed != nil && !errors.Is(closed, redis.ErrClosed) {
-			err = errors.Join(err, closed)
+			err = closed
 		}
 	}
 	return err

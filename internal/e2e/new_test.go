@@ -134,10 +134,16 @@ func TestNew_fromConnOpt(t *testing.T) {
 		opt := connOpt{func() any { return redis.NewUniversalClient(s.Options()) }, &made}
 		guard, err := automutex.NewFromConnOpt(opt, automutex.Config{Rules: rules, Prefix: prefix})
 		redistest.Must(t, err)
-		ran := false
-		handler := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { ran = true; return nil }))
-		if err := handler.ProcessTask(t.Context(), asynq.NewTask("work", nil)); err != nil || !ran {
-			t.Errorf("%v, ran %v", err, ran)
+		ended, end := context.WithCancel(t.Context())
+		end()
+		late := errors.New("late")
+		handler := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return errors.Join(late, guard.Close(ended)) }))
+		if err := handler.ProcessTask(t.Context(), asynq.NewTask("work", nil)); !errors.Is(err, late) || !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		rdb := s.Client(t)
+		if n, err := rdb.Exists(t.Context(), prefix+":{work}").Result(); n != 0 || err != nil {
+			t.Errorf("a late handler keeps its key: %v", err)
 		}
 		for range 2 {
 			redistest.Must(t, guard.Close(t.Context()))
@@ -155,16 +161,10 @@ func TestNew_fromConnOpt(t *testing.T) {
 		}
 
 		// New's is left open.
-		rdb := s.Client(t)
-		if guard, err = automutex.New(rdb, automutex.Config{Rules: rules, Prefix: prefix}); err != nil {
-			t.Fatal(err)
-		}
-		if err := guard.Close(t.Context()); err != nil {
-			t.Error(err)
-		}
-		if err := rdb.Ping(t.Context()).Err(); err != nil {
-			t.Error(err)
-		}
+		guard, err = automutex.New(rdb, automutex.Config{Rules: rules, Prefix: prefix})
+		redistest.Must(t, err)
+		redistest.Must(t, guard.Close(t.Context()))
+		redistest.Must(t, rdb.Ping(t.Context()).Err())
 	})
 }
 
