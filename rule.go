@@ -44,7 +44,7 @@ type Rule struct {
 	Key KeyFunc
 
 	// Optional has a task take no lock of this rule if a field of On or a header of OnHeaders is missing, null or empty, or if the payload
-	// is empty and On is set. Otherwise such a task is archived with a [*KeyError].
+	// is empty and On is set. Otherwise such a task is archived with a [*KeyError]. A name in another letter case is not missing.
 	Optional bool
 
 	// Payload is a value of the Go type that the payload, or the result of [Config].Decode, is decoded into. With it, New refuses a path in
@@ -158,11 +158,11 @@ func compile(cfg Config) (*ruleSet, error) {
 		problems = append(problems, rule.check()...)
 		rule.fillDefaults()
 	}
-	problems = append(problems, checkTogether(rules)...)
+	rs := newRuleSet(rules)
+	problems = append(problems, rs.checkTogether()...)
 	if len(problems) > 0 {
 		return nil, joinFieldErrors(problems)
 	}
-	rs := newRuleSet(rules)
 	rs.secret, rs.decode = cfg.HashKeys, cfg.Decode
 	return rs, nil
 }
@@ -316,14 +316,14 @@ func (c *compiledRule) shared() []sharedField {
 }
 
 // checkTogether returns the mistakes that several rules make together, such as a Name that two of them have. Defaults are filled in.
-func checkTogether(rules []*compiledRule) []*FieldError {
+func (rs *ruleSet) checkTogether() []*FieldError {
 	var mistakes fieldErrors
 	names, tasks, scopes := map[string]*compiledRule{}, map[string]int{}, map[string]*compiledRule{}
 	ordered := map[string]*compiledRule{}
-	for _, rule := range rules {
+	for _, rule := range rs.rules {
 		tasks[rule.Task]++
 	}
-	for _, rule := range rules {
+	for _, rule := range rs.rules {
 		mistakes.rule = rule
 		if other := ordered[rule.Task]; rule.InOrder && other != nil {
 			mistakes.addf("InOrder", "is set in %s too, for the same Task: a task has one place in one order; leave one out", other.where())
@@ -342,8 +342,10 @@ func checkTogether(rules []*compiledRule) []*FieldError {
 		scope := rule.scope(rule.Task)
 		first := scopes[scope]
 		if first == nil {
-			scopes[scope] = rule
-			continue
+			scopes[scope], first = rule, rule
+			if of := rs.match(scope); len(of) > 0 && of[0].Scope == "" { // a type's own scope
+				first = of[0]
+			}
 		}
 		theirs := first.shared()
 		for i, our := range rule.shared() {
