@@ -25,11 +25,11 @@ import (
 //
 //   - It gives the task the next place in the order of its key if a rule says [Rule].InOrder.
 //   - It reserves an attempt, so that no task waits for its key in its worker since asynq would archive it. The Client tells asynq one
-//     retry more than the task was enqueued with, and the Guard has asynq archive the task when its handler has failed, or panicked, as
-//     often as the caller asked for. If the last run did not return, since its worker died or its time was up, the task may run once more;
-//     a task of an ordered rule is then archived unrun. asynq's tools, and asynq.GetMaxRetry in a handler, show one retry more;
-//     [LastAttempt] goes by what was asked for. A task of which [Fail] or [AfterFailure] spends an attempt gets one more. The task must be
-//     run by a Guard that has a rule for it.
+//     retry more than the task was enqueued with, and the Guard has asynq archive the task when its handler has failed, or panicked (no
+//     asynq.PanicError then), as often as the caller asked for. If the last run did not return, since its worker died or its time was up,
+//     the task may run once more; a task of an ordered rule is then archived unrun. asynq's tools, and asynq.GetMaxRetry in a handler, show
+//     one retry more; [LastAttempt] goes by what was asked for. A task of which [Fail] or [AfterFailure] spends an attempt gets one more.
+//     The task must be run by a Guard that has a rule for it.
 type Client struct {
 	rules  *ruleSet
 	prefix string
