@@ -27,7 +27,7 @@ func TestCooldownKeepsTheSlotForThatLong(t *testing.T) {
 			}
 			wantAvailable(t, m, 0)
 			for what, err := range map[string]error{"Extend": le.Extend(t.Context(), time.Minute), "Cooldown": le.Cooldown(t.Context(), 48*time.Hour)} {
-				wantErr(t, err, lock.ErrNotHeld, "%s of a lease that cools down", what)
+				wantErr(t, err, lock.ErrNotHeld, "%s in a cooldown", what)
 			}
 			redistest.Must(t, beside.Extend(t.Context(), time.Minute))
 			mustUnlock(t, beside)

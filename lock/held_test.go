@@ -46,8 +46,8 @@ func leavesTheSuccessorAlone(t *testing.T, s *redistest.Server) {
 	free(t, m)
 }
 
-// What ended by its deadline, was deleted, or was released before, is not held any more, and its release says so. A
-// server that has forgotten its scripts does not make it otherwise.
+// What ended by its deadline, was deleted, or was released before, is not held any more, and its release says so, also by
+// a server that has forgotten its scripts.
 func TestUnlockAfterTheDeadline(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

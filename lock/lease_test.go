@@ -186,7 +186,7 @@ func TestBreakOneOfSeveral(t *testing.T) {
 			}
 		}
 		if ok, err := m.Break(t.Context(), ""); ok || err == nil {
-			t.Errorf("Break without a token: %v, %v; want an error", ok, err)
+			t.Errorf("without a token: %v, %v", ok, err)
 		}
 		if ok, err := slots(his, m, 3).Break(t.Context(), broken.Token()); !ok || err != nil {
 			t.Fatalf("Break: %v, %v", ok, err)
@@ -203,7 +203,7 @@ func TestBreakOneOfSeveral(t *testing.T) {
 			t.Error("Unlock of a broken lease freed a slot")
 		}
 		if ok, err := m.Break(t.Context(), broken.Token()); ok || err != nil {
-			t.Errorf("second Break: %v, %v", ok, err)
+			t.Errorf("again: %v, %v", ok, err)
 		}
 		if n, err := hers.Mutex(redistest.Name(t)).BreakAll(t.Context()); n != 0 || err != nil {
 			t.Errorf("BreakAll: %d, %v", n, err)
@@ -236,7 +236,7 @@ func TestClose(t *testing.T) {
 			"Do":   m.Do(t.Context(), func(context.Context) error { t.Error("Do ran"); return nil }),
 			"List": second(l.Controls().List(t.Context())), "Resume": l.Controls().Resume(t.Context(), "x"),
 		} {
-			wantErr(t, err, lock.ErrClosed, "%s after Close", what)
+			wantErr(t, err, lock.ErrClosed, "%s", what)
 		}
 		redistest.Must(t, l.Close())
 		if bound.Err() != nil {

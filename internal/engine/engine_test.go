@@ -87,11 +87,8 @@ func TestRenewalAfterAFailure(t *testing.T) {
 func TestNoSender(t *testing.T) {
 	t.Parallel()
 	e, r := start(t, redistest.Mini(t)), request(t)
-	r.TTL = time.Second
+	e.senders, r.TTL = 100, time.Second
 	le := must(t, e, r)
-	e.mu.Lock()
-	e.senders = 100
-	e.mu.Unlock()
 	ctx, end := context.WithTimeout(t.Context(), redistest.Patience)
 	defer end()
 	if <-le.Bind(ctx).Done(); ctx.Err() != nil {
