@@ -31,7 +31,7 @@ func (k Kind) CanBeSuperseded() bool { return strings.Contains(string(k), "-") }
 func (k Kind) EndsWithTask() bool { return k.EndsAtStart() || k == DoneNew }
 
 const (
-	// Kept is how long a mark, as in shared.lua, lasts after a note at least: only garbage is collected.
+	// Kept is how long a mark lasts after a note at least, in shared.lua too: only garbage is collected.
 	Kept = 30 * 24 * time.Hour
 	// rest is how long it lasts after its task has ended: asynq files the task within moments, or runs it again after the end of its own lease
 	// on it.
