@@ -25,9 +25,9 @@ type taskClaim struct {
 }
 
 // claimOf returns the claim of a task, if that is of this Guard's prefix. A task within a task has the outer one's ID, and not its claim.
-func (g *Guard) claimOf(ctx context.Context) (c taskClaim) {
+func (g *Guard) claimOf(ctx context.Context, t *asynq.Task) (c taskClaim) {
 	id, _ := asynq.GetTaskID(ctx)
-	if key, kind, ok := mark.Parse(id, g.cfg.Prefix); ok && running(ctx) == nil {
+	if key, kind, ok := mark.Parse(id, g.cfg.Prefix); ok && (running(ctx) == nil || running(ctx).task == t) {
 		c.key, c.kind = key, kind
 	}
 	return c

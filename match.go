@@ -125,7 +125,7 @@ func (c *compiledRule) parts(ctx context.Context, t *asynq.Task) (parts []string
 		var failed *keys.Error
 		if parts, failed = c.fields.Parts(t.Payload()); failed != nil {
 			unfit := fieldError(t, failed, "the rule's On")
-			if failed.Absent {
+			if unfit.absent {
 				unfit.advice += adviceOptional
 			}
 			return nil, unfit

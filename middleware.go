@@ -58,10 +58,10 @@ func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) 
 	switch {
 	case outer != nil && outer.guard == g && g.isSame(outer.task, t):
 		return next.ProcessTask(ctx, t) // a Middleware that is installed twice has nothing left to do
-	case g.rules.match(t.Type()) == nil && g.claimOf(ctx).key == "": // a claim is noted on the way of tasks with rules
+	case g.rules.match(t.Type()) == nil && g.claimOf(ctx, t).key == "": // a claim is noted on the way of tasks with rules
 		return g.runWithoutRule(ctx, t, next)
-	case outer != nil && outer.guard != g && outer.guard.rules.match(t.Type()) != nil:
-		return g.archive(fmt.Errorf("automutex: the Middleware of two Guards (prefixes %q and %q) runs this task, and both have a rule for its type %q: give one Guard all rules of a type",
+	case outer != nil && outer.guard != g && (outer.task == t || outer.guard.rules.match(t.Type()) != nil):
+		return g.archive(fmt.Errorf("automutex: the Middleware of two Guards (prefixes %q and %q) runs this task, and both have a rule for its type %q, or its claim: give one Guard all rules of a type, and each a Prefix",
 			outer.guard.cfg.Prefix, g.cfg.Prefix, t.Type()))
 	}
 	d := g.newDelivery(ctx, t)
@@ -145,7 +145,7 @@ func (g *Guard) newDelivery(ctx context.Context, t *asynq.Task) *delivery {
 	var ok bool
 	if d.id, ok = asynq.GetTaskID(ctx); ok {
 		d.note = tasknote.Of(d.queue, d.id)
-		d.claim = g.claimOf(ctx)
+		d.claim = g.claimOf(ctx, t)
 		d.retried, _ = asynq.GetRetryCount(ctx)
 		maxRetry, _ := asynq.GetMaxRetry(ctx)
 		d.last = d.retried >= maxRetry

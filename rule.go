@@ -158,11 +158,11 @@ func compile(cfg Config) (*ruleSet, error) {
 		problems = append(problems, rule.check()...)
 		rule.fillDefaults()
 	}
-	rs := newRuleSet(rules)
-	problems = append(problems, rs.checkTogether()...)
+	problems = append(problems, checkTogether(rules)...)
 	if len(problems) > 0 {
 		return nil, joinFieldErrors(problems)
 	}
+	rs := newRuleSet(rules)
 	rs.secret, rs.decode = cfg.HashKeys, cfg.Decode
 	return rs, nil
 }
@@ -316,14 +316,14 @@ func (c *compiledRule) shared() []sharedField {
 }
 
 // checkTogether returns the mistakes that several rules make together, such as a Name that two of them have. Defaults are filled in.
-func (rs *ruleSet) checkTogether() []*FieldError {
+func checkTogether(rules []*compiledRule) []*FieldError {
 	var mistakes fieldErrors
 	names, tasks, scopes := map[string]*compiledRule{}, map[string]int{}, map[string]*compiledRule{}
 	ordered := map[string]*compiledRule{}
-	for _, rule := range rs.rules {
+	for _, rule := range rules {
 		tasks[rule.Task]++
 	}
-	for _, rule := range rs.rules {
+	for _, rule := range rules {
 		mistakes.rule = rule
 		if other := ordered[rule.Task]; rule.InOrder && other != nil {
 			mistakes.addf("InOrder", "is set in %s too, for the same Task: a task has one place in one order; leave one out", other.where())
@@ -342,10 +342,8 @@ func (rs *ruleSet) checkTogether() []*FieldError {
 		scope := rule.scope(rule.Task)
 		first := scopes[scope]
 		if first == nil {
-			scopes[scope], first = rule, rule
-			if of := rs.match(scope); len(of) > 0 && of[0].Scope == "" { // a type's own scope
-				first = of[0]
-			}
+			scopes[scope] = rule
+			continue
 		}
 		theirs := first.shared()
 		for i, our := range rule.shared() {

@@ -160,11 +160,6 @@ func TestCompile_refuses(t *testing.T) {
 			[]string{`rule "b" (Rules[1]): Limit: is 1, but rule "a" (Rules[0]) has 2 for the same scope "a"; `},
 		},
 		{
-			"one scope by type",
-			Config{Rules: []Rule{{Task: "a:", Limit: 2}, {Task: "b", Scope: "a:x"}, {Task: "a:y", Scope: "s"}, {Task: "c", Scope: "a:y"}}},
-			[]string{`rule "b" (Rules[1]): Limit: is 1, but rule "a:" (Rules[0]) has 2 for the same scope "a:x"; `},
-		},
-		{
 			"all at once",
 			Config{Prefix: "{", Rules: []Rule{{Limit: -1}, {Task: "b", TTL: 1, Busy: RetryIn(0)}}},
 			[]string{"Config.Prefix", "(Rules[0]): Task: ", "(Rules[0]): Limit: ", "(Rules[1]): TTL: ", "(Rules[1]): Busy: "},

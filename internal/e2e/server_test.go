@@ -377,8 +377,8 @@ func TestRights(t *testing.T) {
 	})
 }
 
-// Two guards around one handler serve their own tasks, also those that have a claim, and on the last attempt a RetryAfter waits without the
-// lock. A task for which both have a rule is archived: it would have two sets of locks and two policies.
+// Two guards around one handler serve their own tasks, and on the last attempt a RetryAfter waits without the lock. A task for which both
+// have a rule is archived: it would have two sets of locks and two policies; so is one that has a claim under the Prefix of both.
 func TestServer_stacked(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -392,21 +392,23 @@ func TestServer_stacked(t *testing.T) {
 			wrap:   func(g *automutex.Guard, h asynq.Handler) asynq.Handler { return g.Middleware(inner.Middleware(h)) },
 		})
 		for i, name := range []string{"other", "mine"} {
-			once := r.once(unique.Rule{Task: name, Until: unique.UntilStart})
-			info, err := once.Enqueue(asynq.NewTask(name, nil), asynq.MaxRetry(0), asynq.Retention(time.Hour))
-			redistest.Must(t, err)
-			run := r.stage.nextIs(t, info.ID)
+			id := r.enqueue(name, nil, asynq.MaxRetry(0))
+			run := r.stage.nextIs(t, id)
 			if _, ok := automutex.LeaseOf(run.ctx, name); !ok {
 				t.Errorf("no lease of %s", name)
 			}
 			run.returns(automutex.RetryAfter(0, nil))
-			r.finish(info.ID)
+			r.finish(id)
 			if n := len(r.seen.list(automutex.EventReleased)) + len(seen.list(automutex.EventReleased)); n != 2*(i+1) {
 				t.Errorf("%s: %d releases", name, n)
 			}
 		}
-		if info := r.await(r.enqueue("work", nil), asynq.TaskStateArchived); !strings.Contains(info.LastErr, "give one Guard all rules of a type") {
-			t.Errorf("archived with %q", info.LastErr)
+		claimed, err := r.once(unique.Rule{Task: "mine", Until: unique.UntilStart}).Enqueue(asynq.NewTask("mine", nil))
+		redistest.Must(t, err)
+		for _, id := range []string{r.enqueue("work", nil), claimed.ID} {
+			if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, "give one Guard all rules of a type") {
+				t.Errorf("archived with %q", info.LastErr)
+			}
 		}
 		r.stage.none(t)
 	})

@@ -40,6 +40,7 @@ type Error struct {
 	Reason  string // continues a sentence that begins with the path, such as "is null", or begins with "the payload"
 	NotRead bool   // the payload is not JSON, or not UTF-8
 	Absent  bool   // the field is missing, null or empty, or the payload is empty
+	Alike   bool   // but for letter case
 }
 
 // Parse makes the Fields of some paths. The error quotes the path at fault.
@@ -126,8 +127,8 @@ func (f *Fields) find(payload []byte) ([][]byte, *Error) {
 			return nil, &Error{Path: path.text, Reason: walk.whyTwice(path.segments[at])}
 		}
 		if values[i] = walk.found[path.nodes[len(path.nodes)-1]].value; values[i] == nil {
-			hasAlike := slices.ContainsFunc(path.nodes, func(n int) bool { return walk.found[n].alike != "" }) // encoding/json takes that
-			return nil, &Error{Path: path.text, Reason: "is missing: " + walk.whyMissing(path), Absent: !hasAlike}
+			return nil, &Error{Path: path.text, Reason: "is missing: " + walk.whyMissing(path), Absent: true,
+				Alike: slices.ContainsFunc(path.nodes, func(n int) bool { return walk.found[n].alike != "" })}
 		}
 	}
 	return values, nil
