@@ -568,8 +568,8 @@ func (e *Engine) planHold(le *Lease) {
 	}
 }
 
-// ring handles what is due. The alarm calls it, and each sender at its end. What finds no sender stays due, and is looked at again soon: all
-// senders may hang, and leases end in time.
+// ring handles what is due. The alarm calls it, and each sender at its end. What finds no sender stays due, and is looked at again: all
+// senders may hang, and leases end.
 func (e *Engine) ring() {
 	e.ringing.Lock()
 	now := time.Now()
@@ -594,7 +594,7 @@ func (e *Engine) ring() {
 		}
 	}
 	if !next.IsZero() && !next.After(now) {
-		next = now.Add(leastMargin / 10)
+		next = time.Now().Add(max(leastMargin/10, 10*time.Since(now))) // many may be due
 	}
 	e.mu.Unlock()
 	e.alarm.Set(next)

@@ -387,9 +387,6 @@ func (le *Lease) Extend(ctx context.Context, length time.Duration) error {
 
 // CloseGate closes the gate of the lock for length from now: nobody gets the lock, however many slots are free. Holders go on, this one
 // included. A gate that is closed for longer stays so. It outlives the lease; a break ends it. It works on a context that has ended, too.
-//
-// ErrNotHeld: the lease has ended, and the gate is unchanged. ErrBackend: the gate may be closed or not. ErrNotReplicated: the gate is
-// closed, but too few replicas know of it, so a failover may open it.
 func (le *Lease) CloseGate(ctx context.Context, length time.Duration) error {
 	e, r := le.engine, &le.request
 	if err := r.checkLength("CloseGate for", length); err != nil {

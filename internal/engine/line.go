@@ -71,8 +71,7 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	return e.stand(w, began)
 }
 
-// askFirst sends the first ask of w, and returns its answer. With many first asks under way, this one goes in a pipeline, and is not asked if
-// ctx ends before.
+// askFirst sends the first ask of w, and returns its answer. With many first asks under way, this one goes in a pipeline.
 func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (a Answer, asked bool, err error) {
 	le, r := w.lease, &w.lease.request
 	e.mu.Lock()
@@ -83,9 +82,13 @@ func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (a An
 		w.turn.putOff(began)
 		e.planAsk(w)
 		e.mu.Unlock()
+		bound, end := context.WithCancel(ctx)
+		defer end()
+		// A free lock is had, though the reply comes after Within.
+		defer context.AfterFunc(r.Within, func() { time.AfterFunc(redisx.Timeout, end) })()
 		select { // it does not wait for the lock before Redis has said that others hold it
 		case <-first:
-		case <-ctx.Done(): // not Within: it takes a free lock, however long the reply takes
+		case <-bound.Done():
 		case <-e.life.Closing.Done():
 		}
 		e.mu.Lock()
@@ -228,7 +231,7 @@ func (e *Engine) act(w *waiter, next step, r askReply) {
 	case leave:
 		e.life.Branch(func() { // callers are counted in: they are in Take, or in a sender
 			e.drop(w.lease)
-			e.releaseUntil(w.lease, time.Now().Add(max(entryLifetime, w.lease.request.TTL)))
+			e.releaseUntil(w.lease, time.Now().Add(entryLifetime))
 			close(w.left)
 		})
 		return
