@@ -72,7 +72,7 @@ func stress(t *testing.T, s *redistest.Server, limit, sections int) {
 	}
 	done := make(chan struct{})
 	go func() { defer close(done); wg.Wait() }()
-	redistest.Eventually(t, 2*time.Minute, func() bool {
+	redistest.Eventually(t, 5*time.Minute, func() bool {
 		if life := rdb.PTTL(ctx, "automutex:{"+name+"}").Val(); life == -1 {
 			t.Error("the key has no TTL")
 		}
