@@ -128,7 +128,7 @@ func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 // Shutdown is too late: Shutdown waits for tasks in line up to its whole timeout. A task on its last attempt cannot return, since asynq
 // would archive it: it blocks its worker, and asynq requeues it at the end of that timeout.
 //
-// Close closes only a Redis client that [NewFromConnOpt] made, and only with a nil error: call it again.
+// Close closes only a Redis client that [NewFromConnOpt] made, and none after an error: call it again.
 func (g *Guard) Close(ctx context.Context) error {
 	idle := g.life.End()
 	var err error

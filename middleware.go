@@ -100,9 +100,12 @@ func (g *Guard) runWithoutRule(ctx context.Context, t *asynq.Task, next asynq.Ha
 		}
 		d := g.newDelivery(ctx, t)
 		d.warnNoServerConfig()
-		for ended := true; ended; ended = d.over() != decide.Goes { // then its time is not yet over
+		for {
 			if result, again := d.carryOut(d.decideEnd(&met), met); !again {
 				return result
+			}
+			if d.over() == decide.Goes {
+				break // else its wait was cut short
 			}
 		}
 	}

@@ -27,8 +27,8 @@ type Control struct {
 // A target is what a person types; escaping is ours. "report" is the scope of that very name, with whatever characters it has ("a%20b" is
 // the scope a%20b, not "a b"), and is for all its locks. "report:" is also every scope that begins with it, but no scope of more than 200
 // bytes. "report|acme" is one lock: its scope and its parts, as the program has them. A whole Redis key, as [Lock.Key] returns it, means
-// itself, without parts its scope; use it for a scope or a part that has a |. The narrowest control wins. Text that begins or ends with a space, or has a control
-// character, is an error.
+// itself, without parts its scope; use it for a scope or a part that has a |. The narrowest control wins. Text that begins or ends with a
+// space, or has a control character, is an error.
 //
 // A change is in force for this Locker when the call returns, and for all others within [ControlDelay]. Each Locker logs the change. It
 // outlives restarts. The later of two changes of one target wins; its pause and its limit are independent. After ErrBackend the change may

@@ -45,8 +45,8 @@ func (le *Lease) Bind(parent context.Context) context.Context {
 // Held reports whether the lease is still held, by the local clock. It does no I/O.
 func (le *Lease) Held() bool { return le.inner().Held() }
 
-// Extend makes the lease last at least d from now, or until its MaxHold, and never shortens it. d is more than 0 and at most ten years, and is rounded up to
-// whole milliseconds. Extend also works after ctx has ended.
+// Extend makes the lease last at least d from now, or until its MaxHold, and never shortens it. d is more than 0 and at most ten years,
+// and is rounded up to whole milliseconds. Extend also works after ctx has ended.
 //
 // ErrNotHeld: the lease has ended. ErrBackend: it is not known whether Redis has extended the lease. ErrNotReplicated: too few replicas
 // have the new deadline. After either of the last two this process keeps the old deadline, but Redis may keep the lock taken for d, or

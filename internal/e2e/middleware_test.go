@@ -224,7 +224,9 @@ func TestMiddleware_withinTheLastAttempt(t *testing.T) {
 			free := g.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
 			return g.Middleware(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 				err := part.ProcessTask(ctx, asynq.NewTask("part", nil))
-				redistest.Must(t, free.ProcessTask(ctx, asynq.NewTask("free", nil)))
+				if err := free.ProcessTask(ctx, asynq.NewTask("free", nil)); err != nil {
+					t.Error(err)
+				}
 				return cmp.Or(stage.ProcessTask(ctx, task), err)
 			}))
 		},

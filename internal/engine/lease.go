@@ -147,11 +147,12 @@ func (le *Lease) noteSent(now time.Time) {
 // endDue ends a lease whose deadline or MaxHold is over, and returns what tells its contexts; nil: it goes on. Callers hold mu, and call
 // that without mu.
 func (e *Engine) endDue(le *Lease, now time.Time) func() {
+	if now.Before(le.ends()) {
+		return nil
+	}
 	cause := ErrLost
 	if most := le.request.MaxHold; most > 0 && !now.Before(le.takenAt.Add(most)) {
 		cause = fmt.Errorf("%w: %q was held for its MaxHold of %s", ErrLost, le.request.Key, most)
-	} else if now.Before(le.deadline) {
-		return nil
 	}
 	bound := e.endLocked(le, lost)
 	return func() { endAll(bound, cause) }
