@@ -183,9 +183,9 @@ func TestPark_yieldsTheLastWorker(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := heldRig(t, s, setup{workers: 3})
 		older := r.enqueue("work", one)
-		r.awaitStored(1, 0, "work", "1")
+		r.awaitEvent(automutex.EventWaiting, older) // the server knows of its wait, and not Redis alone
 		newer := r.enqueue("work", one)
-		r.awaitStored(2, 0, "work", "1")
+		r.awaitEvent(automutex.EventWaiting, newer)
 		first := r.enqueue("other", nil) // takes the last one
 		blocks := r.stage.next(t)
 		r.awaitParked(newer)

@@ -1535,8 +1535,8 @@ func (w *world) endHolds() (found bool) {
 	return found
 }
 
-// judgeIdleOrder looks, while tasks are left and nothing is wrong any more, whether ordered keys stand still.
-func (w *world) judgeIdleOrder(left []string) {
+// stands tells whether ordered keys stand still, while tasks are left and nothing is wrong any more.
+func (w *world) stands(left []string) (stands bool) {
 	most := 4 * time.Minute // asynq's recoverer, a look and its delay
 	if slices.ContainsFunc(w.plan.Ops, func(op opPlan) bool { return op.Kind == "lose" }) {
 		most = 15 * time.Minute // nobody knows any more who is parked
@@ -1546,7 +1546,7 @@ func (w *world) judgeIdleOrder(left []string) {
 	last := w.book.quietSince
 	for _, r := range w.book.runs {
 		if r.lives() {
-			return
+			return false
 		}
 		for _, at := range []time.Time{r.began, r.ended} {
 			last = latest(last, at)
@@ -1555,13 +1555,14 @@ func (w *world) judgeIdleOrder(left []string) {
 	for _, text := range left {
 		_, id, _ := strings.Cut(text, " ")
 		if n := numberOf(id); n < 0 || w.plan.orderOf(w.plan.Tasks[n]) == nil {
-			return
+			return false
 		}
 	}
-	if idle := time.Since(last); idle > most && !w.forgot() {
+	idle := time.Since(last)
+	if stands = idle > most && !w.forgot(); stands {
 		w.book.violatef("stands: nobody has run for %s, and these wait: %s", idle, strings.Join(left, ", "))
-		w.book.quietSince = time.Now()
 	}
+	return stands
 }
 
 // mayStay tells whether an ordered key may have a place yet for a task that has ended, if nobody is behind it who would look: it

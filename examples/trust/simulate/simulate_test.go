@@ -346,7 +346,7 @@ func TestPlanted(t *testing.T) {
 			if out, err := exec.CommandContext(t.Context(), goTool, "test", "-c", "-overlay", overlay, "-o", binary, ".").CombinedOutput(); err != nil {
 				t.Fatalf("building with the defect: %v\n%s", err, out)
 			}
-			args := append([]string{"-test.timeout", "5m", "-test.run"}, p.run...)
+			args := append([]string{"-test.timeout", "30m", "-test.run"}, p.run...)
 			cmd := exec.CommandContext(t.Context(), binary, args...)
 			cmd.Env = append(os.Environ(), "TMPDIR="+dir)
 			out, err := cmd.CombinedOutput()

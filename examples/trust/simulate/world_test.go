@@ -393,9 +393,8 @@ func (w *world) drain() {
 			continue
 		}
 		looked = looked && !ended
-		w.judgeIdleOrder(left)
-		if time.Since(began) > drainWithin {
-			w.book.violationf("stuck: %s after everything was well: %s", drainWithin, strings.Join(left, ", "))
+		if well := time.Since(began); w.stands(left) || well > drainWithin {
+			w.book.violationf("stuck: %s after everything was well: %s", well, strings.Join(left, ", "))
 			return
 		}
 		time.Sleep(pause)
