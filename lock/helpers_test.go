@@ -346,7 +346,7 @@ func (c endsAsAtADeadline) Err() error { return context.Cause(c.Context) }
 // Value hides the context that it is made of from those that are made of it.
 func (endsAsAtADeadline) Value(any) any { return nil }
 
-// outOfTime calls f beside, whose time is up once it is in m's line, where it has company by nobody.
+// outOfTime calls f, whose time is up once it stands in m's line, alone.
 func outOfTime(t testing.TB, m *lock.Lock, f func(ctx context.Context) error) error {
 	t.Helper()
 	ctx, end := timeUp(t.Context())
@@ -355,7 +355,10 @@ func outOfTime(t testing.TB, m *lock.Lock, f func(ctx context.Context) error) er
 	go func() { failed <- f(ctx) }()
 	waiting(t, m, 1)
 	end()
-	return come(t, failed, "the end of a wait")
+	if err := come(t, failed, "the end of a wait"); !errors.Is(err, lock.ErrBackend) {
+		return err
+	}
+	return outOfTime(t, m, f) // before the reply came
 }
 
 // inVain calls Acquire of a busy lock, again with more time if that was over before Redis had replied.

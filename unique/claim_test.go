@@ -359,12 +359,12 @@ func TestClaim_lostBeforeItBegins(t *testing.T) {
 		automutex.Rule{Task: "reindex", Name: "second", Scope: "second", On: onID, Wait: longest, Busy: automutex.Retry}))
 	its := r.must(r.Enqueue(task("reindex", "7", "")))
 	redistest.Eventually(t, longest, func() bool { n, err := r.its("second").Waiting(t.Context()); return err == nil && n == 1 }, "it waits")
-	redistest.Must(t, r.inspector.PauseQueue(r.queue)) // it does not come back
+	redistest.Must(t, r.inspector.PauseQueue(r.queue)) // it does not run
 	r.hold("reindex")()                                // so it has lost its first lock
 	letGo()
-	r.await(r.queue, its.ID, asynq.TaskStateRetry)
+	r.await(r.queue, its.ID, asynq.TaskStatePending)
 	info, err := r.Enqueue(task("reindex", "7", ""))
-	r.mustBeDuplicate(info, err, its.ID, asynq.TaskStateRetry)
+	r.mustBeDuplicate(info, err, its.ID, asynq.TaskStatePending)
 }
 
 // A claim has a TTL, which reaches beyond a task that is scheduled far ahead.

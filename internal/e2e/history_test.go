@@ -133,7 +133,7 @@ func TestHistory_withoutTheLock(t *testing.T) {
 func TestHistory_lockLost(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry, TTL: time.Second}}, guarded: keepRuns(10)})
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry, TTL: time.Second}}, guarded: keepRuns(10), served: comingBack})
 		id := r.enqueue("work", nil)
 		run := r.stage.next(t)
 		redistest.Must(t, r.lockOf("work").Delete(t.Context()))

@@ -183,7 +183,7 @@ func TestPark_yieldsTheLastWorker(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := heldRig(t, s, setup{workers: 3})
 		older := r.enqueue("work", one)
-		r.awaitEvent(automutex.EventWaiting, older) // the server knows of its wait, and not Redis alone
+		r.awaitEvent(automutex.EventWaiting, older) // the server knows
 		newer := r.enqueue("work", one)
 		r.awaitEvent(automutex.EventWaiting, newer)
 		first := r.enqueue("other", nil) // takes the last one
@@ -198,9 +198,7 @@ func TestPark_yieldsTheLastWorker(t *testing.T) {
 		r.awaitParked(older)
 		r.awaitStored(0, 2, "work", "1")
 		free()
-		// Called in order, to the one worker left.
-		r.finish(older)
-		r.finish(newer)
+		r.finishAll(older, newer)
 		blocks.returns(nil)
 		blocksToo.returns(nil)
 		r.await(first, asynq.TaskStateCompleted)

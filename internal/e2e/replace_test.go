@@ -116,7 +116,7 @@ func TestReplace_waiting(t *testing.T) {
 			r.awaitLine(1, "work", "1")
 		}
 		r.stage.none(t)
-		running.returns(context.Cause(running.ctx))
+		running.returns(running.awaitEnd(t))
 		next := r.stage.nextIs(t, waits)
 		next.returns(nil)
 		r.awaitRevoked(old)
@@ -234,7 +234,7 @@ func TestReplace_manyAtOnce(t *testing.T) {
 			return len(rigs[0].seen.list(automutex.EventReplaced))+len(rigs[1].seen.list(automutex.EventReplaced)) == all-2
 		}, "all but the holder and the newest are revoked")
 		rigs[0].awaitLine(1, "work", "1")
-		holder.returns(context.Cause(holder.ctx))
+		holder.returns(holder.awaitEnd(t))
 		last := shared.next(t)
 		if newest := seen.newest(t, all); last.id != newest {
 			t.Errorf("%s runs, but %s is the newest", last.id, newest)

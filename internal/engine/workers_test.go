@@ -17,12 +17,11 @@ type office struct {
 func (o *office) comes(key string, turn int64) (me *WorkerWait, left chan struct{}) {
 	left = make(chan struct{}, 1)
 	me = &WorkerWait{Key: key, Place: turn, Leave: func() { left <- struct{}{} }}
-	o.Started()
-	o.Begin(me)
+	o.change(true, func() { o.busy++; o.waiting = append(o.waiting, me) }) // in one step
 	return me, left
 }
 
-// isDue reports whether somebody is to leave in yieldAfter. What has no time to pass needs none.
+// isDue reports whether somebody is to leave in yieldAfter.
 func (o *office) isDue() bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -53,11 +52,11 @@ func TestWorkers(t *testing.T) {
 		second, left := o.comes("b", 0)
 		o.leaves(left)
 		if o.End(second, false); o.isDue() {
-			t.Error("another one is to leave, before the worker of the first is free")
+			t.Error("another one is to leave, before that worker is free")
 		}
 		o.Ended()
 		if o.isDue() {
-			t.Error("a worker is free, and another task leaves")
+			t.Error("a worker is free, and another leaves")
 		}
 		o.Started() // one that has work
 		o.leaves(first)
@@ -73,8 +72,8 @@ func TestWorkers(t *testing.T) {
 	t.Run("the wait is over before", func(t *testing.T) {
 		o := &office{Workers{Limit: 2}, t}
 		o.Started()
-		me, _ := o.comes("a", 0)
-		if !o.isDue() {
+		me, left := o.comes("a", 0)
+		if !o.isDue() && len(left) == 0 {
 			t.Error("nobody leaves")
 		}
 		if o.End(me, false); o.isDue() {
@@ -88,33 +87,26 @@ func TestWorkers(t *testing.T) {
 	t.Run("a timer that was replaced", func(t *testing.T) {
 		o := &office{Workers{Limit: 1}, t}
 		me, left := o.comes("a", 0)
-		o.mu.Lock()
-		stale := o.full
-		o.mu.Unlock()
 		o.End(me, false)
+		told, stale := len(left), time.NewTimer(0)
 		o.yieldOne(&stale)
 		o.Ended()
-		if len(left) > 0 || o.isDue() {
+		if len(left) > told || o.isDue() {
 			t.Error("a task that does not wait is told to leave")
 		}
 	})
 	t.Run("after one has left, and before one gets its lock, at once", func(t *testing.T) {
 		o := &office{Workers{Limit: 2}, t}
 		o.Started()
-		stands := func() bool {
-			o.mu.Lock()
-			defer o.mu.Unlock()
-			return o.crowded
-		}
 		first, left := o.comes("a", 0)
 		o.leaves(left)
 		o.End(first, false)
-		if o.Ended(); !stands() {
+		if o.Ended(); !o.crowded {
 			t.Error("the next one is given time")
 		}
 		next, left := o.comes("a", 0)
 		o.leaves(left)
-		if o.End(next, true); stands() {
+		if o.End(next, true); o.crowded {
 			t.Error("one has got its lock, and the next one is given no time")
 		}
 	})
@@ -125,7 +117,7 @@ func TestWorkers(t *testing.T) {
 		o.Started()
 		<-time.After(yieldAfter / 10)
 		if len(left) > 0 && time.Since(began) < yieldAfter {
-			t.Error("it has to leave before the next one waits or works")
+			t.Error("it leaves before the next one waits or works")
 		}
 		o.Works()
 		o.leaves(left)
