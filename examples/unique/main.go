@@ -188,7 +188,7 @@ func (d *demo) report(out io.Writer) (exit int) {
 				runs[at] = '█'
 			}
 			runs[column(run.from)] = '▌'
-			last = max(last, run.version)
+			last = run.version
 			overlap = overlap || i > 0 && run.from < d.ran[w.task][i-1].to
 		}
 		n := len(d.ran[w.task])

@@ -18,7 +18,7 @@ type wish struct {
 // wishes are the rules side by side, for a document that changes for so long.
 func wishes(changing time.Duration) []wish {
 	return []wish{
-		{task: "asynq alone", text: "every change runs", newest: true},
+		{task: "asynq alone", text: "every change runs"},
 		{task: "until done", text: "once until it is done", rule: &unique.Rule{}},
 		{task: "until start", text: "one runs, at most one waits", newest: true,
 			rule: &unique.Rule{Until: unique.UntilStart, Duplicate: unique.Join}},

@@ -200,7 +200,7 @@ func TestWaiting_events(t *testing.T) {
 				}
 				o.end(r, id, free)
 				ended := r.awaitEvent(automutex.EventWaited, id)
-				if ended.Waited <= 0 || o.rule.Wait < time.Second && time.Since(came) < o.rule.Wait {
+				if ended.Waited <= 0 || ended.Waited > time.Since(came) || o.rule.Wait < time.Second && time.Since(came) < o.rule.Wait {
 					t.Errorf("waited %s of %s", ended.Waited, o.rule.Wait)
 				}
 				if began.Kind, began.Waited = automutex.EventWaited, ended.Waited; ended != began {

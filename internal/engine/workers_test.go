@@ -17,7 +17,8 @@ type office struct {
 func (o *office) comes(key string, turn int64) (me *WorkerWait, left chan struct{}) {
 	left = make(chan struct{}, 1)
 	me = &WorkerWait{Key: key, Place: turn, Leave: func() { left <- struct{}{} }}
-	o.change(true, func() { o.busy++; o.waiting = append(o.waiting, me) }) // in one step
+	o.Begin(me) // first, or yieldAfter may pass
+	o.Started()
 	return me, left
 }
 
