@@ -38,7 +38,7 @@ func replica(addr string) error {
 			LogLevel: asynq.ErrorLevel,
 			PostEnqueueFunc: func(_ *asynq.TaskInfo, err error) {
 				if err == nil {
-					fmt.Println(time.Now().Add(time.Second / 8).Truncate(time.Second).Format(time.TimeOnly))
+					fmt.Println(time.Now().Add(time.Second / 8).Truncate(time.Second).Format(time.TimeOnly)) // a tick may be told late
 				}
 			},
 		})

@@ -193,7 +193,7 @@ func TestFreeKeyBesideACrowd(t *testing.T) {
 	late := crowd
 	late.OnWait = func() { t.Error("waits, though Redis has said nothing") }
 	ctx, end := context.WithCancel(t.Context())
-	left := make(chan error)
+	left := make(chan error, 1)
 	go func() { _, err := e.Take(ctx, late); left <- err }()
 	ask(4*maxFirstKeys + 1)
 	end()

@@ -1535,8 +1535,8 @@ func (w *world) endHolds() (found bool) {
 	return found
 }
 
-// stands tells whether ordered keys stand still, while tasks are left and nothing is wrong any more.
-func (w *world) stands(left []string) (stands bool) {
+// stands tells, and notes, whether ordered keys stand still, while tasks are left and nothing is wrong any more.
+func (w *world) stands(left []string) bool {
 	most := 4 * time.Minute // asynq's recoverer, a look and its delay
 	if slices.ContainsFunc(w.plan.Ops, func(op opPlan) bool { return op.Kind == "lose" }) {
 		most = 15 * time.Minute // nobody knows any more who is parked
@@ -1559,10 +1559,11 @@ func (w *world) stands(left []string) (stands bool) {
 		}
 	}
 	idle := time.Since(last)
-	if stands = idle > most && !w.forgot(); stands {
-		w.book.violatef("stands: nobody has run for %s, and these wait: %s", idle, strings.Join(left, ", "))
+	if idle <= most || w.forgot() {
+		return false
 	}
-	return stands
+	w.book.violatef("stands: nobody has run for %s, and these wait: %s", idle, strings.Join(left, ", "))
+	return true
 }
 
 // mayStay tells whether an ordered key may have a place yet for a task that has ended, if nobody is behind it who would look: it
