@@ -23,11 +23,10 @@ import (
 
 // Park: what a task sees of it. Faults at each command are in examples/trust/simulate.
 //
-// A key that rig.hold took is released by a Guard, which then calls at once. One that rig.take took is not: rig.others calls
-// nobody, and what comes after its release was called by the look-after of the Guard that parked.
+// A key that rig.hold took is released by a Guard, which then calls at once. After the release of one that rig.take took,
+// the look-after of the Guard that parked calls.
 
-// heldRig is a rig whose tasks of type "work", keyed on id, park, and whose key
-// of id 1 is held.
+// heldRig is a rig whose tasks "work", keyed on id, park, and whose key of id 1 is held.
 func heldRig(t *testing.T, s *redistest.Server, o setup) (*rig, func()) {
 	t.Helper()
 	o.rules = []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}
@@ -382,8 +381,8 @@ func TestPark_releaserKilled(t *testing.T) {
 	})
 }
 
-// The key comes free after the handler of the parked task has returned and before asynq has filed its retry: the task, which
-// is called while it is still active, keeps its place.
+// The key comes free after the parked task's handler has returned, before asynq has filed its retry: the task, called while
+// it is active, keeps its place.
 func TestPark_releaseBeforeFiling(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -542,8 +541,8 @@ func (r *rig) comesBackToItsGroup(id string) {
 	}
 }
 
-// An operator runs a task of a group by hand, and its key is busy. A parked one is woken when its turn comes, though
-// asynq has put it back into its group meanwhile.
+// An operator runs a task of a group by hand, and its key is busy. A parked one is woken in its turn, though asynq has put
+// it back into its group.
 func TestGroup_runByHandAndParked(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := heldRig(t, s, setup{served: comingBack, workers: 1})
@@ -598,38 +597,36 @@ func TestPark_allWorkersBusy(t *testing.T) {
 	})
 }
 
-// A parked task that is woken, and ends before it comes to the Middleware, is seen to: the next ones are woken.
+// A parked task is woken, and ends before it comes to the Middleware: the next ones are woken.
 func TestPark_endsUnseen(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		inOrder bool
-		ends    []string
+		rule automutex.Rule
+		ends []string
 	}{
-		"parked":   {ends: []string{"deadline", "skip", "fail", "panic", "drop", "deadline"}},
-		"in order": {inOrder: true, ends: []string{"skip", "drop", "drop"}},
+		"parked":   {automutex.Rule{Task: "work", On: []string{"id"}}, []string{"deadline", "skip", "fail", "panic", "drop", "deadline"}},
+		"in order": {automutex.Rule{Task: "work", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue}, []string{"skip", "drop", "drop"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-				var refuses atomic.Bool
-				ends := sync.Map{} // by ID
-				rule := automutex.Rule{Task: "work", On: []string{"id"}, InOrder: c.inOrder}
-				if c.inOrder {
-					rule.OnArchive = automutex.Continue
-				}
-				r, client := orderRig(t, s, setup{rules: []automutex.Rule{rule}, workers: 1, served: func(*asynq.Config) {}, wrap: func(g *automutex.Guard, h asynq.Handler) asynq.Handler {
+				dead := map[string]string{} // by ID
+				var ends map[string]string  // dead, once no task comes to the Middleware that is in it
+				var passing sync.RWMutex    // guards ends; a check may call the head while the key is held
+				r, client := orderRig(t, s, setup{rules: []automutex.Rule{c.rule}, workers: 1, served: func(*asynq.Config) {}, wrap: func(g *automutex.Guard, h asynq.Handler) asynq.Handler {
 					guarded := g.Middleware(h)
 					return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 						id, _ := asynq.GetTaskID(ctx)
-						how, dies := ends.Load(id)
-						switch {
-						case !dies || !refuses.Load():
+						passing.RLock()
+						defer passing.RUnlock()
+						switch ends[id] {
+						case "":
 							return guarded.ProcessTask(ctx, task)
-						case how == "panic":
+						case "panic":
 							panic("an outer middleware")
-						case how == "fail":
+						case "fail":
 							return errors.New("refused")
-						case how == "drop":
+						case "drop":
 							return nil // no function of asynq sees this end
 						}
 						return asynq.SkipRetry
@@ -643,20 +640,22 @@ func TestPark_endsUnseen(t *testing.T) {
 						options = append(options, asynq.Deadline(deadline))
 					}
 					id := "dead " + how + redistest.Name(t)
-					ends.Store(id, how)
+					dead[id] = how
 					r.enqueueInOrder(client, 1, append(options, asynq.TaskID(id))...)
-					redistest.Eventually(t, patience, func() bool { // on a busy machine the deadline may pass before
+					redistest.Eventually(t, patience, func() bool {
 						info, err := r.inspector.GetTaskInfo(r.queue, id)
-						return err == nil && (info.State == asynq.TaskStateRetry || how == "deadline" && info.State == asynq.TaskStateArchived)
+						return err == nil && (info.State == asynq.TaskStateRetry || how == "deadline" && info.State == asynq.TaskStateArchived) // late
 					}, "%s parks", id)
 				}
 				live := []string{r.enqueueInOrder(client, 1), r.enqueueInOrder(client, 1)}
 				r.awaitParked(live[0])
 				r.awaitParked(live[1])
-				if !c.inOrder {
+				if !c.rule.InOrder {
 					redistest.Eventually(t, patience, func() bool { return time.Now().After(deadline) }, "the deadline passes")
 				}
-				refuses.Store(true)
+				passing.Lock()
+				ends = dead
+				passing.Unlock()
 				r.free(held)
 				r.finishAll(live...)
 			})
