@@ -6,10 +6,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/hibiken/asynq"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
@@ -135,8 +137,7 @@ func (r *rig) runsAloneAgain(task, id string) {
 }
 
 // With a Limit above 1 a task does not run beside its own earlier attempt, whose handler ignored that its time was up, though
-// slots are free: whatever the policy, on the last attempt, and also when it waits in line while others release slots. It runs
-// when the earlier attempt is over.
+// slots are free: whatever the policy, on the last attempt, and in line while others release. It runs when that one is over.
 func TestAttempt_neverBesideItself(t *testing.T) {
 	t.Parallel()
 	for name, rule := range map[string]automutex.Rule{
@@ -255,22 +256,41 @@ func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
 	}
 }
 
-// A RetryAfter of the last attempt does not spend it, also when a wait is cut in between, which asynq counts.
+// leavingRig is a rig whose first wait is cut, which asynq counts. The waiter leaves the line when leave is called.
+func leavingRig(t *testing.T, s *redistest.Server, inOrder bool) (r *rig, c *automutex.Client, leave func()) {
+	t.Helper()
+	var step atomic.Int32 // 1: the wait is cut; 2: it leaves
+	late, hook, locks := make(chan struct{}), &redistest.FailHook{}, s.Client(t)
+	hook.Before(func(cmd redis.Cmder) error {
+		if (runs(cmd, "release") || runs(cmd, "order_release")) && step.CompareAndSwap(1, 2) {
+			<-late
+		}
+		return nil
+	})
+	locks.AddHook(hook)
+	r, c = orderRig(t, s, setup{
+		rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: inOrder}}, served: func(*asynq.Config) {}, locks: locks,
+		guarded: func(c *automutex.Config) {
+			observe := c.Observe
+			c.Observe = func(ctx context.Context, e automutex.Event) {
+				if observe(ctx, e); e.Kind == automutex.EventWaiting && step.CompareAndSwap(0, 1) {
+					ctx.Value(cutKey{}).(context.CancelFunc)()
+				}
+			}
+		},
+	})
+	return r, c, func() {
+		close(late)
+		redistest.Eventually(t, patience, func() bool { return !r.locked("work", "1") }, "who leaves gives back what it was granted")
+	}
+}
+
+// A RetryAfter of the last attempt does not spend it, also when a wait is cut in between.
 func TestReserved_cutAfterRetryAfter(t *testing.T) {
 	t.Parallel()
 	for _, inOrder := range []bool{false, true} {
 		redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-			r, c := orderRig(t, s, setup{
-				rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: inOrder}}, served: func(*asynq.Config) {},
-				guarded: func(c *automutex.Config) {
-					observe := c.Observe
-					c.Observe = func(ctx context.Context, e automutex.Event) {
-						if observe(ctx, e); e.Kind == automutex.EventWaiting {
-							ctx.Value(cutKey{}).(context.CancelFunc)()
-						}
-					}
-				},
-			})
+			r, c, leave := leavingRig(t, s, inOrder)
 			id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
 			r.stage.nextIs(t, id).returns(automutex.RetryAfter(time.Hour, errors.New("429")))
 			r.awaitRetried(id, 0)
@@ -281,10 +301,28 @@ func TestReserved_cutAfterRetryAfter(t *testing.T) {
 				return err == nil && info.State == asynq.TaskStateRetry && info.Retried == 1
 			}, "the wait is cut")
 			r.free(held)
+			leave()
 			r.rerun(id)
 			r.finishSpent(id, 1)
 		})
 	}
+}
+
+// Nor does a grant spend it that comes as the task leaves.
+func TestReserved_grantedAsItLeaves(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c, leave := leavingRig(t, s, true)
+		first := r.enqueueInOrder(c, 1)
+		run := r.stage.nextIs(t, first)
+		id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
+		r.awaitRetried(id, 1)
+		run.returns(nil)
+		r.await(first, asynq.TaskStateCompleted)
+		leave()
+		r.rerun(id)
+		r.finishSpent(id, 1)
+	})
 }
 
 // What asynq.NewTask was given is kept, and what no rule matches is left alone.

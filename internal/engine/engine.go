@@ -426,7 +426,7 @@ func (e *Engine) loseReply(le *Lease, err error) {
 	if !redisx.IsNotRun(err) {
 		e.life.Branch(func() {
 			redisx.AwaitEnd(err, e.life.Closing.Done()) // else it may run after this
-			e.releaseUntil(le, time.Now().Add(le.request.TTL))
+			e.releaseUntil(le.unbegun(), time.Now().Add(le.request.TTL))
 		})
 	}
 }
@@ -434,11 +434,10 @@ func (e *Engine) loseReply(le *Lease, err error) {
 // giveBack releases a lease that no caller has seen. It waits a moment; the release goes on in the background. Callers are counted in.
 func (e *Engine) giveBack(le *Lease) {
 	e.drop(le)
-	le.request.Order.endUnbegun()
 	done := make(chan struct{})
 	e.life.Branch(func() {
 		defer close(done)
-		e.releaseUntil(le, time.Now().Add(le.request.TTL))
+		e.releaseUntil(le.unbegun(), time.Now().Add(le.request.TTL))
 	})
 	timer := time.NewTimer(redisx.AnswerGrace)
 	defer timer.Stop()

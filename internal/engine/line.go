@@ -231,7 +231,7 @@ func (e *Engine) act(w *waiter, next step, r askReply) {
 	case leave:
 		e.life.Branch(func() { // callers are counted in: they are in Take, or in a sender
 			e.drop(w.lease)
-			e.releaseUntil(w.lease, time.Now().Add(entryLifetime))
+			e.releaseUntil(w.lease.unbegun(), time.Now().Add(entryLifetime))
 			close(w.left)
 		})
 		return

@@ -184,11 +184,12 @@ func (le *Lease) End(o Outcome) {
 	}
 }
 
-// endUnbegun says that the handler of a task, which had its turn, has not begun, if nothing else is known of its end.
-func (o *Order) endUnbegun() {
-	if o != nil {
+// unbegun returns le. Its release says that the handler of a task, which may have its turn, has not begun, if nothing else is known.
+func (le *Lease) unbegun() *Lease {
+	if o := le.request.Order; o != nil {
 		o.outcome.CompareAndSwap(int32(OutcomeStays), int32(OutcomeUnbegun))
 	}
+	return le
 }
 
 func (e *Engine) orderAsk(le *Lease, mode askMode, limit int) *redisx.Call {
