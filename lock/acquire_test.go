@@ -39,6 +39,7 @@ func holdsAtMostN(t *testing.T, s *redistest.Server) {
 		mustUnlock(t, le)
 	}
 	held, waiter := mustTry(t, one), inLine(t, one, 1)
+	fresh(t, l)
 	mustUnlock(t, mustTry(t, three)) // a slot is granted by the limit of who grants it, to the waiter first
 	mustUnlock(t, waiter.got(t))
 	mustUnlock(t, held)

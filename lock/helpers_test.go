@@ -117,7 +117,7 @@ func mustTry(t testing.TB, m *lock.Lock) *lock.Lease {
 }
 
 func isTooLate(err error) bool {
-	return errors.Is(err, lock.ErrBackend) && strings.Contains(err.Error(), "the reply came after the lease's end")
+	return errors.Is(err, lock.ErrBackend) && strings.Contains(err.Error(), "the reply came after the lease's end") || errors.Is(err, lock.ErrNotReplicated)
 }
 
 // mustNotTry is TryLock that must not take the lock; it gives the error.
@@ -234,6 +234,12 @@ type stringer func() string
 func (s stringer) String() string { return s() }
 
 func second[T any](_ T, err error) error { return err }
+
+// fresh has l read the controls: after two seconds without it grants nobody.
+func fresh(t testing.TB, l *lock.Locker) {
+	t.Helper()
+	redistest.Must(t, second(l.Controls().List(t.Context())))
+}
 
 // wantErr fails the test if err is not want.
 func wantErr(t testing.TB, err, want error, what string, args ...any) {

@@ -175,6 +175,7 @@ func TestLead_oneAfterABreakWithALimit(t *testing.T) {
 		come(t, leader.terms, "the first term")
 		one, other := runFor(t, newLocker(t, s.Client(t), prefix), name), runFor(t, newLocker(t, s.Client(t), prefix), name)
 		waiting(t, operator.Mutex(name), 2)
+		fresh(t, operator)
 		if n, err := insider.ByKey(operator, operator.Mutex(name).Key()).BreakAll(t.Context()); n != 1 || err != nil {
 			t.Fatalf("BreakAll: %d, %v", n, err)
 		}

@@ -188,6 +188,7 @@ func TestBreakOneOfSeveral(t *testing.T) {
 		if ok, err := m.Break(t.Context(), ""); ok || err == nil {
 			t.Errorf("without a token: %v, %v", ok, err)
 		}
+		fresh(t, his)
 		if ok, err := slots(his, m, 3).Break(t.Context(), broken.Token()); !ok || err != nil {
 			t.Fatalf("Break: %v, %v", ok, err)
 		}

@@ -35,6 +35,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 			}
 			for i, w := range waiters {
 				mustBeBusy(t, m)
+				fresh(t, lockers[max(0, i-n-1)%3]) // it took held[0]
 				mustUnlock(t, held[0])
 				wantHeld(t, m, n+1) // whatever the waiter's process does
 				held = append(held[1:], w.got(t))
@@ -125,10 +126,10 @@ func TestRule06_KilledWaiterCostsAtMostG(t *testing.T) {
 			waiting(t, m, 1)
 			behind := inLine(t, m, 2)
 			c.Kill()
-			killed := time.Now()
 			if stale {
-				redistest.Eventually(t, soon, func() bool { return time.Since(killed) > 3500*time.Millisecond }, "its entry to be stale")
+				waiting(t, m, 1)
 			}
+			fresh(t, l)
 			mustUnlock(t, held)
 			if h, err := m.Holders(t.Context()); stale && (err != nil || len(h) != 1 || h[0].Owner == "child") {
 				t.Errorf("holders %+v, %v", h, err)
@@ -212,7 +213,7 @@ func TestRule03_UnknownOutcomeIsReleased(t *testing.T) {
 			redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
 				var away atomic.Bool
 				near, far, p := through(t, s, func(o *redis.UniversalOptions) {
-					o.MaxRetries, o.ReadTimeout, o.PoolSize = -1, time.Second, 1
+					o.MaxRetries, o.ReadTimeout, o.PoolSize = -1, 3*time.Second, 1
 					o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 						if away.Load() {
 							return nil, &net.OpError{Op: "dial", Net: network, Err: errors.New("refused by the test")}
@@ -223,7 +224,7 @@ func TestRule03_UnknownOutcomeIsReleased(t *testing.T) {
 				warm(t, far)
 				m := near.Mutex(redistest.Name(t))
 				end := lose(p, m, away.Store)
-				if err := mustNotTry(t, handle(far, m, lock.TTL(3*time.Second))); !errors.Is(err, lock.ErrBackend) || errors.Is(err, lock.ErrBusy) {
+				if err := mustNotTry(t, handle(far, m, lock.TTL(6*time.Second))); !errors.Is(err, lock.ErrBackend) || errors.Is(err, lock.ErrBusy) {
 					t.Errorf("TryLock without an answer: %v, want ErrBackend", err)
 				}
 				end()

@@ -254,6 +254,7 @@ var waitsUntilReleased = behaviour{"a wait ends with the lock when it is release
 	other.cancel()
 	wantErr(t, other.failed(t), context.Canceled, "an ended context")
 	waiting(t, m, 1)
+	fresh(t, hers)
 	mustUnlock(t, held)
 	wantHeld(t, m, 1) // as soon as the release has returned, without a step of the waiter
 	mustUnlock(t, waiter.got(t))
@@ -508,6 +509,7 @@ var countsTheFree = behaviour{"all are available before anybody locks, and the r
 			wantAvailable(t, m, n-1-i)
 		}
 		for i, le := range leases {
+			fresh(t, l)
 			if free, err := le.Release(t.Context()); free != i+1 || err != nil {
 				t.Errorf("Release %d of %d: %d, %v; want %d", i+1, n, free, err, i+1)
 			}

@@ -50,12 +50,12 @@ func TestWake_withoutMessages(t *testing.T) {
 				keep := redistest.Name(t) // somebody must wait, or nobody needs a subscription
 				mustTry(t, near.Mutex(keep))
 				inLine(t, far.Mutex(keep), 1)
-				redistest.Eventually(t, soon, func() bool { return p.Count("SUBSCRIBE") == 1 }, "a subscription")
-				again := fault(p)
+				redistest.Eventually(t, soon, func() bool { return p.Count("SUBSCRIBE") > 0 }, "a subscription")
+				before, again := p.Count("SUBSCRIBE"), fault(p)
 				mustUnlock(t, held)
 				mustUnlock(t, w.got(t))
 				if again {
-					redistest.Eventually(t, soon, func() bool { return p.Count("SUBSCRIBE") > 1 }, "another subscription")
+					redistest.Eventually(t, soon, func() bool { return p.Count("SUBSCRIBE") > before }, "another subscription")
 				}
 				p.Heal()
 			})

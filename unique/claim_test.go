@@ -355,7 +355,7 @@ func TestClaim_lostBeforeItBegins(t *testing.T) {
 	r := start(t, redistest.Mini(t), reindex)
 	letGo := r.hold("second")
 	r.serve(succeed, r.guard(
-		automutex.Rule{Task: "reindex", Name: "first", Scope: "reindex", On: onID, Busy: automutex.Retry, MaxHold: time.Millisecond, TTL: 200 * time.Millisecond},
+		automutex.Rule{Task: "reindex", Name: "first", Scope: "reindex", On: onID, Busy: automutex.Retry, MaxHold: 50 * time.Millisecond, TTL: 2 * time.Second},
 		automutex.Rule{Task: "reindex", Name: "second", Scope: "second", On: onID, Wait: longest, Busy: automutex.Retry}))
 	its := r.must(r.Enqueue(task("reindex", "7", "")))
 	redistest.Eventually(t, longest, func() bool { n, err := r.its("second").Waiting(t.Context()); return err == nil && n == 1 }, "it waits")

@@ -50,7 +50,12 @@ func TestSupersede_aTaskThatWaitsInItsWorker(t *testing.T) {
 					ids := []string{r.must(r.Enqueue(task("save", "7", "1"))).ID}
 					redistest.Eventually(t, longest, func() bool { return len(ran.all()) == 1 }, "the first one running")
 					for _, text := range []string{"2", "3", "4"} {
-						info := r.must(r.Enqueue(task("save", "7", text)))
+						var info *asynq.TaskInfo
+						redistest.Eventually(t, longest, func() bool { // who waits may not be known yet
+							var err error
+							info, err = r.Enqueue(task("save", "7", text))
+							return !errors.Is(err, asynq.ErrDuplicateTask) && r.must(info, err) != nil
+						}, "%s accepted", text)
 						if ids = append(ids, info.ID); text == "2" {
 							_ = r.inspector.RunTask(r.queue, info.ID) // that Postpone has put off
 							r.await(r.queue, info.ID, waits)

@@ -159,7 +159,7 @@ func TestSlotsMove(t *testing.T) {
 // TestFailover has replication lag behind, kills the master and promotes the replica, under load, over and over. Without
 // MinReplicas what was granted in the last moment is forgotten, and granted again beside its holder, until that one's next
 // renewal; its fence tells. With it nothing that was handed out is forgotten. A release is, whatever MinReplicas: WAIT is for
-// what is taken. Who keeps a key gives it back after the failover: that leaves nothing.
+// what is taken. Who keeps a key gives it back after the failover.
 func TestFailover(t *testing.T) {
 	redistest.RealTime(t)
 	t.Parallel()

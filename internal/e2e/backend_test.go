@@ -97,7 +97,7 @@ func TestBackend_notReplicated(t *testing.T) {
 	t.Parallel()
 	s, locks := redistest.Mini(t), redistest.StartReal(t)
 	replica := redistest.StartReplica(t, locks)
-	r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Skip}}, locks: locks.Client(t), guarded: func(c *automutex.Config) { c.MinReplicas = 1 }})
+	r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Skip}}, served: comingBack, locks: locks.Client(t), guarded: func(c *automutex.Config) { c.MinReplicas = 1 }})
 	replica.Pause(t)
 	id := r.enqueue("work", nil)
 	r.awaitRetried(id, 0)
@@ -106,7 +106,6 @@ func TestBackend_notReplicated(t *testing.T) {
 	}
 	r.stage.none(t)
 	replica.Resume(t)
-	r.rerun(id)
 	r.stage.next(t).returns(nil)
 	r.await(id, asynq.TaskStateCompleted)
 }

@@ -309,10 +309,8 @@ func TestRetryAfter_lastAttempt(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		const pause = 3 * time.Second
-		told := make(chan error, 10)
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, served: func(c *asynq.Config) {
-			c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { told <- err })
-		}})
+		told, served := telling()
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, served: served})
 		for _, task := range []string{"work", "other"} {
 			id := r.enqueue(task, nil, asynq.MaxRetry(0))
 			run := r.stage.next(t)

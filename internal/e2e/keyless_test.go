@@ -60,6 +60,7 @@ func TestKeyFailure(t *testing.T) {
 		t.Run(function, func(t *testing.T) {
 			t.Parallel()
 			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+				hour := time.Now().Hour() // it is logged once in an hour
 				var works atomic.Bool
 				rules := []automutex.Rule{{Task: "work", Name: "50%d", Busy: automutex.Skip}, {Task: "fine", Busy: automutex.Retry}}
 				r := start(t, s, setup{rules: rules, guarded: func(c *automutex.Config) {
@@ -87,7 +88,7 @@ func TestKeyFailure(t *testing.T) {
 				}
 				text := r.log.Text(slog.LevelInfo)
 				for _, want := range []string{"a function fails with an error that is no *KeyError", "function=" + function, "rule=50%d"} {
-					if strings.Count(text, want) != 1 {
+					if strings.Count(text, want) != 1 && time.Now().Hour() == hour {
 						t.Errorf("want %q once in\n%s", want, text)
 					}
 				}

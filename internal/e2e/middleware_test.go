@@ -126,12 +126,10 @@ func TestMiddleware_direct(t *testing.T) {
 func TestMiddleware_panic(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		told := make(chan error, 1)
+		told, served := telling()
 		r := start(t, s, setup{
-			rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}},
-			served: func(c *asynq.Config) {
-				c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { told <- err })
-			},
+			rules:   []automutex.Rule{{Task: "work", Busy: automutex.Retry}},
+			served:  served,
 			handler: func(context.Context, *asynq.Task) error { panic("at the disco") },
 		})
 		id := r.enqueue("work", nil)
@@ -299,11 +297,11 @@ func TestMiddleware_limit(t *testing.T) {
 			runs = append(runs, r.stage.next(t))
 		}
 		r.awaitLine(tasks-limit, "work")
-		for len(runs) > 0 {
+		for n := limit; len(runs) > 0; n++ {
 			r.stage.none(t)
 			runs[0].returns(nil)
 			runs = runs[1:]
-			if r.stage.count() < tasks {
+			if n < tasks {
 				runs = append(runs, r.stage.next(t))
 			}
 		}
@@ -319,13 +317,8 @@ func TestMiddleware_limit(t *testing.T) {
 func TestMiddleware_keyError(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		told := make(chan error, 10)
-		r := start(t, s, setup{
-			rules: []automutex.Rule{{Task: "work", On: []string{"user.id"}, Busy: automutex.Skip}},
-			served: func(c *asynq.Config) {
-				c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { told <- err })
-			},
-		})
+		told, served := telling()
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"user.id"}, Busy: automutex.Skip}}, served: served})
 		for payload, text := range map[string]string{
 			`{"user":{"id":`:           "JSON",
 			``:                         "payload",

@@ -44,8 +44,7 @@ func orderRig(t *testing.T, s *redistest.Server, o setup) (*rig, *automutex.Clie
 
 func (r *rig) enqueueInOrder(c *automutex.Client, id int, options ...asynq.Option) string {
 	r.t.Helper()
-	options = append([]asynq.Option{asynq.Queue(r.queue), asynq.Retention(time.Hour), asynq.MaxRetry(5), asynq.Timeout(10 * time.Minute)}, options...)
-	info, err := c.Enqueue(asynq.NewTask("work", fmt.Appendf(nil, `{"id":%d}`, id)), options...)
+	info, err := c.Enqueue(asynq.NewTask("work", fmt.Appendf(nil, `{"id":%d}`, id)), r.options(options)...)
 	redistest.Must(r.t, err)
 	return info.ID
 }
@@ -463,8 +462,7 @@ func TestInOrder_plainLastAttempt(t *testing.T) {
 }
 
 // A producer that forges the header of automutex.Client, whatever key it puts there, has its own task run under the key
-// of its payload. Nothing else changes: not a lock that others hold, not the order of another key, no key that is no
-// lock's, and no key is added.
+// of its payload. Nothing else changes: no lock that others hold, no other key's order, no other key in Redis.
 func TestInOrder_forgedStamp(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

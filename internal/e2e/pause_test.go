@@ -121,6 +121,7 @@ func TestPaused_whileItWaits(t *testing.T) {
 				if busy := r.seen.list(automutex.EventBusy, automutex.EventSkipped); len(busy) != 1 || busy[0].Busy.Reason != automutex.ReasonPaused {
 					t.Errorf("the policy was applied: %v", busy)
 				}
+				r.awaitLine(0, "work", "1")
 				free()
 				r.stage.none(t)
 				r.resumeTarget("work")

@@ -117,10 +117,8 @@ func TestPolicy_skip(t *testing.T) {
 func TestPolicy_archive(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		told := make(chan error, 10)
-		r, _ := busyRig(t, s, automutex.Rule{Busy: automutex.Archive}, setup{served: func(c *asynq.Config) {
-			c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { told <- err })
-		}})
+		told, served := telling()
+		r, _ := busyRig(t, s, automutex.Rule{Busy: automutex.Archive}, setup{served: served})
 		for _, attempts := range []int{3, 0} {
 			id := r.enqueue("work", one, asynq.MaxRetry(attempts))
 			info := r.await(id, asynq.TaskStateArchived)
@@ -138,10 +136,8 @@ func TestPolicy_archive(t *testing.T) {
 func TestPolicy_fail(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		told := make(chan error, 10)
-		r, _ := busyRig(t, s, automutex.Rule{Busy: automutex.Fail}, setup{served: func(c *asynq.Config) {
-			c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { told <- err })
-		}})
+		told, served := telling()
+		r, _ := busyRig(t, s, automutex.Rule{Busy: automutex.Fail}, setup{served: served})
 		check := func(info *asynq.TaskInfo) {
 			t.Helper()
 			if !strings.Contains(info.LastErr, r.lockOf("work", "1").Key()) {

@@ -149,6 +149,14 @@ type cutKey struct{}
 // need it: on a busy machine a lease may end before its handler begins, and the task returns.
 func comingBack(c *asynq.Config) { c.DelayedTaskCheckInterval = 100 * time.Millisecond }
 
+// telling has the server's ErrorHandler send what it is told.
+func telling() (told chan error, served func(*asynq.Config)) {
+	told = make(chan error, 10)
+	return told, func(c *asynq.Config) {
+		c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) { told <- err })
+	}
+}
+
 func atOnce(c *asynq.Config) {
 	comingBack(c)
 	c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 }
@@ -183,6 +191,11 @@ func (r *rig) stop() {
 	})
 }
 
+// options are those of a task. With Retention one that is done can be told from one that is lost.
+func (r *rig) options(more []asynq.Option) []asynq.Option {
+	return append([]asynq.Option{asynq.Queue(r.queue), asynq.Retention(time.Hour), asynq.MaxRetry(5), asynq.Timeout(10 * time.Minute)}, more...)
+}
+
 // enqueue gives the ID of a new task. A payload that is no string is marshalled.
 func (r *rig) enqueue(taskType string, payload any, options ...asynq.Option) string {
 	r.t.Helper()
@@ -192,9 +205,7 @@ func (r *rig) enqueue(taskType string, payload any, options ...asynq.Option) str
 		redistest.Must(r.t, err)
 		text = string(b)
 	}
-	// Retention, so that a task that is done can be told from one that is lost.
-	options = append([]asynq.Option{asynq.Queue(r.queue), asynq.Retention(time.Hour), asynq.MaxRetry(5), asynq.Timeout(10 * time.Minute)}, options...)
-	info, err := r.client.Enqueue(asynq.NewTask(taskType, []byte(text)), options...)
+	info, err := r.client.Enqueue(asynq.NewTask(taskType, []byte(text)), r.options(options)...)
 	redistest.Must(r.t, err)
 	return info.ID
 }

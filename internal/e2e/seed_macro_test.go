@@ -211,7 +211,7 @@ func TestSeedMacro_Block(t *testing.T) {
 		}}})
 		r.take("run")
 		r.await(r.enqueue("run", nil), asynq.TaskStateCompleted)
-		if d := <-waited; d < block {
+		if d := <-waited; d < block/2 {
 			t.Errorf("it waited for %s, want %s", d, block)
 		}
 		r.stage.none(t)

@@ -102,18 +102,18 @@ func TestShutdown_waiters(t *testing.T) {
 		began := time.Now()
 		redistest.Must(t, awaitClosed(t, r.closing(t.Context())))
 		r.awaitLine(0, "work", "1")
+		for _, id := range ids {
+			info := r.awaitRetried(id, 0)
+			if until := time.Until(info.NextProcessAt); until > 5*time.Second || !strings.Contains(info.LastErr, "closed") {
+				t.Errorf("it comes back in %s with %q", until, info.LastErr)
+			}
+		}
 		free()
 		late := r.enqueue("work", one, asynq.MaxRetry(0))
 		r.await(late, asynq.TaskStateActive)
 		r.shutdown()
 		if took := time.Since(began); took > patience/2 {
 			t.Errorf("Close and Shutdown took %s", took)
-		}
-		for _, id := range ids {
-			info := r.awaitRetried(id, 0)
-			if until := time.Until(info.NextProcessAt); until > 5*time.Second || !strings.Contains(info.LastErr, "closed") {
-				t.Errorf("it comes back in %s with %q", until, info.LastErr)
-			}
 		}
 		for _, id := range []string{away, last, late} {
 			if info := r.await(id, asynq.TaskStatePending); info.Retried != 0 {

@@ -1566,10 +1566,9 @@ func (w *world) stands(left []string) bool {
 	return true
 }
 
-// mayStay tells whether an ordered key may have a place yet for a task that has ended, if nobody is behind it who would look: it
-// stays for 30 days. The task was never enqueued; an operator has ended it; the end of its wait did not reach Redis; or asynq has archived
-// it, since its time was up in the last attempt that asynq allows, as a plain client's task and an operator's run have it.
-// A task whose archiving the Guard knows of never holds a key for that long.
+// mayStay tells whether an ordered key may have a place yet for a task that has ended, if nobody is behind it who would look: for 30 days.
+// The task was never enqueued; an operator has ended it; the end of its wait did not reach Redis; or asynq has archived it, its time being up
+// in the last attempt that asynq allows, as a plain client's task and an operator's run have it. One that the Guard archives does not.
 func (w *world) mayStay(key string) bool {
 	lock, _, _ := strings.Cut(key, "}")
 	info := lock + "}:info"

@@ -591,7 +591,7 @@ func (s slowFailure) waitOut(err error) {
 //
 // Not covered: the timers of the library, of asynq and of go-redis fire meanwhile, since all processes of a bubble have one
 // clock. So contexts end in time that would end when the process goes on, calls give up that would get their replies, and
-// what was tried again arrives as often as it was sent. TestProcess_stopped in examples/trust suspends real processes.
+// what was tried again arrives as often as it was sent.
 
 // suspensions draws processes that are suspended.
 func (d *drawer) suspensions(length time.Duration) {
@@ -1014,9 +1014,9 @@ func (w *world) longFault(p *process, at time.Time, length time.Duration) bool {
 // sentAgainAfter is how long go-redis waits for a reply, and then until it sends again.
 const sentAgainAfter = 6 * time.Second
 
-// comesAgain notes that a task comes, which may have ended: it tells whether a wake that was held up explains that. As
-// docs/guarantees.md says, a parked task may run once more: the Guard that wakes one has looked at it, and the command that has
-// asynq run it arrives when the task has come back by itself and has ended. What refuses commands holds up none. Callers hold mu.
+// comesAgain notes that a task comes, which may have ended: it tells whether a wake that was held up explains that. A parked task
+// may run once more (docs/guarantees.md): the command of the Guard that wakes it, which has looked at it, arrives when it has come
+// back by itself and has ended. What refuses commands holds up none. Callers hold mu.
 func (b *ledger) comesAgain(t *taskBook) bool {
 	since := t.left.Add(-sentAgainAfter)
 	holdsUp := func(a activeFault) bool {

@@ -923,8 +923,8 @@ func (b *ledger) judgeLoss(p *process, e automutex.Event, key string, h *holding
 }
 
 // holding is a lease between Acquired and Released. A key has them by process, task and rule, the oldest first. A task has two
-// for a moment when its earlier attempt, which ran past its timeout, hands the key over to its retry in the same process: the
-// retry may tell that it has the key before the earlier attempt tells that it has released it.
+// for a moment when its earlier attempt, which ran past its timeout, hands the key over to its retry in the same process, which
+// may tell of that first.
 type holding struct {
 	proc    *process
 	since   time.Time
