@@ -182,7 +182,7 @@ func orderedKey(key string) engine.Ref {
 var errSpent = errors.New("automutex: the handler has begun as often as the task's MaxRetry allows, and its last run did not return: its worker died, or its time was up")
 
 // endOrder tells an ordered lock how the attempt ended, before the lock is released. A task whose context has ended keeps its place. One
-// whose handler has not begun may end all the same: because of another rule. err is why the task failed.
+// whose handler has not begun may end by another rule. err is why the task failed.
 func (d *delivery) endOrder(h *heldLease, decision decide.Decision, begun bool, err error) {
 	outcome := d.orderOutcome(h.target, decision)
 	switch {
@@ -191,7 +191,7 @@ func (d *delivery) endOrder(h *heldLease, decision decide.Decision, begun bool, 
 	case !begun && (decision.What == decide.Leave || !decision.Final(d.last)):
 		outcome = engine.OutcomeUnbegun
 	case decision.What == decide.Leave:
-		return
+		outcome = engine.OutcomeStays
 	}
 	h.lease.End(outcome)
 	if outcome == engine.OutcomeHeld {
