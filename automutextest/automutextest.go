@@ -1,6 +1,6 @@
 // Package automutextest is for tests of programs that use automutex. It needs no Redis: each test has one of its own in
 // memory. Everything ends with the test. A failure names the rule, the key and its holder, if there are any. Nothing
-// waits for longer than ten seconds plus the longest Wait of the rules.
+// waits for longer than 30 seconds plus the longest Wait of the rules.
 //
 //	guard := automutextest.New(t, automutex.Config{Rules: rules})
 //	server := automutextest.Serve(t, guard, newMux(guard.Guard))
@@ -69,7 +69,7 @@ func New(tb testing.TB, cfg automutex.Config) *Guard {
 	for _, rule := range cfg.Rules {
 		g.patience, g.ordered = max(g.patience, rule.Wait), g.ordered || rule.InOrder
 	}
-	g.patience += 10 * time.Second
+	g.patience += 30 * time.Second
 	cfg.Rules = slices.Clone(cfg.Rules)
 	g.cfg = cfg
 	cfg.Observe = automutex.JoinObservers(g.observe, cfg.Observe)
