@@ -118,8 +118,8 @@ func (d *delivery) attempt(next asynq.Handler) (err error) {
 func (d *delivery) isOrdered(t target) bool { return t.rule.InOrder && d.note != "" }
 
 // placeIn is the task's place in the order of t's key. A task without a stamp for that key joins at its arrival.
-func (d *delivery) placeIn(t target) engine.Place {
-	p := engine.Place{Nonce: stamp.Unstamped(d.note), Retried: d.retried, Most: -1, Continue: t.rule.OnArchive == Continue}
+func (d *delivery) placeIn(t target) *engine.Place {
+	p := &engine.Place{Nonce: stamp.Unstamped(d.note), Retried: d.retried, Most: -1, Continue: t.rule.OnArchive == Continue}
 	if d.place.reserved {
 		p.Most = d.place.Most
 	}
@@ -191,7 +191,7 @@ func (d *delivery) endOrder(h *heldLease, decision decide.Decision, begun bool, 
 	case !begun && (decision.What == decide.Leave || !decision.Final(d.last)):
 		outcome = engine.OutcomeUnbegun
 	case decision.What == decide.Leave:
-		outcome = engine.OutcomeStays
+		return
 	}
 	h.lease.End(outcome)
 	if outcome == engine.OutcomeHeld {

@@ -133,7 +133,7 @@ func (d *delivery) request(t target) engine.Request {
 	r := t.rule.request
 	r.Name, r.Key, r.Limit, r.Note, r.Whole = t.scope, t.key, t.limit, d.note, true
 	if d.isOrdered(t) {
-		r.Ordered, r.Order = true, &engine.Order{Place: d.placeIn(t)}
+		r.Ordered, r.Place = true, d.placeIn(t)
 	}
 	if d.replacing != nil {
 		d.replacing.stopBy(&r, t)

@@ -27,7 +27,7 @@ func option(set func(r *engine.Request)) lock.Option {
 }
 
 func (asking) InOrder(p engine.Place) lock.Option {
-	return option(func(r *engine.Request) { r.Ordered, r.Order = true, &engine.Order{Place: p} })
+	return option(func(r *engine.Request) { r.Ordered, r.Place = true, &p })
 }
 
 // Caller is lock.New with what calls parked work.

@@ -235,7 +235,7 @@ func (s stringer) String() string { return s() }
 
 func second[T any](_ T, err error) error { return err }
 
-// fresh has l read the controls: after two seconds without it grants nobody.
+// fresh has l read the controls: one that did not for two seconds grants nobody.
 func fresh(t testing.TB, l *lock.Locker) {
 	t.Helper()
 	redistest.Must(t, second(l.Controls().List(t.Context())))

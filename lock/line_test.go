@@ -127,7 +127,7 @@ func TestRule06_KilledWaiterCostsAtMostG(t *testing.T) {
 			behind := inLine(t, m, 2)
 			c.Kill()
 			if stale {
-				waiting(t, m, 1)
+				waiting(t, m, 1) // its entry is stale
 			}
 			fresh(t, l)
 			mustUnlock(t, held)

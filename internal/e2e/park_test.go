@@ -644,7 +644,7 @@ func TestPark_endsUnseen(t *testing.T) {
 					r.enqueueInOrder(client, 1, append(options, asynq.TaskID(id))...)
 					redistest.Eventually(t, patience, func() bool {
 						info, err := r.inspector.GetTaskInfo(r.queue, id)
-						return err == nil && (info.State == asynq.TaskStateRetry || how == "deadline" && info.State == asynq.TaskStateArchived) // late
+						return err == nil && (info.State == asynq.TaskStateRetry || how == "deadline" && info.State == asynq.TaskStateArchived) // at its deadline
 					}, "%s parks", id)
 				}
 				live := []string{r.enqueueInOrder(client, 1), r.enqueueInOrder(client, 1)}

@@ -186,7 +186,7 @@ type Request struct {
 	Spare   time.Duration // a rate: from one start to the next, and how much of that can be saved up; 0: none
 	Arrival int64         // see Stop; 0: none
 	OnStop  func()        // with Arrival: called when a newer one asks this holder or waiter to stop; it must not block
-	Order   *Order        // with Ref.Ordered
+	Place   *Place        // with Ref.Ordered
 
 	Wait   bool            // in line until Within ends; else the answer comes at once
 	Within context.Context // nil: that of Take
@@ -480,7 +480,7 @@ func (e *Engine) sendRelease(ctx context.Context, le *Lease) (released, error) {
 	inbound, life := e.parking.wanted(r.Ref)
 	c := &redisx.Call{Script: releaseScript, Keys: r.keys()}
 	if r.Ordered {
-		c.Script, c.Args = orderReleaseScript, e.orderRelease(r, body, inbound, cooldown)
+		c.Script, c.Args = orderReleaseScript, e.orderRelease(le, body, inbound, cooldown)
 	} else {
 		consumed := ""
 		if le.consumes {

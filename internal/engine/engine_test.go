@@ -177,7 +177,7 @@ func TestOrder_behindItsID(t *testing.T) {
 			redistest.Must(t, err)
 			tickets = append(tickets, ticket)
 		}
-		r.Order = &Order{Place: Place{Nonce: "new", Ticket: tickets[1], Most: -1}}
+		r.Place = &Place{Nonce: "new", Ticket: tickets[1], Most: -1}
 		r.OnWait = func() {
 			redistest.Must(t, e.Act(t.Context(), r.Ref, ActWithdraw, OrderItem{Nonce: "gone", Ticket: tickets[0], Note: r.Note}, 0))
 		}
@@ -213,13 +213,13 @@ func (o ordered) stamp(t *testing.T, note string) ordered {
 }
 
 func (o ordered) at(note string, place Place) ordered {
-	o.r.Ordered, o.r.Note, o.r.Order = true, note, &Order{Place: place}
+	o.r.Ordered, o.r.Note, o.r.Place = true, note, &place
 	return o
 }
 
 func (o ordered) runs(t *testing.T) *Lease {
 	t.Helper()
-	return must(t, o.e, o.at(o.r.Note, o.r.Order.Place).r)
+	return must(t, o.e, o.at(o.r.Note, *o.r.Place).r)
 }
 
 // run is an attempt, from its arrival to its end.
@@ -369,7 +369,7 @@ func TestPausedByEachCommand(t *testing.T) {
 			o := ordered{e, asked(e.ref("work|"+by), "")}
 			heads[by] = o.stamp(t, "a")
 			b := o.stamp(t, "b")
-			arrives(t, e, o.r.Ref, "b", "nb", b.r.Order.Ticket, time.Hour, false)
+			arrives(t, e, o.r.Ref, "b", "nb", b.r.Place.Ticket, time.Hour, false)
 		}
 		redistest.Must(t, e.Controls().Pause(ctx, "work", time.Time{}, ""))
 		release(t, held["release"])
@@ -378,9 +378,9 @@ func TestPausedByEachCommand(t *testing.T) {
 		redistest.Must(t, rdb.Del(ctx, held["sweep"].request.Key+":holders").Err()) // it has died
 		_, err = e.Sweep(ctx)
 		redistest.Must(t, err)
-		_, err = e.Skip(ctx, heads["skip"].r.Ref, "a", heads["skip"].r.Order.Ticket)
+		_, err = e.Skip(ctx, heads["skip"].r.Ref, "a", heads["skip"].r.Place.Ticket)
 		redistest.Must(t, err)
-		a := heads["act"].r.Order.Place
+		a := heads["act"].r.Place
 		redistest.Must(t, e.Act(ctx, heads["act"].r.Ref, ActWithdraw, OrderItem{Nonce: a.Nonce, Ticket: a.Ticket, Note: "a"}, 0))
 		count := func(want int) {
 			t.Helper()

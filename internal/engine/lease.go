@@ -31,6 +31,8 @@ type Lease struct {
 	parked time.Duration // how long its note was in line before, if it was parked
 	called bool          // its note was called
 
+	outcome atomic.Int32 // an Outcome. It is set before the lease ends, and read by each release, also by one in the background
+
 	// These two are set before the first release.
 	consumes    bool      // the value leaves its pool
 	cooldownEnd time.Time // the gate is closed until then; zero: it is left as it is

@@ -74,7 +74,7 @@ func callsOf(e *Engine) map[string]func(context.Context, Ref) error {
 		"wait": func(ctx context.Context, r Ref) error { return take(ctx, inLine(asked(r, "n"))) },
 		"ordered": func(ctx context.Context, r Ref) error {
 			r.Ordered = true
-			return take(ctx, Request{Ref: r, Note: "n", TTL: time.Minute, Order: &Order{Place: place}})
+			return take(ctx, Request{Ref: r, Note: "n", TTL: time.Minute, Place: &place})
 		},
 		"inspect": func(ctx context.Context, r Ref) error { _, err := e.Inspect(ctx, r, 10); return err },
 		"break":   func(ctx context.Context, r Ref) error { _, _, err := e.Break(ctx, r, "", BreakSlots); return err },

@@ -7,7 +7,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/automutex/automutex/internal/keys"
@@ -169,26 +168,16 @@ func ParseItem(named string) (item OrderItem, ok bool) {
 	return OrderItem{Call: f[1] == "c", State: f[2], Nonce: f[3], Ticket: ticket, Seen: f[5], Note: f[6]}, true
 }
 
-// Order is an attempt of an ordered task.
-type Order struct {
-	Place
-	outcome atomic.Int32 // an Outcome. It is set before the lease ends, and read by each release, also by one in the background
-}
-
 var outcomes = [...]string{OutcomeStays: "stays", OutcomeUnbegun: "unbegun", OutcomeDone: "done", OutcomeHeld: "held", OutcomeLeft: "left"}
 
 // End sets how the attempt that holds le has ended. It does nothing for a lock that is not ordered.
 func (le *Lease) End(o Outcome) {
-	if le.request.Order != nil {
-		le.request.Order.outcome.Store(int32(o))
-	}
+	le.outcome.Store(int32(o))
 }
 
-// unbegun returns le. Its release says that the handler of a task, which may have its turn, has not begun, if nothing else is known.
+// unbegun returns le, which no caller has seen: its release says that the handler of a task, which may have its turn, has not begun.
 func (le *Lease) unbegun() *Lease {
-	if o := le.request.Order; o != nil {
-		o.outcome.CompareAndSwap(int32(OutcomeStays), int32(OutcomeUnbegun))
-	}
+	le.End(OutcomeUnbegun)
 	return le
 }
 
@@ -201,15 +190,15 @@ func (e *Engine) orderAsk(le *Lease, mode askMode, limit int) *redisx.Call {
 	case askPark:
 		park = 1
 	}
-	p := &r.Order.Place
+	p := r.Place
 	return &redisx.Call{Script: orderAskScript, Keys: r.keys(), Args: []any{
 		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), int64(limit), park, r.Every.Microseconds(), r.Spare.Microseconds(),
 		r.grant().Milliseconds(), p.Nonce, p.Ticket, p.Retried, p.Most, oneOrZero(p.Continue),
 	}}
 }
 
-func (e *Engine) orderRelease(r *Request, body any, inbound, cooldown int64) []any {
-	return []any{body, int64(e.limit(&r.Ref)), inbound, cooldown, r.Order.Nonce, outcomes[r.Order.outcome.Load()]}
+func (e *Engine) orderRelease(le *Lease, body any, inbound, cooldown int64) []any {
+	return []any{body, int64(e.limit(&le.request.Ref)), inbound, cooldown, le.request.Place.Nonce, outcomes[le.outcome.Load()]}
 }
 
 // refusalOf is the error of a reply that is neither the lock nor a place.
