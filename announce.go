@@ -13,18 +13,20 @@ import (
 
 // This file is what a Guard says of itself to the page, the command, doctor and other Guards; see internal/fleet.
 
-// announce writes what the Guard says of itself until Close, and then removes it. Close waits for that a second at most: Redis may hang.
+// announce writes what the Guard says of itself until Close, and then removes it. Close waits for that a second at
+// most: Redis may hang.
 func (g *Guard) announce() {
 	defer close(g.announced)
 	if !g.cfg.Private && len(g.cfg.Rules) > 0 {
 		fleet.Announce(g.life.Closing, g.rdb, g.cfg.Prefix, func() fleet.Process {
-			return fleet.Process{Owner: g.cfg.Owner, Hashed: g.rules.secret != "", Serves: g.served.List(), Rules: describe(g.rules)}
+			return fleet.Process{Owner: g.cfg.Owner, Hashed: g.rules.secret != "", Serves: g.served.List(),
+				Rules: describe(g.rules)}
 		}, func(how string) { g.log.Warn("automutex: another process has other rules: " + how) })
 	}
 }
 
-// noteType notes that a task of the type came. If the type has no rule, it warns once of each rule that nothing is known to serve, and
-// whose Task looks like the type.
+// noteType notes that a task of the type came. If the type has no rule, it warns once of each rule that nothing is
+// known to serve, and whose Task looks like the type.
 func (g *Guard) noteType(taskType string) {
 	if !g.served.Add(taskType) || g.rules.match(taskType) != nil {
 		return
@@ -32,7 +34,8 @@ func (g *Guard) noteType(taskType string) {
 	for _, rule := range g.rules.rules {
 		isFor := func(served string) bool { return g.rules.byTask.Pattern(served) == rule.Task }
 		if nearest.IsMeant(rule.Task, taskType) && !slices.ContainsFunc(g.served.List(), isFor) {
-			g.warnOnce("nothing serves "+rule.Task, fmt.Sprintf("a rule is for %q, which nothing is known to serve, and a task of type %q has no rule, and runs without a lock: "+
+			g.warnOnce("nothing serves "+rule.Task, fmt.Sprintf("a rule is for %q, which nothing is known to serve, and a "+
+				"task of type %q has no rule, and runs without a lock: "+
 				"did you mean %[2]q?", rule.Task, taskType), "rule", rule.Name)
 		}
 	}
@@ -46,7 +49,8 @@ func describe(rs *ruleSet) []fleet.Rule {
 	all := make([]fleet.Rule, len(rs.rules))
 	for i, r := range rs.rules {
 		all[i] = fleet.Rule{
-			Name: r.Name, Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Computed: r.Key != nil, Optional: r.Optional, Scope: r.Scope,
+			Name: r.Name, Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Computed: r.Key != nil, Optional: r.Optional,
+			Scope: r.Scope,
 			Limit: r.limitText(), TTL: printable.Exact(r.TTL), Busy: printable.Timed(r.Busy.String()), InOrder: r.InOrder,
 		}
 		if r.Wait > 0 {
@@ -61,7 +65,8 @@ func describe(rs *ruleSet) []fleet.Rule {
 			{&all[i].Shares, r.OnArchive != HoldKey, "on archive " + r.OnArchive.String()},
 			{&all[i].Shares, r.MaxQueued > 0, fmt.Sprintf("at most %d queued", r.MaxQueued)},
 			{&all[i].Shares, r.Fence, "fenced"},
-			{&all[i].Shares, r.Rate != Rate{}, fmt.Sprintf("rate %d per %s, burst %d", r.Rate.Starts, printable.Exact(r.Rate.Per), r.Rate.burst())},
+			{&all[i].Shares, r.Rate != Rate{}, fmt.Sprintf("rate %d per %s, burst %d", r.Rate.Starts,
+				printable.Exact(r.Rate.Per), r.Rate.burst())},
 			{&all[i].Also, r.Optional, "optional"},
 			{&all[i].Also, r.Cooldown > 0, "cooldown " + printable.Exact(r.Cooldown)},
 			{&all[i].Also, r.MaxHold > 0, "held for at most " + printable.Exact(r.MaxHold)},

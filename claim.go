@@ -12,9 +12,9 @@ import (
 	"github.com/automutex/automutex/internal/tasknote"
 )
 
-// This file is what a Guard notes in the claim that a producer of package unique made for a task: that the task waits in this worker, that
-// its handler begins, or that it has ended. Producers decide by these notes, and by nothing else that they might guess. Only a task whose
-// ID says that it has a claim costs a round trip.
+// This file is what a Guard notes in the claim that a producer of package unique made for a task: that the task waits
+// in this worker, that its handler begins, or that it has ended. Producers decide by these notes, and by nothing else
+// that they might guess. Only a task whose ID says that it has a claim costs a round trip.
 
 // taskClaim is what a delivery knows of its task's claim.
 type taskClaim struct {
@@ -24,7 +24,8 @@ type taskClaim struct {
 	superseded bool       // another task has taken the place of this one
 }
 
-// claimOf returns the claim of a task, if that is of this Guard's prefix. A task within a task has the outer one's ID, and not its claim.
+// claimOf returns the claim of a task, if that is of this Guard's prefix. A task within a task has the outer one's ID,
+// and not its claim.
 func (g *Guard) claimOf(ctx context.Context, t *asynq.Task) (c taskClaim) {
 	id, _ := asynq.GetTaskID(ctx)
 	if key, kind, ok := mark.Parse(id, g.cfg.Prefix); ok && (running(ctx) == nil || running(ctx).task == t) {
@@ -45,11 +46,12 @@ func (d *delivery) noteInClaim(phase mark.Phase) error {
 	return nil
 }
 
-// beginInClaim notes, right before the handler, that it begins. Under UntilStart that ends the claim: from here on the next task for the
-// key may be enqueued. A producer whose task was refused as a duplicate has changed its data before, so the handler reads the change.
+// beginInClaim notes, right before the handler, that it begins. Under UntilStart that ends the claim: from here on the
+// next task for the key may be enqueued. A producer whose task was refused as a duplicate has changed its data before,
+// so the handler reads the change.
 //
-// A task whose claim cannot be noted does not run, as when Redis is away: the next producer would be joined to a run that has already read
-// its data. Nor does one that another task has superseded: over says so then.
+// A task whose claim cannot be noted does not run, as when Redis is away: the next producer would be joined to a run
+// that has already read its data. Nor does one that another task has superseded: over says so then.
 func (d *delivery) beginInClaim() obstacle {
 	if d.claim.kind == mark.Window {
 		return obstacle{why: decide.Nothing}
@@ -58,8 +60,10 @@ func (d *delivery) beginInClaim() obstacle {
 	if i := slices.IndexFunc(d.targets, func(its target) bool { return its.key == t.key }); i >= 0 {
 		t = d.targets[i]
 	} else {
-		d.guard.warnOnce("no rule for a claim", "a task has a claim of package unique (UntilStart, Replace or Postpone), but no rule of this Guard makes the key of its claim, "+
-			"so the tasks of that key may run at once; give the rules of producer and Guard an equal Task, Scope and On, and both sides the same Prefix and HashKeys", "type", d.task.Type(), "task", d.note)
+		d.guard.warnOnce("no rule for a claim", "a task has a claim of package unique (UntilStart, Replace or Postpone), "+
+			"but no rule of this Guard makes the key of its claim, "+
+			"so the tasks of that key may run at once; give the rules of producer and Guard an equal Task, Scope and On, and "+
+			"both sides the same Prefix and HashKeys", "type", d.task.Type(), "task", d.note)
 	}
 	if err := d.noteInClaim(mark.Begun); err != nil {
 		return d.report(obstacle{why: decide.NoAnswer, target: t,
@@ -69,8 +73,8 @@ func (d *delivery) beginInClaim() obstacle {
 	return obstacle{why: decide.Nothing}
 }
 
-// waitInClaim notes that the task waits in this worker. asynq has it as active, so without this note a producer would take its handler for
-// running. An error only keeps producers from superseding it.
+// waitInClaim notes that the task waits in this worker. asynq has it as active, so without this note a producer would
+// take its handler for running. An error only keeps producers from superseding it.
 func (d *delivery) waitInClaim() {
 	if !d.claim.kind.CanBeSuperseded() || d.claim.noted != "" {
 		return
@@ -78,8 +82,8 @@ func (d *delivery) waitInClaim() {
 	_ = d.noteInClaim(mark.Waiting)
 }
 
-// endClaim has the claim of a task that has ended end soon. An error only leaves the claim for longer: producers see that asynq does not
-// have the task.
+// endClaim has the claim of a task that has ended end soon. An error only leaves the claim for longer: producers see
+// that asynq does not have the task.
 func (d *delivery) endClaim(ends decide.Decision) {
 	ended := ends.What == decide.Done || ends.What == decide.Archive || ends.What == decide.Drop
 	gone := d.claim.kind.EndsAtStart() && d.claim.noted == mark.Begun && !d.claim.superseded

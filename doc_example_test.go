@@ -99,11 +99,20 @@ func meet(rule automutex.Rule) error {
 	defer guard.Close(context.Background())
 	task := asynq.NewTask(rule.Task, []byte(`{"id": 7}`))
 	inside, leave := make(chan struct{}), make(chan struct{})
-	first := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { close(inside); <-leave; return nil }))
+	first := guard.Middleware(asynq.HandlerFunc(func(context.Context,
+		*asynq.Task) error {
+		close(inside)
+		<-leave
+		return nil
+	}))
 	done := make(chan error)
 	go func() { done <- first.ProcessTask(context.Background(), task) }()
 	<-inside
-	second := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { fmt.Println("it runs"); return nil }))
+	second := guard.Middleware(asynq.HandlerFunc(func(context.Context,
+		*asynq.Task) error {
+		fmt.Println("it runs")
+		return nil
+	}))
 	answer := second.ProcessTask(context.Background(), task)
 	close(leave)
 	<-done
@@ -118,7 +127,8 @@ func ExampleRule() {
 	if err != nil {
 		panic(err)
 	}
-	for _, payload := range []string{`{"order": {"id": 7}}`, `{"order": {"id": "7"}}`, `{"order": {"id": 8}}`, `{"order": {}}`} {
+	for _, payload := range []string{`{"order": {"id": 7}}`, `{"order": {"id": "7"}}`, `{"order": {"id": 8}}`,
+		`{"order": {}}`} {
 		keys, err := maker.Keys(context.Background(), asynq.NewTask("order:pay", []byte(payload)))
 		fmt.Println(keys, err != nil)
 	}

@@ -34,8 +34,8 @@ const (
 	ReasonPaused   = lock.ReasonPaused     // an operator has paused the key, see [Guard.Controls]
 )
 
-// BusyError says why a task did not get a lock. It is the argument of the function given to [AfterFailure], a field of [Event], and the
-// last error of the task in asynq, so its text is written for an operator.
+// BusyError says why a task did not get a lock. It is the argument of the function given to [AfterFailure], a field of
+// [Event], and the last error of the task in asynq, so its text is written for an operator.
 //
 // It unwraps to [ErrBusy], is immutable and may be shared.
 type BusyError struct {
@@ -45,15 +45,15 @@ type BusyError struct {
 	Key string
 	// Reason is [ReasonHeld] or one of the other constants.
 	Reason string
-	// Holder is the owner label of one holder: host:pid unless Config.Owner says otherwise. It is empty if nobody holds the key: waiters
-	// are before the task, or the gate is closed.
+	// Holder is the owner label of one holder: host:pid unless Config.Owner says otherwise. It is empty if nobody holds
+	// the key: waiters are before the task, or the gate is closed.
 	Holder string
 	// HolderTask is "queue/task-id" of that holder's task; empty if the holder is not a task.
 	HolderTask string
 	// SameTask is true if the holder is an earlier attempt of this task that is still running.
 	SameTask bool
-	// ExpiresIn is the time until the reason ends: the earliest deadline of a holder, which is only a hint, since holders renew and
-	// release; the opening of the gate; or the end of the pause, 0 if it has none.
+	// ExpiresIn is the time until the reason ends: the earliest deadline of a holder, which is only a hint, since holders
+	// renew and release; the opening of the gate; or the end of the pause, 0 if it has none.
 	ExpiresIn time.Duration
 	// Waited is how long this task stood in line before it gave up; 0 if it did not wait.
 	Waited time.Duration
@@ -79,11 +79,14 @@ func (e *BusyError) Error() string {
 	}
 	switch {
 	case e.SameTask:
-		fmt.Fprintf(&b, ": an earlier attempt of this task (%s) still runs on %s", printable.Short(e.HolderTask), printable.Short(e.Holder))
+		fmt.Fprintf(&b, ": an earlier attempt of this task (%s) still runs on %s", printable.Short(e.HolderTask),
+			printable.Short(e.Holder))
 	case e.reused:
-		fmt.Fprintf(&b, ": behind an earlier task with the same ID (%s), which is gone: skip it to go on", printable.Short(e.HolderTask))
+		fmt.Fprintf(&b, ": behind an earlier task with the same ID (%s), which is gone: skip it to go on",
+			printable.Short(e.HolderTask))
 	case e.Reason == ReasonArchived:
-		fmt.Fprintf(&b, ": behind task %s, which is archived: run it again or skip it to go on", printable.Short(e.HolderTask))
+		fmt.Fprintf(&b, ": behind task %s, which is archived: run it again or skip it to go on",
+			printable.Short(e.HolderTask))
 	case e.failed:
 		fmt.Fprintf(&b, ": behind task %s, which failed and is retried", printable.Short(e.HolderTask))
 	case e.Reason == ReasonBehind:
@@ -146,7 +149,8 @@ func (d *delivery) toBusyError(t target, err error) error {
 	return e
 }
 
-// ErrFull is the error of [Client.EnqueueContext] for a key of which [Rule].MaxQueued tasks are not done. The error is a [*FullError].
+// ErrFull is the error of [Client.EnqueueContext] for a key of which [Rule].MaxQueued tasks are not done. The error is
+// a [*FullError].
 var ErrFull = errors.New("automutex: too many tasks of this key are queued")
 
 // FullError says that a task was not enqueued, since as many tasks of its key as the rule allows are not done.
@@ -158,7 +162,8 @@ type FullError struct {
 
 // Error names the key and the numbers, and says what to do.
 func (e *FullError) Error() string {
-	return fmt.Sprintf("automutex: key %q is full: %d of its tasks are not done, and MaxQueued is %d; the task is not enqueued: try again later", e.Key, e.Queued, e.Max)
+	return fmt.Sprintf("automutex: key %q is full: %d of its tasks are not done, and MaxQueued is %d; the task is not "+
+		"enqueued: try again later", e.Key, e.Queued, e.Max)
 }
 
 // Unwrap returns ErrFull.
@@ -187,15 +192,16 @@ func (e *EnqueueError) Error() string {
 // Unwrap returns Err.
 func (e *EnqueueError) Unwrap() error { return e.Err }
 
-// KeyError says that no key can be made from a task. The task is archived with this text as its last error, and its handler does not run,
-// except under [Allow]. A KeyFunc, [Rule].LimitOf and [Config].Decode may return a KeyError of their own.
+// KeyError says that no key can be made from a task. The task is archived with this text as its last error, and its
+// handler does not run, except under [Allow]. A KeyFunc, [Rule].LimitOf and [Config].Decode may return a KeyError of
+// their own.
 type KeyError struct {
 	// Task is the type of the task.
 	Task string
 	// Field is the path in the payload, or the header, that is wrong. Empty if the error concerns no single field.
 	Field string
-	// Err is the cause, such as the error of a decoder; nil if there is none. Error shows the text of Err only if a function of yours has
-	// set it.
+	// Err is the cause, such as the error of a decoder; nil if there is none. Error shows the text of Err only if a
+	// function of yours has set it.
 	Err error
 
 	source string // what Field is: "header", else a field
@@ -205,7 +211,8 @@ type KeyError struct {
 	absent bool // the field is missing, null or empty
 }
 
-// Error says what is wrong and what to do. It contains no payload value, unless a KeyFunc of yours puts one into its error.
+// Error says what is wrong and what to do. It contains no payload value, unless a KeyFunc of yours puts one into its
+// error.
 func (e *KeyError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "automutex: no key for task %q", e.Task)
@@ -231,8 +238,8 @@ func (e *KeyError) Error() string {
 // Unwrap returns Err. The error of a JSON decoder may quote the payload.
 func (e *KeyError) Unwrap() error { return e.Err }
 
-// temporaryKeyError says that a rule's Key or LimitOf, or Config.Decode, returned an error that is no *KeyError: what it asks cannot be
-// asked for now. Its text is UTF-8, or asynq could not store it.
+// temporaryKeyError says that a rule's Key or LimitOf, or Config.Decode, returned an error that is no *KeyError: what
+// it asks cannot be asked for now. Its text is UTF-8, or asynq could not store it.
 type temporaryKeyError struct {
 	rule     string // its name
 	function string // "the rule's Key", "the rule's LimitOf" or "Config.Decode"
@@ -245,7 +252,8 @@ func (e *temporaryKeyError) Error() string {
 
 func (e *temporaryKeyError) Unwrap() error { return e.err }
 
-// failed is the error of the rule when a function of the user failed: a *KeyError and NoLock stay what they are, any other one is for now.
+// failed is the error of the rule when a function of the user failed: a *KeyError and NoLock stay what they are, any
+// other one is for now.
 func (c *compiledRule) failed(function string, err error) error {
 	var never *KeyError
 	if err == nil || errors.As(err, &never) || isNoLock(err) {
@@ -254,8 +262,8 @@ func (c *compiledRule) failed(function string, err error) error {
 	return &temporaryKeyError{rule: c.Name, function: function, err: err}
 }
 
-// FieldError is one mistake in a [Config]. The error of [New], and that of unique.New, joins one for each mistake; errors.As finds the
-// first. Use its fields to show a mistake where the value was written.
+// FieldError is one mistake in a [Config]. The error of [New], and that of unique.New, joins one for each mistake;
+// errors.As finds the first. Use its fields to show a mistake where the value was written.
 type FieldError struct {
 	// Rule is the index of the rule in Config.Rules, or -1 for a field of Config itself.
 	Rule int

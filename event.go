@@ -15,53 +15,56 @@ import (
 // EventKind says what happened; see the constants.
 type EventKind string
 
-// The kinds of events. A task that meets no contention produces EventAcquired and EventReleased for each of its rules, and no others.
+// The kinds of events. A task that meets no contention produces EventAcquired and EventReleased for each of its rules,
+// and no others.
 const (
-	// EventAcquired: the task got the lock. Waited is the time since it came to the lock, even if an EventBusy came in between: on its last
-	// attempt a task waits on.
+	// EventAcquired: the task got the lock. Waited is the time since it came to the lock, even if an EventBusy came in
+	// between: on its last attempt a task waits on.
 	EventAcquired EventKind = "acquired"
 	// EventWaiting: the lock is busy, and the task begins to wait in line.
 	EventWaiting EventKind = "waiting"
-	// EventWaited: the wait in line has ended. Waited is how long it was. There is exactly one EventWaited for each EventWaiting of the
-	// same task and rule. Usually EventAcquired or EventBusy follows.
+	// EventWaited: the wait in line has ended. Waited is how long it was. There is exactly one EventWaited for each
+	// EventWaiting of the same task and rule. Usually EventAcquired or EventBusy follows.
 	EventWaited EventKind = "waited"
-	// EventBusy: the task did not get the lock, nor during the wait if there was one, each time that it asks; Busy.Reason says why.
-	// EventSkipped, EventRetried, EventParked or EventReplaced follows if that is what happens to the task.
+	// EventBusy: the task did not get the lock, nor during the wait if there was one, each time that it asks; Busy.Reason
+	// says why. EventSkipped, EventRetried, EventParked or EventReplaced follows if that is what happens to the task.
 	EventBusy EventKind = "busy"
-	// EventSkipped: the policy (Skip, or AfterFailure whose function returned nil) ended the task as done without running it.
+	// EventSkipped: the policy (Skip, or AfterFailure whose function returned nil) ended the task as done without running
+	// it.
 	EventSkipped EventKind = "skipped"
-	// EventRetried: the task returns to asynq for Delay, its attempt not spent. Without ServerConfig there is none: asynq then counts the
-	// attempt, and waits for its own delay.
+	// EventRetried: the task returns to asynq for Delay, its attempt not spent. Without ServerConfig there is none: asynq
+	// then counts the attempt, and waits for its own delay.
 	EventRetried EventKind = "retried"
-	// EventParked: the task returns to asynq and keeps its place in line. It runs again when its turn comes, after Delay at the latest.
+	// EventParked: the task returns to asynq and keeps its place in line. It runs again when its turn comes, after Delay
+	// at the latest.
 	EventParked EventKind = "parked"
-	// EventReplaced: the policy Replace ended the task, since a newer one came; or package unique has put another in its place, then Rule
-	// is empty and Policy means nothing. Held is how long its handler ran before it returned an error; if it did not run, Waited is the
-	// time since the task came to the lock.
+	// EventReplaced: the policy Replace ended the task, since a newer one came; or package unique has put another in its
+	// place, then Rule is empty and Policy means nothing. Held is how long its handler ran before it returned an error; if
+	// it did not run, Waited is the time since the task came to the lock.
 	EventReplaced EventKind = "replaced"
 	// EventReleased: the handler returned and the lock was released. Held is how long the task held it.
 	EventReleased EventKind = "released"
-	// EventLost: the lease ended while the handler ran, which MaxHold does, too. The handler's context is cancelled with cause
-	// lock.ErrLost.
+	// EventLost: the lease ended while the handler ran, which MaxHold does, too. The handler's context is cancelled with
+	// cause lock.ErrLost.
 	EventLost EventKind = "lost"
-	// EventOverdue: the handler still runs although its task's deadline has passed or its context was cancelled. The lock stays held until
-	// the handler returns.
+	// EventOverdue: the handler still runs although its task's deadline has passed or its context was cancelled. The lock
+	// stays held until the handler returns.
 	EventOverdue EventKind = "overdue"
-	// EventBlocked: asynq archives a task of an ordered key, which holds its key ([HoldKey]): the tasks behind it wait until an operator
-	// runs it again or skips it. Err is why it was archived, if that is known.
+	// EventBlocked: asynq archives a task of an ordered key, which holds its key ([HoldKey]): the tasks behind it wait
+	// until an operator runs it again or skips it. Err is why it was archived, if that is known.
 	EventBlocked EventKind = "blocked"
 	// EventHeadSkipped: [Guard.SkipHead] gave up the place of a task. Task is empty.
 	EventHeadSkipped EventKind = "head_skipped"
-	// EventKeyError: no key can be made from the task. It is archived, or dropped if Err wraps asynq.RevokeTask. If Policy is Allow, the
-	// task runs without the lock of Rule instead.
+	// EventKeyError: no key can be made from the task. It is archived, or dropped if Err wraps asynq.RevokeTask. If Policy
+	// is Allow, the task runs without the lock of Rule instead.
 	EventKeyError EventKind = "key_error"
-	// EventBackendError: Redis could not be reached, or refused a command. If Key is empty: the rule's Key or LimitOf, or Config.Decode,
-	// cannot make the key now; see [KeyFunc]. (Under Allow that is EventKeyError.)
+	// EventBackendError: Redis could not be reached, or refused a command. If Key is empty: the rule's Key or LimitOf, or
+	// Config.Decode, cannot make the key now; see [KeyFunc]. (Under Allow that is EventKeyError.)
 	EventBackendError EventKind = "backend_error"
 )
 
-// Event is the argument of Config.Observe. Fields that a kind does not use are zero. Use Rule and Task as metric labels, but never Key,
-// which contains payload values.
+// Event is the argument of Config.Observe. Fields that a kind does not use are zero. Use Rule and Task as metric
+// labels, but never Key, which contains payload values.
 type Event struct {
 	Kind   EventKind
 	Rule   string // the rule's name; empty for an error that concerns no single rule, and for a task without a key
@@ -70,8 +73,8 @@ type Event struct {
 	Queue  string // asynq's queue; empty outside a server
 	TaskID string // asynq's task ID; empty outside a server
 
-	// Policy is the policy that applied (Busy, Skipped, Parked, Retried, Replaced): the rule's, or Retry if the rule's may end or run a
-	// task, but not for this reason; see [Policy].
+	// Policy is the policy that applied (Busy, Skipped, Parked, Retried, Replaced): the rule's, or Retry if the rule's may
+	// end or run a task, but not for this reason; see [Policy].
 	Policy Policy
 
 	Waited time.Duration // time in line (Waited, Acquired, Busy, Replaced)
@@ -80,11 +83,12 @@ type Event struct {
 	Delay  time.Duration // until asynq may run the task again (Retried, Parked)
 
 	Busy *BusyError // EventBusy: why the task did not get the lock, and who holds or paused it
-	Err  error      // EventKeyError, EventBackendError, EventLost, EventBlocked: the error; EventRetried: why, if not for an EventBusy
+	// EventKeyError, EventBackendError, EventLost, EventBlocked: the error; EventRetried: why, if not for an EventBusy
+	Err error
 }
 
-// JoinObservers returns one function for [Config].Observe that calls each observer with every event, in this order. It leaves out observers
-// that are nil.
+// JoinObservers returns one function for [Config].Observe that calls each observer with every event, in this order. It
+// leaves out observers that are nil.
 func JoinObservers(observers ...func(context.Context, Event)) func(context.Context, Event) {
 	var all []func(context.Context, Event)
 	for _, observe := range observers {
@@ -112,13 +116,15 @@ func (g *Guard) observe(ctx context.Context, e Event) {
 	}
 	defer func() {
 		if p := recover(); p != nil {
-			g.log.Error("automutex: Config.Observe panicked", "event", string(e.Kind), "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			g.log.Error("automutex: Config.Observe panicked", "event", string(e.Kind), "panic", fmt.Sprint(p), "stack",
+				string(debug.Stack()))
 		}
 	}()
 	g.cfg.Observe(ctx, e)
 }
 
-// warnOnce logs a warning for the first call with a topic, and nothing later: for mistakes in a setup, which every task meets.
+// warnOnce logs a warning for the first call with a topic, and nothing later: for mistakes in a setup, which every task
+// meets.
 func (g *Guard) warnOnce(topic, text string, args ...any) {
 	if _, logged := g.warned.LoadOrStore(topic, true); !logged {
 		g.log.Warn("automutex: "+text, args...)
@@ -135,21 +141,25 @@ func (d *delivery) recordRuns(leases []*heldLease, without map[string]bool, deci
 	}
 	outcome := decide.Became(decision.What, true, d.isReplaced())
 	for key := range without {
-		h.Add(key, history.Run{Task: d.note, Came: d.started, Start: d.started, End: time.Now(), Outcome: outcome + ", without the lock"})
+		h.Add(key, history.Run{Task: d.note, Came: d.started, Start: d.started, End: time.Now(), Outcome: outcome +
+			", without the lock"})
 	}
 	for _, held := range leases {
-		run := history.Run{Task: d.note, Came: held.takenAt.Add(-held.waited), Start: d.started, End: held.takenAt.Add(held.heldFor), Outcome: outcome}
-		if errors.Is(held.endedBefore, lock.ErrLost) || held.endedBefore == nil && errors.Is(held.releaseErr, lock.ErrNotHeld) {
+		run := history.Run{Task: d.note, Came: held.takenAt.Add(-held.waited), Start: d.started,
+			End: held.takenAt.Add(held.heldFor), Outcome: outcome}
+		if errors.Is(held.endedBefore, lock.ErrLost) || held.endedBefore == nil &&
+			errors.Is(held.releaseErr, lock.ErrNotHeld) {
 			run.Outcome += ", lock lost"
 		}
 		h.Add(held.target.key, run)
 	}
 }
 
-// recordWait adds a wait that has ended without a run to the history of its key. A task that parks still waits. One that was refused at
-// once has not waited: on a hot key such tasks would push out the runs.
+// recordWait adds a wait that has ended without a run to the history of its key. A task that parks still waits. One
+// that was refused at once has not waited: on a hot key such tasks would push out the runs.
 func (d *delivery) recordWait(decision decide.Decision) {
 	if h := d.guard.history; h != nil && d.line.stood && decision.What != decide.ToLine {
-		h.Add(d.line.key, history.Run{Task: d.note, Came: d.line.came, End: time.Now(), Outcome: decide.Became(decision.What, false, d.isReplaced())})
+		h.Add(d.line.key, history.Run{Task: d.note, Came: d.line.came, End: time.Now(),
+			Outcome: decide.Became(decision.What, false, d.isReplaced())})
 	}
 }

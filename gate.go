@@ -17,11 +17,11 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// Rate bounds how often handlers start for one key: Starts times in each Per, evenly spread. In any time d at most Burst + Starts*d/Per
-// handlers start. The zero value is no rate.
+// Rate bounds how often handlers start for one key: Starts times in each Per, evenly spread. In any time d at most
+// Burst + Starts*d/Per handlers start. The zero value is no rate.
 //
-// For a task that comes too early the key is busy with [ReasonRate], and [BusyError].ExpiresIn is the time until the next start. A start
-// counts when the task gets this lock, also if the task then does not start.
+// For a task that comes too early the key is busy with [ReasonRate], and [BusyError].ExpiresIn is the time until the
+// next start. A start counts when the task gets this lock, also if the task then does not start.
 type Rate struct {
 	// Starts is how many handlers start in each Per: at least 1, at most one a microsecond.
 	Starts int
@@ -57,25 +57,28 @@ func (r Rate) check() error {
 	return err
 }
 
-// CloseGate closes the gate of the handler's key for d from now: no other task starts, whatever the Limit, if no rule of the key has the
-// policy [Allow]. Running handlers go on. Use it when an upstream says "not now", such as HTTP 429 with Retry-After:
+// CloseGate closes the gate of the handler's key for d from now: no other task starts, whatever the Limit, if no rule
+// of the key has the policy [Allow]. Running handlers go on. Use it when an upstream says "not now", such as HTTP 429
+// with Retry-After:
 //
 //	if err := automutex.CloseGate(ctx, wait); err != nil {
 //		return err
 //	}
 //	return automutex.RetryAfter(wait, errUpstreamBusy)
 //
-// Under each other policy a task that meets a closed gate returns to asynq, its attempt not spent. A second call never shortens the first.
-// A closed gate outlives the handler; [lock.Lock.BreakAll] and the command automutex open it.
+// Under each other policy a task that meets a closed gate returns to asynq, its attempt not spent. A second call never
+// shortens the first. A closed gate outlives the handler; [lock.Lock.BreakAll] and the command automutex open it.
 //
-// ctx is the handler's context. If the task holds several locks, CloseGate closes the one taken last, as [Lease] does. d is at least a
-// tenth of a millisecond and at most ten years, and is rounded up to whole milliseconds. The error Is [lock.ErrNotHeld] if the lease was
-// lost. It Is [lock.ErrBackend] if Redis could not be asked (the gate may be closed or not), or if too few replicas have the closed gate
-// (see [Config].MinReplicas). Without a lease CloseGate returns another error.
+// ctx is the handler's context. If the task holds several locks, CloseGate closes the one taken last, as [Lease] does.
+// d is at least a tenth of a millisecond and at most ten years, and is rounded up to whole milliseconds. The error Is
+// [lock.ErrNotHeld] if the lease was lost. It Is [lock.ErrBackend] if Redis could not be asked (the gate may be closed
+// or not), or if too few replicas have the closed gate (see [Config].MinReplicas). Without a lease CloseGate returns
+// another error.
 func CloseGate(ctx context.Context, d time.Duration) error {
 	h := innermostLease(ctx)
 	if h == nil {
-		return errors.New("automutex: CloseGate: no lock in this context: call it in a handler behind Guard.Middleware, with the handler's context")
+		return errors.New("automutex: CloseGate: no lock in this context: call it in a handler behind Guard.Middleware, " +
+			"with the handler's context")
 	}
 	if meant := printable.MeantUnit(d); meant != "" {
 		return fmt.Errorf("automutex: CloseGate for %s: too short; give at least a millisecond%s", d, meant)
@@ -86,18 +89,18 @@ func CloseGate(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// RetryAfter returns an error with which a handler returns its task to asynq: the task runs again after d, its attempt not spent, and asynq
-// does not call [asynq.Config].ErrorHandler. err is the reason, and may be nil. A d below 0 counts as 0, and one above ten years as ten
-// years. asynq looks for such tasks every DelayedTaskCheckInterval (5 seconds by default), so the task may run some seconds after d is
-// over, but never before.
+// RetryAfter returns an error with which a handler returns its task to asynq: the task runs again after d, its attempt
+// not spent, and asynq does not call [asynq.Config].ErrorHandler. err is the reason, and may be nil. A d below 0 counts
+// as 0, and one above ten years as ten years. asynq looks for such tasks every DelayedTaskCheckInterval (5 seconds by
+// default), so the task may run some seconds after d is over, but never before.
 //
-// RetryAfter works for every task of a server with [Guard.ServerConfig], whether a rule matches the task or not. The handler may wrap the
-// error. If err wraps asynq.SkipRetry, asynq archives the task. When the task comes back to a busy key, the policy of its rule applies:
-// under [Skip] it is done.
+// RetryAfter works for every task of a server with [Guard.ServerConfig], whether a rule matches the task or not. The
+// handler may wrap the error. If err wraps asynq.SkipRetry, asynq archives the task. When the task comes back to a busy
+// key, the policy of its rule applies: under [Skip] it is done.
 //
-// A task on its last attempt, which asynq would archive, waits in its worker without its locks, for at least a second, and its handler runs
-// again if that is wrapped in [Guard.Middleware]. If less than a second to the task's deadline would then be left, asynq archives the task
-// with err.
+// A task on its last attempt, which asynq would archive, waits in its worker without its locks, for at least a second,
+// and its handler runs again if that is wrapped in [Guard.Middleware]. If less than a second to the task's deadline
+// would then be left, asynq archives the task with err.
 func RetryAfter(d time.Duration, err error) error {
 	return &retryAfter{delay: min(max(0, d), inside.MaxTTL), err: err}
 }
@@ -119,7 +122,8 @@ func (r *retryAfter) Error() string {
 
 func (r *retryAfter) Unwrap() error { return r.err }
 
-// wantsRetryAfter returns the RetryAfter in a handler's error, or nil. One that also wraps asynq.SkipRetry or asynq.RevokeTask is none.
+// wantsRetryAfter returns the RetryAfter in a handler's error, or nil. One that also wraps asynq.SkipRetry or
+// asynq.RevokeTask is none.
 func wantsRetryAfter(err error) *retryAfter {
 	if err == nil {
 		return nil // without an allocation
@@ -131,12 +135,14 @@ func wantsRetryAfter(err error) *retryAfter {
 	return r
 }
 
-// LimitField is the payload field that has the limit of a task's key, such as that of the tenant's plan. A task whose field has a value
-// that is not a whole number, or is below 1, is archived with a [*KeyError]. Set it as [Rule].LimitField.
+// LimitField is the payload field that has the limit of a task's key, such as that of the tenant's plan. A task whose
+// field has a value that is not a whole number, or is below 1, is archived with a [*KeyError]. Set it as
+// [Rule].LimitField.
 type LimitField struct {
 	// Path is the path of the field, as in [Rule].On.
 	Path string
-	// Default is the limit of a task whose field is missing, null or empty. With 0 such a task is archived with a [*KeyError].
+	// Default is the limit of a task whose field is missing, null or empty. With 0 such a task is archived with a
+	// [*KeyError].
 	Default int
 	// Most is the highest limit: a value above it counts as Most. 0 means no bound.
 	Most int
@@ -193,7 +199,8 @@ func (c *compiledRule) limitOf(ctx context.Context, t *asynq.Task) (int, error) 
 	}
 	n, err := c.LimitOf(ctx, t)
 	if err == nil && n < 1 {
-		err = &KeyError{Task: t.Type(), reason: fmt.Sprintf("the rule's LimitOf gave %d, and the least is 1", n), advice: "see the rule's LimitOf"}
+		err = &KeyError{Task: t.Type(), reason: fmt.Sprintf("the rule's LimitOf gave %d, and the least is 1", n),
+			advice: "see the rule's LimitOf"}
 	}
 	return min(n, math.MaxInt32), c.failed("the rule's LimitOf", err)
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// A lease belongs to its delivery as soon as it exists, before a function of the user can learn of it: every lease that the engine returns
-// goes to keepLease at once. release, which run defers, releases all of them.
+// A lease belongs to its delivery as soon as it exists, before a function of the user can learn of it: every lease that
+// the engine returns goes to keepLease at once. release, which run defers, releases all of them.
 
 // holding is what a delivery has taken.
 type holding struct {
@@ -46,7 +46,8 @@ type heldLease struct {
 	releaseErr  error
 }
 
-// keepLease adds the lease that the engine returned to those of the delivery. It turns an error of the engine into one of the Guard.
+// keepLease adds the lease that the engine returned to those of the delivery. It turns an error of the engine into one
+// of the Guard.
 func (d *delivery) keepLease(t target, lease *engine.Lease, err error) error {
 	if err != nil {
 		return d.toBusyError(t, err)
@@ -68,20 +69,22 @@ func (d *delivery) observeAcquired(t target) {
 	d.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: parked})
 }
 
-// lostBeforeStart finds a lease that ended before the handler started, while the task waited for another lock or for Redis.
+// lostBeforeStart finds a lease that ended before the handler started, while the task waited for another lock or for
+// Redis.
 func (d *delivery) lostBeforeStart() obstacle {
 	for _, h := range d.leases {
 		if err := h.lease.Err(); err != nil {
 			return d.report(obstacle{why: decide.LeaseLost, target: h.target,
-				err: fmt.Errorf("automutex: rule %q: key %q was lost before the handler began: %w", h.target.rule.Name, h.target.key, err)})
+				err: fmt.Errorf("automutex: rule %q: key %q was lost before the handler began: %w", h.target.rule.Name,
+					h.target.key, err)})
 		}
 	}
 	return obstacle{why: decide.Nothing}
 }
 
-// release ends all leases, the last one taken first, and then reports them. decision is what happens to the task, and err why it failed. It
-// also runs while a panic unwinds, and after d.ctx has ended: releases use only its values. A second call does nothing, unless the task has
-// taken locks again.
+// release ends all leases, the last one taken first, and then reports them. decision is what happens to the task, and
+// err why it failed. It also runs while a panic unwinds, and after d.ctx has ended: releases use only its values. A
+// second call does nothing, unless the task has taken locks again.
 func (d *delivery) release(decision decide.Decision, err error) {
 	if d.returned != nil {
 		d.returned()
@@ -107,8 +110,8 @@ func (d *delivery) release(decision decide.Decision, err error) {
 	d.started = time.Time{}
 }
 
-// handlerContext makes the context of the handler. It ends as replaceableContext does, and with cause lock.ErrLost when a lease is lost.
-// Its watcher starts when it ends, on a goroutine of its own, and ends when the handler returns.
+// handlerContext makes the context of the handler. It ends as replaceableContext does, and with cause lock.ErrLost when
+// a lease is lost. Its watcher starts when it ends, on a goroutine of its own, and ends when the handler returns.
 func (d *delivery) handlerContext() context.Context {
 	parent, end := d.replaceableContext()
 	run := &handlerRun{facts: &d.facts, innermost: innermostLease(d.ctx)}
@@ -144,9 +147,9 @@ func running(ctx context.Context) *facts {
 	return nil
 }
 
-// LastAttempt reports whether asynq archives the task of the handler whose context is ctx if the handler fails; of an ErrorHandler, whether
-// that was its last attempt. A task of a [Client] has one retry more by asynq.GetMaxRetry than it was enqueued with; LastAttempt goes by
-// what was asked for.
+// LastAttempt reports whether asynq archives the task of the handler whose context is ctx if the handler fails; of an
+// ErrorHandler, whether that was its last attempt. A task of a [Client] has one retry more by asynq.GetMaxRetry than it
+// was enqueued with; LastAttempt goes by what was asked for.
 func LastAttempt(ctx context.Context) bool {
 	if last, is := ctx.Value(lastAttemptKey{}).(bool); is {
 		return last
@@ -162,8 +165,8 @@ func LastAttempt(ctx context.Context) bool {
 // overdueGrace is how long after the end of its context a handler may return without being reported as overdue.
 const overdueGrace = 100 * time.Millisecond
 
-// watch runs from the end of the handler's context until the handler returns. It reports each lease that is lost, and a handler that runs
-// past the end of its task's context. Either may come first, or neither.
+// watch runs from the end of the handler's context until the handler returns. It reports each lease that is lost, and a
+// handler that runs past the end of its task's context. Either may come first, or neither.
 func (d *delivery) watch(ctx context.Context, leases []*heldLease, returned <-chan struct{}) {
 	for _, h := range leases {
 		own := h.lease.Bind(context.WithoutCancel(d.ctx)) // ends with the lease and nothing else
@@ -172,7 +175,8 @@ func (d *delivery) watch(ctx context.Context, leases []*heldLease, returned <-ch
 			if why := context.Cause(ctx); errors.Is(why, lock.ErrLost) {
 				cause = why // it may say more, such as that an operator broke the lock
 			}
-			if errors.Is(h.lease.Err(), lock.ErrLost) { // else it was released, and release reports a loss that was not seen here
+			// else it was released, and release reports a loss that was not seen here
+			if errors.Is(h.lease.Err(), lock.ErrLost) {
 				d.reportLost(h, cause)
 			}
 		})
@@ -194,9 +198,11 @@ func (d *delivery) watch(ctx context.Context, leases []*heldLease, returned <-ch
 	}
 	cause := context.Cause(d.ctx)
 	for _, h := range leases {
-		d.guard.log.Warn("automutex: the handler still runs although its task's context has ended; the key stays taken until it returns",
+		d.guard.log.Warn("automutex: the handler still runs although its task's context has ended; the key stays taken "+
+			"until it returns",
 			"rule", h.target.rule.Name, "key", h.target.key, "task", d.note, "cause", cause)
-		d.observe(Event{Kind: EventOverdue, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt), Err: cause})
+		d.observe(Event{Kind: EventOverdue, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt),
+			Err: cause})
 	}
 }
 
@@ -205,7 +211,8 @@ func (d *delivery) reportLost(h *heldLease, cause error) {
 	h.lossReported.Do(func() {
 		d.guard.log.Warn("automutex: lease lost while the handler runs; its context is cancelled",
 			"rule", h.target.rule.Name, "key", h.target.key, "task", d.note, "cause", cause)
-		d.observe(Event{Kind: EventLost, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt), Err: cause})
+		d.observe(Event{Kind: EventLost, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt),
+			Err: cause})
 	})
 }
 
@@ -235,8 +242,8 @@ func innermostLease(ctx context.Context) *heldLease {
 	return nil
 }
 
-// Lease returns the lease of the handler whose context is ctx; of several leases, the one taken last. It returns nil and false outside of a
-// guarded handler, and in a handler that runs without a lease under the policy [Allow].
+// Lease returns the lease of the handler whose context is ctx; of several leases, the one taken last. It returns nil
+// and false outside of a guarded handler, and in a handler that runs without a lease under the policy [Allow].
 func Lease(ctx context.Context) (*lock.Lease, bool) {
 	if h := innermostLease(ctx); h != nil {
 		return &h.shown, true
@@ -254,13 +261,14 @@ func LeaseOf(ctx context.Context, ruleName string) (*lock.Lease, bool) {
 	return nil, false
 }
 
-// Fence returns the fence of [Lease]: a number that grows from run to run of the same key. Send it with each write of the handler, and have
-// the receiver refuse lower numbers. The rule needs [Rule].Fence; otherwise the error Is [lock.ErrNotFenced]. Without a lease it Is
-// [lock.ErrNotHeld]. Fence does no I/O.
+// Fence returns the fence of [Lease]: a number that grows from run to run of the same key. Send it with each write of
+// the handler, and have the receiver refuse lower numbers. The rule needs [Rule].Fence; otherwise the error Is
+// [lock.ErrNotFenced]. Without a lease it Is [lock.ErrNotHeld]. Fence does no I/O.
 func Fence(ctx context.Context) (int64, error) {
 	lease, ok := Lease(ctx)
 	if !ok {
-		return 0, fmt.Errorf("automutex: Fence: %w: pass the context that a guarded handler got; under the policy Allow it may have no lease", lock.ErrNotHeld)
+		return 0, fmt.Errorf("automutex: Fence: %w: pass the context that a guarded handler got; under the policy Allow "+
+			"it may have no lease", lock.ErrNotHeld)
 	}
 	return lease.Fence()
 }

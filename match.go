@@ -12,7 +12,8 @@ import (
 	"github.com/automutex/automutex/internal/tasktype"
 )
 
-// ruleSet finds the rules that apply to a task, and the locks that the task needs, in the order of locking. It is immutable.
+// ruleSet finds the rules that apply to a task, and the locks that the task needs, in the order of locking. It is
+// immutable.
 type ruleSet struct {
 	byTask tasktype.Map[[]*compiledRule]     // in order of declaration
 	rules  []*compiledRule                   // the same, of all Tasks
@@ -44,15 +45,17 @@ func newRuleSet(rules []*compiledRule) *ruleSet {
 	return rs
 }
 
-// match returns the rules that apply to a task type, in the order in which they are declared. Callers must not change the slice.
+// match returns the rules that apply to a task type, in the order in which they are declared. Callers must not change
+// the slice.
 func (rs *ruleSet) match(taskType string) []*compiledRule {
 	rules, _ := rs.byTask.Find(taskType)
 	return rules
 }
 
-// targets returns the locks that a task needs, in the order of locking: by the rank of the scope, then by key. Any two tasks that need the
-// same two locks take them in the same order, so tasks cannot wait for each other in a circle. Rules with equal keys share one target,
-// under the rule declared first. A rule whose Key returns NoLock has no target. Config.Decode is called once.
+// targets returns the locks that a task needs, in the order of locking: by the rank of the scope, then by key. Any two
+// tasks that need the same two locks take them in the same order, so tasks cannot wait for each other in a circle.
+// Rules with equal keys share one target, under the rule declared first. A rule whose Key returns NoLock has no target.
+// Config.Decode is called once.
 //
 // The error is or wraps a *KeyError, or is a *temporaryKeyError.
 func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([]target, error) {
@@ -68,9 +71,11 @@ func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([
 	return targets, nil
 }
 
-// targetsNeeded is targets for those rules and a task that may run without the lock of some: it calls failed for each rule for which no key
-// can be made, with the reason, and leaves the rule out. The result is not nil.
-func (rs *ruleSet) targetsNeeded(ctx context.Context, t *asynq.Task, prefix string, rules []*compiledRule, failed func(*compiledRule, error)) []target {
+// targetsNeeded is targets for those rules and a task that may run without the lock of some: it calls failed for each
+// rule for which no key can be made, with the reason, and leaves the rule out. The result is not nil.
+func (rs *ruleSet) targetsNeeded(
+	ctx context.Context, t *asynq.Task, prefix string, rules []*compiledRule, failed func(*compiledRule, error),
+) []target {
 	t, undecoded := rs.decoded(rules, t)
 	targets := make([]target, 0, len(rules))
 	for _, rule := range rules {
@@ -88,7 +93,8 @@ func (rs *ruleSet) targetsNeeded(ctx context.Context, t *asynq.Task, prefix stri
 		}
 		switch {
 		case err == nil:
-			targets = append(targets, target{rule: rule, key: keys.HashedKey(rs.secret, prefix, scope, parts...), scope: scope, limit: limit})
+			targets = append(targets, target{rule: rule, key: keys.HashedKey(rs.secret, prefix, scope, parts...), scope: scope,
+				limit: limit})
 		case !lacks && !isNoLock(err):
 			failed(rule, err)
 		}
@@ -102,8 +108,9 @@ func (rs *ruleSet) targetsNeeded(ctx context.Context, t *asynq.Task, prefix stri
 	return targets
 }
 
-// decoded returns the task as the rules read it: with the payload that Config.Decode returns. It calls Decode once for all rules, and only
-// if one of them reads the payload. With an error it returns t itself, for the rules that do not read the payload.
+// decoded returns the task as the rules read it: with the payload that Config.Decode returns. It calls Decode once for
+// all rules, and only if one of them reads the payload. With an error it returns t itself, for the rules that do not
+// read the payload.
 func (rs *ruleSet) decoded(rules []*compiledRule, t *asynq.Task) (*asynq.Task, error) {
 	if rs.decode == nil || !slices.ContainsFunc(rules, (*compiledRule).readsPayload) {
 		return t, nil

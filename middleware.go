@@ -31,12 +31,12 @@ import (
 //	    carryOut          act: return an error to asynq, or stay
 //	    release           end all leases and report it                  lease.go
 //
-// What happens to a task is decided in internal/decide alone, and all of it stands in internal/decide/testdata/decisions.txt. The rest
-// finds out the facts, or carries decisions out.
+// What happens to a task is decided in internal/decide alone, and all of it stands in
+// internal/decide/testdata/decisions.txt. The rest finds out the facts, or carries decisions out.
 
-// Middleware wraps a handler so that it runs while the task's locks are held; under [Allow] it also runs without a lock that is busy. A
-// task that no rule matches runs without locks. Middleware is an [asynq.MiddlewareFunc]. Install it first: a middleware that is installed
-// before it runs outside of the locks, and also for tasks whose key is busy.
+// Middleware wraps a handler so that it runs while the task's locks are held; under [Allow] it also runs without a lock
+// that is busy. A task that no rule matches runs without locks. Middleware is an [asynq.MiddlewareFunc]. Install it
+// first: a middleware that is installed before it runs outside of the locks, and also for tasks whose key is busy.
 func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 	g.served.AskMux(next, g.rules.byTask.Patterns()) // under mux.Use this is called for each task, and next is no mux
 	if !g.middlewareUsed.Swap(true) {
@@ -61,7 +61,8 @@ func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) 
 	case g.rules.match(t.Type()) == nil && g.claimOf(ctx, t).key == "": // a claim is noted on the way of tasks with rules
 		return g.runWithoutRule(ctx, t, next)
 	case outer != nil && outer.guard != g && (outer.task == t || outer.guard.rules.match(t.Type()) != nil):
-		return g.archive(fmt.Errorf("automutex: the Middleware of two Guards (prefixes %q and %q) runs this task, and both have a rule for its type %q, or its claim: give one Guard all rules of a type, and each a Prefix",
+		return g.archive(fmt.Errorf("automutex: the Middleware of two Guards (prefixes %q and %q) runs this task, and "+
+			"both have a rule for its type %q, or its claim: give one Guard all rules of a type, and each a Prefix",
 			outer.guard.cfg.Prefix, g.cfg.Prefix, t.Type()))
 	}
 	d := g.newDelivery(ctx, t)
@@ -83,12 +84,15 @@ func (d *delivery) noServerConfig() bool { return d.id != "" && d.server == nil 
 
 func (d *delivery) warnNoServerConfig() {
 	if d.noServerConfig() {
-		d.guard.warnOnce("no ServerConfig", "the asynq server was made without Guard.ServerConfig, or BaseContext was set on the asynq.Config that it returned: each time a task returns to asynq, it may spend an attempt; "+
-			"make the server with asynq.NewServer(redis, guard.ServerConfig(config)), and set BaseContext in config", "task", d.note)
+		d.guard.warnOnce("no ServerConfig", "the asynq server was made without Guard.ServerConfig, or BaseContext was set "+
+			"on the asynq.Config that it returned: each time a task returns to asynq, it may spend an attempt; "+
+			"make the server with asynq.NewServer(redis, guard.ServerConfig(config)), and set BaseContext in config", "task",
+			d.note)
 	}
 }
 
-// runWithoutRule runs a task that no rule matches, after Close too. On its last attempt, one that returned RetryAfter runs again here.
+// runWithoutRule runs a task that no rule matches, after Close too. On its last attempt, one that returned RetryAfter
+// runs again here.
 func (g *Guard) runWithoutRule(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
 	if m, ok := ctx.Value(serverKey{g}).(*taskMark); ok {
 		m.server.workers.Works()
@@ -111,9 +115,9 @@ func (g *Guard) runWithoutRule(ctx context.Context, t *asynq.Task, next asynq.Ha
 	}
 }
 
-// delivery is one task from the call of Middleware to its return. It is not an attempt: a task that returns without spending one is
-// delivered again in the same attempt. Only the worker's goroutine writes the fields. Other goroutines (watchers, requests to stop) read
-// the facts, and replacing, which is set before they start.
+// delivery is one task from the call of Middleware to its return. It is not an attempt: a task that returns without
+// spending one is delivered again in the same attempt. Only the worker's goroutine writes the fields. Other goroutines
+// (watchers, requests to stop) read the facts, and replacing, which is set before they start.
 type delivery struct {
 	facts
 	holding
@@ -170,10 +174,11 @@ type obstacle struct {
 	held   time.Duration // and ran for so long
 }
 
-// run is the loop of a task: look, decide, act, until the task ends. A task that stays in its worker goes round again, and so does one that
-// runs without a lock under Allow.
+// run is the loop of a task: look, decide, act, until the task ends. A task that stays in its worker goes round again,
+// and so does one that runs without a lock under Allow.
 func (d *delivery) run(next asynq.Handler) error {
-	// Plain defers, no recover: a panic of the handler reaches asynq with the stack that it had, and asynq counts the attempt.
+	// Plain defers, no recover: a panic of the handler reaches asynq with the stack that it had, and asynq counts the
+	// attempt.
 	ends, met := decide.End(decide.Result{Said: decide.Panicked}), obstacle{why: decide.Nothing}
 	defer func() {
 		d.release(ends, met.err)
@@ -214,9 +219,9 @@ func (d *delivery) over() decide.Over {
 	return decide.Goes
 }
 
-// look makes the task's keys and takes its locks, in the order of targets, which is the same for all tasks, so that no two wait for each
-// other. It returns the first obstacle, or decide.Nothing if the handler may start. If nothing new can be found, it returns what the last
-// look has met.
+// look makes the task's keys and takes its locks, in the order of targets, which is the same for all tasks, so that no
+// two wait for each other. It returns the first obstacle, or decide.Nothing if the handler may start. If nothing new
+// can be found, it returns what the last look has met.
 func (d *delivery) look(last obstacle) obstacle {
 	if d.over() != decide.Goes || last.why != decide.Nothing && !d.hasTimeFor(0) {
 		return last
@@ -232,8 +237,8 @@ func (d *delivery) look(last obstacle) obstacle {
 			return met
 		}
 	}
-	// Note the start in the claim of package unique only when the handler would start now. If a lease is lost in that round trip, the note
-	// stays: the next task for the key may be enqueued before this one runs, and both run.
+	// Note the start in the claim of package unique only when the handler would start now. If a lease is lost in that
+	// round trip, the note stays: the next task for the key may be enqueued before this one runs, and both run.
 	if met := d.lostBeforeStart(); met.why != decide.Nothing || d.claim.key == "" || d.over() != decide.Goes {
 		return met
 	}
@@ -243,23 +248,26 @@ func (d *delivery) look(last obstacle) obstacle {
 	return d.lostBeforeStart()
 }
 
-// makeKeys finds the locks that the task needs. Under Allow it runs without the lock of a rule for which no key can be made.
+// makeKeys finds the locks that the task needs. Under Allow it runs without the lock of a rule for which no key can be
+// made.
 func (d *delivery) makeKeys() obstacle {
 	met := obstacle{why: decide.Nothing}
 	if d.targets != nil {
 		return met
 	}
-	targets := d.guard.rules.targetsNeeded(d.ctx, d.task, d.guard.cfg.Prefix, d.guard.rules.match(d.task.Type()), func(rule *compiledRule, err error) {
-		o := obstacle{why: whyNoKey(err), target: target{rule: rule}, err: err}
-		switch {
-		case rule.Busy.row().busy == decide.WishRun && d.ctx.Err() == nil:
-			d.guard.log.Warn("automutex: no key can be made from the task; its rule has the policy allow, so it runs without the lock",
-				"rule", rule.Name, "type", d.task.Type(), "task", d.note, "error", err)
-			d.observe(Event{Kind: EventKeyError, Rule: rule.Name, Policy: rule.Busy, Err: err})
-		case o.why < met.why: // of several rules, the strongest reason counts
-			met = o
-		}
-	})
+	targets := d.guard.rules.targetsNeeded(d.ctx, d.task, d.guard.cfg.Prefix, d.guard.rules.match(d.task.Type()),
+		func(rule *compiledRule, err error) {
+			o := obstacle{why: whyNoKey(err), target: target{rule: rule}, err: err}
+			switch {
+			case rule.Busy.row().busy == decide.WishRun && d.ctx.Err() == nil:
+				d.guard.log.Warn("automutex: no key can be made from the task; its rule has the policy allow, so it runs without "+
+					"the lock",
+					"rule", rule.Name, "type", d.task.Type(), "task", d.note, "error", err)
+				d.observe(Event{Kind: EventKeyError, Rule: rule.Name, Policy: rule.Busy, Err: err})
+			case o.why < met.why: // of several rules, the strongest reason counts
+				met = o
+			}
+		})
 	if met.why != decide.Nothing {
 		return d.report(met)
 	}
@@ -328,7 +336,8 @@ func (d *delivery) refused(t target, err error) obstacle {
 
 // backendError records and observes that Redis could not be asked for the lock of t.
 func (d *delivery) backendError(t target, err error) {
-	d.guard.outage.Failed(d.guard.log, "automutex: Redis cannot be asked for locks; tasks with rules return to asynq, their attempts not spent", "key", t.key, "error", err)
+	d.guard.outage.Failed(d.guard.log, "automutex: Redis cannot be asked for locks; tasks with rules return to asynq, "+
+		"their attempts not spent", "key", t.key, "error", err)
 	d.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Key: t.key, Err: err})
 }
 
@@ -340,7 +349,8 @@ func (d *delivery) report(met obstacle) obstacle {
 	}
 	switch {
 	case met.busy != nil:
-		d.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: met.policy(), Waited: met.busy.Waited, Busy: met.busy})
+		d.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: met.policy(), Waited: met.busy.Waited,
+			Busy: met.busy})
 	case d.isReplaced(), errors.Is(met.err, errSpent):
 	case met.why == decide.NoAnswer:
 		d.backendError(t, met.err)
@@ -357,13 +367,15 @@ func (d *delivery) report(met obstacle) obstacle {
 		if met.why == decide.KeyDrop {
 			end = "it is dropped, as the error wraps asynq.RevokeTask"
 		}
-		d.guard.log.Warn("automutex: no key or no limit can be made from the task; "+end, "type", d.task.Type(), "task", d.note, "error", met.err)
+		d.guard.log.Warn("automutex: no key or no limit can be made from the task; "+end, "type", d.task.Type(), "task",
+			d.note, "error", met.err)
 		d.observe(Event{Kind: EventKeyError, Err: met.err})
 	}
 	return met
 }
 
-// policy returns the policy that applies: the rule's, or Retry if that would end or run the task, but not for this reason.
+// policy returns the policy that applies: the rule's, or Retry if that would end or run the task, but not for this
+// reason.
 func (o obstacle) policy() Policy {
 	rule := o.target.rule
 	switch {
@@ -375,10 +387,12 @@ func (o obstacle) policy() Policy {
 	return Retry
 }
 
-// decideStart decides about a task whose handler has not started. It asks the function of AfterFailure, once for each obstacle. What that
-// says is done as if the handler had said it, unless it says that the key is busy; so is a RetryAfter of a function that makes keys.
+// decideStart decides about a task whose handler has not started. It asks the function of AfterFailure, once for each
+// obstacle. What that says is done as if the handler had said it, unless it says that the key is busy; so is a
+// RetryAfter of a function that makes keys.
 func (d *delivery) decideStart(met *obstacle) decide.Decision {
-	s := decide.Situation{Over: d.over(), Why: met.why, Last: d.last, Parked: met.busy != nil && met.busy.parked, TimeUp: d.last && !d.hasTimeFor(0)}
+	s := decide.Situation{Over: d.over(), Why: met.why, Last: d.last, Parked: met.busy != nil && met.busy.parked,
+		TimeUp: d.last && !d.hasTimeFor(0)}
 	if s.Over == decide.GuardClosed && met.why != decide.KeyNever { // else the task ends, for its own reason
 		*met = obstacle{why: met.why, err: fmt.Errorf("automutex: the Guard was closed: %w", ErrClosed)}
 	}
@@ -395,7 +409,8 @@ func (d *delivery) decideStart(met *obstacle) decide.Decision {
 		met.err = (*fn)(d.ctx, d.task, met.busy) // a panic fails the attempt, as a handler's does
 	}
 	answer, _ := said(met.err)
-	if met.asked && (answer != decide.SaidError || !errors.Is(met.err, ErrBusy)) || met.why == decide.KeyLater && answer == decide.SaidLater {
+	if met.asked && (answer != decide.SaidError || !errors.Is(met.err, ErrBusy)) || met.why == decide.KeyLater &&
+		answer == decide.SaidLater {
 		return d.decideEnd(met)
 	}
 	return decide.Start(s)
@@ -417,8 +432,8 @@ func said(err error) (decide.Said, time.Duration) {
 	return decide.SaidError, 0
 }
 
-// decideEnd decides about a task by what its handler has returned, or a function that was asked in its place. A task within a task leaves
-// the wait of a RetryAfter to the outer one, which gives its locks back for it.
+// decideEnd decides about a task by what its handler has returned, or a function that was asked in its place. A task
+// within a task leaves the wait of a RetryAfter to the outer one, which gives its locks back for it.
 func (d *delivery) decideEnd(met *obstacle) decide.Decision {
 	r := decide.Result{Over: d.over(), Last: d.last && running(d.ctx) == nil}
 	r.Said, met.delay = said(met.err)
@@ -426,7 +441,8 @@ func (d *delivery) decideEnd(met *obstacle) decide.Decision {
 	return decide.End(r)
 }
 
-// carryOut does what was decided: it returns the result of Middleware, or true if the task stays in its worker and the next look is due.
+// carryOut does what was decided: it returns the result of Middleware, or true if the task stays in its worker and the
+// next look is due.
 func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result error, again bool) {
 	t := met.target
 	switch decision.What {
@@ -443,7 +459,8 @@ func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result erro
 		return context.Cause(d.ctx), false
 	case decide.Done:
 		if met.busy != nil {
-			d.guard.log.Debug("automutex: skipped: the key is busy", "rule", t.rule.Name, "key", t.key, "task", d.note, "holder", met.busy.HolderTask)
+			d.guard.log.Debug("automutex: skipped: the key is busy", "rule", t.rule.Name, "key", t.key, "task", d.note, "holder",
+				met.busy.HolderTask)
 			d.observe(Event{Kind: EventSkipped, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy})
 		}
 		return nil, false
@@ -474,8 +491,8 @@ func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result erro
 // errBlocks is the result of a task that must block its worker: asynq would archive it for any result.
 var errBlocks = errors.New("automutex: the task blocks until asynq requeues it")
 
-// orBlock returns result. For errBlocks it blocks first, until asynq requeues the task at the end of its ShutdownTimeout and ends the
-// task's context. The task holds nothing meanwhile, and Close does not wait for it.
+// orBlock returns result. For errBlocks it blocks first, until asynq requeues the task at the end of its
+// ShutdownTimeout and ends the task's context. The task holds nothing meanwhile, and Close does not wait for it.
 func orBlock(ctx context.Context, result error) error {
 	if result != errBlocks { //nolint:errorlint // it is never wrapped
 		return result
@@ -484,7 +501,8 @@ func orBlock(ctx context.Context, result error) error {
 	return context.Cause(ctx)
 }
 
-// comeBack observes EventRetried and returns the task to asynq, its attempt not spent. Without ServerConfig there is no event.
+// comeBack observes EventRetried and returns the task to asynq, its attempt not spent. Without ServerConfig there is no
+// event.
 func (d *delivery) comeBack(when decide.When, met obstacle) error {
 	e := Event{Kind: EventRetried, Key: met.target.key, Policy: met.policy(), Delay: d.delay(when, met)}
 	if rule := met.target.rule; rule != nil {
@@ -517,12 +535,12 @@ func (d *delivery) delay(when decide.When, met obstacle) time.Duration {
 	return decide.Delay(when, left)
 }
 
-// minStay is the least time after which a task on its last attempt tries again that has given its locks back: its handler returned
-// RetryAfter, or a lease was lost. asynq's own retries come no sooner.
+// minStay is the least time after which a task on its last attempt tries again that has given its locks back: its
+// handler returned RetryAfter, or a lease was lost. asynq's own retries come no sooner.
 const minStay = time.Second
 
-// stay has a task on its last attempt wait in its worker until the next look is due. Where it waits for a lock, it is that look which
-// waits, in line.
+// stay has a task on its last attempt wait in its worker until the next look is due. Where it waits for a lock, it is
+// that look which waits, in line.
 func (d *delivery) stay(decision decide.Decision, met obstacle) {
 	switch {
 	case decision.When == decide.AsAsked, met.why == decide.LeaseLost:
@@ -541,8 +559,9 @@ func (d *delivery) hasTimeFor(delay time.Duration) bool {
 	return !ok || time.Until(deadline)-margin > delay
 }
 
-// verdict is the error of Middleware for a task that does not run, besides a plain error. ServerConfig's functions recognize their own by
-// the guard. They leave any other error to asynq: it is the handler's, even if it is a BusyError of a lock that the handler took itself.
+// verdict is the error of Middleware for a task that does not run, besides a plain error. ServerConfig's functions
+// recognize their own by the guard. They leave any other error to asynq: it is the handler's, even if it is a BusyError
+// of a lock that the handler took itself.
 type verdict struct {
 	guard *Guard
 	kind  verdictKind
@@ -558,8 +577,8 @@ const (
 	revoked                     // asynq drops it, and counts it neither as done nor as failed
 )
 
-// Error is valid UTF-8, whatever a KeyFunc's error quotes. asynq cannot store other text: the task would stay active until asynq's own
-// lease on it ends.
+// Error is valid UTF-8, whatever a KeyFunc's error quotes. asynq cannot store other text: the task would stay active
+// until asynq's own lease on it ends.
 func (v *verdict) Error() string { return strings.ToValidUTF8(v.err.Error(), "\uFFFD") }
 
 func (v *verdict) Unwrap() []error {

@@ -41,8 +41,8 @@ func newGuardWith(t *testing.T, s *redistest.Server, cfg Config) *Guard {
 	return guard
 }
 
-// An Enqueue that took longer than the stamp's deadline takes its place again before it returns. The task's other rules are the worker's
-// business: one under Allow without a key, and one whose limit is not known now, refuse nothing.
+// An Enqueue that took longer than the stamp's deadline takes its place again before it returns. The task's other rules
+// are the worker's business: one under Allow without a key, and one whose limit is not known now, refuse nothing.
 func TestInOrder_slowEnqueue(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -50,7 +50,10 @@ func TestInOrder_slowEnqueue(t *testing.T) {
 		cfg := Config{Prefix: redistest.Name(t), Rules: []Rule{
 			{Task: "work", Scope: "none", On: []string{"none"}, Busy: Allow},
 			{Task: "work", Scope: "work", On: []string{"id"}, InOrder: true},
-			{Task: "work", Scope: "away", LimitOf: func(context.Context, *asynq.Task) (int, error) { return 0, errors.New("away") }},
+			{Task: "work", Scope: "away", LimitOf: func(context.Context, *asynq.Task) (int, error) {
+				return 0,
+					errors.New("away")
+			}},
 		}}
 		c, err := NewClient(rdb, asynq.NewClientFromRedisClient(rdb), cfg)
 		redistest.Must(t, err)
@@ -85,7 +88,8 @@ func TestRun_handlerOutlivesShutdown(t *testing.T) {
 	}
 }
 
-// With the Middleware on some handlers, or twice, there is no warning of an unguarded server, and a task takes one worker.
+// With the Middleware on some handlers, or twice, there is no warning of an unguarded server, and a task takes one
+// worker.
 func TestServerConfig_withMiddleware(t *testing.T) {
 	t.Parallel()
 	for name, wrap := range map[string]func(*Guard, asynq.Handler) asynq.Handler{
@@ -111,7 +115,8 @@ func TestServerConfig_withMiddleware(t *testing.T) {
 	}
 }
 
-// mux.Use(unwrap, guard.Middleware) beside Run: the inner Middleware takes a task that unwrap has decoded for the outer one's.
+// mux.Use(unwrap, guard.Middleware) beside Run: the inner Middleware takes a task that unwrap has decoded for the outer
+// one's.
 func TestMiddleware_unwrapped(t *testing.T) {
 	t.Parallel()
 	unwrap := func(t *asynq.Task) ([]byte, error) {
@@ -121,7 +126,8 @@ func TestMiddleware_unwrapped(t *testing.T) {
 		}
 		return []byte(text), nil
 	}
-	guard := newGuardWith(t, redistest.Mini(t), Config{Rules: []Rule{{Task: "work", On: []string{"id"}}}, Decode: unwrap, Logger: slog.New(slog.DiscardHandler)})
+	guard := newGuardWith(t, redistest.Mini(t), Config{Rules: []Rule{{Task: "work", On: []string{"id"}}}, Decode: unwrap,
+		Logger: slog.New(slog.DiscardHandler)})
 	ran := false
 	inner := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { ran = true; return nil }))
 	outer := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
@@ -138,7 +144,8 @@ func TestMiddleware_unwrapped(t *testing.T) {
 func TestBusy_endsAnOutage(t *testing.T) {
 	t.Parallel()
 	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
-	d, at := &delivery{facts: facts{guard: guard, ctx: context.Background()}}, target{rule: guard.rules.match("work")[0], key: "key"}
+	d, at := &delivery{facts: facts{guard: guard, ctx: context.Background()}},
+		target{rule: guard.rules.match("work")[0], key: "key"}
 	guard.outage.Failed(guard.log, "away")
 	if d.refused(at, &BusyError{Reason: ReasonPaused}); guard.outage.Lasts() == 0 {
 		t.Error("a pause has ended the outage")
@@ -195,9 +202,11 @@ func TestPark_atHalfOfItsTime(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 21*time.Second)
 	defer cancel()
 	d := guard.newDelivery(ctx, asynq.NewTask("work", nil))
-	d.note, d.arrived, d.server = "q/id", time.Now().Add(-19*time.Second), &server{guard: guard, workers: engine.Workers{Limit: 10}}
+	d.note, d.arrived, d.server = "q/id", time.Now().Add(-19*time.Second),
+		&server{guard: guard, workers: engine.Workers{Limit: 10}}
 	at := target{rule: guard.rules.match("work")[0], scope: "work", key: guard.cfg.Prefix + ":{work}", limit: 1}
-	held, err := guard.engine.Take(t.Context(), engine.Request{Ref: engine.Ref{Key: at.key, Limit: 1}, Name: "work", TTL: time.Minute})
+	held, err := guard.engine.Take(t.Context(), engine.Request{Ref: engine.Ref{Key: at.key, Limit: 1}, Name: "work",
+		TTL: time.Minute})
 	redistest.Must(t, err)
 	var busy *BusyError
 	if err := d.wait(at, d.waitOf(at)); !errors.As(err, &busy) || !busy.parked || busy.Waited > 15*time.Second {
@@ -212,7 +221,8 @@ func TestMiddleware_passesErrorsThrough(t *testing.T) {
 	t.Parallel()
 	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
 	for _, want := range []error{
-		nil, errors.New("own"), asynq.SkipRetry, fmt.Errorf("wrapped: %w", asynq.RevokeTask), lock.ErrBusy, &BusyError{Rule: "own"},
+		nil, errors.New("own"), asynq.SkipRetry, fmt.Errorf("wrapped: %w", asynq.RevokeTask), lock.ErrBusy,
+		&BusyError{Rule: "own"},
 	} {
 		got := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return want })).
 			ProcessTask(context.Background(), asynq.NewTask("work", nil))
@@ -227,7 +237,10 @@ func TestMiddleware_passesErrorsThrough(t *testing.T) {
 			ProcessTask(context.Background(), asynq.NewTask("work", nil))
 	}()
 	<-ended
-	redistest.Must(t, guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })).ProcessTask(t.Context(), asynq.NewTask("work", nil)))
+	redistest.Must(t, guard.Middleware(asynq.HandlerFunc(func(context.Context,
+		*asynq.Task) error {
+		return nil
+	})).ProcessTask(t.Context(), asynq.NewTask("work", nil)))
 }
 
 func TestPark_parkBy(t *testing.T) {
@@ -309,7 +322,8 @@ func TestPark_noteOfNoTask(t *testing.T) {
 		want        engine.Fate
 	}{
 		{"work", "", engine.FateGone}, {"work", "no task", engine.FateGone}, {"work", "h:token", engine.FateGone},
-		{"other", ordered + "default/id", engine.FateUnsure}, {"work", ordered + "no task", engine.FateUnsure}, {"work", ordered, engine.FateUnsure},
+		{"other", ordered + "default/id", engine.FateUnsure}, {"work", ordered + "no task", engine.FateUnsure},
+		{"work", ordered, engine.FateUnsure},
 	} {
 		if fate := g.wakeParked(t.Context(), g.cfg.Prefix+":{"+c.scope+"}", c.note); fate != c.want {
 			t.Errorf("%q of %s: %v, want %v", c.note, c.scope, fate, c.want)
@@ -360,7 +374,8 @@ func TestTurnIn(t *testing.T) {
 	}
 }
 
-// A wait that a pause ended is one for a paused key, though the key is held, and the pause over: no policy may end the task.
+// A wait that a pause ended is one for a paused key, though the key is held, and the pause over: no policy may end the
+// task.
 func TestBusyError_afterAPause(t *testing.T) {
 	t.Parallel()
 	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
@@ -380,9 +395,12 @@ func TestTexts(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("cause")
 	for got, want := range map[string]string{
-		(&FullError{Key: "k", Queued: 9, Max: 8}).Error():                                    `automutex: key "k" is full: 9 of its tasks are not done, and MaxQueued is 8; the task is not enqueued: try again later`,
-		(&EnqueueError{Rule: "r", Key: "k", Task: "q/t", Err: cause}).Error():                `automutex: rule "r": task q/t of key "k" is not enqueued: cause`,
-		(&EnqueueError{Rule: "r", Key: "k", Task: "q/t", Err: cause, Unknown: true}).Error(): `automutex: rule "r": task q/t of key "k" may be enqueued or not: cause`,
+		(&FullError{Key: "k", Queued: 9,
+			Max: 8}).Error(): `automutex: key "k" is full: 9 of its tasks are not done, and MaxQueued is 8; the task is not enqueued: try again later`,
+		(&EnqueueError{Rule: "r", Key: "k", Task: "q/t",
+			Err: cause}).Error(): `automutex: rule "r": task q/t of key "k" is not enqueued: cause`,
+		(&EnqueueError{Rule: "r", Key: "k", Task: "q/t", Err: cause,
+			Unknown: true}).Error(): `automutex: rule "r": task q/t of key "k" may be enqueued or not: cause`,
 		Rate{}.String(): "none",
 		Rate{Starts: 3, Per: time.Minute, Burst: 2}.String():                     "3 per 1m0s, burst 2",
 		HoldKey.String() + " " + Continue.String() + " " + OnArchive(7).String(): "hold continue OnArchive 7",
@@ -408,13 +426,20 @@ func TestSaid(t *testing.T) {
 func TestBusyError_text(t *testing.T) {
 	t.Parallel()
 	for want, busy := range map[string]*BusyError{
-		": behind task q/1, which comes first":                                             {Reason: ReasonBehind, HolderTask: "q/1"},
-		": behind task q/1, which comes first and is to come back in 1.5s":                 {Reason: ReasonBehind, HolderTask: "q/1", ExpiresIn: 1500 * time.Millisecond},
-		": behind task q/1, which failed and is retried":                                   {Reason: ReasonBehind, HolderTask: "q/1", failed: true, ExpiresIn: time.Millisecond},
-		": behind task q/1, which failed and is retried in 1m0s":                           {Reason: ReasonBehind, HolderTask: "q/1", failed: true, ExpiresIn: time.Minute},
-		": behind task q/1, which is archived: run it again or skip it to go on":           {Reason: ReasonArchived, HolderTask: "q/1"},
-		": behind an earlier task with the same ID (q/1), which is gone: skip it to go on": {Reason: ReasonArchived, HolderTask: "q/1", reused: true},
-		": held by task q/1 on vm:1 until its deadline in 3s unless renewed; waited 10ms":  {Reason: ReasonHeld, Holder: "vm:1", HolderTask: "q/1", ExpiresIn: 3 * time.Second, Waited: 10 * time.Millisecond},
+		": behind task q/1, which comes first": {Reason: ReasonBehind,
+			HolderTask: "q/1"},
+		": behind task q/1, which comes first and is to come back in 1.5s": {Reason: ReasonBehind,
+			HolderTask: "q/1", ExpiresIn: 1500 * time.Millisecond},
+		": behind task q/1, which failed and is retried": {Reason: ReasonBehind,
+			HolderTask: "q/1", failed: true, ExpiresIn: time.Millisecond},
+		": behind task q/1, which failed and is retried in 1m0s": {Reason: ReasonBehind,
+			HolderTask: "q/1", failed: true, ExpiresIn: time.Minute},
+		": behind task q/1, which is archived: run it again or skip it to go on": {Reason: ReasonArchived,
+			HolderTask: "q/1"},
+		": behind an earlier task with the same ID (q/1), which is gone: skip it to go on": {Reason: ReasonArchived,
+			HolderTask: "q/1", reused: true},
+		": held by task q/1 on vm:1 until its deadline in 3s unless renewed; waited 10ms": {Reason: ReasonHeld,
+			Holder: "vm:1", HolderTask: "q/1", ExpiresIn: 3 * time.Second, Waited: 10 * time.Millisecond},
 		": held by vm:1": {Reason: ReasonHeld, Holder: "vm:1"},
 	} {
 		busy.Rule, busy.Key = "r", "p:{r|7}"
@@ -463,18 +488,21 @@ func TestRuleSet_limitField(t *testing.T) {
 	}
 }
 
-// The log names a head that asynq has called active for more than a minute and that does not hold its key, since its worker is dead.
+// The log names a head that asynq has called active for more than a minute and that does not hold its key, since its
+// worker is dead.
 func TestInOrder_headOfADeadWorker(t *testing.T) {
 	t.Parallel()
 	s, log, prefix := redistest.Mini(t), &redistest.Log{}, redistest.Name(t)
 	rdb := s.Client(t)
 	guard := newGuardWith(t, s, Config{Rules: []Rule{{Task: "work", InOrder: true}}, Logger: log.Logger()})
-	_, err := asynq.NewClientFromRedisClient(rdb).Enqueue(asynq.NewTask("work", nil), asynq.Queue(prefix), asynq.TaskID("id"))
+	_, err := asynq.NewClientFromRedisClient(rdb).Enqueue(asynq.NewTask("work", nil), asynq.Queue(prefix),
+		asynq.TaskID("id"))
 	redistest.Must(t, err)
 	redistest.Must(t, rdb.HSet(t.Context(), "asynq:{"+prefix+"}:t:id", "state", "active").Err())
 	note := prefix + "/id"
 	for age, want := range map[time.Duration]int{10 * time.Second: 0, 2 * time.Minute: 1} {
-		item := engine.OrderItem{State: "a", Nonce: stamp.Unstamped(note), Ticket: 1, Seen: fmt.Sprint(time.Now().Add(-age).UnixMicro()), Note: note}
+		item := engine.OrderItem{State: "a", Nonce: stamp.Unstamped(note), Ticket: 1,
+			Seen: fmt.Sprint(time.Now().Add(-age).UnixMicro()), Note: note}
 		before := strings.Count(log.Text(slog.LevelWarn), "its worker is dead")
 		guard.wakeInOrder(t.Context(), guard.cfg.Prefix+":{work}", item)
 		if n := strings.Count(log.Text(slog.LevelWarn), "its worker is dead") - before; n != want {
@@ -483,8 +511,8 @@ func TestInOrder_headOfADeadWorker(t *testing.T) {
 	}
 }
 
-// A task without a rule whose type looks like the Task of a rule that nothing serves: that is said once for each rule. Rules of other
-// workers, and types that have a rule, say nothing.
+// A task without a rule whose type looks like the Task of a rule that nothing serves: that is said once for each rule.
+// Rules of other workers, and types that have a rule, say nothing.
 func TestMiddleware_looksLikeARule(t *testing.T) {
 	t.Parallel()
 	type embeds struct{ *asynq.ServeMux }
@@ -500,7 +528,8 @@ func TestMiddleware_looksLikeARule(t *testing.T) {
 		for _, c := range []struct {
 			tasks, served, come, want []string // served: patterns of the mux; want: Tasks of rules that are warned of
 		}{
-			{[]string{"cron:nigtly"}, []string{"cron:nightly"}, []string{"cron:nightly", "cron:nightly"}, []string{"cron:nigtly"}},
+			{[]string{"cron:nigtly"}, []string{"cron:nightly"}, []string{"cron:nightly", "cron:nightly"},
+				[]string{"cron:nigtly"}},
 			{[]string{"cron:nigtly"}, []string{"cron:"}, []string{"cron:hourly", "cron:nightly"}, []string{"cron:nigtly"}},
 			{[]string{"crn:"}, []string{"cron:"}, []string{"cron:nightly", "cron:hourly"}, []string{"crn:"}},
 			{[]string{"Pay", "rprt"}, []string{"pay", "report"}, []string{"pay", "report"}, []string{"Pay", "rprt"}},
@@ -517,7 +546,8 @@ func TestMiddleware_looksLikeARule(t *testing.T) {
 			for _, pattern := range c.served {
 				mux.HandleFunc(pattern, func(context.Context, *asynq.Task) error { return nil })
 			}
-			handler := wrap(newGuardWith(t, redistest.Mini(t), Config{Rules: rules, Prefix: redistest.Name(t), Logger: log.Logger()}), mux)
+			handler := wrap(newGuardWith(t, redistest.Mini(t), Config{Rules: rules, Prefix: redistest.Name(t),
+				Logger: log.Logger()}), mux)
 			for _, come := range c.come {
 				_ = handler.ProcessTask(t.Context(), asynq.NewTask(come, nil)) // asynq's mux refuses a type that it does not serve
 			}
@@ -528,7 +558,8 @@ func TestMiddleware_looksLikeARule(t *testing.T) {
 				}
 			}
 			if n := strings.Count(log.Text(slog.LevelWarn), "did you mean"); !slices.Equal(warned, c.want) || n != len(c.want) {
-				t.Errorf("%s: rules for %q, served %q, came %q: warned of %q, %d times; want %q", wrapped, c.tasks, c.served, c.come, warned, n, c.want)
+				t.Errorf("%s: rules for %q, served %q, came %q: warned of %q, %d times; want %q", wrapped, c.tasks, c.served,
+					c.come, warned, n, c.want)
 			}
 		}
 	}

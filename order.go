@@ -20,16 +20,16 @@ import (
 	"github.com/automutex/automutex/internal/tasknote"
 )
 
-// This file is the worker's side of Rule.InOrder and of the reserved attempt; client.go is the producer's. The order itself is in
-// internal/engine/lua/order.lua.
+// This file is the worker's side of Rule.InOrder and of the reserved attempt; client.go is the producer's. The order
+// itself is in internal/engine/lua/order.lua.
 
 // OnArchive is what happens to the key of an ordered task that asynq archives; see [Rule].OnArchive.
 type OnArchive uint8
 
 const (
-	// HoldKey keeps the key for the archived task: the tasks behind it wait until an operator runs that task, or skips it with
-	// [Guard.SkipHead]. HoldKey is the zero value. To delete the archived task with asynq's tools is not enough, since asynq deletes old
-	// archived tasks by itself.
+	// HoldKey keeps the key for the archived task: the tasks behind it wait until an operator runs that task, or skips it
+	// with [Guard.SkipHead]. HoldKey is the zero value. To delete the archived task with asynq's tools is not enough,
+	// since asynq deletes old archived tasks by itself.
 	HoldKey OnArchive = iota
 	// Continue runs the next task of the key.
 	Continue
@@ -64,18 +64,21 @@ func (c *compiledRule) checkOrder(mistakes *fieldErrors) {
 		return
 	}
 	if c.Limit > 1 || c.isLimitOfTask() {
-		mistakes.addf("InOrder", "needs a Limit of 1, since tasks that run beside each other are in no order; leave Limit, LimitOf and LimitField out")
+		mistakes.addf("InOrder", "needs a Limit of 1, since tasks that run beside each other are in no order; leave "+
+			"Limit, LimitOf and LimitField out")
 	}
 	if c.Busy != Park {
-		mistakes.addf("InOrder", "needs the policy park, not %s: a task that comes before its turn keeps its place; leave Busy out", c.Busy)
+		mistakes.addf("InOrder", "needs the policy park, not %s: a task that comes before its turn keeps its place; leave "+
+			"Busy out", c.Busy)
 	}
 }
 
-// orderRank is the rank of an ordered rule: its lock is taken before all others, so that no task holds another lock while it waits for its
-// turn. A task has at most one ordered rule, so no two tasks wait for each other.
+// orderRank is the rank of an ordered rule: its lock is taken before all others, so that no task holds another lock
+// while it waits for its turn. A task has at most one ordered rule, so no two tasks wait for each other.
 const orderRank = -1
 
-// place is what the header of a Client says of a task: its place in the order of a key, and how often the caller lets it be retried.
+// place is what the header of a Client says of a task: its place in the order of a key, and how often the caller lets
+// it be retried.
 type place struct {
 	stamp.Stamp
 
@@ -88,11 +91,12 @@ func (p place) isLast(f *facts) bool { return f.last || p.reserved && f.retried 
 // in reports whether the task has a place in the order of t's key.
 func (p place) in(t target) bool { return p.Nonce != "" && p.Key == t.key }
 
-// attempt runs the handler. It has asynq archive a task with a reserved attempt when the caller's attempts end: asynq would retry it. So it
-// ends a panic of that attempt here, and logs it as asynq does. An error by which a Guard returns the task ends nothing.
+// attempt runs the handler. It has asynq archive a task with a reserved attempt when the caller's attempts end: asynq
+// would retry it. So it ends a panic of that attempt here, and logs it as asynq does. An error by which a Guard returns
+// the task ends nothing.
 //
-// What has no result here (runtime.Goexit, a process that dies, a context that ends) is counted by asynq, which delivers the task once
-// more, see stamp.CapRedelivery. An ordered task is refused then.
+// What has no result here (runtime.Goexit, a process that dies, a context that ends) is counted by asynq, which
+// delivers the task once more, see stamp.CapRedelivery. An ordered task is refused then.
 func (d *delivery) attempt(next asynq.Handler) (err error) {
 	ctx := d.handlerContext()
 	if d.server != nil {
@@ -103,10 +107,12 @@ func (d *delivery) attempt(next asynq.Handler) (err error) {
 	}
 	defer func() {
 		if p := recover(); p != nil {
-			d.guard.log.Error("automutex: the handler panicked on the task's last attempt", "type", d.task.Type(), "task", d.note, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			d.guard.log.Error("automutex: the handler panicked on the task's last attempt", "type", d.task.Type(), "task",
+				d.note, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 			err = fmt.Errorf("panic: %v", p)
 		}
-		final := err != nil && wantsRetryAfter(err) == nil && !errors.As(err, new(*verdict)) && !errors.Is(err, asynq.SkipRetry) && !errors.Is(err, asynq.RevokeTask)
+		final := err != nil && wantsRetryAfter(err) == nil && !errors.As(err, new(*verdict)) &&
+			!errors.Is(err, asynq.SkipRetry) && !errors.Is(err, asynq.RevokeTask)
 		if final && d.ctx.Err() == nil { // else asynq has stored its own decision already
 			err = d.guard.archive(err)
 		}
@@ -119,7 +125,8 @@ func (d *delivery) isOrdered(t target) bool { return t.rule.InOrder && d.note !=
 
 // placeIn is the task's place in the order of t's key. A task without a stamp for that key joins at its arrival.
 func (d *delivery) placeIn(t target) *engine.Place {
-	p := &engine.Place{Nonce: stamp.Unstamped(d.note), Retried: d.retried, Most: -1, Continue: t.rule.OnArchive == Continue}
+	p := &engine.Place{Nonce: stamp.Unstamped(d.note), Retried: d.retried, Most: -1,
+		Continue: t.rule.OnArchive == Continue}
 	if d.place.reserved {
 		p.Most = d.place.Most
 	}
@@ -129,7 +136,8 @@ func (d *delivery) placeIn(t target) *engine.Place {
 	return p
 }
 
-// turn is the task's place among those of t's key: 0 if the key is not ordered, and the last for a task without a stamp.
+// turn is the task's place among those of t's key: 0 if the key is not ordered, and the last for a task without a
+// stamp.
 func (d *delivery) turn(t target) int64 {
 	switch {
 	case !d.isOrdered(t):
@@ -140,8 +148,8 @@ func (d *delivery) turn(t target) int64 {
 	return d.place.Ticket
 }
 
-// acquireInOrder is acquire for an ordered lock. Its error is errSpent if the task's attempts are spent, and which Is engine.ErrOrderDone
-// if the task was done already: its worker died before asynq had noted the end.
+// acquireInOrder is acquire for an ordered lock. Its error is errSpent if the task's attempts are spent, and which Is
+// engine.ErrOrderDone if the task was done already: its worker died before asynq had noted the end.
 func (d *delivery) acquireInOrder(t target) error {
 	if !d.place.in(t) {
 		d.joinAtArrival(t)
@@ -150,18 +158,21 @@ func (d *delivery) acquireInOrder(t target) error {
 	if !errors.Is(err, engine.ErrOrderSpent) {
 		return err
 	}
-	_ = d.guard.engine.Act(d.ctx, orderedKey(t.key), engine.ActNone, engine.OrderItem{}, 0) // calls the next task, which comes by itself, too
+	// calls the next task, which comes by itself, too
+	_ = d.guard.engine.Act(d.ctx, orderedKey(t.key), engine.ActNone, engine.OrderItem{}, 0)
 	if t.rule.OnArchive == HoldKey {
 		d.reportBlocked(t, errSpent)
 	}
 	return errSpent
 }
 
-// joinAtArrival prepares for a task that has no stamp for this key. If it has one for another key, since its payload or the rule has
-// changed, it gives that place up; if there is an error, a look finds that the task has ended.
+// joinAtArrival prepares for a task that has no stamp for this key. If it has one for another key, since its payload or
+// the rule has changed, it gives that place up; if there is an error, a look finds that the task has ended.
 func (d *delivery) joinAtArrival(t target) {
-	d.guard.warnOnce("unstamped "+d.task.Type(), "a task of an ordered rule runs after those that have a place in the order of its key: it was not enqueued through automutex.NewClient, "+
-		"or for another key, since the rules of producer and worker differ", "rule", t.rule.Name, "type", d.task.Type(), "task", d.note)
+	d.guard.warnOnce("unstamped "+d.task.Type(), "a task of an ordered rule runs after those that have a place in the "+
+		"order of its key: it was not enqueued through automutex.NewClient, "+
+		"or for another key, since the rules of producer and worker differ", "rule", t.rule.Name, "type", d.task.Type(),
+		"task", d.note)
 	d.withdraw()
 }
 
@@ -179,10 +190,11 @@ func orderedKey(key string) engine.Ref {
 }
 
 // errSpent is the last error of a task whose last attempt did not return.
-var errSpent = errors.New("automutex: the handler has begun as often as the task's MaxRetry allows, and its last run did not return: its worker died, or its time was up")
+var errSpent = errors.New("automutex: the handler has begun as often as the task's MaxRetry allows, and its last " +
+	"run did not return: its worker died, or its time was up")
 
-// endOrder tells an ordered lock how the attempt ended, before the lock is released. A task whose context has ended keeps its place. One
-// whose handler has not begun may end by another rule. err is why the task failed.
+// endOrder tells an ordered lock how the attempt ended, before the lock is released. A task whose context has ended
+// keeps its place. One whose handler has not begun may end by another rule. err is why the task failed.
 func (d *delivery) endOrder(h *heldLease, decision decide.Decision, begun bool, err error) {
 	outcome := d.orderOutcome(h.target, decision)
 	switch {
@@ -200,23 +212,26 @@ func (d *delivery) endOrder(h *heldLease, decision decide.Decision, begun bool, 
 }
 
 func (d *delivery) reportBlocked(t target, err error) {
-	d.guard.reportBlocked(d.ctx, Event{Rule: t.rule.Name, Key: t.key, Task: d.task.Type(), Queue: d.queue, TaskID: d.id, Err: err})
+	d.guard.reportBlocked(d.ctx, Event{Rule: t.rule.Name, Key: t.key, Task: d.task.Type(), Queue: d.queue, TaskID: d.id,
+		Err: err})
 }
 
 func (g *Guard) reportBlocked(ctx context.Context, e Event) {
-	g.log.Warn("automutex: a task in order is archived and holds its key: run it again, or skip it", "rule", e.Rule, "key", e.Key, "task", tasknote.Of(e.Queue, e.TaskID))
+	g.log.Warn("automutex: a task in order is archived and holds its key: run it again, or skip it", "rule", e.Rule, "key",
+		e.Key, "task", tasknote.Of(e.Queue, e.TaskID))
 	e.Kind = EventBlocked
 	g.observe(ctx, e)
 }
 
-// endUntaken gives up the place of a task that has ended and did not come to its ordered lock: no key could be made for one of its rules.
-// If there is an error, or the task holds its key now, a look finds that.
+// endUntaken gives up the place of a task that has ended and did not come to its ordered lock: no key could be made for
+// one of its rules. If there is an error, or the task holds its key now, a look finds that.
 func (d *delivery) endUntaken(decision decide.Decision) {
 	if d.place.Nonce == "" || decision.What == decide.Leave || slices.ContainsFunc(d.targets, d.place.in) {
 		return
 	}
 	if rule := d.guard.rules.orderedRule(d.guard.cfg.Prefix, d.place.Key); rule != nil {
-		if outcome := d.orderOutcome(target{rule: rule}, decision); outcome == engine.OutcomeDone || outcome == engine.OutcomeLeft {
+		if outcome := d.orderOutcome(target{rule: rule}, decision); outcome == engine.OutcomeDone ||
+			outcome == engine.OutcomeLeft {
 			d.withdraw()
 		}
 	}
@@ -228,7 +243,8 @@ func (d *delivery) orderOutcome(t target, decision decide.Decision) engine.Outco
 	case decision.What == decide.Done, decision.What == decide.Drop:
 		return engine.OutcomeDone
 	case decision.What == decide.Back:
-		return engine.OutcomeUnbegun // the handler asked for that: the attempt is not spent, also if asynq counts it later, for a wait that is cut
+		// the handler asked for that: the attempt is not spent, also if asynq counts it later, for a wait that is cut
+		return engine.OutcomeUnbegun
 	case !decision.Final(d.last):
 		return engine.OutcomeStays
 	case t.rule.OnArchive == Continue:
@@ -237,8 +253,8 @@ func (d *delivery) orderOutcome(t target, decision decide.Decision) engine.Outco
 	return engine.OutcomeHeld
 }
 
-// Orders returns which of the task types, and of the Tasks of the Client's own rules, a rule with [Rule].InOrder is for, so that the Client
-// gives such a task its place, and that rule's OnArchive.
+// Orders returns which of the task types, and of the Tasks of the Client's own rules, a rule with [Rule].InOrder is
+// for, so that the Client gives such a task its place, and that rule's OnArchive.
 func (c *Client) Orders(taskTypes ...string) map[string]OnArchive {
 	ordered := map[string]OnArchive{}
 	for _, rule := range c.rules.rules {
@@ -269,16 +285,18 @@ type Blocked struct {
 	Task string
 	// Since is since when the key is held. Of a task that is to be retried it is when it last came to a worker.
 	Since time.Time
-	// Why says what keeps the task from running, and what ends that, as in "behind default/8a1c, which failed and is retried in 40s".
+	// Why says what keeps the task from running, and what ends that, as in "behind default/8a1c, which failed and is
+	// retried in 40s".
 	Why string
 	// Behind is how many tasks of the key wait behind it.
 	Behind int
 }
 
-// Blocked returns the keys under the Guard's prefix whose next task, in order, does not run: it is archived and holds its key ([HoldKey]),
-// has failed and is retried later, is gone, or waits in a queue that is paused or that no server serves. Keys that are held come first,
-// then those whose task has failed, the longest blocked first. A key without a task behind that one is only listed while it is held.
-// Blocked walks all keys with SCAN and looks at the first task of each, so call it for operators, not for each task.
+// Blocked returns the keys under the Guard's prefix whose next task, in order, does not run: it is archived and holds
+// its key ([HoldKey]), has failed and is retried later, is gone, or waits in a queue that is paused or that no server
+// serves. Keys that are held come first, then those whose task has failed, the longest blocked first. A key without a
+// task behind that one is only listed while it is held. Blocked walks all keys with SCAN and looks at the first task of
+// each, so call it for operators, not for each task.
 func (g *Guard) Blocked(ctx context.Context) ([]Blocked, error) {
 	found, err := blocked.List(ctx, g.engine, g.tasks.Sighted())
 	if err != nil {
@@ -291,12 +309,12 @@ func (g *Guard) Blocked(ctx context.Context) ([]Blocked, error) {
 	return keys, nil
 }
 
-// SkipHead gives up the place of task ("queue/id"), the next task of key, and goes on with the one behind it. The task itself is not
-// changed: if asynq runs it later, it takes its old place again, before those that still wait, and may hold the key again. key and task are
-// those of [Guard.Blocked].
+// SkipHead gives up the place of task ("queue/id"), the next task of key, and goes on with the one behind it. The task
+// itself is not changed: if asynq runs it later, it takes its old place again, before those that still wait, and may
+// hold the key again. key and task are those of [Guard.Blocked].
 //
-// The error says so if the task runs now, or is not the next one of the key; then nothing has changed. After an error that Is
-// [lock.ErrBackend] the task may be skipped or not.
+// The error says so if the task runs now, or is not the next one of the key; then nothing has changed. After an error
+// that Is [lock.ErrBackend] the task may be skipped or not.
 func (g *Guard) SkipHead(ctx context.Context, key, task string) error {
 	if err := blocked.Skip(ctx, g.engine, g.tasks.Inspector, key, task, 0); err != nil {
 		return fmt.Errorf("automutex: SkipHead: %w", err)
@@ -341,7 +359,8 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item engine.OrderIt
 			g.reportBlocked(ctx, Event{Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id})
 		},
 		Stands: func(why string) {
-			g.log.Warn("automutex: a key in order stands, since its next task "+why, "rule", rule.Name, "key", key, "task", item.Note)
+			g.log.Warn("automutex: a key in order stands, since its next task "+why, "rule", rule.Name, "key", key, "task",
+				item.Note)
 		},
 	}, item)
 }
@@ -351,7 +370,8 @@ func (c *Client) lookInOrder(ctx context.Context, key engine.Ref, item engine.Or
 	seen, err := c.tasks.Look(ctx, blocked.OrderedKey{Engine: c.engine, Key: key, Holds: rule.OnArchive == HoldKey}, item)
 	if !seen && errors.Is(err, asynq.ErrQueueNotFound) {
 		c.told.Do(func() {
-			c.log.Warn("automutex: Config.Inspector does not see the queue of a task in order, so a full key counts tasks of producers that have died; "+
+			c.log.Warn("automutex: Config.Inspector does not see the queue of a task in order, so a full key counts tasks of "+
+				"producers that have died; "+
 				inspectorHint, "key", key.Key, "task", item.Note)
 		})
 	}

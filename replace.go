@@ -14,13 +14,14 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// replaceState is what a delivery knows of its locks with the policy Replace. It belongs to the worker's goroutine. Other goroutines use
-// only stopRequested, replacedAt and requestStop.
+// replaceState is what a delivery knows of its locks with the policy Replace. It belongs to the worker's goroutine.
+// Other goroutines use only stopRequested, replacedAt and requestStop.
 type replaceState struct {
 	arrivals map[string]arrival // by key
 
-	// stopRequested ends, with cause ErrReplaced, when a newer task first asks this one to stop. It has no parent, so it need not be
-	// cancelled. replacedAt is the lock that the newer task wants: set before stopRequested ends, read only after.
+	// stopRequested ends, with cause ErrReplaced, when a newer task first asks this one to stop. It has no parent, so it
+	// need not be cancelled. replacedAt is the lock that the newer task wants: set before stopRequested ends, read only
+	// after.
 	stopRequested context.Context // a signal
 	cancel        context.CancelCauseFunc
 	once          sync.Once
@@ -68,8 +69,8 @@ func (s *replaceState) stopBy(r *engine.Request, t target) {
 	}
 }
 
-// requestStop asks the task to stop, since a newer one wants the lock of t. It is called by the engine, on a goroutine of its own, and by
-// the delivery when Redis reports a newer task.
+// requestStop asks the task to stop, since a newer one wants the lock of t. It is called by the engine, on a goroutine
+// of its own, and by the delivery when Redis reports a newer task.
 func (s *replaceState) requestStop(t target) {
 	s.once.Do(func() {
 		s.replacedAt = t
@@ -82,8 +83,8 @@ func (d *delivery) isReplaced() bool {
 	return d.replacing != nil && d.replacing.stopRequested.Err() != nil
 }
 
-// replace takes a lock whose rule has the policy Replace: it asks older tasks to stop and waits in line for them. After an error,
-// isReplaced reports whether a newer task has come.
+// replace takes a lock whose rule has the policy Replace: it asks older tasks to stop and waits in line for them. After
+// an error, isReplaced reports whether a newer task has come.
 func (d *delivery) replace(t target) error {
 	if err := d.registerArrival(t); err != nil {
 		return err
@@ -105,8 +106,8 @@ func (d *delivery) replace(t target) error {
 	if err := d.wait(t, w); err != nil {
 		return err
 	}
-	// The lock is granted in the order of the line, so first to this task, even if a newer task waits behind it. This task learns of the
-	// newer one here, and releases the lock.
+	// The lock is granted in the order of the line, so first to this task, even if a newer task waits behind it. This task
+	// learns of the newer one here, and releases the lock.
 	if d.askOlderToStop(t, d.replacing.arrivals[t.key]); !d.isReplaced() {
 		return nil
 	}
@@ -121,9 +122,10 @@ func (d *delivery) replace(t target) error {
 
 // askOlderToStop asks older tasks to stop.
 //
-// It requests that this task stops when at least Limit newer tasks hold or wait and some of them wait (BehindWaiters), or when newer tasks
-// hold every slot (BehindHolders) and this task is new in this delivery: one that returns from a retry waits for its turn. Limit does not
-// count slots whose holders are not under Replace. An error is ignored: the wait that follows asks the same Redis.
+// It requests that this task stops when at least Limit newer tasks hold or wait and some of them wait (BehindWaiters),
+// or when newer tasks hold every slot (BehindHolders) and this task is new in this delivery: one that returns from a
+// retry waits for its turn. Limit does not count slots whose holders are not under Replace. An error is ignored: the
+// wait that follows asks the same Redis.
 func (d *delivery) askOlderToStop(t target, arrived arrival) {
 	standing, err := d.guard.engine.Stop(d.ctx, arrived.ref, arrived.at)
 	if err == nil && (standing == engine.BehindWaiters || standing == engine.BehindHolders && arrived.isNew) {
@@ -131,16 +133,17 @@ func (d *delivery) askOlderToStop(t target, arrived arrival) {
 	}
 }
 
-// A waiting task repeats askOlderToStop: after askFirst, since a holder may have taken the lock just after the first request, then at
-// growing intervals up to askEvery.
+// A waiting task repeats askOlderToStop: after askFirst, since a holder may have taken the lock just after the first
+// request, then at growing intervals up to askEvery.
 const (
 	askFirst = 50 * time.Millisecond
 	askEvery = time.Second
 )
 
-// watchWhileWaiting runs beside a wait for the lock of t. It calls giveUp when a newer task asks this one to stop. For the policy Replace
-// it repeats askOlderToStop, since messages get lost and holders change. stop ends its goroutine, and does not wait for a request that is
-// under way: the task's deadline may be near while Redis does not answer. The engine's Close waits for such a request.
+// watchWhileWaiting runs beside a wait for the lock of t. It calls giveUp when a newer task asks this one to stop. For
+// the policy Replace it repeats askOlderToStop, since messages get lost and holders change. stop ends its goroutine,
+// and does not wait for a request that is under way: the task's deadline may be near while Redis does not answer. The
+// engine's Close waits for such a request.
 func (d *delivery) watchWhileWaiting(t target, giveUp func()) (stop func()) {
 	if d.replacing == nil {
 		return func() {}
@@ -172,8 +175,8 @@ func (d *delivery) watchWhileWaiting(t target, giveUp func()) (stop func()) {
 	}
 }
 
-// replaceableContext returns the parent of the handler's context, and what ends it. It ends with the task's context, and with cause
-// ErrReplaced when a newer task asks this one to stop.
+// replaceableContext returns the parent of the handler's context, and what ends it. It ends with the task's context,
+// and with cause ErrReplaced when a newer task asks this one to stop.
 func (d *delivery) replaceableContext() (ctx context.Context, end func()) {
 	if d.replacing == nil {
 		return d.ctx, func() {}
@@ -204,8 +207,9 @@ func (d *delivery) revokeReplaced(met obstacle) error {
 	return &verdict{guard: d.guard, kind: revoked, err: text}
 }
 
-// forgetArrivals deletes the task's arrivals in Redis if the task does not run again: a later task with the same ID is a new one. After an
-// error they expire an hour after the last came to the key. release calls it after the locks are released, so that no task waits for it.
+// forgetArrivals deletes the task's arrivals in Redis if the task does not run again: a later task with the same ID is
+// a new one. After an error they expire an hour after the last came to the key. release calls it after the locks are
+// released, so that no task waits for it.
 func (d *delivery) forgetArrivals(decision decide.Decision) {
 	if d.replacing == nil {
 		return

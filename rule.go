@@ -19,95 +19,101 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Rule declares which tasks take turns: the task type, the payload fields that the key is made from, how many may run at once, and what
-// happens to a task that did not get its lock. Only Task is required.
+// Rule declares which tasks take turns: the task type, the payload fields that the key is made from, how many may run
+// at once, and what happens to a task that did not get its lock. Only Task is required.
 //
 // Without On, OnHeaders and Key there is one lock for the whole Scope.
 type Rule struct {
-	// Name names the rule in errors, events and logs, and for [LeaseOf]. Names are unique. Empty means Task, and then Task#2, Task#3 and so
-	// on for further rules without a Name that have the same Task.
+	// Name names the rule in errors, events and logs, and for [LeaseOf]. Names are unique. Empty means Task, and then
+	// Task#2, Task#3 and so on for further rules without a Name that have the same Task.
 	Name string
 
-	// Task is a task type, or a prefix of task types. It matches as a pattern of asynq's ServeMux does: the rules whose Task equals the
-	// type apply, otherwise those with the longest Task that the type begins with, and none with a shorter one. Several rules with the same
-	// Task need a Scope each. To leave a longer type out of a rule, declare a rule for that type whose Key returns [NoLock].
+	// Task is a task type, or a prefix of task types. It matches as a pattern of asynq's ServeMux does: the rules whose
+	// Task equals the type apply, otherwise those with the longest Task that the type begins with, and none with a shorter
+	// one. Several rules with the same Task need a Scope each. To leave a longer type out of a rule, declare a rule for
+	// that type whose Key returns [NoLock].
 	Task string
 
 	// On lists the payload fields that the key is made from, as [Fields] takes them.
 	On []string
 
-	// OnHeaders lists the task headers that the key is made from, after the fields of On. Names are compared exactly, and a value gives the
-	// same part as a string of a payload. A task without one, or with one that is empty or not valid UTF-8, is archived with a [*KeyError].
+	// OnHeaders lists the task headers that the key is made from, after the fields of On. Names are compared exactly, and
+	// a value gives the same part as a string of a payload. A task without one, or with one that is empty or not valid
+	// UTF-8, is archived with a [*KeyError].
 	OnHeaders []string
 
 	// Key computes the parts of the key, in place of On and OnHeaders. See [KeyFunc] for its errors.
 	Key KeyFunc
 
-	// Optional has a task take no lock of this rule if a field of On or a header of OnHeaders is missing, null or empty, or if the payload
-	// is empty and On is set. Otherwise such a task is archived with a [*KeyError]. A name in another letter case is not missing.
+	// Optional has a task take no lock of this rule if a field of On or a header of OnHeaders is missing, null or empty,
+	// or if the payload is empty and On is set. Otherwise such a task is archived with a [*KeyError]. A name in another
+	// letter case is not missing.
 	Optional bool
 
-	// Payload is a value of the Go type that the payload, or the result of [Config].Decode, is decoded into. With it, New refuses a path in
-	// On or LimitField for which that type has no JSON field. nil means that paths are not checked.
+	// Payload is a value of the Go type that the payload, or the result of [Config].Decode, is decoded into. With it, New
+	// refuses a path in On or LimitField for which that type has no JSON field. nil means that paths are not checked.
 	Payload any
 
-	// Scope is the first part of the key. Rules with the same Scope share their locks, and must have the same Limit, TTL, Rate and Fence.
-	// Empty means the task's own type: if Task is a prefix, each type that it matches has locks of its own.
+	// Scope is the first part of the key. Rules with the same Scope share their locks, and must have the same Limit, TTL,
+	// Rate and Fence. Empty means the task's own type: if Task is a prefix, each type that it matches has locks of its
+	// own.
 	//
-	// A task to which several rules apply takes all their locks. The order is the same for all tasks, so that tasks cannot deadlock: scopes
-	// in the order in which the rules first name them, and keys of one scope in byte order. The task takes equal keys once, under the rule
-	// declared first.
+	// A task to which several rules apply takes all their locks. The order is the same for all tasks, so that tasks cannot
+	// deadlock: scopes in the order in which the rules first name them, and keys of one scope in byte order. The task
+	// takes equal keys once, under the rule declared first.
 	Scope string
 
-	// Limit is how many tasks may hold one key at once. 0 means 1, a mutex; with a Rate it must be said: 1, or [Unlimited] for a Rate
-	// alone. Negative numbers are refused.
+	// Limit is how many tasks may hold one key at once. 0 means 1, a mutex; with a Rate it must be said: 1, or [Unlimited]
+	// for a Rate alone. Negative numbers are refused.
 	Limit int
 
-	// LimitOf returns the limit for the key of a task, such as that of the tenant's plan. Set one of Limit, LimitOf and LimitField. Many
-	// goroutines call LimitOf at once, with the task as a Key gets it. If two tasks of one key differ, as while a plan changes, each goes
-	// by its own limit. A result below 1 archives the task. An error has the same effect as that of a [KeyFunc]. A limit that an operator
-	// sets wins; see [Guard.Controls].
+	// LimitOf returns the limit for the key of a task, such as that of the tenant's plan. Set one of Limit, LimitOf and
+	// LimitField. Many goroutines call LimitOf at once, with the task as a Key gets it. If two tasks of one key differ, as
+	// while a plan changes, each goes by its own limit. A result below 1 archives the task. An error has the same effect
+	// as that of a [KeyFunc]. A limit that an operator sets wins; see [Guard.Controls].
 	LimitOf func(context.Context, *asynq.Task) (int, error)
 
 	// LimitField names the payload field that has the limit. nil means none.
 	LimitField *LimitField
 
-	// TTL is the length of a lease, which is renewed while the handler runs: it bounds how long a key stays taken after its process has
-	// died, and not how long a handler may run. 0 means 30 seconds; less than 100 milliseconds and more than ten years are refused.
+	// TTL is the length of a lease, which is renewed while the handler runs: it bounds how long a key stays taken after
+	// its process has died, and not how long a handler may run. 0 means 30 seconds; less than 100 milliseconds and more
+	// than ten years are refused.
 	TTL time.Duration
 
-	// Wait is the longest time that a task waits in line, in its worker, before the policy applies. 0 means no wait; for [Replace] it means
-	// a TTL. Under [Park] it has no effect. Time in line counts against the task's Timeout (30 minutes unless the task was enqueued with
-	// another), so the Timeout should cover the Wait and the work. A wait ends a second before the task's deadline at the latest. Less than
-	// a millisecond is refused.
+	// Wait is the longest time that a task waits in line, in its worker, before the policy applies. 0 means no wait; for
+	// [Replace] it means a TTL. Under [Park] it has no effect. Time in line counts against the task's Timeout (30 minutes
+	// unless the task was enqueued with another), so the Timeout should cover the Wait and the work. A wait ends a second
+	// before the task's deadline at the latest. Less than a millisecond is refused.
 	Wait time.Duration
 
-	// MaxHold bounds how long one task may hold the lock: then its handler's context ends, and the key is free a TTL later at most. 0 means
-	// no bound; less than a millisecond is refused.
+	// MaxHold bounds how long one task may hold the lock: then its handler's context ends, and the key is free a TTL later
+	// at most. 0 means no bound; less than a millisecond is refused.
 	MaxHold time.Duration
 
-	// Cooldown is the least time between the start of a successful run and the next start for the key; tasks that already run go on. A
-	// release that fails until the lease ends sets none. 0 means none; less than a millisecond and more than ten years are refused.
+	// Cooldown is the least time between the start of a successful run and the next start for the key; tasks that already
+	// run go on. A release that fails until the lease ends sets none. 0 means none; less than a millisecond and more than
+	// ten years are refused.
 	Cooldown time.Duration
 
 	// Rate bounds how often handlers start for one key. The zero value is no bound.
 	Rate Rate
 
-	// InOrder runs the tasks of a key one at a time, in the order in which their enqueueing through a [Client] returned, also through
-	// failures: a task that failed and will be retried keeps its key. Make the Client with [NewClient] from the same Config. A task that
-	// was enqueued otherwise joins the order when it comes to a worker. Limit is 1 and Busy is Park; both may be left out.
-	// docs/guarantees.md has what InOrder does not promise.
+	// InOrder runs the tasks of a key one at a time, in the order in which their enqueueing through a [Client] returned,
+	// also through failures: a task that failed and will be retried keeps its key. Make the Client with [NewClient] from
+	// the same Config. A task that was enqueued otherwise joins the order when it comes to a worker. Limit is 1 and Busy
+	// is Park; both may be left out. docs/guarantees.md has what InOrder does not promise.
 	InOrder bool
 
 	// OnArchive is what happens to the key of an ordered task that asynq archives. The zero value is [HoldKey].
 	OnArchive OnArchive
 
-	// MaxQueued bounds how many tasks of a key are enqueued and not done. A Client refuses further ones with a [*FullError]. 0 means no
-	// bound; negative numbers are refused. It needs InOrder.
+	// MaxQueued bounds how many tasks of a key are enqueued and not done. A Client refuses further ones with a
+	// [*FullError]. 0 means no bound; negative numbers are refused. It needs InOrder.
 	MaxQueued int
 
-	// Fence gives each lease of the rule a fence, which [Fence] returns. It needs a Limit of 1, and costs a key that nobody else wants a
-	// dearer command. Rules with the same Scope must have the same Fence.
+	// Fence gives each lease of the rule a fence, which [Fence] returns. It needs a Limit of 1, and costs a key that
+	// nobody else wants a dearer command. Rules with the same Scope must have the same Fence.
 	Fence bool
 
 	// Busy is what happens to a task that did not get its lock. The zero value is [Park].
@@ -138,8 +144,8 @@ func (c *compiledRule) scope(taskType string) string {
 	return taskType
 }
 
-// readsPayload reports whether the rule makes its key or its limit from the payload. A rule with a Key may do so; one with OnHeaders alone,
-// or for a whole scope, does not.
+// readsPayload reports whether the rule makes its key or its limit from the payload. A rule with a Key may do so; one
+// with OnHeaders alone, or for a whole scope, does not.
 func (c *compiledRule) readsPayload() bool { return c.Key != nil || c.isLimitOfTask() || len(c.On) > 0 }
 
 // isLimitOfTask reports whether each task has a limit of its own.
@@ -193,7 +199,8 @@ func (c *compiledRule) fillDefaults() {
 	if len(c.On) > 0 {
 		c.fields, _ = keys.Parse(c.On)
 	}
-	c.request = engine.Request{Ref: engine.Ref{Limit: 1}, Name: c.Name, TTL: engine.WholeMS(c.TTL), MaxHold: c.MaxHold, Fenced: c.Fence, Notes: true}
+	c.request = engine.Request{Ref: engine.Ref{Limit: 1}, Name: c.Name, TTL: engine.WholeMS(c.TTL), MaxHold: c.MaxHold,
+		Fenced: c.Fence, Notes: true}
 	if c.Rate != (Rate{}) {
 		c.request.Every, c.request.Spare, _ = engine.Rate(c.Rate.Starts, c.Rate.Per, c.Rate.Burst)
 	}
@@ -231,7 +238,8 @@ func (c *compiledRule) check() []*FieldError {
 	} {
 		switch {
 		case d.value != 0 && d.value < d.least:
-			mistakes.addf(d.field, "%s is too short; use 0 %s, or at least %s%s", d.value, d.zero, d.least, printable.MeantUnit(d.value))
+			mistakes.addf(d.field, "%s is too short; use 0 %s, or at least %s%s", d.value, d.zero, d.least,
+				printable.MeantUnit(d.value))
 		case d.value > d.most:
 			mistakes.addf(d.field, "%s is too long; at most %s", d.value, d.most)
 		}
@@ -244,7 +252,8 @@ func (c *compiledRule) check() []*FieldError {
 	}
 	c.checkOrder(&mistakes)
 	if c.Fence && (c.Limit > 1 || c.isLimitOfTask()) {
-		mistakes.addf("Fence", "needs a Limit of 1: fences of holders at the same time protect nothing; leave Fence or the limit out")
+		mistakes.addf("Fence", "needs a Limit of 1: fences of holders at the same time protect nothing; leave Fence or "+
+			"the limit out")
 	}
 	if err := c.Busy.check(); err != nil {
 		mistakes.addf("Busy", "%w", err)
@@ -255,7 +264,8 @@ func (c *compiledRule) check() []*FieldError {
 // checkLimit adds the mistakes in the three ways to say the limit.
 func (c *compiledRule) checkLimit(mistakes *fieldErrors) {
 	if c.Rate != (Rate{}) && c.Limit == 0 && !c.isLimitOfTask() && !c.InOrder {
-		mistakes.addf("Limit", "is 0, and the rule has a Rate: say 1 if its tasks also run one at a time, or automutex.Unlimited if only the Rate bounds them")
+		mistakes.addf("Limit", "is 0, and the rule has a Rate: say 1 if its tasks also run one at a time, or "+
+			"automutex.Unlimited if only the Rate bounds them")
 	}
 	if c.LimitOf != nil && c.Limit != 0 {
 		mistakes.addf("LimitOf", "excludes Limit, which is %d; keep the one or the other", c.Limit)
@@ -310,12 +320,14 @@ type sharedField struct {
 
 func (c *compiledRule) shared() []sharedField {
 	return []sharedField{
-		{"LimitOf", c.LimitOf != nil}, {"LimitField", c.LimitField != nil}, {"InOrder", c.InOrder}, {"OnArchive", c.OnArchive}, {"MaxQueued", c.MaxQueued},
+		{"LimitOf", c.LimitOf != nil}, {"LimitField", c.LimitField != nil}, {"InOrder", c.InOrder},
+		{"OnArchive", c.OnArchive}, {"MaxQueued", c.MaxQueued},
 		{"Limit", c.Limit}, {"TTL", c.TTL}, {"Fence", c.Fence}, {"Rate", c.Rate},
 	}
 }
 
-// checkTogether returns the mistakes that several rules make together, such as a Name that two of them have. Defaults are filled in.
+// checkTogether returns the mistakes that several rules make together, such as a Name that two of them have. Defaults
+// are filled in.
 func checkTogether(rules []*compiledRule) []*FieldError {
 	var mistakes fieldErrors
 	names, tasks, scopes := map[string]*compiledRule{}, map[string]int{}, map[string]*compiledRule{}
@@ -326,7 +338,8 @@ func checkTogether(rules []*compiledRule) []*FieldError {
 	for _, rule := range rules {
 		mistakes.rule = rule
 		if other := ordered[rule.Task]; rule.InOrder && other != nil {
-			mistakes.addf("InOrder", "is set in %s too, for the same Task: a task has one place in one order; leave one out", other.where())
+			mistakes.addf("InOrder", "is set in %s too, for the same Task: a task has one place in one order; leave one out",
+				other.where())
 		} else if rule.InOrder {
 			ordered[rule.Task] = rule
 		}
@@ -336,7 +349,8 @@ func checkTogether(rules []*compiledRule) []*FieldError {
 			names[rule.Name] = rule
 		}
 		if rule.Scope == "" && tasks[rule.Task] > 1 {
-			mistakes.addf("Scope", "is empty, and %d rules have the Task %q; give each of them a Scope", tasks[rule.Task], rule.Task)
+			mistakes.addf("Scope", "is empty, and %d rules have the Task %q; give each of them a Scope", tasks[rule.Task],
+				rule.Task)
 			continue
 		}
 		scope := rule.scope(rule.Task)

@@ -72,7 +72,8 @@ func TestCompile_refuses(t *testing.T) {
 		{"blanks around a task", Config{Rules: []Rule{{Task: " a"}}}, []string{`Task: " a" begins or ends with a blank, `}},
 		{"a pattern", Config{Rules: []Rule{{Task: "mail:*"}}}, []string{`Task: "mail:*" has a *: `}},
 		{"optional", one(Rule{Optional: true}), []string{`Optional: needs On or OnHeaders, `}},
-		{"on archive", one(Rule{InOrder: true, Busy: Park, OnArchive: 7}), []string{`OnArchive: 7 is neither HoldKey nor Continue`}},
+		{"on archive", one(Rule{InOrder: true, Busy: Park, OnArchive: 7}),
+			[]string{`OnArchive: 7 is neither HoldKey nor Continue`}},
 		{
 			"one scope, two orders",
 			Config{Rules: []Rule{
@@ -87,7 +88,8 @@ func TestCompile_refuses(t *testing.T) {
 		},
 		{
 			"one scope, two rates",
-			Config{Rules: []Rule{{Task: "a", Scope: "s"}, {Task: "b", Scope: "s", Limit: 1, Rate: Rate{Starts: 2, Per: time.Minute}}}},
+			Config{Rules: []Rule{{Task: "a", Scope: "s"}, {Task: "b", Scope: "s", Limit: 1,
+				Rate: Rate{Starts: 2, Per: time.Minute}}}},
 			[]string{`Rate: is 2 per 1m0s, burst 1, but rule "a" (Rules[0]) has none for the same scope "s"; `},
 		},
 		{"paths", one(Rule{On: []string{"", "a..b", `a\`, "ok", "ok"}}), []string{
@@ -96,18 +98,23 @@ func TestCompile_refuses(t *testing.T) {
 			`On[2]: "a\\" has a lone backslash; `,
 			`On[4]: "ok" is there twice; `,
 		}},
-		{"headers", one(Rule{OnHeaders: []string{"", "h", "h"}}), []string{`OnHeaders[0]: is empty`, `OnHeaders[2]: "h" is there twice`}},
+		{"headers", one(Rule{OnHeaders: []string{"", "h", "h"}}), []string{`OnHeaders[0]: is empty`,
+			`OnHeaders[2]: "h" is there twice`}},
 		{"key and on", one(Rule{Key: key, On: []string{"a"}}), []string{`Key: excludes On and OnHeaders; `}},
-		{"payload", one(Rule{On: []string{"id", "idd"}, LimitField: &LimitField{Path: "mx", Default: 1}, Payload: payload{}}), []string{
-			`On[1]: "idd" is not in the JSON of automutex.payload: `, `LimitField: "mx" is not in the JSON of automutex.payload: `,
-		}},
+		{"payload", one(Rule{On: []string{"id", "idd"}, LimitField: &LimitField{Path: "mx", Default: 1}, Payload: payload{}}),
+			[]string{
+				`On[1]: "idd" is not in the JSON of automutex.payload: `,
+				`LimitField: "mx" is not in the JSON of automutex.payload: `,
+			}},
 		{"limit", one(Rule{Limit: -1}), []string{`Limit: -1 is negative; `}},
 		{"short TTL", one(Rule{TTL: 100*time.Millisecond - 1}), []string{`TTL: 99.999999ms is too short; `}},
-		{"wait of a bare number", one(Rule{Wait: 10}), []string{`Wait: 10ns is too short; use 0 to not wait in line, or at least 1ms; did you mean 10s? `}},
+		{"wait of a bare number", one(Rule{Wait: 10}),
+			[]string{`Wait: 10ns is too short; use 0 to not wait in line, or at least 1ms; did you mean 10s? `}},
 		{"wait", one(Rule{Wait: -1}), []string{`Wait: -1ns is too short; use 0 to not wait in line, `}},
 		{
 			"bare numbers", one(Rule{TTL: 30, MaxHold: 60, Cooldown: 5, Busy: RetryIn(7)}),
-			[]string{"TTL: 30ns is too short; use 0 for 30s, or at least 100ms; did you mean 30s?", "did you mean 60s?", "did you mean 5s?", "RetryIn(7ns) is no delay; give at least 1ms, or use Retry; did you mean 7s?"},
+			[]string{"TTL: 30ns is too short; use 0 for 30s, or at least 100ms; did you mean 30s?", "did you mean 60s?",
+				"did you mean 5s?", "RetryIn(7ns) is no delay; give at least 1ms, or use Retry; did you mean 7s?"},
 		},
 		{"JSONPath", one(Rule{On: []string{"$.x", "x[0]", "x,y", "items.*.id"}}), []string{
 			`On[0]: "$.x" has a "$", as other notations have; `,
@@ -115,16 +122,24 @@ func TestCompile_refuses(t *testing.T) {
 			`On[2]: "x,y" has a ",", as other notations have; `,
 			`On[3]: "items.*.id" has a "*", as other notations have; `,
 		}},
-		{"endless TTL", one(Rule{TTL: time.Duration(1 << 62).Truncate(time.Millisecond)}), []string{`TTL: 1281023h53m38.427s is too long; at most `}},
-		{"endless cooldown", one(Rule{Cooldown: time.Duration(1 << 62).Truncate(time.Millisecond)}), []string{`Cooldown: 1281023h53m38.427s is too long; at most `}},
+		{"endless TTL", one(Rule{TTL: time.Duration(1 << 62).Truncate(time.Millisecond)}),
+			[]string{`TTL: 1281023h53m38.427s is too long; at most `}},
+		{"endless cooldown", one(Rule{Cooldown: time.Duration(1 << 62).Truncate(time.Millisecond)}),
+			[]string{`Cooldown: 1281023h53m38.427s is too long; at most `}},
 		{"max hold", one(Rule{MaxHold: -1}), []string{`MaxHold: -1ns is too short; `}},
 		{"cooldown", one(Rule{Cooldown: -1}), []string{`Cooldown: -1ns is too short; `}},
-		{"negative starts", one(Rule{Limit: 1, Rate: Rate{Starts: -1, Per: time.Second}}), []string{`Rate: a rate of -1 starts`}},
-		{"a bare number as period", one(Rule{Limit: 1, Rate: Rate{Per: 60}}), []string{`Rate: it needs both Starts and Per, such as 100 per minute; did you mean 60s? `}},
-		{"starts in a bare number", one(Rule{Limit: 1, Rate: Rate{Starts: 100, Per: 60}}), []string{`Rate: a rate of 100 starts per 60ns: at most one a microsecond; did you mean 60s? `}},
-		{"too fast", one(Rule{Limit: 1, Rate: Rate{Starts: 2, Per: time.Microsecond}}), []string{`Rate: a rate of 2 starts per 1µs: at most one a microsecond`}},
-		{"too slow", one(Rule{Limit: 1, Rate: Rate{Starts: 1, Per: 366 * 24 * time.Hour}}), []string{`Rate: a rate per 8784h0m0s: at most 8760h`}},
-		{"negative burst", one(Rule{Limit: 1, Rate: Rate{Starts: 1, Per: time.Second, Burst: -1}}), []string{`Rate: a Burst of -1 is negative`}},
+		{"negative starts", one(Rule{Limit: 1, Rate: Rate{Starts: -1, Per: time.Second}}),
+			[]string{`Rate: a rate of -1 starts`}},
+		{"a bare number as period", one(Rule{Limit: 1, Rate: Rate{Per: 60}}),
+			[]string{`Rate: it needs both Starts and Per, such as 100 per minute; did you mean 60s? `}},
+		{"starts in a bare number", one(Rule{Limit: 1, Rate: Rate{Starts: 100, Per: 60}}),
+			[]string{`Rate: a rate of 100 starts per 60ns: at most one a microsecond; did you mean 60s? `}},
+		{"too fast", one(Rule{Limit: 1, Rate: Rate{Starts: 2, Per: time.Microsecond}}),
+			[]string{`Rate: a rate of 2 starts per 1µs: at most one a microsecond`}},
+		{"too slow", one(Rule{Limit: 1, Rate: Rate{Starts: 1, Per: 366 * 24 * time.Hour}}),
+			[]string{`Rate: a rate per 8784h0m0s: at most 8760h`}},
+		{"negative burst", one(Rule{Limit: 1, Rate: Rate{Starts: 1, Per: time.Second, Burst: -1}}),
+			[]string{`Rate: a Burst of -1 is negative`}},
 		{"retry in", one(Rule{Busy: RetryIn(-time.Second)}), []string{`Busy: RetryIn(-1s) is no delay; `}},
 		{"after failure", one(Rule{Busy: AfterFailure(nil)}), []string{`Busy: AfterFailure has no function; `}},
 		{"prefix", Config{Prefix: "a{b"}, []string{`automutex: Config.Prefix: lock: prefix "a{b" has a brace, `}},
@@ -247,7 +262,10 @@ func TestRuleSet_targets(t *testing.T) {
 		Rule{Task: "transfer", Scope: "account", On: []string{"to"}},
 		Rule{Task: "call", Scope: "customer", On: []string{"customer.id", "shop"}, OnHeaders: []string{"region"}},
 		Rule{Task: "call", Scope: "api", Limit: 20},
-		Rule{Task: "call", Scope: "all", Key: func(_ context.Context, t *asynq.Task) ([]string, error) { return []string{t.Type()}, nil }},
+		Rule{Task: "call", Scope: "all", Key: func(_ context.Context, t *asynq.Task) ([]string,
+			error) {
+			return []string{t.Type()}, nil
+		}},
 		Rule{Task: "report:", On: []string{"id"}},
 	)
 	task := func(taskType, payload string) *asynq.Task {
@@ -329,14 +347,17 @@ func TestRuleSet_noDeadlock(t *testing.T) {
 				if random.IntN(3) == 0 {
 					on = nil
 				}
-				rules = append(rules, Rule{Task: fmt.Sprint("t", taskType), Name: fmt.Sprint(taskType, rule), Scope: string("abcd"[random.IntN(4)]), On: on})
+				rules = append(rules, Rule{Task: fmt.Sprint("t", taskType), Name: fmt.Sprint(taskType, rule),
+					Scope: string("abcd"[random.IntN(4)]), On: on})
 			}
 		}
-		random.Shuffle(len(rules), func(i, j int) { rules[i], rules[j] = rules[j], rules[i] }) // patterns need not be declared in one piece
+		// patterns need not be declared in one piece
+		random.Shuffle(len(rules), func(i, j int) { rules[i], rules[j] = rules[j], rules[i] })
 		rs := compileRules(t, rules...)
 		before := map[string]map[string]bool{} // keys, by the keys taken right after them
 		for range 40 {
-			payload := fmt.Sprintf(`{"f0":%d,"f1":%d,"f2":%d,"f3":%d}`, random.IntN(3), random.IntN(3), random.IntN(3), random.IntN(3))
+			payload := fmt.Sprintf(`{"f0":%d,"f1":%d,"f2":%d,"f3":%d}`, random.IntN(3), random.IntN(3), random.IntN(3),
+				random.IntN(3))
 			targets, err := rs.targets(t.Context(), asynq.NewTask(fmt.Sprint("t", random.IntN(types)), []byte(payload)), "p")
 			if err != nil {
 				t.Fatal(err)

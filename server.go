@@ -29,23 +29,27 @@ type server struct {
 
 	first sync.Once // task, which starts the time of checkGuarded
 
-	returned                          atomic.Int64 // tasks that went back to asynq
-	firstReturned                     atomic.Int64 // when the first of them did, in Unix nanoseconds
-	handled, failureAsked, delayAsked atomic.Bool  // asynq has called ErrorHandler, IsFailure and RetryDelayFunc for one of them
+	returned      atomic.Int64 // tasks that went back to asynq
+	firstReturned atomic.Int64 // when the first of them did, in Unix nanoseconds
+	// asynq has called ErrorHandler, IsFailure and RetryDelayFunc for one of them
+	handled, failureAsked, delayAsked atomic.Bool
 
-	cut atomic.Int64 // attempts, the last ones that their callers asked for, that a context or a death has ended, and that IsFailure is to count
+	// attempts, the last ones that their callers asked for, that a context or a death has ended, and that IsFailure is to
+	// count
+	cut atomic.Int64
 }
 
 // serverKey finds the taskMark of one Guard. Of several guards, each has its own.
 type serverKey struct{ guard *Guard }
 
-// ServerConfig returns cfg with functions that make asynq understand the Guard's errors. A task that the Guard returns to asynq keeps its
-// attempt: asynq does not count it as a failure, runs it again after the Guard's delay, and does not call the ErrorHandler, as for replaced
-// tasks. For all other errors the IsFailure, RetryDelayFunc and ErrorHandler of cfg are called; nil means asynq's defaults. BaseContext of
-// cfg is called for each task. Set these four in cfg, and not in the result, where they would replace the Guard's.
+// ServerConfig returns cfg with functions that make asynq understand the Guard's errors. A task that the Guard returns
+// to asynq keeps its attempt: asynq does not count it as a failure, runs it again after the Guard's delay, and does not
+// call the ErrorHandler, as for replaced tasks. For all other errors the IsFailure, RetryDelayFunc and ErrorHandler of
+// cfg are called; nil means asynq's defaults. BaseContext of cfg is called for each task. Set these four in cfg, and
+// not in the result, where they would replace the Guard's.
 //
-// Call ServerConfig once for each server: the policy Park counts the busy workers of each, out of cfg.Concurrency. With several guards,
-// nest the calls: g1.ServerConfig(g2.ServerConfig(cfg)).
+// Call ServerConfig once for each server: the policy Park counts the busy workers of each, out of cfg.Concurrency. With
+// several guards, nest the calls: g1.ServerConfig(g2.ServerConfig(cfg)).
 func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	concurrency := cfg.Concurrency
 	if concurrency < 1 {
@@ -122,21 +126,23 @@ func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
 	})
 }
 
-// noteReturned notes that a task goes back to asynq. It warns once if asynq has not called the Guard's functions although it has had the
-// time to, or for so many that some have come back: the program has put others in their place.
+// noteReturned notes that a task goes back to asynq. It warns once if asynq has not called the Guard's functions
+// although it has had the time to, or for so many that some have come back: the program has put others in their place.
 func (s *server) noteReturned() {
 	now := time.Now().UnixNano()
 	s.firstReturned.CompareAndSwap(0, now)
 	due := now-s.firstReturned.Load() > int64(guardedWithin)
-	if n := s.returned.Add(1); (due || n > int64(s.workers.Limit)) && (!s.handled.Load() || !s.failureAsked.Load() || !s.delayAsked.Load()) {
-		s.guard.warnOnce("functions", "IsFailure, RetryDelayFunc or ErrorHandler was set on the asynq.Config that Guard.ServerConfig returned: tasks that go back spend attempts, "+
+	if n := s.returned.Add(1); (due || n > int64(s.workers.Limit)) &&
+		(!s.handled.Load() || !s.failureAsked.Load() || !s.delayAsked.Load()) {
+		s.guard.warnOnce("functions", "IsFailure, RetryDelayFunc or ErrorHandler was set on the asynq.Config that "+
+			"Guard.ServerConfig returned: tasks that go back spend attempts, "+
 			"come back at other times, or are handled as errors; set them in the asynq.Config that is given to ServerConfig")
 	}
 }
 
-// noteCut notes that a task's attempt was cut, if it was the last one that the caller of a Client asked for: IsFailure, which is asked next
-// and does not see the task, counts it whatever the program's own says. Else asynq delivers the task again without bound. If two attempts
-// are cut at once the count may be given to the other one.
+// noteCut notes that a task's attempt was cut, if it was the last one that the caller of a Client asked for: IsFailure,
+// which is asked next and does not see the task, counts it whatever the program's own says. Else asynq delivers the
+// task again without bound. If two attempts are cut at once the count may be given to the other one.
 func (s *server) noteCut(t *asynq.Task, last bool, err error) {
 	if last && stamp.IsCut(err) && s.guard.rules.match(t.Type()) != nil {
 		s.cut.Add(1)
@@ -157,30 +163,31 @@ type taskMark struct {
 	inside atomic.Bool // the task is in the Middleware
 }
 
-// newTask makes the mark of the next task. The first one starts a timer that checks whether the Middleware is installed: without it all
-// tasks would run unguarded, and nothing would say so.
+// newTask makes the mark of the next task. The first one starts a timer that checks whether the Middleware is
+// installed: without it all tasks would run unguarded, and nothing would say so.
 func (s *server) newTask() *taskMark {
 	s.first.Do(func() { time.AfterFunc(guardedWithin, s.checkGuarded) })
 	return &taskMark{server: s}
 }
 
-// guardedWithin is how long a server's first task has to reach the Middleware, which asynq calls right after it made the task's context:
-// only a busy machine needs this time.
+// guardedWithin is how long a server's first task has to reach the Middleware, which asynq calls right after it made
+// the task's context: only a busy machine needs this time.
 const guardedWithin = time.Second
 
-// checkGuarded warns of a server whose tasks do not pass the Middleware, unless the program wraps some of its handlers only: the first task
-// may be for another handler. After Close it does nothing.
+// checkGuarded warns of a server whose tasks do not pass the Middleware, unless the program wraps some of its handlers
+// only: the first task may be for another handler. After Close it does nothing.
 func (s *server) checkGuarded() {
 	if s.guard.middlewareUsed.Load() || s.guard.life.Enter() != nil {
 		return
 	}
 	defer s.guard.life.Done() // Close waits for the log line
-	s.guard.warnOnce("no Middleware", "tasks run UNGUARDED, without their locks: the asynq server was made with Guard.ServerConfig, but its handler is not wrapped in Guard.Middleware; "+
+	s.guard.warnOnce("no Middleware", "tasks run UNGUARDED, without their locks: the asynq server was made with "+
+		"Guard.ServerConfig, but its handler is not wrapped in Guard.Middleware; "+
 		"start the server with guard.Run(srv, mux), or call mux.Use(guard.Middleware) before srv.Start or srv.Run")
 }
 
-// enterTask counts a task's worker as busy until the returned function is called. It counts the task once, however often its handler is
-// wrapped.
+// enterTask counts a task's worker as busy until the returned function is called. It counts the task once, however
+// often its handler is wrapped.
 func (g *Guard) enterTask(ctx context.Context) (leave func()) {
 	m, _ := ctx.Value(serverKey{g}).(*taskMark)
 	if m == nil || !m.inside.CompareAndSwap(false, true) {
@@ -195,19 +202,19 @@ func (g *Guard) enterTask(ctx context.Context) (leave func()) {
 
 var errShutdownTimeout = errors.New("the server's ShutdownTimeout is over")
 
-// Run starts srv, which was made with [Guard.ServerConfig], with handler, usually an asynq.ServeMux, wrapped in [Guard.Middleware]. It
-// blocks until the process gets SIGTERM or SIGINT. Then it calls srv.Shutdown and [Guard.Close] at the same time: tasks in line return to
-// asynq at once, and running handlers keep their locks until they return. On Unix, SIGTSTP stops the server from taking new tasks, as with
-// srv.Run.
+// Run starts srv, which was made with [Guard.ServerConfig], with handler, usually an asynq.ServeMux, wrapped in
+// [Guard.Middleware]. It blocks until the process gets SIGTERM or SIGINT. Then it calls srv.Shutdown and [Guard.Close]
+// at the same time: tasks in line return to asynq at once, and running handlers keep their locks until they return. On
+// Unix, SIGTSTP stops the server from taking new tasks, as with srv.Run.
 //
-// If srv does not start, Run returns the error of srv.Start and leaves the Guard open. Otherwise it returns the error of Close: not nil if
-// handlers still ran at the end of the ShutdownTimeout.
+// If srv does not start, Run returns the error of srv.Start and leaves the Guard open. Otherwise it returns the error
+// of Close: not nil if handlers still ran at the end of the ShutdownTimeout.
 func (g *Guard) Run(srv *asynq.Server, handler asynq.Handler) error {
 	return g.RunContext(context.Background(), srv, handler)
 }
 
-// RunContext is [Guard.Run] that also ends when ctx ends, and does not start srv if ctx has ended before: then it returns the cause of ctx.
-// A ctx that ends later is no error.
+// RunContext is [Guard.Run] that also ends when ctx ends, and does not start srv if ctx has ended before: then it
+// returns the cause of ctx. A ctx that ends later is no error.
 func (g *Guard) RunContext(ctx context.Context, srv *asynq.Server, handler asynq.Handler) error {
 	switch {
 	case srv == nil:
@@ -217,7 +224,8 @@ func (g *Guard) RunContext(ctx context.Context, srv *asynq.Server, handler asynq
 	case ctx.Err() != nil:
 		return fmt.Errorf("automutex: Run: the server was not started: %w", context.Cause(ctx))
 	}
-	// Notify before Start: a signal in between would end the process. The channel keeps one signal until the loop below receives it.
+	// Notify before Start: a signal in between would end the process. The channel keeps one signal until the loop below
+	// receives it.
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, append([]os.Signal{syscall.SIGTERM, syscall.SIGINT}, inside.StopSignals...)...)
 	defer signal.Stop(signals)
@@ -247,19 +255,19 @@ func (g *Guard) closeBeside(shutdown func()) error {
 	return <-closed
 }
 
-// LeadScheduler runs an asynq Scheduler in one process at a time, of all processes that call it with the same name, so that several
-// replicas of a program enqueue each tick once. It blocks until ctx ends, and then returns nil.
+// LeadScheduler runs an asynq Scheduler in one process at a time, of all processes that call it with the same name, so
+// that several replicas of a program enqueue each tick once. It blocks until ctx ends, and then returns nil.
 //
-// newScheduler returns an *asynq.Scheduler with its tasks registered, or an *asynq.PeriodicTaskManager: a new one for each call, since
-// asynq starts it only once. LeadScheduler calls newScheduler once for each term, and starts the Scheduler, which it shuts down when the
-// term ends. It returns an error of newScheduler, or of the start, at once.
+// newScheduler returns an *asynq.Scheduler with its tasks registered, or an *asynq.PeriodicTaskManager: a new one for
+// each call, since asynq starts it only once. LeadScheduler calls newScheduler once for each term, and starts the
+// Scheduler, which it shuts down when the term ends. It returns an error of newScheduler, or of the start, at once.
 //
-// When a process shuts down, the next one starts its scheduler at once. A process that dies is replaced after the locker's TTL (30 s by
-// default), and ticks due in between are not enqueued. A process that was stopped for longer than the TTL may enqueue one more tick: if
-// that matters, add a Rule with Cooldown and Skip for the task.
+// When a process shuts down, the next one starts its scheduler at once. A process that dies is replaced after the
+// locker's TTL (30 s by default), and ticks due in between are not enqueued. A process that was stopped for longer than
+// the TTL may enqueue one more tick: if that matters, add a Rule with Cooldown and Skip for the task.
 //
-// Register tasks with times of the clock ("*/10 * * * *"): a period ("@every 10m") begins anew with each term. Close locker after
-// LeadScheduler has returned. See [lock.Locker.Lead] for outages of Redis.
+// Register tasks with times of the clock ("*/10 * * * *"): a period ("@every 10m") begins anew with each term. Close
+// locker after LeadScheduler has returned. See [lock.Locker.Lead] for outages of Redis.
 func LeadScheduler[S interface {
 	comparable
 	Start() error
@@ -278,7 +286,8 @@ func LeadScheduler[S interface {
 			return fmt.Errorf("automutex: LeadScheduler %q: the function returned no Scheduler and no error", name)
 		}
 		if err := scheduler.Start(); err != nil {
-			return fmt.Errorf("automutex: LeadScheduler %q: the Scheduler does not start; return a new one for each call: %w", name, err)
+			return fmt.Errorf("automutex: LeadScheduler %q: the Scheduler does not start; return a new one for each call: %w",
+				name, err)
 		}
 		// Shutdown waits for the scheduler's goroutines: they end before the lease is released.
 		defer scheduler.Shutdown()

@@ -25,8 +25,8 @@ type standing struct {
 	waiter  *engine.WorkerWait // as the server's workers know it; nil: it gives way to nobody
 }
 
-// acquire takes a lock. The error is a *BusyError (others hold the lock, its gate is closed, or an operator paused it), errSpent, one that
-// Is engine.ErrOrderDone, or lock.ErrBackend. While the delivery is over it may be any.
+// acquire takes a lock. The error is a *BusyError (others hold the lock, its gate is closed, or an operator paused it),
+// errSpent, one that Is engine.ErrOrderDone, or lock.ErrBackend. While the delivery is over it may be any.
 func (d *delivery) acquire(t target) error {
 	switch {
 	case d.isOrdered(t):
@@ -63,8 +63,9 @@ func (d *delivery) waitOf(t target) waiting {
 	return waiting{most: most, inTime: true, yields: policy.yields}
 }
 
-// wait takes the lock of t. It stands in line until the lock is granted, the wait is over, the margin before the task's deadline is
-// reached, the Guard closes, an operator pauses the key, a newer task replaces this one, or the wait would keep the server's last worker.
+// wait takes the lock of t. It stands in line until the lock is granted, the wait is over, the margin before the task's
+// deadline is reached, the Guard closes, an operator pauses the key, a newer task replaces this one, or the wait would
+// keep the server's last worker.
 //
 // If the task parked, the error is a *BusyError with parked set: Redis keeps the task's place in line.
 func (d *delivery) wait(t target, w waiting) (err error) {
@@ -74,12 +75,13 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	if latest = latest.Add(-margin); bounded {
 		w.most = min(w.most, time.Until(latest))
 	}
-	if r.Park = w.parks; w.parks && d.server == nil || !w.parks && w.most <= 0 { // without a server who knows how many workers are free
+	// without a server who knows how many workers are free
+	if r.Park = w.parks; w.parks && d.server == nil || !w.parks && w.most <= 0 {
 		return d.ask(d.ctx, t, r)
 	}
 	r.Wait, r.OnWait = true, func() { d.observeWaiting(t) }
-	// ctx ends everything. most only bounds the time in line: if the answer to an earlier ask arrives after it and grants the lock, the
-	// task keeps the lock.
+	// ctx ends everything. most only bounds the time in line: if the answer to an earlier ask arrives after it and grants
+	// the lock, the task keeps the lock.
 	ctx, cancel := context.WithCancel(d.ctx)
 	defer cancel()
 	defer context.AfterFunc(d.guard.life.Closing, cancel)()
@@ -89,7 +91,8 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		r.Yield = parkNow
 		leave = sync.OnceFunc(func() { close(parkNow) })
 		if bounded {
-			// Stop does not wait for a timer that fires now. Its leave closes parkNow when the wait is over, and nobody reads parkNow then.
+			// Stop does not wait for a timer that fires now. Its leave closes parkNow when the wait is over, and nobody reads
+			// parkNow then.
 			defer time.AfterFunc(time.Until(parkBy(d.arrived, latest)), leave).Stop()
 		}
 	} else {
@@ -118,8 +121,8 @@ func (d *delivery) ask(ctx context.Context, t target, r engine.Request) error {
 	return d.keepLease(t, lease, err)
 }
 
-// parkBy returns when a task that waits in its worker parks: after half of its time, so that its handler has the other half, and no later
-// than latest, the margin before its deadline.
+// parkBy returns when a task that waits in its worker parks: after half of its time, so that its handler has the other
+// half, and no later than latest, the margin before its deadline.
 func parkBy(arrived, latest time.Time) time.Time {
 	if half := arrived.Add(latest.Add(margin).Sub(arrived) / 2); half.Before(latest) {
 		return half
@@ -127,8 +130,9 @@ func parkBy(arrived, latest time.Time) time.Time {
 	return latest
 }
 
-// request is what the task asks of the engine for the lock of t: one try. A round trip ends by itself, after about 5 s at most. So it runs
-// on the worker's goroutine, without another one that watches the context (Whole); look checks that afterwards.
+// request is what the task asks of the engine for the lock of t: one try. A round trip ends by itself, after about 5 s
+// at most. So it runs on the worker's goroutine, without another one that watches the context (Whole); look checks that
+// afterwards.
 func (d *delivery) request(t target) engine.Request {
 	r := t.rule.request
 	r.Name, r.Key, r.Limit, r.Note, r.Whole = t.scope, t.key, t.limit, d.note, true
@@ -161,8 +165,8 @@ func (d *delivery) observeWaited(t target) {
 	d.observe(Event{Kind: EventWaited, Rule: t.rule.Name, Key: t.key, Waited: waited})
 }
 
-// sleep blocks the worker of a task on its last attempt for delay, at most until the margin before the task's deadline. It ends when the
-// delivery is over.
+// sleep blocks the worker of a task on its last attempt for delay, at most until the margin before the task's deadline.
+// It ends when the delivery is over.
 func (d *delivery) sleep(delay time.Duration) {
 	if deadline, ok := d.ctx.Deadline(); ok {
 		delay = min(delay, time.Until(deadline)-margin)
@@ -186,6 +190,8 @@ func (d *delivery) warnOneAttempt(rule *compiledRule) {
 	if most, ok := asynq.GetMaxRetry(d.ctx); !ok || most > 0 || !rule.Busy.row().parks {
 		return
 	}
-	d.guard.warnOnce("one attempt of "+rule.Name, "a rule has the policy park, but its task was enqueued with MaxRetry 0 or less, and asynq archives a task that returns on its last attempt: "+
-		"it waits in its worker instead; enqueue such tasks with automutex.NewClient, or with a MaxRetry of at least 1", "rule", rule.Name, "type", d.task.Type(), "task", d.note)
+	d.guard.warnOnce("one attempt of "+rule.Name, "a rule has the policy park, but its task was enqueued with MaxRetry "+
+		"0 or less, and asynq archives a task that returns on its last attempt: "+
+		"it waits in its worker instead; enqueue such tasks with automutex.NewClient, or with a MaxRetry of at least 1",
+		"rule", rule.Name, "type", d.task.Type(), "task", d.note)
 }

@@ -121,7 +121,10 @@ func (g *Guard) share(tb testing.TB, want bool, tasks []*asynq.Task) {
 			tb.Fatalf("automutextest: a %q has no key, %s", task.Type(), cmp.Or(err, errUnguarded))
 		}
 		for j, other := range tasks[:i] {
-			if share := slices.ContainsFunc(keys[j], func(key string) bool { return slices.Contains(keys[i], key) }); share != want {
+			if share := slices.ContainsFunc(keys[j], func(key string) bool {
+				return slices.Contains(keys[i],
+					key)
+			}); share != want {
 				tb.Errorf("automutextest: do these tasks share a key? %t\n  %s %.200q: %q\n  %s %.200q: %q",
 					share, other.Type(), other.Payload(), keys[j], task.Type(), task.Payload(), keys[i])
 			}
@@ -132,7 +135,8 @@ func (g *Guard) share(tb testing.TB, want bool, tasks []*asynq.Task) {
 // Hold takes the locks of a task, as its handler would, until release is called or the test ends. When release returns
 // the locks are free, or another task has them. release may be called more than once. With a Limit above 1 Hold takes
 // one of the slots; call it Limit times to take all. If a lock has no free slot, Hold fails the test at once. A Hold is
-// no run: it begins no Cooldown, counts for no Rate, and has no place in an order. Its label is the line that called it.
+// no run: it begins no Cooldown, counts for no Rate, and has no place in an order. Its label is the line that called
+// it.
 func Hold(tb testing.TB, g *Guard, task *asynq.Task) (release func()) {
 	tb.Helper()
 	_, file, line, _ := runtime.Caller(1)
@@ -161,7 +165,10 @@ func Hold(tb testing.TB, g *Guard, task *asynq.Task) (release func()) {
 // locks for a moment, as [Hold] does, and fails the test if one has no free slot.
 func CloseGate(tb testing.TB, g *Guard, task *asynq.Task, d time.Duration) {
 	tb.Helper()
-	if err := g.runAs("a CloseGate", task, func(ctx context.Context) error { return automutex.CloseGate(ctx, d) }); err != nil {
+	if err := g.runAs("a CloseGate", task, func(ctx context.Context) error {
+		return automutex.CloseGate(ctx,
+			d)
+	}); err != nil {
 		tb.Fatalf("automutextest: CloseGate: %v", err)
 	}
 }
@@ -188,8 +195,9 @@ func (g *Guard) runAs(owner string, task *asynq.Task, f func(context.Context) er
 	})).ProcessTask(context.Background(), task)
 }
 
-// Pause pauses a scope ("report") or a key ("report|acme"), as an operator does, until resume is called or the test ends.
-// Until then, tasks become [HandedBack], whatever their policy. Then [Task.Again] runs them; a parked task runs by itself.
+// Pause pauses a scope ("report") or a key ("report|acme"), as an operator does, until resume is called or the test
+// ends. Until then, tasks become [HandedBack], whatever their policy. Then [Task.Again] runs them; a parked task runs
+// by itself.
 func Pause(tb testing.TB, g *Guard, target string) (resume func()) {
 	tb.Helper()
 	if err := g.Controls().Pause(context.Background(), target, time.Time{}, "the test "+tb.Name()); err != nil {
@@ -212,16 +220,19 @@ type Server struct {
 
 // Serve starts an asynq server with the Guard's ServerConfig, which ends with the test. handler must include
 // guard.Middleware: pass the program's own mux, or guard.Middleware(handler). The server has ten workers and the queue
-// "default"; adjust functions may change that. Tasks that asynq keeps for later (handed back, failed, or scheduled) stay
-// there until [Task.Again] or [Server.Drain], whatever the clock. Parked tasks run by themselves when their turn comes.
+// "default"; adjust functions may change that. Tasks that asynq keeps for later (handed back, failed, or scheduled)
+// stay there until [Task.Again] or [Server.Drain], whatever the clock. Parked tasks run by themselves when their turn
+// comes.
 func Serve(tb testing.TB, g *Guard, handler asynq.Handler, adjust ...func(*asynq.Config)) *Server {
 	tb.Helper()
-	cfg := asynq.Config{Concurrency: 10, Queues: map[string]int{"default": 1}, TaskCheckInterval: 5 * time.Millisecond, LogLevel: asynq.FatalLevel}
+	cfg := asynq.Config{Concurrency: 10, Queues: map[string]int{"default": 1}, TaskCheckInterval: 5 * time.Millisecond,
+		LogLevel: asynq.FatalLevel}
 	for _, f := range adjust {
 		f(&cfg)
 	}
 	cfg.DelayedTaskCheckInterval, cfg.ShutdownTimeout = 24*time.Hour, time.Second
-	s := &Server{guard: g, queues: cfg.Queues, plain: asynq.NewClientFromRedisClient(g.rdb), inspector: asynq.NewInspectorFromRedisClient(g.rdb)}
+	s := &Server{guard: g, queues: cfg.Queues, plain: asynq.NewClientFromRedisClient(g.rdb),
+		inspector: asynq.NewInspectorFromRedisClient(g.rdb)}
 	s.client, _ = automutex.NewClient(g.rdb, s.plain, g.cfg) // automutex.New has checked the Config
 	server := asynq.NewServerFromRedisClient(g.rdb, g.ServerConfig(cfg))
 	if err := server.Start(g.noting(handler)); err != nil {
@@ -256,7 +267,8 @@ func (s *Server) Enqueue(tb testing.TB, task *asynq.Task, options ...asynq.Optio
 func (s *Server) Follow(tb testing.TB, info *asynq.TaskInfo) *Task {
 	tb.Helper()
 	if s.queues[info.Queue] == 0 {
-		tb.Fatalf("automutextest: the server does not serve the queue %q; have Serve do so: func(c *asynq.Config) { c.Queues = ... }", info.Queue)
+		tb.Fatalf("automutextest: the server does not serve the queue %q; have Serve do so: func(c *asynq.Config) { "+
+			"c.Queues = ... }", info.Queue)
 	}
 	k := &Task{s, info}
 	s.tasks = append(s.tasks, k)
@@ -296,7 +308,8 @@ const (
 	Dropped Outcome = "dropped"
 	// Archived: asynq has archived the task: policy Archive, no key, or no attempts left.
 	Archived Outcome = "archived"
-	// HandedBack: asynq keeps the task for later, its attempt not spent: policies Retry and RetryIn, Park without a free worker, a pause, a gate.
+	// HandedBack: asynq keeps the task for later, its attempt not spent: policies Retry and RetryIn, Park without a free
+	// worker, a pause, a gate.
 	HandedBack Outcome = "handed back"
 	// Failed: asynq keeps the task for later, its attempt spent: the handler returned an error, or the policy is Fail.
 	Failed Outcome = "failed"
@@ -375,8 +388,10 @@ func (k *Task) String() string {
 	now, g := k.look(), k.server.guard
 	task := asynq.NewTaskWithHeaders(k.info.Type, k.info.Payload, k.info.Headers)
 	keys, _ := g.Keys(context.Background(), task) // else runAs says why
-	text := fmt.Sprintf("task %s/%s (%s) is %s: %s\n  its keys: %q", k.info.Queue, k.info.ID, k.info.Type, now.outcome, now.reason, keys)
-	if err := g.runAs("a look", task, func(context.Context) error { return nil }); err != nil && !strings.Contains(text, err.Error()) {
+	text := fmt.Sprintf("task %s/%s (%s) is %s: %s\n  its keys: %q", k.info.Queue, k.info.ID, k.info.Type, now.outcome,
+		now.reason, keys)
+	if err := g.runAs("a look", task, func(context.Context) error { return nil }); err != nil &&
+		!strings.Contains(text, err.Error()) {
 		text += "\n  now: " + err.Error()
 	}
 	if len(keys) > 0 && now.last.begun && !now.last.guarded {
@@ -491,7 +506,8 @@ func (r *Runs) AtMostAtOnce(tb testing.TB, n int) {
 	}
 	for group, crowd := range r.crowd {
 		if len(crowd) > n {
-			tb.Errorf("automutextest: %d runs of %q at once, want at most %d:\n  %s", len(crowd), group, n, strings.Join(crowd, "\n  "))
+			tb.Errorf("automutextest: %d runs of %q at once, want at most %d:\n  %s", len(crowd), group, n,
+				strings.Join(crowd, "\n  "))
 		}
 	}
 }

@@ -93,7 +93,8 @@ func TestShare(t *testing.T) {
 	ShareNoKey(t, g, work(one), work(two), ab)
 	ShareNoKey(t, g, ab, cd)
 	fails(t, func(t testing.TB) { ShareKey(t, g, ab, bc, cd) }, "share a key? false", "{account|a}", "{account|d}")
-	fails(t, func(t testing.TB) { ShareNoKey(t, g, work(one), work(two), work(one)) }, "share a key? true", "{work|1}", `{\"id\": 1}`)
+	fails(t, func(t testing.TB) { ShareNoKey(t, g, work(one), work(two), work(one)) }, "share a key? true", "{work|1}",
+		`{\"id\": 1}`)
 }
 
 func TestHold(t *testing.T) {
@@ -104,11 +105,13 @@ func TestHold(t *testing.T) {
 	g := New(t, cfg)
 	release := Hold(t, g, work(one))
 	var e *automutex.BusyError
-	if err := g.run(work(one)); !errors.As(err, &e) || !strings.HasPrefix(e.Holder, "the Hold at automutextest_test.go:") || events != 1 {
+	if err := g.run(work(one)); !errors.As(err, &e) || !strings.HasPrefix(e.Holder,
+		"the Hold at automutextest_test.go:") || events != 1 {
 		t.Fatalf("%v after %d events, want a busy key, and no event of the Hold", err, events)
 	}
 	redistest.Must(t, g.run(work(two)))
-	fails(t, func(t testing.TB) { Hold(t, g, work(one)) }, "nothing to hold", "{work|1}", "held by the Hold at automutextest_test.go:")
+	fails(t, func(t testing.TB) { Hold(t, g, work(one)) }, "nothing to hold", "{work|1}",
+		"held by the Hold at automutextest_test.go:")
 	fails(t, func(t testing.TB) { CloseGate(t, g, work(one), time.Hour) }, "CloseGate", "held by the Hold at")
 	release()
 	release()
@@ -144,12 +147,14 @@ func TestCloseGate(t *testing.T) {
 	task := server.Enqueue(t, work(two))
 	task.Becomes(t, HandedBack)
 	var e *automutex.BusyError
-	if err := g.run(work(one)); !errors.As(err, &e) || e.Reason != automutex.ReasonPaused || !strings.Contains(err.Error(), t.Name()) {
+	if err := g.run(work(one)); !errors.As(err, &e) || e.Reason != automutex.ReasonPaused ||
+		!strings.Contains(err.Error(), t.Name()) {
 		t.Errorf("got %v, want who paused it", err)
 	}
 	resume()
 	CloseGate(t, g, work(one), time.Hour)
-	if err := g.run(work(one)); !errors.As(err, &e) || e.Reason != automutex.ReasonClosed || e.Holder != "" || e.ExpiresIn < 50*time.Minute {
+	if err := g.run(work(one)); !errors.As(err, &e) || e.Reason != automutex.ReasonClosed || e.Holder != "" ||
+		e.ExpiresIn < 50*time.Minute {
 		t.Errorf("%v, want a closed gate", err)
 	}
 	task.Again(t)
@@ -278,10 +283,13 @@ func TestBecomes_fails(t *testing.T) {
 	Hold(t, g, work(one))
 	task := server.Enqueue(t, work(one))
 	fails(t, func(t testing.TB) { task.Becomes(t, Done) },
-		"to become done, but", task.info.ID, "is handed back", `rule "turns"`, "{work|1}", "held by the Hold at automutextest_test.go:")
-	fails(t, func(t testing.TB) { server.Enqueue(t, work(two)).Becomes(t, Skipped) }, "to become skipped, but", "is done", "{work|2}")
+		"to become done, but", task.info.ID, "is handed back", `rule "turns"`, "{work|1}",
+		"held by the Hold at automutextest_test.go:")
+	fails(t, func(t testing.TB) { server.Enqueue(t, work(two)).Becomes(t, Skipped) }, "to become skipped, but", "is done",
+		"{work|2}")
 	fails(t, func(t testing.TB) { server.Enqueue(t, work(noKey)).Becomes(t, Done) }, "is archived", `"id"`)
-	fails(t, func(t testing.TB) { server.Enqueue(t, work(two), asynq.ProcessIn(time.Hour)).Becomes(t, Done) }, "is scheduled")
+	fails(t, func(t testing.TB) { server.Enqueue(t, work(two), asynq.ProcessIn(time.Hour)).Becomes(t, Done) },
+		"is scheduled")
 	done := server.Enqueue(t, work(two))
 	done.Becomes(t, Done)
 	fails(t, func(t testing.TB) { done.Again(t) }, "does not keep the task for later", "is done")
@@ -290,7 +298,8 @@ func TestBecomes_fails(t *testing.T) {
 	other := New(t, turns())
 	unguarded := Serve(t, other, returns(nil)) // a program that forgot the middleware
 	Hold(t, other, work(one))
-	fails(t, func(t testing.TB) { unguarded.Enqueue(t, work(one)).Becomes(t, HandedBack) }, "is done", "is guard.Middleware around the handler?")
+	fails(t, func(t testing.TB) { unguarded.Enqueue(t, work(one)).Becomes(t, HandedBack) }, "is done",
+		"is guard.Middleware around the handler?")
 	g.patience = 50 * time.Millisecond // what never settles ends with the patience
 	fails(t, func(t testing.TB) { last.Becomes(t, Done) }, "is waiting", "held by the Hold at automutextest_test.go:")
 	fails(t, func(t testing.TB) { server.Drain(t) }, "not drained within 50ms", task.info.ID, "{work|1}")
@@ -324,7 +333,8 @@ func TestOrdered(t *testing.T) {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
 			t.Parallel()
 			cfg := turns()
-			cfg.Rules = append(cfg.Rules, automutex.Rule{Task: "order", On: []string{"id"}, InOrder: true, MaxQueued: 3, OnArchive: automutex.Continue})
+			cfg.Rules = append(cfg.Rules, automutex.Rule{Task: "order", On: []string{"id"}, InOrder: true, MaxQueued: 3,
+				OnArchive: automutex.Continue})
 			g := New(t, cfg)
 			order := func(n int) *asynq.Task { return asynq.NewTask("order", fmt.Appendf(nil, `{"id": 1, "n": %d}`, n)) }
 			var mu sync.Mutex
@@ -361,7 +371,8 @@ func TestOrdered(t *testing.T) {
 	}
 }
 
-// The Inspector of the program's Config is for another Redis, which is not there: nobody asks it, and a parked task runs.
+// The Inspector of the program's Config is for another Redis, which is not there: nobody asks it, and a parked task
+// runs.
 func TestNew_inspector(t *testing.T) {
 	t.Parallel()
 	other := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
@@ -390,8 +401,10 @@ func TestWatch(t *testing.T) {
 		"in turns by retrying": {busy(automutex.Retry), true, nil},
 		"in turns by waiting":  {func(r *automutex.Rule) { r.Wait = time.Minute }, true, nil},
 		"in turns by parking":  {busy(automutex.Park), true, nil},
-		"no middleware":        {busy(automutex.Retry), false, []string{`runs of "everything" at once, want at most 1`, "{work|1}", "without a lock", "guard.Middleware"}},
-		"a field too many":     {func(r *automutex.Rule) { r.On = []string{"id", "n"} }, true, []string{"at once", "{work|1|"}},
+		"no middleware": {busy(automutex.Retry), false,
+			[]string{`runs of "everything" at once, want at most 1`, "{work|1}", "without a lock", "guard.Middleware"}},
+		"a field too many": {func(r *automutex.Rule) { r.On = []string{"id", "n"} }, true,
+			[]string{"at once", "{work|1|"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

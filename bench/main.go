@@ -10,7 +10,8 @@ import (
 )
 
 func main() {
-	args := append([]string{"test", "-run", "^$", "-bench", ".", "-timeout", "2h", "github.com/automutex/automutex/examples/bench"}, os.Args[1:]...)
+	args := append([]string{"test", "-run", "^$", "-bench", ".", "-timeout", "2h",
+		"github.com/automutex/automutex/examples/bench"}, os.Args[1:]...)
 	test := exec.CommandContext(context.Background(), "go", args...) //nolint:gosec // the arguments are those of who runs this
 	test.Stdout, test.Stderr = os.Stdout, os.Stderr
 	err := test.Run()

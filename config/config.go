@@ -87,10 +87,12 @@ type reader struct {
 }
 
 func (r *reader) reportf(line, column int, format string, args ...any) {
-	r.mistakes = append(r.mistakes, &Error{File: r.file, Line: max(line, 1), Column: max(column, 1), Text: fmt.Sprintf(format, args...)})
+	r.mistakes = append(r.mistakes, &Error{File: r.file, Line: max(line, 1), Column: max(column, 1),
+		Text: fmt.Sprintf(format, args...)})
 }
 
-// parse reads the YAML, then the values, and then asks automutex.New and unique.New, which do not see rules with mistakes.
+// parse reads the YAML, then the values, and then asks automutex.New and unique.New, which do not see rules with
+// mistakes.
 func parse(name string, data []byte) (automutex.Config, unique.Config, error) {
 	r := &reader{file: name, trails: map[[2]int]string{}}
 	var document yaml.Node
@@ -128,7 +130,8 @@ func (r *reader) walk(n *yaml.Node, trail string) {
 	r.trails[[2]int{n.Line, n.Column}] = trail
 	switch {
 	case n.Kind == yaml.AliasNode, n.Anchor != "", n.Style&yaml.TaggedStyle != 0, n.Tag == "!!merge":
-		r.reportf(n.Line, n.Column, "%sanchors, aliases, merge keys and tags are not read here; write the value out, or use defaults:", trail)
+		r.reportf(n.Line, n.Column, "%sanchors, aliases, merge keys and tags are not read here; write the value out, or "+
+			"use defaults:", trail)
 	case n.Tag == "!!null":
 		r.reportf(n.Line, n.Column, "%sthere is no value; give one, or leave the key out%s", trail, quoteColon)
 	}
@@ -144,7 +147,8 @@ func (r *reader) walk(n *yaml.Node, trail string) {
 	}
 }
 
-// read reads the values of a file, and reports what automutex.New and unique.New would refuse at the value that is wrong.
+// read reads the values of a file, and reports what automutex.New and unique.New would refuse at the value that is
+// wrong.
 func (r *reader) read(root *yaml.Node) (automutex.Config, unique.Config) {
 	r.walk(root, "")
 	var f file
@@ -155,7 +159,8 @@ func (r *reader) read(root *yaml.Node) (automutex.Config, unique.Config) {
 	for _, e := range all.Errors {
 		r.reportf(e.Mark.Line, e.Mark.Column, "%s%s", r.trails[[2]int{e.Mark.Line, e.Mark.Column}], explain(e.Message))
 	}
-	cfg := automutex.Config{Prefix: f.Prefix, HashKeys: f.HashKeys, History: f.History, Logger: slog.New(slog.DiscardHandler)}
+	cfg := automutex.Config{Prefix: f.Prefix, HashKeys: f.HashKeys, History: f.History,
+		Logger: slog.New(slog.DiscardHandler)}
 	once := unique.Config{Prefix: f.Prefix, HashKeys: f.HashKeys}
 	var rules, onceRules []*yaml.Node
 	cfg.Rules, rules = fitting[automutex.Rule](get(root, "rules"), rule{defaults: f.Defaults})
@@ -164,7 +169,8 @@ func (r *reader) read(root *yaml.Node) (automutex.Config, unique.Config) {
 	case len(r.mistakes) == 0 && len(rules)+len(onceRules) == 0:
 		r.reportf(root.Line, root.Column, "there are no rules; list them under rules: or unique:")
 	case n != nil && n.Kind == yaml.ScalarNode && f.HashKeys == "": // as of a template that was filled with nothing
-		r.reportf(n.Line, n.Column, "hash_keys: the secret is empty; give one, such as openssl rand -hex 32 makes, or leave hash_keys out")
+		r.reportf(n.Line, n.Column, "hash_keys: the secret is empty; give one, such as openssl rand -hex 32 makes, or "+
+			"leave hash_keys out")
 	}
 
 	_, err := automutex.NewKeyMaker(cfg)
@@ -175,7 +181,8 @@ func (r *reader) read(root *yaml.Node) (automutex.Config, unique.Config) {
 	return cfg, once
 }
 
-// refused reports the errors of one New at the values that they are about. preset has what its rules may leave out; nil: none do.
+// refused reports the errors of one New at the values that they are about. preset has what its rules may leave out;
+// nil: none do.
 func (r *reader) refused(err error, what string, root, preset *yaml.Node, rules []*yaml.Node) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok { // a join, not what an error wraps
 		for _, err := range joined.Unwrap() {
@@ -209,7 +216,8 @@ var goName = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|Rules\[\d+\]|\b(?:automutex\.
 // inFile says in the words of a file what New says in those of Go. It names other rules by their lines.
 func inFile(text string, rules []*yaml.Node) string {
 	return goName.ReplaceAllStringFunc(text, func(s string) string {
-		if i, err := strconv.Atoi(strings.Trim(s, "Rules[]")); err == nil && i < len(rules) { // else a user's text without quotes
+		// else a user's text without quotes
+		if i, err := strconv.Atoi(strings.Trim(s, "Rules[]")); err == nil && i < len(rules) {
 			return fmt.Sprint("line ", rules[i].Line)
 		} else if s[0] == '"' {
 			return s
@@ -218,11 +226,12 @@ func inFile(text string, rules []*yaml.Node) string {
 	})
 }
 
-// fitting reads the elements of a list that have no mistakes, which are filled in where preset has a value and they do not, and tells where
-// each is.
+// fitting reads the elements of a list that have no mistakes, which are filled in where preset has a value and they do
+// not, and tells where each is.
 func fitting[R any, T interface{ rule() R }](list *yaml.Node, preset T) (rules []R, nodes []*yaml.Node) {
 	for i := 0; list != nil && i < len(list.Content); i++ {
-		if of := preset; list.Content[i].Kind == yaml.MappingNode && list.Content[i].Load(&of, yaml.WithKnownFields()) == nil {
+		if of := preset; list.Content[i].Kind == yaml.MappingNode &&
+			list.Content[i].Load(&of, yaml.WithKnownFields()) == nil {
 			rules, nodes = append(rules, of.rule()), append(nodes, list.Content[i])
 		}
 	}
@@ -281,8 +290,10 @@ type parts struct {
 
 func (r rule) rule() automutex.Rule {
 	return automutex.Rule{
-		Name: r.Name, Task: r.Task, On: slices.Clone(r.On), OnHeaders: slices.Clone(r.OnHeaders), Optional: r.Optional, Scope: r.Scope,
-		Limit: r.Limit.number, LimitField: (*automutex.LimitField)(r.Limit.field), TTL: r.TTL, Wait: r.Wait, MaxHold: r.MaxHold,
+		Name: r.Name, Task: r.Task, On: slices.Clone(r.On), OnHeaders: slices.Clone(r.OnHeaders), Optional: r.Optional,
+		Scope: r.Scope,
+		Limit: r.Limit.number, LimitField: (*automutex.LimitField)(r.Limit.field), TTL: r.TTL, Wait: r.Wait,
+		MaxHold:  r.MaxHold,
 		Cooldown: r.Cooldown, Rate: automutex.Rate(r.Rate.starts),
 		InOrder: r.InOrder, OnArchive: r.OnArchive.value, MaxQueued: r.MaxQueued, Fence: r.Fence, Busy: r.Busy.value,
 	}
@@ -309,17 +320,20 @@ func (u uniqueRule) rule() unique.Rule {
 // objects are the mappings of a file, by the names of their Go types.
 var objects = map[string]reflect.Type{
 	"file": reflect.TypeFor[file](), "defaults": reflect.TypeFor[defaults](), "rule": reflect.TypeFor[rule](),
-	"uniqueRule": reflect.TypeFor[uniqueRule](), "starts": reflect.TypeFor[starts](), "limitField": reflect.TypeFor[limitField](),
+	"uniqueRule": reflect.TypeFor[uniqueRule](), "starts": reflect.TypeFor[starts](),
+	"limitField": reflect.TypeFor[limitField](),
 }
 
-// What package yaml says of a key that a struct has no field for, and of a value that fits no field. A text of another form
-// is shown as it is.
+// What package yaml says of a key that a struct has no field for, and of a value that fits no field. A text of another
+// form is shown as it is.
 var (
 	notFound = regexp.MustCompile(`^field (.*) not found in type config\.(\w+)$`)
 	unfit    = regexp.MustCompile(`^cannot construct (.*) into (?:config\.)?(\[\]\w+|[\w.]+)`)
-	wants    = map[string]string{"int": "a whole number, such as 3", "bool": "true or false", "string": "text", "[]string": "a list, such as [a, b]",
+	wants    = map[string]string{"int": "a whole number, such as 3", "bool": "true or false", "string": "text",
+		"[]string":      "a list, such as [a, b]",
 		"time.Duration": "a duration with its unit, such as 500ms, 30s or 24h", "[]config": "a list of rules"}
-	tags = strings.NewReplacer("!!str", "text", "!!int", "number", "!!float", "number", "!!bool", "flag", "!!seq", "a list", "!!map", "a mapping")
+	tags = strings.NewReplacer("!!str", "text", "!!int", "number", "!!float", "number", "!!bool", "flag", "!!seq",
+		"a list", "!!map", "a mapping")
 )
 
 // explain says in the words of a file what package yaml says in those of Go.
@@ -409,12 +423,15 @@ func (choice[V]) forms() map[string]any { return choices[reflect.TypeFor[V]()] }
 // choices are the forms of each type: the word of a value, or that of a function which makes one of a duration.
 var choices = map[reflect.Type]map[string]any{
 	reflect.TypeFor[automutex.Policy](): {
-		"retry": automutex.Retry, "skip": automutex.Skip, "archive": automutex.Archive, "fail": automutex.Fail, "park": automutex.Park,
+		"retry": automutex.Retry, "skip": automutex.Skip, "archive": automutex.Archive, "fail": automutex.Fail,
+		"park":    automutex.Park,
 		"replace": automutex.Replace, "allow": automutex.Allow, "{retry_in: 5s}": automutex.RetryIn,
 	},
 	reflect.TypeFor[automutex.OnArchive](): {"hold": automutex.HoldKey, "continue": automutex.Continue},
-	reflect.TypeFor[unique.Until]():        {"done": unique.UntilDone, "start": unique.UntilStart, "{for: 5s}": unique.For},
-	reflect.TypeFor[unique.Duplicate]():    {"reject": unique.Reject, "join": unique.Join, "replace": unique.Replace, "{postpone: 5s}": unique.Postpone},
+	reflect.TypeFor[unique.Until](): {"done": unique.UntilDone, "start": unique.UntilStart,
+		"{for: 5s}": unique.For},
+	reflect.TypeFor[unique.Duplicate](): {"reject": unique.Reject, "join": unique.Join, "replace": unique.Replace,
+		"{postpone: 5s}": unique.Postpone},
 }
 
 // UnmarshalYAML reads a word, or a mapping of the word that goes with a duration.
@@ -432,7 +449,8 @@ func (c *choice[V]) UnmarshalYAML(n *yaml.Node) error {
 		c.value = its
 		return nil
 	}
-	return fmt.Errorf("%.60q is unknown; %s", word, meant(word, slices.Sorted(maps.Keys(c.forms())))) // a brace comes after the letters
+	// a brace comes after the letters
+	return fmt.Errorf("%.60q is unknown; %s", word, meant(word, slices.Sorted(maps.Keys(c.forms()))))
 }
 
 type schema map[string]any

@@ -46,7 +46,8 @@ func TestLoad(t *testing.T) {
 			},
 		}},
 		"testdata/rules.json": {Prefix: "myapp", Rules: []automutex.Rule{
-			{Task: "itunes:verify", On: []string{"transaction_id"}, Limit: 3, Wait: 10 * time.Second, Busy: automutex.RetryIn(30 * time.Second)},
+			{Task: "itunes:verify", On: []string{"transaction_id"}, Limit: 3, Wait: 10 * time.Second,
+				Busy: automutex.RetryIn(30 * time.Second)},
 			{Task: `café / \ud83d bar`, Wait: 10 * time.Second, Busy: automutex.Skip},
 		}},
 	} {
@@ -58,14 +59,16 @@ func TestLoad(t *testing.T) {
 	redistest.Must(t, err)
 	want := unique.Config{Prefix: "myapp", HashKeys: "0123456789012345", Rules: []unique.Rule{
 		{
-			Task: "reindex", Queue: "low", On: []string{"document_id"}, OnHeaders: []string{"tenant"}, Optional: true, Scope: "documents",
+			Task: "reindex", Queue: "low", On: []string{"document_id"}, OnHeaders: []string{"tenant"}, Optional: true,
+			Scope: "documents",
 			Until: unique.UntilStart, Duplicate: unique.Postpone(5 * time.Second), MaxPostpone: time.Minute, KeepArchived: true,
 		},
 		{Task: "digest", On: []string{"user_id"}, Until: unique.For(10 * time.Minute), Duplicate: unique.Join},
 		{Task: "mail:", Until: unique.UntilDone, Duplicate: unique.Replace},
 		{Task: "other", Duplicate: unique.Reject},
 	}}
-	if !reflect.DeepEqual(once, want) || cfg.HashKeys != once.HashKeys || len(cfg.Rules) != 1 || cfg.Rules[0].Wait != 10*time.Second {
+	if !reflect.DeepEqual(once, want) || cfg.HashKeys != once.HashKeys || len(cfg.Rules) != 1 ||
+		cfg.Rules[0].Wait != 10*time.Second {
 		t.Errorf("got  %+v and %+v\nwant %+v", cfg, once, want)
 	}
 }
@@ -96,12 +99,15 @@ func TestKeys_areTheFields(t *testing.T) {
 	}
 	const others = " Key LimitField LimitOf AfterFailure Payload "
 	for _, c := range []struct{ of, in reflect.Type }{
-		{reflect.TypeFor[automutex.Rule](), reflect.TypeFor[rule]()}, {reflect.TypeFor[unique.Rule](), reflect.TypeFor[uniqueRule]()},
+		{reflect.TypeFor[automutex.Rule](), reflect.TypeFor[rule]()},
+		{reflect.TypeFor[unique.Rule](), reflect.TypeFor[uniqueRule]()},
 	} {
 		for _, f := range reflect.VisibleFields(c.of) {
 			key, is := c.in.FieldByName(f.Name)
-			if is == strings.Contains(others, " "+f.Name+" ") || is && (key.Tag.Get("yaml") != keyOf(f.Name) || inFile(f.Name, nil) != keyOf(f.Name)) {
-				t.Errorf("%s.%s has the key %q: %v; an error calls it %s", c.of, f.Name, key.Tag.Get("yaml"), is, inFile(f.Name, nil))
+			if is == strings.Contains(others, " "+f.Name+" ") || is &&
+				(key.Tag.Get("yaml") != keyOf(f.Name) || inFile(f.Name, nil) != keyOf(f.Name)) {
+				t.Errorf("%s.%s has the key %q: %v; an error calls it %s", c.of, f.Name, key.Tag.Get("yaml"), is,
+					inFile(f.Name, nil))
 			}
 		}
 	}
@@ -130,8 +136,9 @@ rules:
   - {task: b, on: [], scope: "", limit: 0, ttl: 0s, wait: 0, max_hold: 0s, rate: none, busy: retry}
 `)
 	same(t, cfg, automutex.Config{Rules: []automutex.Rule{
-		{Task: "a", On: []string{"tenant"}, Scope: "all", Limit: 2, TTL: time.Minute, Wait: 5 * time.Second, MaxHold: time.Hour,
-			Rate: automutex.Rate{Starts: 5, Per: time.Minute}, Busy: automutex.Skip},
+		{Task: "a", On: []string{"tenant"}, Scope: "all", Limit: 2, TTL: time.Minute, Wait: 5 * time.Second,
+			MaxHold: time.Hour,
+			Rate:    automutex.Rate{Starts: 5, Per: time.Minute}, Busy: automutex.Skip},
 		{Task: "b", Busy: automutex.Retry},
 	}})
 	// Rules do not share what they have of the defaults.
@@ -145,7 +152,8 @@ rules:
 func TestParse_nothingIsExpanded(t *testing.T) {
 	t.Setenv("WORK", "expanded")
 	cfg := mustParse(t, "rules: [{task: $WORK, scope: '${WORK}', on: ['%WORK%', '{{.WORK}}']}]")
-	same(t, cfg, automutex.Config{Rules: []automutex.Rule{{Task: "$WORK", Scope: "${WORK}", On: []string{"%WORK%", "{{.WORK}}"}}}})
+	same(t, cfg, automutex.Config{Rules: []automutex.Rule{{Task: "$WORK", Scope: "${WORK}", On: []string{"%WORK%",
+		"{{.WORK}}"}}}})
 }
 
 // A limit is a number, none, or of the payload, also beside a number in defaults.
@@ -174,7 +182,8 @@ func TestLoad_noFile(t *testing.T) {
 		"nul\x00byte":                      "invalid argument",
 	} {
 		cfg, _, err := Load(path)
-		if err == nil || !strings.HasPrefix(err.Error(), "config: ") || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+		if err == nil || !strings.HasPrefix(err.Error(), "config: ") || !strings.Contains(err.Error(), want) ||
+			strings.Contains(err.Error(), "\n") {
 			t.Errorf("%q: %v; want %q", path, err, want)
 		}
 		same(t, cfg, automutex.Config{})

@@ -36,7 +36,8 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		cfg, once, err := Parse(data)
 		if err == nil {
-			if _, err := unique.New(asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb), rdb, once); err != nil {
+			if _, err := unique.New(asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb), rdb,
+				once); err != nil {
 				t.Fatalf("accepted, and refused by unique.New: %v", err)
 			}
 			guard, err := automutex.New(rdb, cfg)
@@ -49,13 +50,15 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		lines := strings.Count(string(data), "\n") + strings.Count(string(data), "\r") +
-			strings.Count(string(data), "\u0085") + strings.Count(string(data), "\u2028") + strings.Count(string(data), "\u2029") + 2
+			strings.Count(string(data), "\u0085") + strings.Count(string(data), "\u2028") +
+			strings.Count(string(data), "\u2029") + 2
 		for _, err := range err.(interface{ Unwrap() []error }).Unwrap() {
 			mistake, ok := err.(*Error)
 			if !ok {
 				t.Fatalf("%T: %v", err, err)
 			}
-			if mistake.Line < 1 || mistake.Line > lines || mistake.Column < 1 || mistake.Column > len(data)+2 || mistake.Text == "" {
+			if mistake.Line < 1 || mistake.Line > lines || mistake.Column < 1 || mistake.Column > len(data)+2 ||
+				mistake.Text == "" {
 				t.Errorf("%v has no place in a file of %d bytes and %d lines", mistake, len(data), lines)
 			}
 		}

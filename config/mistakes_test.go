@@ -29,7 +29,8 @@ func wantMistakes(t *testing.T, file string, err error, want string) {
 	}
 }
 
-// Every mistake at once, each at its place; what New would refuse of rules with such mistakes is told once these are gone.
+// Every mistake at once, each at its place; what New would refuse of rules with such mistakes is told once these are
+// gone.
 func TestLoad_everyMistake(t *testing.T) {
 	t.Parallel()
 	_, _, err := Load("testdata/mistakes.yaml")
@@ -84,10 +85,11 @@ func TestParse_mistakes(t *testing.T) {
 		"rules: [{task: a, on_archive: stop}]":    `1:31 on_archive: "stop" is unknown; there are continue, hold`,
 		"rules: [{task: a, on_archive: [hold]}]":  `1:31 on_archive: "" is unknown`,
 		"rules: [{task: a, optional: 1}]":         "1:29 optional: want true or false",
-		"rules: [{task: a, ttl: soon}]":           "1:24 ttl: want a duration with its unit, such as 500ms, 30s or 24h, not text `soon`",
-		"rules: [{task: a, wait: 10ns}]":          `1:25 rule "a": wait: 10ns is too short; use 0 to not wait in line, or at least 1ms; did you mean 10s?`,
-		"rules: [{task: a, on: ['x[0]']}]":        `1:24 rule "a": on: "x[0]" has a "[", as other notations have; write names`,
-		"hash_keys: ''\nrules: [{task: a}]":       "1:12 hash_keys: the secret is empty",
+		"rules: [{task: a, ttl: soon}]": "1:24 ttl: want a duration with its unit, such as 500ms, 30s or 24h, " +
+			"not text `soon`",
+		"rules: [{task: a, wait: 10ns}]":    `1:25 rule "a": wait: 10ns is too short; use 0 to not wait in line, or at least 1ms; did you mean 10s?`,
+		"rules: [{task: a, on: ['x[0]']}]":  `1:24 rule "a": on: "x[0]" has a "[", as other notations have; write names`,
+		"hash_keys: ''\nrules: [{task: a}]": "1:12 hash_keys: the secret is empty",
 
 		"rules: [{task: a, busy: after_failure}]":                    `1:25 busy: "after_failure" is unknown; there are allow, archive, fail, park, replace, retry, skip, {retry_in: 5s}`,
 		"rules: [{task: a, busy: skp}]":                              `1:25 busy: "skp" is unknown; did you mean skip?`,
@@ -105,43 +107,53 @@ func TestParse_mistakes(t *testing.T) {
 		"rules: [{task: a, limit: 1, rate: {start: 5}}]":             `1:36 rate: unknown key "start"; did you mean starts?`,
 		"rules: [{task: a, limit: 1, rate: {starts: 5}}]":            `1:35 rule "a": rate: it needs both starts and per, such as 100 per minute`,
 
-		"rules: [{task: a, <<: {ttl: 1m}}]":                        "1:19 anchors, aliases, merge keys and tags are not read here",
-		"<<: 1\nrules: [{task: a}]":                                "1:1 anchors,\n1:1 go-yaml load error",
-		"rules: [{task: a, ttl: !!str 1m}]":                        "1:24 ttl: anchors,",
-		"a: &a [x]\nb: &b [*a, *a]\nrules: []":                     "1:1 unknown key \"a\"\n1:4 a: anchors,\n2:1 unknown key \"b\"\n2:4 b: anchors,\n2:8 b: anchors,\n2:12 b: anchors,",
-		"rules: [{task: a}]\n---\nrules: []\n":                     "1:1 not YAML: expected single document",
-		"rules: [{task: a}]\n...\n[":                               "4:1 not YAML",
-		"rules:\n\t- task: a":                                      "2:1 not YAML",
-		"rules:\n  - task: 'b\x00'":                                "1:1 not YAML: control characters are not allowed",
-		"rules:\n  - task: é\xff":                                  "1:1 not YAML: invalid leading UTF-8",
-		"rules:\n- task: report:\n":                                "2:15 not YAML: mapping values are not allowed in this context; a text with a colon at its end needs quotes",
-		"rules: [{task: report:, on: [id]}]":                       "1:22 not YAML: while parsing a flow mapping: did not find expected ',' or '}'; a text with a colon at its end needs quotes",
-		"\ufeffrules: [{task: a}]\nx: 1":                           `2:1 unknown key "x"`,
-		"rules: [{task: a, " + strings.Repeat("k", 1000) + ": 1}]": `1:19 unknown key "` + strings.Repeat("k", 60) + `"; there are name`,
+		"rules: [{task: a, <<: {ttl: 1m}}]": "1:19 anchors, aliases, merge keys and tags are not " +
+			"read here",
+		"<<: 1\nrules: [{task: a}]":         "1:1 anchors,\n1:1 go-yaml load error",
+		"rules: [{task: a, ttl: !!str 1m}]": "1:24 ttl: anchors,",
+		"a: &a [x]\nb: &b [*a, *a]\nrules: []": "1:1 unknown key \"a\"\n1:4 a: anchors,\n2:1 unknown " +
+			"key \"b\"\n2:4 b: anchors,\n2:8 b: anchors,\n2:12 b: anchors,",
+		"rules: [{task: a}]\n---\nrules: []\n": "1:1 not YAML: expected single document",
+		"rules: [{task: a}]\n...\n[":           "4:1 not YAML",
+		"rules:\n\t- task: a":                  "2:1 not YAML",
+		"rules:\n  - task: 'b\x00'":            "1:1 not YAML: control characters are not allowed",
+		"rules:\n  - task: é\xff":              "1:1 not YAML: invalid leading UTF-8",
+		"rules:\n- task: report:\n": "2:15 not YAML: mapping values are not allowed in " +
+			"this context; a text with a colon at its end needs quotes",
+		"rules: [{task: report:, on: [id]}]": "1:22 not YAML: while parsing a flow mapping: did not " +
+			"find expected ',' or '}'; a text with a colon at its end needs quotes",
+		"\ufeffrules: [{task: a}]\nx: 1": `2:1 unknown key "x"`,
+		"rules: [{task: a, " + strings.Repeat("k", 1000) + ": 1}]": `1:19 unknown key "` + strings.Repeat("k", 60) +
+			`"; there are name`,
 
 		"rules: [{task: a, limit: 2, scope: s}, {task: b, scope: s}]":                      `1:40 rule "b": limit: is 1, but rule "a" (line 1) has 2 for the same scope "s"`,
 		"rules:\n- {task: a, name: n}\n- {task: b, name: n}":                               `3:19 rule "n": name: is that of line 2 too`,
 		"rules:\n- {task: a, name: 'Rules[7]'}\n- {task: b, ttl: -1s}":                     `3:18 rule "b": ttl: -1s is too short`,
 		"rules:\n- {task: a, limit: 2, scope: 'Rules[9]'}\n- {task: b, scope: 'Rules[9]'}": `3:3 rule "b": limit: is 1, but rule "a" (line 2) has 2 for the same scope "Rules[9]"`,
 
-		"unique: {}":                                                        "1:9 unique: want a list of rules",
-		"unique: [a]":                                                       "1:10 want keys with values",
-		"unique: [{task: a, limit: 1}]":                                     `1:20 unknown key "limit"; there are task, queue,`,
-		"unique: [{task: a, on: [b..c]}]":                                   `1:25 unique rule "a": on: "b..c" has an empty segment`,
-		"unique: [{task: a, until: {for: 10}}]":                             "1:33 until: for: want a duration with its unit, such as 500ms, 30s or 24h, not number `10`",
+		"unique: {}":                      "1:9 unique: want a list of rules",
+		"unique: [a]":                     "1:10 want keys with values",
+		"unique: [{task: a, limit: 1}]":   `1:20 unknown key "limit"; there are task, queue,`,
+		"unique: [{task: a, on: [b..c]}]": `1:25 unique rule "a": on: "b..c" has an empty segment`,
+		"unique: [{task: a, until: {for: 10}}]": "1:33 until: for: want a duration with its " +
+			"unit, such as 500ms, 30s or 24h, not number `10`",
 		"unique: [{task: a, until: {for: 0s}}]":                             `1:27 unique rule "a": until: for(0s) is no window`,
 		"unique: [{task: a, duplicate: {postpne: 1s}}]":                     `1:31 duplicate: "postpne" is unknown; did you mean {postpone: 5s}?`,
 		"unique: [{task: a, max_postpone: 1m}]":                             `1:34 unique rule "a": max_postpone: 1m0s has no meaning with duplicate reject; leave it out, or use postpone`,
 		"unique:\n- {task: a, scope: s}\n- {task: b, scope: s, queue: low}": `3:30 unique rule "b": queue: is low, but rule "a" (line 2) has default for the same scope`,
 		// What New calls by its name in Go has that of the file, and what the user calls so keeps it.
-		"rules: [{task: a, name: Limit, rate: {starts: 1, per: 1m}}]":                                       `1:9 rule "Limit": limit: is 0, and the rule has a rate: say 1 if its tasks also run one at a time, or unlimited if only the rate`,
-		"defaults: {fence: true}\nrules: [{task: a, limit: 2}, {task: b, limit: x}]":                        "1:19 defaults: fence: needs a limit of 1\n2:47 limit: want a whole number",
-		"defaults: {scope: s}\nrules: [{task: a}]\nunique:\n  - {task: b, on: [x]}\n  - {task: b, on: [y]}": "4:5 unique rule \"b\": scope: is empty\n5:5 unique rule \"b#2\": scope: is empty\n5:12 unique rule \"b\": task: is that of line 4",
-		"defaults: {ttl: 1x}\nrules: [{task: a, wait: 1ns}, {task: b, ttl: 1ns}]":                           "1:17 defaults: ttl: want a duration\n2:25 rule \"a\": wait: 1ns is too short\n2:46 rule \"b\": ttl: 1ns is too short",
-		"unique:\n- {task: a, queue: 'Rules[9]', scope: s}\n- {task: b, scope: s}":                          `3:3 unique rule "b": queue: is default, but rule "a" (line 2) has rules[9] for`,
+		"rules: [{task: a, name: Limit, rate: {starts: 1, per: 1m}}]": `1:9 rule "Limit": limit: is 0, and the rule has a rate: say 1 if its tasks also run one at a time, or unlimited if only the rate`,
+		"defaults: {fence: true}\nrules: [{task: a, limit: 2}, {task: b, limit: x}]": "1:19 defaults: fence: needs a " +
+			"limit of 1\n2:47 limit: want a whole number",
+		"defaults: {scope: s}\nrules: [{task: a}]\nunique:\n  - {task: b, on: [x]}\n  - {task: b, on: [y]}": "4:5 unique rule " +
+			"\"b\": scope: is empty\n5:5 unique rule \"b#2\": scope: is empty\n5:12 unique rule \"b\": task: is that of line 4",
+		"defaults: {ttl: 1x}\nrules: [{task: a, wait: 1ns}, {task: b, ttl: 1ns}]": "1:17 defaults: ttl: want a duration\n" +
+			"2:25 rule \"a\": wait: 1ns is too short\n2:46 rule \"b\": ttl: 1ns is too short",
+		"unique:\n- {task: a, queue: 'Rules[9]', scope: s}\n- {task: b, scope: s}": `3:3 unique rule "b": queue: is default, but rule "a" (line 2) has rules[9] for`,
 		// Each once, although both halves have it.
-		"prefix: 'a b'\nrules: [{task: a}]\nunique: [{task: a}]":       `1:9 prefix: lock: prefix "a b"`,
-		"rules: [{task: a, limit: -1}]\nunique: [{task: b, until: x}]": "1:26 rule \"a\": limit\n2:27 until: \"x\" is unknown",
+		"prefix: 'a b'\nrules: [{task: a}]\nunique: [{task: a}]": `1:9 prefix: lock: prefix "a b"`,
+		"rules: [{task: a, limit: -1}]\nunique: [{task: b, until: x}]": "1:26 rule \"a\": limit\n2:27 until: " +
+			"\"x\" is unknown",
 	} {
 		_, _, err := Parse([]byte(text))
 		t.Run("", func(t *testing.T) {

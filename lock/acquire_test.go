@@ -16,8 +16,8 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Nobody takes more slots than there are, nor one that somebody in line is to get; a lower number takes effect as holders
-// leave.
+// Nobody takes more slots than there are, nor one that somebody in line is to get; a lower number takes effect as
+// holders leave.
 func TestRule01_AtMostNHolders(t *testing.T) { t.Parallel(); redistest.Each(t, holdsAtMostN) }
 
 func holdsAtMostN(t *testing.T, s *redistest.Server) {
@@ -53,7 +53,8 @@ func TestBusyErrorTellsWhoHolds(t *testing.T) {
 		name := redistest.Name(t)
 		held := mustTry(t, hers.Mutex(name, lock.Note("task 17"), lock.TTL(10*time.Second)))
 		busy := mustBeBusy(t, his.Mutex(name))
-		if busy.Name != name || busy.Reason != lock.ReasonHeld || busy.Holder != "alice" || busy.Note != "task 17" || busy.Waited != 0 || busy.Place != 0 {
+		if busy.Name != name || busy.Reason != lock.ReasonHeld || busy.Holder != "alice" || busy.Note != "task 17" ||
+			busy.Waited != 0 || busy.Place != 0 {
 			t.Errorf("busy: %+v", busy)
 		}
 		if busy.ExpiresIn <= 0 || busy.ExpiresIn > 10*time.Second+time.Millisecond {
@@ -86,8 +87,9 @@ func TestLockWithAnEndedContext(t *testing.T) {
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		for what, err := range map[string]error{
-			"Lock": second(m.Lock(ended)), "TryLock": second(m.TryLock(ended)), "Available": second(m.Available(ended)), "Locked": second(m.Locked(ended)),
-			"Do": m.Do(ended, func(context.Context) error { t.Error("Do ran its function"); return nil }),
+			"Lock": second(m.Lock(ended)), "TryLock": second(m.TryLock(ended)), "Available": second(m.Available(ended)),
+			"Locked": second(m.Locked(ended)),
+			"Do":     m.Do(ended, func(context.Context) error { t.Error("Do ran its function"); return nil }),
 		} {
 			if !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "busy") {
 				t.Errorf("%s: %v, want context.Canceled, and not that it is busy", what, err)
@@ -231,7 +233,8 @@ func TestBadDefinitions(t *testing.T) {
 		}
 	}
 	for _, good := range []lock.Option{
-		lock.TTL(engine.MinTTL), lock.TTL(inside.MaxTTL), lock.TTL(time.Minute + 1), lock.Rate(1, 365*24*time.Hour, 1), lock.Rate(1_000_000, time.Second, 1_000_000), lock.Rate(7, time.Second, 0),
+		lock.TTL(engine.MinTTL), lock.TTL(inside.MaxTTL), lock.TTL(time.Minute + 1), lock.Rate(1, 365*24*time.Hour, 1),
+		lock.Rate(1_000_000, time.Second, 1_000_000), lock.Rate(7, time.Second, 0),
 	} {
 		redistest.Must(t, insider.LockErr(l.Mutex("x", good)))
 	}
@@ -240,7 +243,8 @@ func TestBadDefinitions(t *testing.T) {
 	for what, err := range map[string]error{
 		"Pause": bad.Controls().Pause(t.Context(), "x", time.Time{}, ""), "Resume": bad.Controls().Resume(t.Context(), "x"),
 		"SetLimit": bad.Controls().SetLimit(t.Context(), "x", 1, ""), "List": second(bad.Controls().List(t.Context())),
-		"Sweep": second(insider.Sweep(t.Context(), bad)), "Lead": bad.Lead(t.Context(), "x", func(context.Context) error { return nil }),
+		"Sweep": second(insider.Sweep(t.Context(), bad)), "Lead": bad.Lead(t.Context(), "x",
+			func(context.Context) error { return nil }),
 	} {
 		if err == nil || !strings.Contains(err.Error(), "Options.TTL is 1ms") {
 			t.Errorf("%s: %v, want one that names the option", what, err)

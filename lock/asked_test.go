@@ -34,7 +34,8 @@ func (asking) InOrder(p engine.Place) lock.Option {
 func (asking) Caller(rdb redis.UniversalClient, o lock.Options, call engine.Caller) *lock.Locker {
 	l := &lock.Locker{}
 	*inside.At(l) = engine.New(engine.Options{
-		Client: rdb, Prefix: o.Prefix, Owner: o.Owner, TTL: lock.DefaultTTL, Log: slog.New(slog.DiscardHandler), Call: call, Obeys: true,
+		Client: rdb, Prefix: o.Prefix, Owner: o.Owner, TTL: lock.DefaultTTL, Log: slog.New(slog.DiscardHandler), Call: call,
+		Obeys: true,
 	})
 	return l
 }
@@ -51,7 +52,9 @@ func (asking) Forget(ctx context.Context, m *lock.Lock) error {
 	return h.Engine.Forget(ctx, h.Request.Ref, h.Request.Note)
 }
 
-func (asking) Stamp(ctx context.Context, m *lock.Lock, note, nonce string, deadline time.Duration, most int) (int64, int, []engine.OrderItem, error) {
+func (asking) Stamp(
+	ctx context.Context, m *lock.Lock, note, nonce string, deadline time.Duration, most int,
+) (int64, int, []engine.OrderItem, error) {
 	h := inside.At(m)
 	return h.Engine.Stamp(ctx, h.Request.Ref, note, nonce, deadline, most)
 }

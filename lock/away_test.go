@@ -19,7 +19,8 @@ import (
 	"github.com/automutex/automutex/lock/pool"
 )
 
-// allCalls are the calls that ask Redis for something. Those of the other packages of this module are in the engine's tests.
+// allCalls are the calls that ask Redis for something. Those of the other packages of this module are in the engine's
+// tests.
 func allCalls(l *lock.Locker, name string) map[string]func(context.Context) error {
 	m, p, c := l.Mutex(name), pool.New(l, name), insider.Claim(l, l.Mutex(name).Key())
 	return map[string]func(context.Context) error{
@@ -53,7 +54,8 @@ func TestForeignKey(t *testing.T) {
 		l := newLocker(t, rdb)
 		m := l.Mutex(redistest.Name(t))
 		redistest.Must(t, rdb.RPush(t.Context(), m.Key(), "somebody's").Err())
-		for what, err := range map[string]error{"TryLock": second(m.TryLock(t.Context())), "Lock": second(m.Lock(t.Context())), "Available": second(m.Available(t.Context()))} {
+		for what, err := range map[string]error{"TryLock": second(m.TryLock(t.Context())),
+			"Lock": second(m.Lock(t.Context())), "Available": second(m.Available(t.Context()))} {
 			if !errors.Is(err, lock.ErrBackend) || errors.Is(err, lock.ErrBusy) {
 				t.Errorf("%s: %v, want ErrBackend", what, err)
 			}
@@ -110,8 +112,8 @@ func TestAway_othersOfAClusterGoOn(t *testing.T) {
 	}
 }
 
-// What nobody else wants costs a command to take and one to release, however it is asked for; a hand-off costs the one who
-// leaves one, too.
+// What nobody else wants costs a command to take and one to release, however it is asked for; a hand-off costs the one
+// who leaves one, too.
 func TestCosts(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
@@ -126,7 +128,8 @@ func TestCosts(t *testing.T) {
 		return n
 	}
 	for what, m := range map[string]*lock.Lock{
-		"a mutex": l.Mutex("m"), "a semaphore": l.Semaphore("s", 3), "a fenced one": l.Mutex("f", lock.Fenced()), "a rated one": l.Mutex("r", lock.Rate(1000, time.Millisecond, 1000)),
+		"a mutex": l.Mutex("m"), "a semaphore": l.Semaphore("s", 3), "a fenced one": l.Mutex("f", lock.Fenced()),
+		"a rated one": l.Mutex("r", lock.Rate(1000, time.Millisecond, 1000)),
 	} {
 		for i, take := range []func(context.Context) (*lock.Lease, error){m.Lock, m.TryLock, m.Lock, m.TryLock} {
 			before := sent()
@@ -151,7 +154,8 @@ func TestCosts(t *testing.T) {
 
 // asUser are tests of what the locks promise that look at Redis with no more rights than the locks have.
 var asUser = []string{
-	"Rule02_LateReleaseLeavesTheSuccessorAlone", "Rate_changes", "CooldownKeepsTheSlotForThatLong", "Rights_pool", "Rights_walk",
+	"Rule02_LateReleaseLeavesTheSuccessorAlone", "Rate_changes", "CooldownKeepsTheSlotForThatLong", "Rights_pool",
+	"Rights_walk",
 	"Rights_slotThatMoves",
 }
 
@@ -209,8 +213,8 @@ func TestRights_walk(t *testing.T) {
 	})
 }
 
-// In a Cluster, what lies in a slot that moves to another node: a free lock can be taken and given back, a lease goes on, and who comes
-// then gets its turn when the slot has moved, whether one holds the lock or several do.
+// In a Cluster, what lies in a slot that moves to another node: a free lock can be taken and given back, a lease goes
+// on, and who comes then gets its turn when the slot has moved, whether one holds the lock or several do.
 func TestRights_slotThatMoves(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

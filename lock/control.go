@@ -21,40 +21,45 @@ type Control struct {
 	Since       time.Time // the time of that change, by Redis' clock
 }
 
-// Controls sets and reads the orders of operators: a pause, or another limit, for all locks of a scope or for one lock. Every Locker with
-// the same prefix on the same Redis obeys these orders. Get Controls with [Locker.Controls]. Safe for concurrent use.
+// Controls sets and reads the orders of operators: a pause, or another limit, for all locks of a scope or for one lock.
+// Every Locker with the same prefix on the same Redis obeys these orders. Get Controls with [Locker.Controls]. Safe for
+// concurrent use.
 //
-// A target is what a person types; escaping is ours. "report" is the scope of that very name, with whatever characters it has ("a%20b" is
-// the scope a%20b, not "a b"), and is for all its locks. "report:" is also every scope that begins with it, but no scope of more than 200
-// bytes. "report|acme" is one lock: its scope and its parts, as the program has them. A whole Redis key, as [Lock.Key] returns it, means
-// itself, without parts its scope; use it for a scope or a part that has a |. The narrowest control wins. Text that begins or ends with a
-// space, or has a control character, is an error.
+// A target is what a person types; escaping is ours. "report" is the scope of that very name, with whatever characters
+// it has ("a%20b" is the scope a%20b, not "a b"), and is for all its locks. "report:" is also every scope that begins
+// with it, but no scope of more than 200 bytes. "report|acme" is one lock: its scope and its parts, as the program has
+// them. A whole Redis key, as [Lock.Key] returns it, means itself, without parts its scope; use it for a scope or a
+// part that has a |. The narrowest control wins. Text that begins or ends with a space, or has a control character, is
+// an error.
 //
-// A change is in force for this Locker when the call returns, and for all others within [ControlDelay]. Each Locker logs the change. It
-// outlives restarts. The later of two changes of one target wins; its pause and its limit are independent. After ErrBackend the change may
-// be in force or not.
+// A change is in force for this Locker when the call returns, and for all others within [ControlDelay]. Each Locker
+// logs the change. It outlives restarts. The later of two changes of one target wins; its pause and its limit are
+// independent. After ErrBackend the change may be in force or not.
 //
-// While a target is paused, TryLock returns a [*BusyError] with [ReasonPaused], Lock waits in line, and a release grants the lock to
-// nobody. Present holders keep the lock. The pools of package pool, and the claims of package unique, have no control.
+// While a target is paused, TryLock returns a [*BusyError] with [ReasonPaused], Lock waits in line, and a release
+// grants the lock to nobody. Present holders keep the lock. The pools of package pool, and the claims of package
+// unique, have no control.
 type Controls struct{ reader }
 
 type reader = inside.Of[*control.Reader]
 
 func (c *Controls) inner() *control.Reader { return *inside.At(c) }
 
-// ControlDelay is two seconds: the longest time until every process that reaches Redis obeys a change of the [Controls]. To act while
-// nobody holds a lock, pause it, wait for ControlDelay, and then wait until [Lock.Holders] returns none.
+// ControlDelay is two seconds: the longest time until every process that reaches Redis obeys a change of the
+// [Controls]. To act while nobody holds a lock, pause it, wait for ControlDelay, and then wait until [Lock.Holders]
+// returns none.
 //
-// A process that was stopped for longer reads the controls before it takes a lock. The first call of a Locker waits for them for two
-// seconds at most. A Locker that cannot read them, as when their node of a Cluster is away, says so in the log, and obeys those that it
-// has read last, or none, until it can read them.
+// A process that was stopped for longer reads the controls before it takes a lock. The first call of a Locker waits for
+// them for two seconds at most. A Locker that cannot read them, as when their node of a Cluster is away, says so in the
+// log, and obeys those that it has read last, or none, until it can read them.
 const ControlDelay = control.Delay
 
 // Controls returns the controls of the Locker's prefix. It does no I/O.
 func (l *Locker) Controls() *Controls { return &Controls{inside.Make(l.engine().Controls())} }
 
-// Pause keeps everybody from taking a lock of the target, until the time until or, if that is zero, until Resume. A second Pause replaces
-// the first. why is the reason to show, at most 1,000 bytes. An until in the past, or more than ten years ahead, is an error.
+// Pause keeps everybody from taking a lock of the target, until the time until or, if that is zero, until Resume. A
+// second Pause replaces the first. why is the reason to show, at most 1,000 bytes. An until in the past, or more than
+// ten years ahead, is an error.
 func (c *Controls) Pause(ctx context.Context, target string, until time.Time, why string) error {
 	return c.inner().Pause(ctx, target, until, why)
 }
@@ -65,8 +70,9 @@ func (c *Controls) Resume(ctx context.Context, target string) error {
 	return err
 }
 
-// SetLimit sets how many may hold a lock of the target at once, in place of the number in the program. n is at least 1. A lower limit takes
-// effect as holders leave. With a limit above 1 a mutex becomes a semaphore. why is the reason to show, at most 1,000 bytes.
+// SetLimit sets how many may hold a lock of the target at once, in place of the number in the program. n is at least 1.
+// A lower limit takes effect as holders leave. With a limit above 1 a mutex becomes a semaphore. why is the reason to
+// show, at most 1,000 bytes.
 func (c *Controls) SetLimit(ctx context.Context, target string, n int, why string) error {
 	return c.inner().SetLimit(ctx, target, n, why)
 }

@@ -120,7 +120,8 @@ func TestControls_waitsForTheEndOfAPause(t *testing.T) {
 		m := l.Mutex("report")
 		far := time.Now().Add(time.Hour)
 		pause(t, l, "report", far, "")
-		if busy := mustBePaused(t, m); busy.ExpiresIn <= 0 || busy.ExpiresIn > time.Hour+time.Minute || !busy.Pause.PausedUntil.Equal(far) {
+		if busy := mustBePaused(t, m); busy.ExpiresIn <= 0 || busy.ExpiresIn > time.Hour+time.Minute ||
+			!busy.Pause.PausedUntil.Equal(far) {
 			t.Errorf("TryLock: %+v, want the end of the pause", busy)
 		}
 		w := inLine(t, m, 1)
@@ -134,8 +135,8 @@ func TestControls_waitsForTheEndOfAPause(t *testing.T) {
 	})
 }
 
-// The control of a key wins over that of its scope; a limit of a mutex makes it a semaphore, and a lower one takes effect
-// as holders leave.
+// The control of a key wins over that of its scope; a limit of a mutex makes it a semaphore, and a lower one takes
+// effect as holders leave.
 func TestControls_limit(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -159,7 +160,8 @@ func TestControls_limit(t *testing.T) {
 		mustUnlock(t, three)
 		mustUnlock(t, mustTry(t, m))
 
-		redistest.Must(t, errors.Join(l.Controls().ClearLimit(t.Context(), "report|acme"), l.Controls().ClearLimit(t.Context(), "report")))
+		redistest.Must(t, errors.Join(l.Controls().ClearLimit(t.Context(), "report|acme"),
+			l.Controls().ClearLimit(t.Context(), "report")))
 		held := mustTry(t, m)
 		mustNotTry(t, m)
 		mustUnlock(t, held)
@@ -197,7 +199,8 @@ func TestControls_pauseAndLimitKeepTheirOwnReasons(t *testing.T) {
 		setLimit(t, bob, "report", 3)
 		pause(t, bob, "mail", time.Time{}, "away")
 		list, err := alice.Controls().List(t.Context())
-		if err != nil || len(list) != 2 || list[1].Target != "report" || !list[1].Paused || list[1].Limit != 3 || list[1].By != "bob" || list[1].Why != "a test" {
+		if err != nil || len(list) != 2 || list[1].Target != "report" || !list[1].Paused || list[1].Limit != 3 ||
+			list[1].By != "bob" || list[1].Why != "a test" {
 			t.Fatalf("List: %+v, %v; want both in one, by bob, who came later", list, err)
 		}
 		m := alice.Mutex("report", lock.Parts("acme"))
@@ -220,7 +223,8 @@ func TestControls_pausedWhileTheAskTravels(t *testing.T) {
 	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
 		prefix, p := ownPrefix(t), redistest.NewProxy(t, s.Addr())
 		operator := newLocker(t, s.Client(t), prefix)
-		far := newLocker(t, p.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout = 5 * time.Second }), prefix) // no ask is sent twice
+		// no ask is sent twice
+		far := newLocker(t, p.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout = 5 * time.Second }), prefix)
 		tried, locked := far.Mutex("report"), far.Mutex("mail")
 		for _, m := range []*lock.Lock{tried, locked} {
 			mustUnlock(t, mustTry(t, m)) // connected, and the controls are known
@@ -235,7 +239,8 @@ func TestControls_pausedWhileTheAskTravels(t *testing.T) {
 		pause(t, operator, "report", time.Time{}, "")
 		pause(t, operator, "mail", time.Time{}, "")
 		ordered := time.Now()
-		redistest.Eventually(t, soon, func() bool { return time.Since(ordered) > lock.ControlDelay+100*time.Millisecond }, "time")
+		redistest.Eventually(t, soon, func() bool { return time.Since(ordered) > lock.ControlDelay+100*time.Millisecond },
+			"time")
 		for _, ask := range asks {
 			ask.Release()
 		}

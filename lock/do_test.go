@@ -29,8 +29,8 @@ func TestDoWaits(t *testing.T) {
 	})
 }
 
-// A panic goes through untouched: the value, and the stack of where it was. What releases is a plain defer. So it is with runtime.Goexit,
-// as t.FailNow calls it.
+// A panic goes through untouched: the value, and the stack of where it was. What releases is a plain defer. So it is
+// with runtime.Goexit, as t.FailNow calls it.
 func TestRule10_PanicKeepsItsStack(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -73,7 +73,8 @@ func panicOrigin() string {
 
 func explodeForTheStack(context.Context) error { panic("boom") }
 
-// The lease is lost during the work, also while Redis is away: the context says so, and so does Do beside the work's own error.
+// The lease is lost during the work, also while Redis is away: the context says so, and so does Do beside the work's
+// own error.
 func TestDoJoinsErrLost(t *testing.T) {
 	t.Parallel()
 	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {

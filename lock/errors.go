@@ -14,8 +14,8 @@ import (
 
 // Sentinels for errors.Is.
 var (
-	// ErrBusy: others hold the lock or are in line before the caller, the lock's gate is closed, or an operator has paused the lock. A
-	// [*BusyError] says which.
+	// ErrBusy: others hold the lock or are in line before the caller, the lock's gate is closed, or an operator has paused
+	// the lock. A [*BusyError] says which.
 	ErrBusy = errors.New("lock: busy")
 	// ErrNotHeld: the lease has ended already: by a release, by [Lock.Break] or at its deadline.
 	ErrNotHeld = engine.ErrNotHeld
@@ -25,16 +25,16 @@ var (
 	ErrLost = engine.ErrLost
 	// ErrClosed: the Locker was closed.
 	ErrClosed = engine.ErrClosed
-	// ErrBackend: Redis could not be reached, or replied with an error. It is not known whether the lock is free. The error also wraps the
-	// cause.
+	// ErrBackend: Redis could not be reached, or replied with an error. It is not known whether the lock is free. The
+	// error also wraps the cause.
 	ErrBackend = redisx.ErrBackend
-	// ErrNotReplicated: fewer replicas than [Options].MinReplicas acknowledged the lease in time (a second at most). A lock that was being
-	// acquired is released. The error also Is ErrBackend.
+	// ErrNotReplicated: fewer replicas than [Options].MinReplicas acknowledged the lease in time (a second at most). A
+	// lock that was being acquired is released. The error also Is ErrBackend.
 	ErrNotReplicated = engine.ErrNotReplicated
 )
 
-// Why a lock is busy: values of [BusyError].Reason, as is [ReasonPaused]. All but ReasonHeld close the lock's gate: nobody gets the lock
-// before it opens, even if slots are free.
+// Why a lock is busy: values of [BusyError].Reason, as is [ReasonPaused]. All but ReasonHeld close the lock's gate:
+// nobody gets the lock before it opens, even if slots are free.
 const (
 	ReasonHeld     = "held"     // others hold every slot, or are in line before the caller
 	ReasonRate     = "rate"     // the lock was taken as often as its [Rate] allows
@@ -42,15 +42,17 @@ const (
 	ReasonCooldown = "cooldown" // the last holder left a cooldown; see [Lease.Cooldown]
 )
 
-// BusyError says why a lock was not acquired. It unwraps to [ErrBusy] and, if a context ended the wait, to that context's error.
+// BusyError says why a lock was not acquired. It unwraps to [ErrBusy] and, if a context ended the wait, to that
+// context's error.
 type BusyError struct {
-	Name   string // the lock's name as given to Mutex or Semaphore
-	Reason string // [ReasonHeld], say; empty if ctx ended before Redis replied. Package automutex has more, for its ordered keys
+	Name string // the lock's name as given to Mutex or Semaphore
+	// [ReasonHeld], say; empty if ctx ended before Redis replied. Package automutex has more, for its ordered keys
+	Reason string
 	Holder string // the owner label of one holder ([Options].Owner); empty if nobody holds the lock
 	Note   string // that holder's note
-	// ExpiresIn is the time until the reason ends. With [ReasonHeld] that is the earliest deadline of a holder, or 0 if nobody holds the
-	// lock: only a hint, since holders renew and release. With [ReasonPaused] it is the end of the pause, or 0 if the pause has no end.
-	// Otherwise it is the opening of the gate.
+	// ExpiresIn is the time until the reason ends. With [ReasonHeld] that is the earliest deadline of a holder, or 0 if
+	// nobody holds the lock: only a hint, since holders renew and release. With [ReasonPaused] it is the end of the pause,
+	// or 0 if the pause has no end. Otherwise it is the opening of the gate.
 	ExpiresIn time.Duration
 	Waited    time.Duration // how long the caller stood in line
 	Place     int           // the number of waiters before the caller, by the last reply of Redis

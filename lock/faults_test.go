@@ -14,8 +14,8 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// A client that is closed, or leads to nothing: each call ends within a bound, with ErrBackend and the lock's key, whatever
-// the client's options.
+// A client that is closed, or leads to nothing: each call ends within a bound, with ErrBackend and the lock's key,
+// whatever the client's options.
 func TestRefusedPort(t *testing.T) {
 	t.Parallel()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -54,7 +54,8 @@ func unreachable(t *testing.T, addr string) {
 				redistest.Go(&calls, func() {
 					began := time.Now()
 					err := f(t.Context())
-					if !errors.Is(err, lock.ErrBackend) || errors.Is(err, lock.ErrBusy) || !strings.Contains(err.Error(), name) || time.Since(began) > soon {
+					if !errors.Is(err, lock.ErrBackend) || errors.Is(err, lock.ErrBusy) || !strings.Contains(err.Error(), name) ||
+						time.Since(began) > soon {
 						t.Errorf("%s, %s: after %s: %v, want ErrBackend with the key", what, call, time.Since(began), err)
 					}
 				})
@@ -81,9 +82,11 @@ func TestDeniedCommands(t *testing.T) {
 			tell(t, admin, "ACL", "SETUSER", "user", right)
 			m := l.Semaphore(redistest.Name(t), 2, lock.Rate(1000, time.Second, 1000), lock.TTL(6*time.Second)) // needs a script
 			for range 2 {
-				for what, err := range map[string]error{"TryLock": second(m.TryLock(t.Context())), "Lock": second(m.Lock(t.Context()))} {
+				for what, err := range map[string]error{"TryLock": second(m.TryLock(t.Context())),
+					"Lock": second(m.Lock(t.Context()))} {
 					var said redis.Error
-					if !errors.Is(err, lock.ErrBackend) || errors.Is(err, lock.ErrBusy) || !errors.As(err, &said) || !strings.Contains(err.Error(), "ACL line") {
+					if !errors.Is(err, lock.ErrBackend) || errors.Is(err, lock.ErrBusy) || !errors.As(err, &said) ||
+						!strings.Contains(err.Error(), "ACL line") {
 						t.Errorf("%s: %v, want ErrBackend that says where the rights stand", what, err)
 					}
 				}

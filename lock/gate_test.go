@@ -21,12 +21,14 @@ func TestCooldownKeepsTheSlotForThatLong(t *testing.T) {
 			before := time.Now()
 			redistest.Must(t, le.Cooldown(t.Context(), cooldown))
 			busy := mustBeBusy(t, m)
-			if least := cooldown - time.Since(before) - time.Millisecond; busy.Reason != lock.ReasonCooldown || busy.Holder != "" || busy.Note != "" ||
+			if least := cooldown - time.Since(before) - time.Millisecond; busy.Reason != lock.ReasonCooldown ||
+				busy.Holder != "" || busy.Note != "" ||
 				busy.ExpiresIn < least || busy.ExpiresIn > cooldown {
 				t.Errorf("busy during a cooldown of %s: %+v", cooldown, busy)
 			}
 			wantAvailable(t, m, 0)
-			for what, err := range map[string]error{"Extend": le.Extend(t.Context(), time.Minute), "Cooldown": le.Cooldown(t.Context(), 48*time.Hour)} {
+			for what, err := range map[string]error{"Extend": le.Extend(t.Context(), time.Minute),
+				"Cooldown": le.Cooldown(t.Context(), 48*time.Hour)} {
 				wantErr(t, err, lock.ErrNotHeld, "%s in a cooldown", what)
 			}
 			redistest.Must(t, beside.Extend(t.Context(), time.Minute))
@@ -78,7 +80,8 @@ func TestRate_agreesWithABucket(t *testing.T) {
 		start := now
 		s.SetTime(t, now)
 		const starts, burst = 10, 4
-		m := newLocker(t, s.Client(t)).Semaphore("x", limit, lock.Rate(starts, time.Second, burst), lock.TTL(time.Hour), lock.NoRenew())
+		m := newLocker(t, s.Client(t)).Semaphore("x", limit, lock.Rate(starts, time.Second, burst), lock.TTL(time.Hour),
+			lock.NoRenew())
 		b := &bucket{perUS: starts / 1e6, most: burst, tokens: burst, at: now}
 		random := rand.New(rand.NewPCG(1, uint64(limit)))
 		granted, refused := 0, 0
@@ -87,7 +90,8 @@ func TestRate_agreesWithABucket(t *testing.T) {
 			s.SetTime(t, now)
 			le, err := m.TryLock(t.Context())
 			if want := b.take(now); want != (err == nil) {
-				t.Fatalf("limit %d: after %s TryLock: %v, a bucket with %.3f tokens says %v", limit, now.Sub(start), err, b.tokens, want)
+				t.Fatalf("limit %d: after %s TryLock: %v, a bucket with %.3f tokens says %v", limit, now.Sub(start), err, b.tokens,
+					want)
 			}
 			if err == nil {
 				granted++
@@ -116,7 +120,8 @@ func TestRate_changes(t *testing.T) {
 		takesAndUnlocks(t, slow)
 		takesAndUnlocks(t, slow)
 		busy := mustBeBusy(t, slow)
-		if busy.Reason != lock.ReasonRate || busy.Holder != "" || busy.ExpiresIn < 59*time.Minute || busy.ExpiresIn > time.Hour {
+		if busy.Reason != lock.ReasonRate || busy.Holder != "" || busy.ExpiresIn < 59*time.Minute ||
+			busy.ExpiresIn > time.Hour {
 			t.Errorf("%+v, want the rate for an hour", busy)
 		}
 		wantAvailable(t, slow, 0)

@@ -46,15 +46,16 @@ func leavesTheSuccessorAlone(t *testing.T, s *redistest.Server) {
 	free(t, m)
 }
 
-// What ended by its deadline, was deleted, or was released before, is not held any more, and its release says so, also by
-// a server that has forgotten its scripts.
+// What ended by its deadline, was deleted, or was released before, is not held any more, and its release says so, also
+// by a server that has forgotten its scripts.
 func TestUnlockAfterTheDeadline(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		l := newLocker(t, rdb)
 		for _, n := range []int{1, 2} {
-			for what, options := range map[string][]lock.Option{"deadline": {lock.TTL(engine.MinTTL), lock.NoRenew()}, "deleted": nil, "released": nil, "broken": nil} {
+			for what, options := range map[string][]lock.Option{"deadline": {lock.TTL(engine.MinTTL), lock.NoRenew()},
+				"deleted": nil, "released": nil, "broken": nil} {
 				m := l.Semaphore(redistest.Name(t), n, options...)
 				le := mustTry(t, m)
 				switch what {
@@ -124,8 +125,8 @@ func TestLease_onAnEndedContext(t *testing.T) {
 	})
 }
 
-// The reply to a command is lost after it ran, and go-redis sends it again: a take is a take, who is in line is there once, a release
-// is a success, and the successor that is there already stays. A cooldown is there.
+// The reply to a command is lost after it ran, and go-redis sends it again: a take is a take, who is in line is there
+// once, a release is a success, and the successor that is there already stays. A cooldown is there.
 func TestRule03_ResentReleaseIsSuccess(t *testing.T) {
 	t.Parallel()
 	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
@@ -331,7 +332,8 @@ func TestRule12_GarbageGoes(t *testing.T) {
 	})
 }
 
-// Memory is full: an ask that Redis refuses takes nothing, and what is held can be extended, beyond the life of its keys, too, and released.
+// Memory is full: an ask that Redis refuses takes nothing, and what is held can be extended, beyond the life of its
+// keys, too, and released.
 func TestLease_fullMemory(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
@@ -345,7 +347,8 @@ func TestLease_fullMemory(t *testing.T) {
 		wantErr(t, second(l.Semaphore("new", n).TryLock(t.Context())), lock.ErrBackend, "%d slots", n)
 	}
 	for _, le := range held {
-		redistest.Must(t, errors.Join(le.Extend(t.Context(), time.Minute), le.Extend(t.Context(), time.Hour), le.Unlock(t.Context())))
+		redistest.Must(t, errors.Join(le.Extend(t.Context(), time.Minute), le.Extend(t.Context(), time.Hour),
+			le.Unlock(t.Context())))
 	}
 	redistest.Must(t, rdb.ConfigSet(t.Context(), "maxmemory", "0").Err())
 	free(t, l.Mutex("new"))

@@ -41,7 +41,8 @@ func newLocker(t testing.TB, rdb redis.UniversalClient, options ...func(*lock.Op
 	return newLockerBy(t, rdb, lock.New, options...)
 }
 
-func newLockerBy(t testing.TB, rdb redis.UniversalClient, made func(lock.Client, lock.Options) *lock.Locker, options ...func(*lock.Options)) *lock.Locker {
+func newLockerBy(t testing.TB, rdb redis.UniversalClient, made func(lock.Client, lock.Options) *lock.Locker,
+	options ...func(*lock.Options)) *lock.Locker {
 	t.Helper()
 	o := lock.Options{Logger: slog.New(slog.DiscardHandler)}
 	for _, option := range options {
@@ -87,7 +88,9 @@ func twoProcesses(t *testing.T, s *redistest.Server) (hers, his *lock.Locker) {
 
 // through makes a Locker whose client goes through a proxy to s, beside one that goes straight there. miniredis and a
 // single server only.
-func through(t *testing.T, s *redistest.Server, opts ...func(*redis.UniversalOptions)) (near, far *lock.Locker, p *redistest.Proxy) {
+func through(
+	t *testing.T, s *redistest.Server, opts ...func(*redis.UniversalOptions),
+) (near, far *lock.Locker, p *redistest.Proxy) {
 	t.Helper()
 	p = redistest.NewProxy(t, s.Addr())
 	return newLocker(t, s.Client(t), owner("near")), newLocker(t, p.Client(t, opts...), owner("far")), p
@@ -103,7 +106,8 @@ func slots(l *lock.Locker, m *lock.Lock, n int, options ...lock.Option) *lock.Lo
 	return insider.At(l.Semaphore("any", n, options...), m.Key(), m.Key(), n, "", options...)
 }
 
-// mustTry takes a lock that has to be free. On a busy machine a reply may come after the end of a short lease: then it tries again.
+// mustTry takes a lock that has to be free. On a busy machine a reply may come after the end of a short lease: then it
+// tries again.
 func mustTry(t testing.TB, m *lock.Lock) *lock.Lease {
 	t.Helper()
 	le, err := m.TryLock(t.Context())
@@ -117,7 +121,8 @@ func mustTry(t testing.TB, m *lock.Lock) *lock.Lease {
 }
 
 func isTooLate(err error) bool {
-	return errors.Is(err, lock.ErrBackend) && strings.Contains(err.Error(), "the reply came after the lease's end") || errors.Is(err, lock.ErrNotReplicated)
+	return errors.Is(err, lock.ErrBackend) && strings.Contains(err.Error(), "the reply came after the lease's end") ||
+		errors.Is(err, lock.ErrNotReplicated)
 }
 
 // mustNotTry is TryLock that must not take the lock; it gives the error.
@@ -436,7 +441,9 @@ func tell(t *testing.T, rdb redis.UniversalClient, command ...any) {
 }
 
 // withUser makes a client that is a user of its own with all rights but those given.
-func withUser(t *testing.T, s *redistest.Server, admin redis.UniversalClient, user string, but ...any) redis.UniversalClient {
+func withUser(
+	t *testing.T, s *redistest.Server, admin redis.UniversalClient, user string, but ...any,
+) redis.UniversalClient {
 	t.Helper()
 	tell(t, admin, append([]any{"ACL", "SETUSER", user, "on", ">secret", "~*", "&*", "+@all"}, but...)...)
 	return s.Client(t, func(o *redis.UniversalOptions) { o.Username, o.Password = user, "secret" })

@@ -22,9 +22,11 @@ import (
 
 // hostile are texts that mean something to somebody: to Redis, to Lua, or to what is stored.
 var hostile = []string{
-	"plain", "with space", "a|b", "|", "||", "a|b|c|d", "%", "%s%d%c", "%00", "%7C", "{}", "{", "}", "}{", "~", "h:", "+1 2 gate",
+	"plain", "with space", "a|b", "|", "||", "a|b|c|d", "%", "%s%d%c", "%00", "%7C", "{}", "{", "}", "}{", "~", "h:",
+	"+1 2 gate",
 	"\x00", "a\x00b", "\n", "a\r\nb", "\t", "$6\r\nfoobar\r\n", "\xff\xfe", "\xc3\x28", "\xed\xa0\x80", "é", "日本", "🔒",
-	"'; redis.call('FLUSHALL') --", "]]", "\"", "\\", "\\0", "^$()%.[]*+-?", "0", "-1", "1e999", "nan", ".3000.", "x.1.y", " ", "\u202e",
+	"'; redis.call('FLUSHALL') --", "]]", "\"", "\\", "\\0", "^$()%.[]*+-?", "0", "-1", "1e999", "nan", ".3000.", "x.1.y",
+	" ", "\u202e",
 	strings.Repeat("x", 900), strings.Repeat("|", 900),
 }
 
@@ -42,8 +44,8 @@ func scriptsOf(t *testing.T, rdb redis.UniversalClient) string {
 	return regexp.MustCompile(`number_of_cached_scripts:\d+`).FindString(info)
 }
 
-// walk does what can be done with a lock, its arrivals, a claim beside it, its controls and a pool, for these words: what
-// went in comes out the same, nothing fails, what lies beside is as it was, and in the end the lock is idle.
+// walk does what can be done with a lock, its arrivals, a claim beside it, its controls and a pool, for these words:
+// what went in comes out the same, nothing fails, what lies beside is as it was, and in the end the lock is idle.
 func (w words) walk(t *testing.T, rdb redis.UniversalClient) {
 	t.Helper()
 	secret := ""
@@ -66,7 +68,8 @@ func (w words) walk(t *testing.T, rdb redis.UniversalClient) {
 			t.Fatalf("%+q: %s: %.600s", w, what, fmt.Sprintf("%+v", got))
 		}
 	}
-	neighbours := []*lock.Lock{l.Mutex(w.name + "|" + w.part), l.Mutex(w.name), l.Mutex(w.name, lock.Parts(w.part, "")), l.Mutex(w.name, lock.Parts(w.part+"}:pool"))}
+	neighbours := []*lock.Lock{l.Mutex(w.name + "|" + w.part), l.Mutex(w.name), l.Mutex(w.name, lock.Parts(w.part, "")),
+		l.Mutex(w.name, lock.Parts(w.part+"}:pool"))}
 	for _, beside := range neighbours {
 		check("a name shared with "+beside.Key(), beside.Key() != m.Key())
 		mustTry(t, beside)
@@ -74,7 +77,8 @@ func (w words) walk(t *testing.T, rdb redis.UniversalClient) {
 
 	le := mustTry(t, m)
 	h, err := insider.ByKey(l, m.Key()).Holders(t.Context())
-	check("Holders", err == nil && len(h) == 1 && (h[0].Owner == w.owner || w.owner == "") && h[0].Note == w.note && h[0].Token == le.Token(), h, err)
+	check("Holders", err == nil && len(h) == 1 && (h[0].Owner == w.owner || w.owner == "") && h[0].Note == w.note &&
+		h[0].Token == le.Token(), h, err)
 	check("Token", !strings.ContainsAny(le.Token(), "|{} \n%"), le.Token())
 	busy := mustBeBusy(t, one)
 	check("busy", busy.Holder == h[0].Owner && busy.Note == w.note && busy.Name == w.name, busy)
@@ -107,14 +111,16 @@ func (w words) walk(t *testing.T, rdb redis.UniversalClient) {
 	why := w.note[:min(len(w.note), 1000)]
 	redistest.Must(t, l.Controls().Pause(t.Context(), m.Key(), time.Time{}, why))
 	busy = mustBePaused(t, one)
-	check("Pause", strings.ToValidUTF8(busy.Pause.Why, "?") == strings.ToValidUTF8(why, "?") || !utf8.ValidString(why), busy.Pause)
+	check("Pause", strings.ToValidUTF8(busy.Pause.Why, "?") == strings.ToValidUTF8(why, "?") || !utf8.ValidString(why),
+		busy.Pause)
 	redistest.Must(t, l.Controls().Resume(t.Context(), m.Key()))
 	if w.value != "" {
 		p := pool.New(l, w.name, lock.Parts(w.part), lock.Note(w.note))
 		mustPut(t, p, 1, w.value)
 		taken := mustTake(t, p, w.value)
 		info, err := p.Inspect(t.Context())
-		check("a pool", err == nil && info.Taken == 1 && info.Holders[0].Value == w.value && info.Holders[0].Note == w.note, info, err)
+		check("a pool", err == nil && info.Taken == 1 && info.Holders[0].Value == w.value && info.Holders[0].Note == w.note,
+			info, err)
 		check("Consume", taken.Consume(t.Context()) == nil)
 	}
 	for _, beside := range neighbours {
@@ -125,7 +131,8 @@ func (w words) walk(t *testing.T, rdb redis.UniversalClient) {
 	check("nothing left", left == 0 && err == nil, left, err)
 }
 
-// No text of a user is run or names a key. MONITOR shows what the library sends, and what scripts call and on which key.
+// No text of a user is run or names a key. MONITOR shows what the library sends, and what scripts call and on which
+// key.
 func TestHostileTextsAreNeitherCodeNorKeys(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
@@ -157,7 +164,10 @@ func TestHostileTextsAreNeitherCodeNorKeys(t *testing.T) {
 				}
 			case lua && name != "TIME":
 				// What changes nothing may name a key beside.
-				if n++; len(args) < 2 || !slices.ContainsFunc(declared, func(key string) bool { return args[1] == key || args[1] == key+":none" }) {
+				if n++; len(args) < 2 || !slices.ContainsFunc(declared, func(key string) bool {
+					return args[1] == key ||
+						args[1] == key+":none"
+				}) {
 					t.Errorf("a script that was given the keys %q calls %.300q", declared, args)
 				}
 			}
@@ -197,9 +207,9 @@ func monitored(line string) (lua bool, args []string) {
 	return m[1] == "lua", args
 }
 
-// FuzzScripts: whatever the texts of a user that reach the scripts, they come back as they went in, no script fails, and
-// nothing is left. On a miniredis and, where there is one, on a redis-server: they read Lua's patterns, and bytes that are
-// no text, each in their own way.
+// FuzzScripts: whatever the texts of a user that reach the scripts, they come back as they went in, no script fails,
+// and nothing is left. On a miniredis and, where there is one, on a redis-server: they read Lua's patterns, and bytes
+// that are no text, each in their own way.
 func FuzzScripts(f *testing.F) {
 	for i, text := range hostile {
 		f.Add(text, hostile[(i+7)%len(hostile)], "name"+text, text, text, hostile[i%2])

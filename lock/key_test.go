@@ -43,7 +43,8 @@ func TestKey(t *testing.T) {
 		{"what looks escaped", "%7C", []string{"%25"}, "p:{%257C|%2525}"},
 		{"controls", "\x00\n", []string{"\x1f\x7f"}, "p:{%00%0A|%1F%7F}"},
 		{"readable Unicode", "Überweisung", []string{"東京", "🦊", "\uFFFD"}, "p:{Überweisung|東京|🦊|\uFFFD}"},
-		{"invisible Unicode", "a\u00a0b", []string{"\u200b", "\u202e", "\u2028", "\u0085"}, "p:{a%C2%A0b|%E2%80%8B|%E2%80%AE|%E2%80%A8|%C2%85}"},
+		{"invisible Unicode", "a\u00a0b", []string{"\u200b", "\u202e", "\u2028", "\u0085"},
+			"p:{a%C2%A0b|%E2%80%8B|%E2%80%AE|%E2%80%A8|%C2%85}"},
 		{"invalid UTF-8", "a\xffb", []string{"\xc3", "\xed\xa0\x80"}, "p:{a%FFb|%C3|%ED%A0%80}"},
 		{"200 bytes", "s", []string{long[:100], long[:100]}, "p:{s|" + long[:100] + "|" + long[:100] + "}"},
 		{"201 bytes", "s", []string{long, "y"}, "p:{s|~" + sum("|"+long+"|y") + "}"},
@@ -88,7 +89,8 @@ func TestHashedKey(t *testing.T) {
 		if got := keys.HashedKey(secret, "p", test.scope, test.parts...); got != test.want {
 			t.Errorf("HashedKey(%.20q, %.20q)\n got %s\nwant %s", test.scope, test.parts, got, test.want)
 		}
-		if got, want := keys.HashedKey("", "p", test.scope, test.parts...), keys.Key("p", test.scope, test.parts...); got != want {
+		if got, want := keys.HashedKey("", "p", test.scope, test.parts...),
+			keys.Key("p", test.scope, test.parts...); got != want {
 			t.Errorf("without a secret %.40q has the key %s, not %s", test.scope, got, want)
 		}
 	}
@@ -123,10 +125,12 @@ func TestHashedKeys_ofALocker(t *testing.T) {
 		mustUnlock(t, le)
 	})
 	for _, secret := range []string{
-		"true", strings.Repeat("a", 64), strings.Repeat("猫", 64)[:15], "sixteen bytes or more\n", " sixteen bytes or more", "sixteen\x00bytes or more",
+		"true", strings.Repeat("a", 64), strings.Repeat("猫", 64)[:15], "sixteen bytes or more\n", " sixteen bytes or more",
+		"sixteen\x00bytes or more",
 		"${AUTOMUTEX_HASH_KEYS}", strings.Repeat("ab", 1024),
 	} {
-		if err := insider.LockErr(lock.New(redistest.Mini(t).Client(t), lock.Options{HashKeys: secret}).Mutex("any")); err == nil || strings.Contains(err.Error(), "sixteen") {
+		if err := insider.LockErr(lock.New(redistest.Mini(t).Client(t),
+			lock.Options{HashKeys: secret}).Mutex("any")); err == nil || strings.Contains(err.Error(), "sixteen") {
 			t.Errorf("the secret %q: %v", secret, err)
 		}
 	}
@@ -163,7 +167,8 @@ func FuzzKey(f *testing.F) {
 		}
 		hides := secret != "" && len(parts1) > 0
 		if (hidden1 == key1) == hides || hides && hidden1 == key2 {
-			t.Errorf("with the secret %q the key of %q is %q, without %q; that of %q is %q", secret, parts1, hidden1, key1, parts2, key2)
+			t.Errorf("with the secret %q the key of %q is %q, without %q; that of %q is %q", secret, parts1, hidden1, key1,
+				parts2, key2)
 		}
 		if hides {
 			if other := keys.HashedKey(secret, "p", scope1, append(parts1, "x")...); len(other) != len(hidden1) {

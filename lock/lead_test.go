@@ -30,7 +30,8 @@ func runFor(t *testing.T, l *lock.Locker, name string, options ...lock.Option) *
 	t.Helper()
 	ctx, stop := context.WithCancelCause(context.Background())
 	cancel := func() { stop(errStopped) }
-	c := &candidate{cancel: cancel, terms: make(chan context.Context, 10), finish: make(chan error), done: make(chan error, 1)}
+	c := &candidate{cancel: cancel, terms: make(chan context.Context, 10), finish: make(chan error),
+		done: make(chan error, 1)}
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -100,8 +101,8 @@ func TestLead_campaignsAgainAfterALoss(t *testing.T) {
 	})
 }
 
-// A campaign ends with its context and with its Locker, while it waits in line and in an outage. Otherwise a candidate outlives an outage,
-// and says so in the log.
+// A campaign ends with its context and with its Locker, while it waits in line and in an outage. Otherwise a candidate
+// outlives an outage, and says so in the log.
 func TestLead_campaignEnds(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -124,7 +125,8 @@ func TestLead_campaignEnds(t *testing.T) {
 					c := runFor(t, l, name)
 					if away {
 						const said = "a candidate for leadership cannot ask Redis; it tries again"
-						redistest.Eventually(t, soon, func() bool { return strings.Count(log.String(), said) > 1 }, "two log lines of the outage")
+						redistest.Eventually(t, soon, func() bool { return strings.Count(log.String(), said) > 1 },
+							"two log lines of the outage")
 					} else {
 						waiting(t, l.Mutex(name), 1)
 					}
@@ -154,7 +156,8 @@ func TestLead_refuses(t *testing.T) {
 	l := newLocker(t, redistest.Mini(t).Client(t))
 	never := func(context.Context) error { t.Error("f was called"); return nil }
 	for want, err := range map[string]error{
-		"the name is empty": l.Lead(t.Context(), "", never), "at least 100ms": l.Lead(t.Context(), "x", never, lock.TTL(time.Millisecond)),
+		"the name is empty": l.Lead(t.Context(), "", never), "at least 100ms": l.Lead(t.Context(), "x", never,
+			lock.TTL(time.Millisecond)),
 		"the function is nil": l.Lead(t.Context(), "x", nil),
 	} {
 		if err == nil || !strings.Contains(err.Error(), want) {
@@ -163,8 +166,8 @@ func TestLead_refuses(t *testing.T) {
 	}
 }
 
-// Lead ignores a control's limit, also when an operator breaks the leader's lock by its key: one candidate follows, and not as many as the
-// limit says.
+// Lead ignores a control's limit, also when an operator breaks the leader's lock by its key: one candidate follows, and
+// not as many as the limit says.
 func TestLead_oneAfterABreakWithALimit(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

@@ -17,8 +17,8 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// The context ends with ErrLost at MaxHold, and the lock is free a TTL later at the latest: nothing is released while the
-// work may still run. Without renewal it ends a TTL after it was taken.
+// The context ends with ErrLost at MaxHold, and the lock is free a TTL later at the latest: nothing is released while
+// the work may still run. Without renewal it ends a TTL after it was taken.
 func TestMaxHoldAndNoRenew(t *testing.T) { t.Parallel(); redistest.Each(t, endsByItself) }
 
 func endsByItself(t *testing.T, s *redistest.Server) {
@@ -28,7 +28,8 @@ func endsByItself(t *testing.T, s *redistest.Server) {
 		word    string
 		options []lock.Option
 	}{
-		"MaxHold": {1200 * time.Millisecond, "MaxHold", []lock.Option{lock.TTL(3 * time.Second), lock.MaxHold(1200 * time.Millisecond)}},
+		"MaxHold": {1200 * time.Millisecond, "MaxHold", []lock.Option{lock.TTL(3 * time.Second),
+			lock.MaxHold(1200 * time.Millisecond)}},
 		"NoRenew": {0, "", []lock.Option{lock.TTL(500 * time.Millisecond), lock.NoRenew()}},
 	} {
 		m := l.Mutex(redistest.Name(t)+name, test.options...)
@@ -48,16 +49,18 @@ func endsByItself(t *testing.T, s *redistest.Server) {
 	}
 }
 
-// Extend makes it longer, here and in Redis, with and without renewal, and never shorter. An extension takes nothing back: of a lease
-// that was broken see TestBreakOneOfSeveral.
+// Extend makes it longer, here and in Redis, with and without renewal, and never shorter. An extension takes nothing
+// back: of a lease that was broken see TestBreakOneOfSeveral.
 func TestExtend(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
-		for name, options := range map[string][]lock.Option{"renewed": {lock.TTL(10 * time.Second)}, "not renewed": {lock.TTL(10*time.Second + 1), lock.NoRenew()}} {
+		for name, options := range map[string][]lock.Option{"renewed": {lock.TTL(10 * time.Second)},
+			"not renewed": {lock.TTL(10*time.Second + 1), lock.NoRenew()}} {
 			m := l.Mutex(redistest.Name(t), options...)
 			le := mustTry(t, m)
-			for _, d := range []time.Duration{time.Hour, time.Nanosecond, time.Minute + 1} { // Redis knows no fractions of milliseconds
+			// Redis knows no fractions of milliseconds
+			for _, d := range []time.Duration{time.Hour, time.Nanosecond, time.Minute + 1} {
 				if err := le.Extend(t.Context(), d); err != nil {
 					t.Errorf("%s: Extend(%s): %v", name, d, err)
 				}
@@ -80,8 +83,8 @@ func TestExtend(t *testing.T) {
 	})
 }
 
-// An extended lease is watched as any other: a lock that was broken is noticed by the next renewal, and not at the far end
-// of the lease, by a Locker that waits for nothing too.
+// An extended lease is watched as any other: a lock that was broken is noticed by the next renewal, and not at the far
+// end of the lease, by a Locker that waits for nothing too.
 func TestBreakIsToldAtTheNextRenewal(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -149,7 +152,8 @@ func TestReplyPastTheDeadline(t *testing.T) {
 	_, far, p := through(t, redistest.Mini(t))
 	warm(t, far)
 	p.Delay(600 * time.Millisecond)
-	if le, err := far.Mutex(redistest.Name(t), lock.TTL(200*time.Millisecond), lock.NoRenew()).TryLock(t.Context()); le != nil || !errors.Is(err, lock.ErrBackend) {
+	if le, err := far.Mutex(redistest.Name(t), lock.TTL(200*time.Millisecond),
+		lock.NoRenew()).TryLock(t.Context()); le != nil || !errors.Is(err, lock.ErrBackend) {
 		t.Errorf("%v, %v; want ErrBackend", le, err)
 	}
 }
@@ -233,9 +237,10 @@ func TestClose(t *testing.T) {
 		}
 		waiting(t, handle(other, m), 1) // they have left the line
 		for what, err := range map[string]error{
-			"TryLock": second(m.TryLock(t.Context())), "Lock": second(m.Lock(t.Context())), "Available": second(m.Available(t.Context())),
-			"Do":   m.Do(t.Context(), func(context.Context) error { t.Error("Do ran"); return nil }),
-			"List": second(l.Controls().List(t.Context())), "Resume": l.Controls().Resume(t.Context(), "x"),
+			"TryLock": second(m.TryLock(t.Context())), "Lock": second(m.Lock(t.Context())),
+			"Available": second(m.Available(t.Context())),
+			"Do":        m.Do(t.Context(), func(context.Context) error { t.Error("Do ran"); return nil }),
+			"List":      second(l.Controls().List(t.Context())), "Resume": l.Controls().Resume(t.Context(), "x"),
 		} {
 			wantErr(t, err, lock.ErrClosed, "%s", what)
 		}

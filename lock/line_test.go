@@ -70,8 +70,8 @@ func TestNewcomerNeverOvertakes(t *testing.T) {
 	mustUnlock(t, w.got(t))
 }
 
-// A holder's process is killed: the waiter of another one has the lock soon after the deadline, also where redis-server is
-// slow to delete what has expired, since there is much of it.
+// A holder's process is killed: the waiter of another one has the lock soon after the deadline, also where redis-server
+// is slow to delete what has expired, since there is much of it.
 func TestRule05_KilledHolderIsSucceeded(t *testing.T) {
 	redistest.RealTime(t)
 	t.Parallel()
@@ -91,7 +91,8 @@ func TestRule05_KilledHolderIsSucceeded(t *testing.T) {
 				name := redistest.Name(t)
 				m := l.Mutex(name)
 				c := startChild(t, s.Addr(), "1s", name)
-				redistest.Eventually(t, soon, func() bool { h, err := m.Holders(t.Context()); return err == nil && len(h) == 1 }, "the child")
+				redistest.Eventually(t, soon, func() bool { h, err := m.Holders(t.Context()); return err == nil && len(h) == 1 },
+					"the child")
 				w := inLine(t, m, 1)
 				c.Kill()
 				h, err := m.Holders(t.Context())
@@ -110,8 +111,8 @@ func TestRule05_KilledHolderIsSucceeded(t *testing.T) {
 	}
 }
 
-// A waiter's process is killed; its entry is fresh, so the next release grants to it. That costs the one behind it three
-// seconds at most, whatever the TTL. An entry that is stale costs nothing, and is swept away.
+// A waiter's process is killed; its entry is fresh, so the next release grants to it. That costs the one behind it
+// three seconds at most, whatever the TTL. An entry that is stale costs nothing, and is swept away.
 func TestRule06_KilledWaiterCostsAtMostG(t *testing.T) {
 	t.Parallel()
 	s := redistest.Real(t)
@@ -144,7 +145,8 @@ func TestRule06_GrantedLeaseIsRenewedToItsFullTTL(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
-		for name, options := range map[string][]lock.Option{"renewed": {lock.TTL(time.Minute)}, "not renewed": {lock.TTL(time.Minute), lock.NoRenew()}} {
+		for name, options := range map[string][]lock.Option{"renewed": {lock.TTL(time.Minute)},
+			"not renewed": {lock.TTL(time.Minute), lock.NoRenew()}} {
 			m := l.Mutex(redistest.Name(t)+name, options...)
 			held := mustTry(t, handle(l, m, lock.TTL(20*time.Second)))
 			w := inLine(t, m, 1)
@@ -162,17 +164,22 @@ func TestRule06_GrantedLeaseIsRenewedToItsFullTTL(t *testing.T) {
 	})
 }
 
-// The caller's context ends while Redis is slow to reply, and the ask runs later: the lock is free then, long before a lease would end.
+// The caller's context ends while Redis is slow to reply, and the ask runs later: the lock is free then, long before a
+// lease would end.
 func TestRule03_ContextEndsBeforeTheReply(t *testing.T) {
 	t.Parallel()
 	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s)
 		for _, n := range []int{1, 2} {
-			for _, take := range []func(*lock.Lock, context.Context) (*lock.Lease, error){(*lock.Lock).TryLock, (*lock.Lock).Lock} {
+			for _, take := range []func(*lock.Lock, context.Context) (*lock.Lease, error){(*lock.Lock).TryLock,
+				(*lock.Lock).Lock} {
 				m := near.Semaphore(redistest.Name(t), n, lock.TTL(time.Hour))
 				held := p.Hold(touches(m), 1)
 				ctx, end := timeUp(t.Context())
-				asks := beside(t, m, func(context.Context) (*lock.Lease, error) { return take(slots(far, m, n, lock.TTL(time.Hour)), ctx) })
+				asks := beside(t, m, func(context.Context) (*lock.Lease, error) {
+					return take(slots(far, m, n, lock.TTL(time.Hour)),
+						ctx)
+				})
 				redistest.Eventually(t, soon, func() bool { return held.Count() == 1 }, "an ask on its way")
 				end()
 				if err := asks.failed(t); !errors.Is(err, lock.ErrBackend) || !errors.Is(err, context.DeadlineExceeded) {
@@ -186,9 +193,9 @@ func TestRule03_ContextEndsBeforeTheReply(t *testing.T) {
 	})
 }
 
-// The client gives up on an ask that runs: whether it did is not known, so the caller has an error, and the lock is free
-// when its lease would end at the latest. So it is if the ask is delivered later still, and if what go-redis reports in the
-// end is that it could not dial.
+// The client gives up on an ask that runs: whether it did is not known, so the caller has an error, and the lock is
+// free when its lease would end at the latest. So it is if the ask is delivered later still, and if what go-redis
+// reports in the end is that it could not dial.
 func TestRule03_UnknownOutcomeIsReleased(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(p *redistest.Proxy, m *lock.Lock, refuse func(bool)) (end func()){
@@ -224,7 +231,8 @@ func TestRule03_UnknownOutcomeIsReleased(t *testing.T) {
 				warm(t, far)
 				m := near.Mutex(redistest.Name(t))
 				end := lose(p, m, away.Store)
-				if err := mustNotTry(t, handle(far, m, lock.TTL(6*time.Second))); !errors.Is(err, lock.ErrBackend) || errors.Is(err, lock.ErrBusy) {
+				if err := mustNotTry(t, handle(far, m, lock.TTL(6*time.Second))); !errors.Is(err, lock.ErrBackend) ||
+					errors.Is(err, lock.ErrBusy) {
 					t.Errorf("TryLock without an answer: %v, want ErrBackend", err)
 				}
 				end()

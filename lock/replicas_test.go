@@ -66,8 +66,8 @@ func TestMinReplicas_failover(t *testing.T) {
 	}
 }
 
-// A replica that is frozen acknowledges nothing. Whoever wants its word is told so and leaves nothing behind; who does not,
-// is not held up. When it is back all goes on.
+// A replica that is frozen acknowledges nothing. Whoever wants its word is told so and leaves nothing behind; who does
+// not, is not held up. When it is back all goes on.
 func TestMinReplicas_frozen(t *testing.T) {
 	redistest.Long(t)
 	t.Parallel()
@@ -104,7 +104,8 @@ func TestMinReplicas_frozen(t *testing.T) {
 		t.Error("an Extend that does not count changed the deadline")
 	}
 	replica.Resume(t)
-	redistest.Eventually(t, soon, func() bool { return kept.Extend(t.Context(), 2*time.Hour) == nil }, "an Extend that counts")
+	redistest.Eventually(t, soon, func() bool { return kept.Extend(t.Context(), 2*time.Hour) == nil },
+		"an Extend that counts")
 	takesAndUnlocks(t, m)
 	free(t, m)
 }
@@ -148,7 +149,8 @@ func TestMinReplicas_goneMeanwhile(t *testing.T) {
 	free(t, m)
 }
 
-// What cannot wait for replicas says so: a Redis that has none, a user that may not, a client of which nobody knows whom it asks.
+// What cannot wait for replicas says so: a Redis that has none, a user that may not, a client of which nobody knows
+// whom it asks.
 func TestMinReplicas_impossible(t *testing.T) {
 	t.Parallel()
 	m := newLocker(t, redistest.Mini(t).Client(t), minReplicas(1)).Mutex(redistest.Name(t))
@@ -157,7 +159,8 @@ func TestMinReplicas_impossible(t *testing.T) {
 	s := redistest.StartReal(t)
 	m = newLocker(t, withUser(t, s, s.Client(t), "impatient", "-wait"), minReplicas(1)).Mutex("x")
 	_, err := m.TryLock(t.Context())
-	if !errors.Is(err, lock.ErrBackend) || !strings.Contains(err.Error(), "WAIT, which MinReplicas needs") || !strings.Contains(err.Error(), "NOPERM") {
+	if !errors.Is(err, lock.ErrBackend) || !strings.Contains(err.Error(), "WAIT, which MinReplicas needs") ||
+		!strings.Contains(err.Error(), "NOPERM") {
 		t.Errorf("without the right: %v", err)
 	}
 	redistest.Eventually(t, soon, func() bool { return !inUse(t, m) }, "nothing left")

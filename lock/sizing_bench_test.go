@@ -37,8 +37,8 @@ func spentBy(b *testing.B, rdb redis.UniversalClient) (s spent) {
 	return s
 }
 
-// BenchmarkSizing is what the operations that matter cost Redis, on a server of each benchmark's own, with sixteen clients
-// at once: so many that Redis finds several calls to read whenever it looks.
+// BenchmarkSizing is what the operations that matter cost Redis, on a server of each benchmark's own, with sixteen
+// clients at once: so many that Redis finds several calls to read whenever it looks.
 //
 //	go test -run '^$' -bench Sizing -benchtime 40000x ./lock
 func BenchmarkSizing(b *testing.B) {
@@ -87,7 +87,8 @@ func BenchmarkSizing(b *testing.B) {
 		}},
 		{"contended mutex", contended(1)},
 		{"contended semaphore", contended(4)},
-		{"parked and called", func(l *lock.Locker, client int) func() error { // parks behind a holder, and comes when it has left
+		// parks behind a holder, and comes when it has left
+		{"parked and called", func(l *lock.Locker, client int) func() error {
 			scope, part := name(client)
 			m, parked := l.Mutex(scope, part), l.Mutex(scope, part, note)
 			return func() error {
@@ -126,7 +127,8 @@ func BenchmarkSizing(b *testing.B) {
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			rdb := redistest.StartReal(b).Client(b, func(o *redis.UniversalOptions) { o.PoolSize = 100 })
-			l := insider.Caller(rdb, lock.Options{Owner: "worker-7.example.com:4242"}, func(context.Context, string, string) engine.Fate { return engine.FateComing })
+			l := insider.Caller(rdb, lock.Options{Owner: "worker-7.example.com:4242"},
+				func(context.Context, string, string) engine.Fate { return engine.FateComing })
 			defer func() { _ = l.Close() }()
 			var calls []func() error
 			for client := range clients {

@@ -15,8 +15,9 @@ func TestRule01_Stress(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) { stress(t, calmServer(t, s), 3, 50) })
 }
 
-// stress has four processes with two goroutines each run sections: at most limit hold at any time by their own beliefs, everybody gets
-// its turns, what the holder of a mutex writes is there for the next, fences grow, and nothing is left in the end.
+// stress has four processes with two goroutines each run sections: at most limit hold at any time by their own beliefs,
+// everybody gets its turns, what the holder of a mutex writes is there for the next, fences grow, and nothing is left
+// in the end.
 func stress(t *testing.T, s *redistest.Server, limit, sections int) {
 	const lockers, each = 4, 2 // more keep the goroutines of other tests waiting
 	ctx, rdb, name := t.Context(), s.Client(t), redistest.Name(t)

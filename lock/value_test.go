@@ -34,7 +34,8 @@ func TestAcquireTellsWhatIsNotBusy(t *testing.T) {
 				}
 			}
 		}
-		if _, ok, err := m.Acquire(t.Context(), -time.Second); ok || err == nil || !strings.Contains(err.Error(), "a wait of -1s") {
+		if _, ok, err := m.Acquire(t.Context(), -time.Second); ok || err == nil ||
+			!strings.Contains(err.Error(), "a wait of -1s") {
 			t.Errorf("Acquire within -1s: %v, %v", ok, err)
 		}
 		mustUnlock(t, held)
@@ -174,7 +175,8 @@ func TestForRefusesWhatHasNoIdentity(t *testing.T) {
 		}
 	}
 	// What is wrong with the Locker comes first.
-	if err := insider.LockErr(lock.New(nil, lock.Options{}).For(nil)); err == nil || !strings.Contains(err.Error(), "client is nil") {
+	if err := insider.LockErr(lock.New(nil, lock.Options{}).For(nil)); err == nil ||
+		!strings.Contains(err.Error(), "client is nil") {
 		t.Errorf("For of a bad Locker: %v", err)
 	}
 }
@@ -187,7 +189,8 @@ func TestForTakesOptions(t *testing.T) {
 	shared := make([]lock.Option, 10)
 	options := append(shared[:0], lock.Parts("kitchen", "2"), lock.Note("a note"))
 	m := l.For(&room{1}, options...)
-	if want := keys.Key(prefix, "room", "1", "kitchen", "2"); m.Key() != want || insider.LockErr(m) != nil || shared[2] != nil {
+	if want := keys.Key(prefix, "room", "1", "kitchen", "2"); m.Key() != want || insider.LockErr(m) != nil ||
+		shared[2] != nil {
 		t.Fatalf("key %q, want %q (%v); options %v", m.Key(), want, insider.LockErr(m), shared)
 	}
 	mustTry(t, m)

@@ -19,11 +19,13 @@ type controls struct {
 }
 
 func newControls(labels prometheus.Labels) *controls {
-	return &controls{desc: prometheus.NewDesc("automutex_controls", "Orders of operators that this process obeys now.", []string{"kind"}, labels)}
+	return &controls{desc: prometheus.NewDesc("automutex_controls", "Orders of operators that this process obeys now.",
+		[]string{"kind"}, labels)}
 }
 
 // WatchControls adds the gauge controls, which counts the pauses and limits that a Guard or Locker obeys:
-// m.WatchControls(guard.Controls()). It does no I/O. Guards with the same Prefix obey the same controls: watch one of them.
+// m.WatchControls(guard.Controls()). It does no I/O. Guards with the same Prefix obey the same controls: watch one of
+// them.
 func (m *Metrics) WatchControls(c *lock.Controls) {
 	if m == nil || c == nil {
 		return

@@ -14,12 +14,13 @@ import (
 
 // Options configure [New]. The zero value is ready to use.
 type Options struct {
-	// Labels are added to every metric. They tell the Metrics of one registry apart: {"guard": "billing"} and {"guard": "mail"}. All
-	// Metrics of a registry must have the same label names. rule, task, policy, outcome, reason and kind are taken.
+	// Labels are added to every metric. They tell the Metrics of one registry apart: {"guard": "billing"} and {"guard":
+	// "mail"}. All Metrics of a registry must have the same label names. rule, task, policy, outcome, reason and kind are
+	// taken.
 	Labels prometheus.Labels
 
-	// MaxTypes is how many task types of one rule have a label value of their own; see the package's "Task types". 0 means 50; negative
-	// numbers are refused.
+	// MaxTypes is how many task types of one rule have a label value of their own; see the package's "Task types". 0 means
+	// 50; negative numbers are refused.
 	MaxTypes int
 
 	// Buckets are the upper bounds of the histograms, in seconds, increasing. Empty means 1 ms to 30 min in 17 steps.
@@ -30,7 +31,8 @@ const defaultMaxTypes = 50
 
 var defaultBuckets = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800}
 
-// Metrics counts the events of one Guard, or of several Guards together. Safe for concurrent use. There is nothing to close.
+// Metrics counts the events of one Guard, or of several Guards together. Safe for concurrent use. There is nothing to
+// close.
 type Metrics struct {
 	types types
 
@@ -43,11 +45,11 @@ type Metrics struct {
 	all      []prometheus.Collector
 }
 
-// New makes Metrics and registers them with reg; nil means prometheus.DefaultRegisterer. After an error, because an option is wrong or reg
-// has such metrics already, nothing is registered.
+// New makes Metrics and registers them with reg; nil means prometheus.DefaultRegisterer. After an error, because an
+// option is wrong or reg has such metrics already, nothing is registered.
 //
-// Several Guards in one process can share one Metrics: put its Observe into each Config. Or give each Guard its own Metrics, with different
-// [Options].Labels.
+// Several Guards in one process can share one Metrics: put its Observe into each Config. Or give each Guard its own
+// Metrics, with different [Options].Labels.
 func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 	if reg == nil {
 		reg = prometheus.DefaultRegisterer
@@ -63,44 +65,51 @@ func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 	m := &Metrics{types: types{most: o.MaxTypes, known: map[string]*ruleTypes{}}, controls: newControls(o.Labels)}
 	m.all = append(m.all, m.controls)
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "automutex", Name: name, Help: help, ConstLabels: o.Labels}, labels)
+		c := prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "automutex", Name: name, Help: help,
+			ConstLabels: o.Labels}, labels)
 		m.all = append(m.all, c)
 		return c
 	}
 	gauge := func(name, help string) *prometheus.GaugeVec {
-		g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "automutex", Name: name, Help: help, ConstLabels: o.Labels}, []string{"rule", "task"})
+		g := prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "automutex", Name: name, Help: help,
+			ConstLabels: o.Labels}, []string{"rule", "task"})
 		m.all = append(m.all, g)
 		return g
 	}
+	buckets := slices.Clone(o.Buckets)
 	histogram := func(name, help string) *prometheus.HistogramVec {
-		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Namespace: "automutex", Name: name, Help: help, ConstLabels: o.Labels, Buckets: slices.Clone(o.Buckets),
-		}, []string{"rule", "task"})
+		h := prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "automutex", Name: name, Help: help,
+			ConstLabels: o.Labels, Buckets: buckets}, []string{"rule", "task"})
 		m.all = append(m.all, h)
 		return h
 	}
 	m.acquisitions = counter("acquisitions_total", "Locks taken.", "rule", "task")
-	m.busy = counter("busy_total", "Attempts that did not get their lock, by the policy that applied and by the reason.", "rule", "task", "policy", "reason")
-	m.outcomes = counter("outcomes_total", "What the Guard did with tasks that did not get their locks, or lost them.", "rule", "task", "outcome")
+	m.busy = counter("busy_total", "Attempts that did not get their lock, by the policy that applied and by the reason.",
+		"rule", "task", "policy", "reason")
+	m.outcomes = counter("outcomes_total", "What the Guard did with tasks that did not get their locks, or lost them.",
+		"rule", "task", "outcome")
 	m.wait = histogram("wait_seconds", "Time from asking for a lock to holding it, of those that got it.")
-	m.parked = histogram("parked_seconds", "Time from the first place in line to holding the lock, of those that were parked.")
+	m.parked = histogram("parked_seconds", "Time from the first place in line to holding it, of those that were parked.")
 	m.hold = histogram("hold_seconds", "Time from taking a lock to releasing it.")
 	m.held = gauge("held", "Locks held now.")
 	m.waiting = gauge("waiting", "Tasks that wait in line now.")
 	m.lost = counter("lost_total", "Leases that ended while their handlers ran.", "rule", "task")
 	m.overdue = counter("overdue_total", "Handlers that ran past their task's end.", "rule", "task")
 	m.keyErrors = counter("key_errors_total", "Tasks that no key could be made from.", "task")
-	m.blocked = counter("order_blocked_total", "Tasks of ordered keys that asynq archived, and that hold their keys.", "rule", "task")
-	m.skipped = counter("order_skipped_total", "Tasks of ordered keys that an operator skipped through this process.", "rule")
-	m.backendErrors = counter("backend_errors_total", "Times that Redis failed, or that a key could not be made for now.", "rule", "task")
+	m.blocked = counter("order_blocked_total", "Tasks of ordered keys that asynq archived, and that hold their keys.",
+		"rule", "task")
+	m.skipped = counter("order_skipped_total", "Tasks of ordered keys that an operator skipped through this process.",
+		"rule")
+	m.backendErrors = counter("backend_errors_total", "Times that Redis failed, or that a key could not be made for now.",
+		"rule", "task")
 	if err := reg.Register(m); err != nil {
 		var already prometheus.AlreadyRegisteredError
 		if errors.As(err, &already) {
 			return nil, fmt.Errorf("metrics: the registry has these metrics already: several guards may share one Metrics, "+
 				"or each have their own, with other values in Options.Labels: %w", err)
 		}
-		return nil, fmt.Errorf("metrics: the registry refuses: Options.Labels need valid names, none of rule, task, policy, outcome, reason and kind, "+
-			"and the same ones for all Metrics of a registry: %w", err)
+		return nil, fmt.Errorf("metrics: the registry refuses: Options.Labels need valid names, none of rule, task, "+
+			"policy, outcome, reason and kind, and the same ones for all Metrics of a registry: %w", err)
 	}
 	return m, nil
 }
@@ -112,14 +121,15 @@ func (o Options) check() error {
 	for i, bound := range o.Buckets {
 		// Not (before < bound), so that NaN is caught too.
 		if bound != bound || i > 0 && !(o.Buckets[i-1] < bound) {
-			return fmt.Errorf("metrics: Options.Buckets[%d]: %v does not come after %v; give increasing seconds", i, bound, o.Buckets[max(0, i-1)])
+			return fmt.Errorf("metrics: Options.Buckets[%d]: %v does not come after %v; give increasing seconds", i, bound,
+				o.Buckets[max(0, i-1)])
 		}
 	}
 	return nil
 }
 
-// Observe counts an event. Use it as Config.Observe; with other observers, join them with [automutex.JoinObservers]. Observe ignores kinds
-// of events that no metric counts. A nil *Metrics counts nothing.
+// Observe counts an event. Use it as Config.Observe; with other observers, join them with [automutex.JoinObservers].
+// Observe ignores kinds of events that no metric counts. A nil *Metrics counts nothing.
 func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 	if m == nil {
 		return
@@ -181,8 +191,8 @@ func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 	}
 }
 
-// begin makes the series of a rule and type that was not seen before, at zero: a rate cannot see the first one of a counter that begins at
-// one.
+// begin makes the series of a rule and type that was not seen before, at zero: a rate cannot see the first one of a
+// counter that begins at one.
 func (m *Metrics) begin(rule, task string) {
 	for _, counter := range []*prometheus.CounterVec{m.acquisitions, m.lost, m.overdue, m.backendErrors, m.blocked} {
 		counter.WithLabelValues(rule, task)
@@ -209,11 +219,12 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 // outcomeArchived is the outcome of a task that its policy has archived.
 const outcomeArchived = "archived"
 
-// outcomes are those of events that tell what became of an attempt that did not get its lock, and busyOutcomes those of a busy lock, by
-// policy. What AfterFailure answers has no outcome of its own.
+// outcomes are those of events that tell what became of an attempt that did not get its lock, and busyOutcomes those of
+// a busy lock, by policy. What AfterFailure answers has no outcome of its own.
 var (
 	outcomes = map[automutex.EventKind]string{
-		automutex.EventSkipped: "skipped", automutex.EventRetried: "retried", automutex.EventParked: "parked", automutex.EventReplaced: "replaced",
+		automutex.EventSkipped: "skipped", automutex.EventRetried: "retried", automutex.EventParked: "parked",
+		automutex.EventReplaced: "replaced",
 	}
 	busyOutcomes = map[string]string{
 		automutex.Archive.String(): outcomeArchived, automutex.Fail.String(): "failed", automutex.Allow.String(): "allowed",

@@ -49,7 +49,8 @@ func gather(t *testing.T, reg prometheus.Gatherer) map[string]float64 {
 			}
 			of := "{" + strings.Join(labels, ",") + "}"
 			if h := metric.GetHistogram(); h != nil {
-				samples[family.GetName()+"_count"+of], samples[family.GetName()+"_sum"+of] = float64(h.GetSampleCount()), h.GetSampleSum()
+				samples[family.GetName()+"_count"+of], samples[family.GetName()+"_sum"+of] = float64(h.GetSampleCount()),
+					h.GetSampleSum()
 				continue
 			}
 			samples[family.GetName()+of] = cmp.Or(metric.GetCounter().GetValue(), metric.GetGauge().GetValue())
@@ -77,14 +78,21 @@ func TestNew_refuses(t *testing.T) {
 		o    Options
 		want []string
 	}{
-		"twice":                {taken, Options{}, []string{"has these metrics already", "share one Metrics", "Options.Labels"}},
-		"other label names":    {taken, Options{Labels: prometheus.Labels{"guard": "a"}}, []string{"Options.Labels", "same ones for all"}},
-		"a label of ours":      {prometheus.NewRegistry(), Options{Labels: prometheus.Labels{"rule": "a"}}, []string{"Options.Labels", "none of rule"}},
-		"a bad label name":     {prometheus.NewRegistry(), Options{Labels: prometheus.Labels{"": "a"}}, []string{"Options.Labels", "valid names"}},
-		"a bad label value":    {prometheus.NewRegistry(), Options{Labels: prometheus.Labels{"a": "\xff"}}, []string{"Options.Labels"}},
-		"negative types":       {prometheus.NewRegistry(), Options{MaxTypes: -1}, []string{"MaxTypes", "-1"}},
-		"buckets that descend": {prometheus.NewRegistry(), Options{Buckets: []float64{1, 1}}, []string{"Buckets[1]", "increasing"}},
-		"buckets of no number": {prometheus.NewRegistry(), Options{Buckets: []float64{1, math.NaN()}}, []string{"Buckets[1]"}},
+		"twice": {taken, Options{}, []string{"has these metrics already", "share one Metrics",
+			"Options.Labels"}},
+		"other label names": {taken, Options{Labels: prometheus.Labels{"guard": "a"}},
+			[]string{"Options.Labels", "same ones for all"}},
+		"a label of ours": {prometheus.NewRegistry(), Options{Labels: prometheus.Labels{"rule": "a"}},
+			[]string{"Options.Labels", "none of rule"}},
+		"a bad label name": {prometheus.NewRegistry(), Options{Labels: prometheus.Labels{"": "a"}},
+			[]string{"Options.Labels", "valid names"}},
+		"a bad label value": {prometheus.NewRegistry(), Options{Labels: prometheus.Labels{"a": "\xff"}},
+			[]string{"Options.Labels"}},
+		"negative types": {prometheus.NewRegistry(), Options{MaxTypes: -1}, []string{"MaxTypes", "-1"}},
+		"buckets that descend": {prometheus.NewRegistry(), Options{Buckets: []float64{1, 1}},
+			[]string{"Buckets[1]", "increasing"}},
+		"buckets of no number": {prometheus.NewRegistry(), Options{Buckets: []float64{1, math.NaN()}},
+			[]string{"Buckets[1]"}},
 		"a first of no number": {prometheus.NewRegistry(), Options{Buckets: []float64{math.NaN()}}, []string{"Buckets[0]"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -131,7 +139,8 @@ func TestObserve_attackersTypes(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewPedanticRegistry()
 	m := mustNew(t, reg, Options{MaxTypes: 4})
-	types := []string{"", "\xff\xfe", "\xff", "other", "a\nb\"c\\", strings.Repeat("x", 1<<20), strings.Repeat("y", maxType+1)}
+	types := []string{"", "\xff\xfe", "\xff", "other", "a\nb\"c\\", strings.Repeat("x", 1<<20),
+		strings.Repeat("y", maxType+1)}
 	for i := range 1000 {
 		types = append(types, fmt.Sprintf("report:%d", i))
 	}
@@ -165,7 +174,8 @@ func TestObserve_attackersTypes(t *testing.T) {
 	for name, want := range map[string]float64{
 		"automutex_held": 0, "automutex_waiting": 0, "automutex_acquisitions_total": all, "automutex_busy_total": all,
 		"automutex_lost_total": all, "automutex_overdue_total": all, "automutex_key_errors_total": all,
-		"automutex_backend_errors_total": all, "automutex_wait_seconds_count": all, "automutex_parked_seconds_count": all, "automutex_hold_seconds_count": all,
+		"automutex_backend_errors_total": all, "automutex_wait_seconds_count": all, "automutex_parked_seconds_count": all,
+		"automutex_hold_seconds_count": all,
 	} {
 		if sums[name] != want {
 			t.Errorf("%s is %v in all, want %v", name, sums[name], want)
@@ -214,8 +224,8 @@ func TestObserve_nothingToCount(t *testing.T) {
 	holds(t, reg, map[string]float64{`automutex_held{rule="r",task="t"}`: 0})
 }
 
-// Each event is counted once, whatever the policy. What there are alerts for is counted from zero, so that an alert sees
-// the first one.
+// Each event is counted once, whatever the policy. What there are alerts for is counted from zero, so that an alert
+// sees the first one.
 func TestObserve_events(t *testing.T) {
 	t.Parallel()
 	const labels = `{rule="r",task="t"}`
@@ -226,14 +236,16 @@ func TestObserve_events(t *testing.T) {
 		"a wait": {
 			[]automutex.Event{{Kind: automutex.EventWaiting}, {Kind: automutex.EventWaiting}, {Kind: automutex.EventWaited}},
 			map[string]float64{
-				"automutex_waiting" + labels: 1, "automutex_held" + labels: 0, "automutex_lost_total" + labels: 0, "automutex_overdue_total" + labels: 0,
+				"automutex_waiting" + labels: 1, "automutex_held" + labels: 0, "automutex_lost_total" + labels: 0,
+				"automutex_overdue_total" + labels:        0,
 				"automutex_backend_errors_total" + labels: 0, "automutex_order_blocked_total" + labels: 0,
 				`automutex_outcomes_total{outcome="archived",rule="r",task="t"}`: 0,
 			},
 		},
 		"holds": {
 			[]automutex.Event{
-				acquired("r", "t"), {Kind: automutex.EventAcquired, Waited: 2 * time.Second}, {Kind: automutex.EventReleased, Held: 3 * time.Second},
+				acquired("r", "t"), {Kind: automutex.EventAcquired, Waited: 2 * time.Second},
+				{Kind: automutex.EventReleased, Held: 3 * time.Second},
 			},
 			map[string]float64{
 				"automutex_held" + labels: 1, "automutex_acquisitions_total" + labels: 2,
@@ -244,7 +256,8 @@ func TestObserve_events(t *testing.T) {
 		},
 		// The one who skips a head does not know its type.
 		"order": {
-			[]automutex.Event{{Kind: automutex.EventBlocked}, {Kind: automutex.EventBlocked}, {Kind: automutex.EventHeadSkipped}},
+			[]automutex.Event{{Kind: automutex.EventBlocked}, {Kind: automutex.EventBlocked},
+				{Kind: automutex.EventHeadSkipped}},
 			map[string]float64{"automutex_order_blocked_total" + labels: 2, `automutex_order_skipped_total{rule="r"}`: 1},
 		},
 	} {
@@ -258,9 +271,12 @@ func TestObserve_events(t *testing.T) {
 		holds(t, reg, c.want)
 	}
 	for outcome, events := range map[string][]automutex.Event{
-		"skipped":  {{Kind: automutex.EventBusy, Policy: automutex.Skip}, {Kind: automutex.EventSkipped, Policy: automutex.Skip}},
-		"retried":  {{Kind: automutex.EventBusy, Policy: automutex.Retry}, {Kind: automutex.EventRetried, Policy: automutex.Retry}},
-		"parked":   {{Kind: automutex.EventBusy, Policy: automutex.Park}, {Kind: automutex.EventParked, Policy: automutex.Park}},
+		"skipped": {{Kind: automutex.EventBusy, Policy: automutex.Skip},
+			{Kind: automutex.EventSkipped, Policy: automutex.Skip}},
+		"retried": {{Kind: automutex.EventBusy, Policy: automutex.Retry},
+			{Kind: automutex.EventRetried, Policy: automutex.Retry}},
+		"parked": {{Kind: automutex.EventBusy, Policy: automutex.Park},
+			{Kind: automutex.EventParked, Policy: automutex.Park}},
 		"replaced": {{Kind: automutex.EventReplaced, Policy: automutex.Replace}},
 		"archived": {{Kind: automutex.EventBusy, Policy: automutex.Archive}},
 		"failed":   {{Kind: automutex.EventBusy, Policy: automutex.Fail}},
@@ -330,11 +346,15 @@ func TestGuard(t *testing.T) {
 		}()
 		<-holding
 		go func() { ended <- run("turn", payload, nothing) }()
-		redistest.Eventually(t, redistest.Patience, func() bool { return gather(t, reg)["automutex_waiting"+turns] == 1 }, "one stands in line")
+		redistest.Eventually(t, redistest.Patience, func() bool { return gather(t, reg)["automutex_waiting"+turns] == 1 },
+			"one stands in line")
 		holds(t, reg, map[string]float64{"automutex_held" + turns: 1, "automutex_acquisitions_total" + turns: 1})
 		close(let)
 		redistest.Must(t, errors.Join(<-ended, <-ended))
-		redistest.Must(t, run("skip", payload, func(context.Context, *asynq.Task) error { return run("skip", payload, nothing) }))
+		redistest.Must(t, run("skip", payload, func(context.Context,
+			*asynq.Task) error {
+			return run("skip", payload, nothing)
+		}))
 		redistest.Must(t, run("rate", "", nothing))
 		redistest.Must(t, run("rate", "", nothing))
 		if err := run("turn", "{}", nothing); err == nil {
@@ -352,12 +372,14 @@ func TestGuard(t *testing.T) {
 		}
 		hook.Before(nil)
 		holds(t, reg, map[string]float64{
-			"automutex_held" + turns: 0, "automutex_waiting" + turns: 0, "automutex_acquisitions_total" + turns: 2, "automutex_hold_seconds_count" + turns: 2,
+			"automutex_held" + turns: 0, "automutex_waiting" + turns: 0, "automutex_acquisitions_total" + turns: 2,
+			"automutex_hold_seconds_count" + turns:   2,
 			"automutex_backend_errors_total" + turns: 1, `automutex_key_errors_total{task="turn"}`: 1,
 			`automutex_busy_total{policy="skip",reason="held",rule="skip",task="skip"}`:     1,
 			`automutex_busy_total{policy="skip",reason="rate",rule="rate",task="rate"}`:     1,
 			`automutex_busy_total{policy="park",reason="paused",rule="pause",task="pause"}`: 1,
-			`automutex_controls{kind="pause"}`:                                              1, `automutex_controls{kind="limit"}`: 1,
+			`automutex_controls{kind="pause"}`:                                              1,
+			`automutex_controls{kind="limit"}`:                                              1,
 		})
 		for sample := range gather(t, reg) {
 			if strings.Contains(sample, "secret") {
@@ -409,20 +431,26 @@ func TestTrace_attributes(t *testing.T) {
 	t.Parallel()
 	busy := &automutex.BusyError{Rule: "r", Key: "secret", Holder: "worker-1", HolderTask: "secret", Waited: time.Second}
 	for want, e := range map[string]automutex.Event{
-		"automutex.waiting automutex.rule=r":                             {Kind: automutex.EventWaiting, Rule: "r"},
-		"automutex.waited automutex.rule=r automutex.waited_seconds=1.5": {Kind: automutex.EventWaited, Rule: "r", Waited: 1500 * time.Millisecond},
-		"automutex.released automutex.rule=r automutex.held_seconds=2":   {Kind: automutex.EventReleased, Rule: "r", Held: 2 * time.Second},
-		"automutex.lost automutex.rule=r":                                {Kind: automutex.EventLost, Rule: "r", Err: errors.New("secret")},
-		"automutex.key_error":                                            {Kind: automutex.EventKeyError, Err: errors.New("secret")},
-		"automutex.retried automutex.delay_seconds=3":                    {Kind: automutex.EventRetried, Delay: 3 * time.Second},
+		"automutex.waiting automutex.rule=r": {Kind: automutex.EventWaiting, Rule: "r"},
+		"automutex.waited automutex.rule=r automutex.waited_seconds=1.5": {Kind: automutex.EventWaited, Rule: "r",
+			Waited: 1500 * time.Millisecond},
+		"automutex.released automutex.rule=r automutex.held_seconds=2": {Kind: automutex.EventReleased, Rule: "r",
+			Held: 2 * time.Second},
+		"automutex.lost automutex.rule=r": {Kind: automutex.EventLost, Rule: "r",
+			Err: errors.New("secret")},
+		"automutex.key_error": {Kind: automutex.EventKeyError,
+			Err: errors.New("secret")},
+		"automutex.retried automutex.delay_seconds=3": {Kind: automutex.EventRetried,
+			Delay: 3 * time.Second},
 		"automutex.parked automutex.rule=r automutex.policy=park automutex.holder=worker-1 automutex.delay_seconds=9": {
 			Kind: automutex.EventParked, Rule: "r", Policy: automutex.Park, Busy: busy, Delay: 9 * time.Second,
 		},
 		"automutex.acquired automutex.rule=r automutex.waited_seconds=1 automutex.parked_seconds=60": {
 			Kind: automutex.EventAcquired, Rule: "r", Waited: time.Second, Parked: time.Minute,
 		},
-		"automutex.skipped automutex.rule=r automutex.policy=skip": {Kind: automutex.EventSkipped, Rule: "r", Policy: automutex.Skip},
-		"automutex.acquired automutex.rule=\uFFFD":                 {Kind: automutex.EventAcquired, Rule: "\xff"},
+		"automutex.skipped automutex.rule=r automutex.policy=skip": {Kind: automutex.EventSkipped, Rule: "r",
+			Policy: automutex.Skip},
+		"automutex.acquired automutex.rule=\uFFFD": {Kind: automutex.EventAcquired, Rule: "\xff"},
 		"automutex.busy automutex.rule=r automutex.policy=retry in 5s automutex.holder=worker-1 automutex.waited_seconds=1": {
 			Kind: automutex.EventBusy, Rule: "r", Policy: automutex.RetryIn(5 * time.Second), Busy: busy, Waited: time.Second,
 		},

@@ -13,8 +13,8 @@ const (
 	maxType = 128
 )
 
-// types gives task types their label values, at most so many for a rule. A type keeps its value for good: a gauge that was raised under it
-// is lowered under it.
+// types gives task types their label values, at most so many for a rule. A type keeps its value for good: a gauge that
+// was raised under it is lowered under it.
 type types struct {
 	most int
 

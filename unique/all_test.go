@@ -43,7 +43,8 @@ func TestEnqueueAll(t *testing.T) {
 		if results = results[120:]; len(results) != 2 || results[0].Err == nil || results[1].Err == nil {
 			t.Errorf("tasks that are none: %+v", results)
 		}
-		if got := texts(r.tasks(r.queue, "newest")); !slices.Equal(got, []string{"20", "21", "22", "23", "24", "25", "26", "27", "28", "29"}) {
+		if got := texts(r.tasks(r.queue, "newest")); !slices.Equal(got,
+			[]string{"20", "21", "22", "23", "24", "25", "26", "27", "28", "29"}) {
 			t.Errorf("newest are %q", got)
 		}
 		if n := len(r.tasks(r.queue, "plain")); n != 30 {
@@ -51,7 +52,8 @@ func TestEnqueueAll(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if results := r.EnqueueAll(ctx, []*asynq.Task{task("a", "late", "")}); len(results) != 1 || !errors.Is(results[0].Err, context.Canceled) {
+		if results := r.EnqueueAll(ctx, []*asynq.Task{task("a", "late", "")}); len(results) != 1 ||
+			!errors.Is(results[0].Err, context.Canceled) {
 			t.Errorf("after the end of its context: %v", results)
 		}
 	})

@@ -25,7 +25,8 @@ var (
 	guarded = automutex.Rule{Task: "reindex", On: onID}
 )
 
-// The pattern of "reindex this document": one runs, at most one waits, and the one that waits for the lock in its worker still waits.
+// The pattern of "reindex this document": one runs, at most one waits, and the one that waits for the lock in its
+// worker still waits.
 func TestUntilStart_oneRunsOneWaits(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -93,7 +94,11 @@ func TestClaim_endsWithItsTaskHoweverItEnds(t *testing.T) {
 			"archived unrun": func(r *rig, _ string) { r.endBusy(automutex.Archive) },
 			"revoked by the Guard's Replace": func(r *rig, _ string) {
 				its := r.endBusy(automutex.Replace)
-				redistest.Eventually(r.t, longest, func() bool { n, err := its.Waiting(r.t.Context()); return n == 1 && err == nil }, "the first task in line")
+				redistest.Eventually(r.t, longest, func() bool {
+					n, err := its.Waiting(r.t.Context())
+					return n == 1 &&
+						err == nil
+				}, "the first task in line")
 				r.must(r.plain.Enqueue(task("reindex", "7", "newer"), asynq.Queue(r.queue)))
 			},
 			"by a panic on its last attempt": func(r *rig, _ string) {
@@ -110,7 +115,8 @@ func TestClaim_endsWithItsTaskHoweverItEnds(t *testing.T) {
 						end(r, first.ID)
 						redistest.Eventually(t, longest, func() bool {
 							info, err := r.inspector.GetTaskInfo(r.queue, first.ID)
-							return errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound) || err == nil && info.State == asynq.TaskStateArchived
+							return errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound) || err == nil &&
+								info.State == asynq.TaskStateArchived
 						}, "the end of the first task")
 						next := r.producer(s.Client(t), rule)
 						next.patience = 0
@@ -156,11 +162,16 @@ func TestClaim_producerKilled(t *testing.T) {
 			if info, err := r.producer(rdb, rule).Enqueue(task("reindex", "7", "never")); err == nil || !dead.Load() {
 				t.Fatalf("a dead producer enqueued %+v", info)
 			}
-			if info, err := r.Enqueue(task("reindex", "7", "early")); !errors.Is(err, ErrEnqueueUnderWay) || !strings.Contains(err.Error(), "try again") {
+			if info, err := r.Enqueue(task("reindex", "7", "early")); !errors.Is(err, ErrEnqueueUnderWay) ||
+				!strings.Contains(err.Error(), "try again") {
 				t.Fatalf("within the grace: %v, %v", info, err)
 			}
 			r.grace = 300 * time.Millisecond // it may have passed by now
-			redistest.Eventually(t, longest, func() bool { _, err := r.Enqueue(task("reindex", "7", "late")); return err == nil }, "the claim being taken over")
+			redistest.Eventually(t, longest, func() bool {
+				_, err := r.Enqueue(task("reindex", "7",
+					"late"))
+				return err == nil
+			}, "the claim being taken over")
 			if found := r.tasks(r.queue, "reindex"); !slices.Equal(texts(found), []string{"late"}) {
 				t.Errorf("there are %q", texts(found))
 			}
@@ -184,7 +195,8 @@ func TestClaim_failedEnqueueLeavesNothing(t *testing.T) {
 			if before != "" && !rule.Duplicate.supersedes() {
 				continue
 			}
-			if info, err := failing.Enqueue(task(rule.Task, "7", "failed")); err == nil || !strings.Contains(err.Error(), "OOM") {
+			if info, err := failing.Enqueue(task(rule.Task, "7", "failed")); err == nil ||
+				!strings.Contains(err.Error(), "OOM") {
 				t.Fatalf("%s: %v, %v", rule.Task, info, err)
 			}
 			r.must(r.Enqueue(task(rule.Task, "7", "next")))
@@ -201,8 +213,8 @@ type answered struct {
 	err  error
 }
 
-// While the enqueue of another producer is under way its task is no duplicate yet: a call waits for what becomes of it, as
-// long as it may. What is answered then is not that the task is a duplicate.
+// While the enqueue of another producer is under way its task is no duplicate yet: a call waits for what becomes of it,
+// as long as it may. What is answered then is not that the task is a duplicate.
 func TestClaim_waitsForTheEnqueueOfAnotherProducer(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -247,7 +259,8 @@ func underWay(t *testing.T, s *redistest.Server, rule Rule, fails error) {
 	one := enqueue(first, "first")
 	<-begun
 	for _, r.patience = range []time.Duration{0, 20 * time.Millisecond} {
-		if info, err := r.Enqueue(task("reindex", "7", "early")); !errors.Is(err, ErrEnqueueUnderWay) || errors.Is(err, asynq.ErrDuplicateTask) {
+		if info, err := r.Enqueue(task("reindex", "7", "early")); !errors.Is(err, ErrEnqueueUnderWay) ||
+			errors.Is(err, asynq.ErrDuplicateTask) {
 			t.Errorf("answered %v, %v", info, err)
 		}
 	}
@@ -284,7 +297,8 @@ func TestFor_window(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		const window = 2 * time.Second
-		r := start(t, s, Rule{Task: "digest", On: onID, Until: For(window)}, Rule{Task: "joined", On: onID, Until: For(time.Hour), Duplicate: Join})
+		r := start(t, s, Rule{Task: "digest", On: onID, Until: For(window)},
+			Rule{Task: "joined", On: onID, Until: For(time.Hour), Duplicate: Join})
 		r.grace = time.Millisecond // of no use to a claim that was confirmed
 		r.serve(succeed, nil)
 		began := time.Now()
@@ -305,13 +319,15 @@ func TestFor_window(t *testing.T) {
 		r.awaitGone(r.queue, one.ID)
 		two, err := r.Enqueue(task("joined", "7", "two")) // nothing is left to join
 		r.mustBeDuplicate(two, err, one.ID, asynq.TaskStateCompleted)
-		if dup := new(DuplicateError); !errors.As(err, &dup) || !dup.Gone || !strings.Contains(err.Error(), "gone from asynq") {
+		if dup := new(DuplicateError); !errors.As(err, &dup) || !dup.Gone ||
+			!strings.Contains(err.Error(), "gone from asynq") {
 			t.Errorf("the task is gone: %v", err)
 		}
 	})
 }
 
-// The worker pays one call for a claim and none for tasks without one. A Guard says once that a rule makes another key than the claim's.
+// The worker pays one call for a claim and none for tasks without one. A Guard says once that a rule makes another key
+// than the claim's.
 func TestWorker_dropsTheClaim(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -355,10 +371,15 @@ func TestClaim_lostBeforeItBegins(t *testing.T) {
 	r := start(t, redistest.Mini(t), reindex)
 	letGo := r.hold("second")
 	r.serve(succeed, r.guard(
-		automutex.Rule{Task: "reindex", Name: "first", Scope: "reindex", On: onID, Busy: automutex.Retry, MaxHold: 50 * time.Millisecond, TTL: 2 * time.Second},
+		automutex.Rule{Task: "reindex", Name: "first", Scope: "reindex", On: onID, Busy: automutex.Retry,
+			MaxHold: 50 * time.Millisecond, TTL: 2 * time.Second},
 		automutex.Rule{Task: "reindex", Name: "second", Scope: "second", On: onID, Wait: longest, Busy: automutex.Retry}))
 	its := r.must(r.Enqueue(task("reindex", "7", "")))
-	redistest.Eventually(t, longest, func() bool { n, err := r.its("second").Waiting(t.Context()); return err == nil && n == 1 }, "it waits")
+	redistest.Eventually(t, longest, func() bool {
+		n, err := r.its("second").Waiting(t.Context())
+		return err == nil &&
+			n == 1
+	}, "it waits")
 	redistest.Must(t, r.inspector.PauseQueue(r.queue)) // it does not run
 	r.hold("reindex")()                                // so it has lost its first lock
 	letGo()
@@ -373,7 +394,8 @@ func TestClaim_ttl(t *testing.T) {
 	r := start(t, redistest.Real(t), reindex)
 	for _, ahead := range []time.Duration{0, time.Hour, 90 * 24 * time.Hour} {
 		info := r.must(r.Enqueue(task("reindex", "7", ""), asynq.ProcessIn(ahead)))
-		if got := r.rdb.PTTL(t.Context(), r.claimKey("reindex")).Val() - ahead; got < claimLife-longest || got > claimLife+longest {
+		if got := r.rdb.PTTL(t.Context(), r.claimKey("reindex")).Val() - ahead; got < claimLife-longest ||
+			got > claimLife+longest {
 			t.Errorf("%s ahead: the claim expires %s after that", ahead, got)
 		}
 		redistest.Must(t, r.inspector.DeleteTask(r.queue, info.ID))
@@ -384,7 +406,8 @@ func TestClaim_ttl(t *testing.T) {
 func TestClaim_ofNoTask(t *testing.T) {
 	t.Parallel()
 	r := start(t, redistest.Mini(t), reindex)
-	_, err := (&request{client: r.Client, key: keys.Key(r.prefix, "reindex", "7")}).claim().Take(t.Context(), "no task", "", time.Hour)
+	_, err := (&request{client: r.Client, key: keys.Key(r.prefix, "reindex", "7")}).claim().Take(t.Context(), "no task",
+		"", time.Hour)
 	redistest.Must(t, err)
 	first := r.must(r.Enqueue(task("reindex", "7", "")))
 	info, err := r.Enqueue(task("reindex", "7", ""))
@@ -399,9 +422,11 @@ func TestReplaceEnded_another(t *testing.T) {
 		r.patience = 100 * time.Millisecond
 		first := r.must(r.Enqueue(task("reindex", "7", "")))
 		redistest.Must(t, r.inspector.ArchiveTask(r.queue, first.ID))
-		other, err := r.engine.Take(t.Context(), engine.Request{Ref: engine.Ref{Key: r.claimKey("reindex") + ":lock", Limit: 1}, TTL: time.Hour})
+		other, err := r.engine.Take(t.Context(), engine.Request{Ref: engine.Ref{Key: r.claimKey("reindex") + ":lock",
+			Limit: 1}, TTL: time.Hour})
 		redistest.Must(t, err)
-		if info, err := r.Enqueue(task("reindex", "7", "")); !errors.Is(err, ErrEnqueueUnderWay) || !strings.Contains(err.Error(), "has held this key's lock") {
+		if info, err := r.Enqueue(task("reindex", "7", "")); !errors.Is(err, ErrEnqueueUnderWay) ||
+			!strings.Contains(err.Error(), "has held this key's lock") {
 			t.Errorf("%v, %v", info, err)
 		}
 		_, err = other.Release(t.Context(), engine.Ending{})

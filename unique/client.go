@@ -23,8 +23,8 @@ import (
 
 var _ automutex.Enqueuer = (*Client)(nil)
 
-// Client enqueues tasks as an asynq.Client does, and tasks with a [Rule] only once for their key. Make a Client with [New]. It has nothing
-// to close, and closes nothing that it was given. Safe for concurrent use.
+// Client enqueues tasks as an asynq.Client does, and tasks with a [Rule] only once for their key. Make a Client with
+// [New]. It has nothing to close, and closes nothing that it was given. Safe for concurrent use.
 type Client struct {
 	enqueuer  automutex.Enqueuer
 	inspector *asynq.Inspector
@@ -46,43 +46,47 @@ type Client struct {
 const DefaultWait = 5 * time.Second
 
 const (
-	// enqueueTimeout bounds what is done between a claim and the answer to its enqueue, on top of the caller's own context.
+	// enqueueTimeout bounds what is done between a claim and the answer to its enqueue, on top of the caller's own
+	// context.
 	enqueueTimeout = 5 * time.Second
 
-	// grace is how old a claim must be, or what was announced in it, before the absence of its task means that there will be none, if
-	// nobody has confirmed it. go-redis begins no attempt when enqueueTimeout is over, and ends one with its own timeouts (dial 5 s, write
-	// 3 s by default).
+	// grace is how old a claim must be, or what was announced in it, before the absence of its task means that there will
+	// be none, if nobody has confirmed it. go-redis begins no attempt when enqueueTimeout is over, and ends one with its
+	// own timeouts (dial 5 s, write 3 s by default).
 	grace = 15 * time.Second
 
-	// claimLife is how long a claim lasts that nobody ends: only garbage is collected. keptLife is that of a claim that stays when its task
-	// is archived: asynq keeps archived tasks for 90 days.
+	// claimLife is how long a claim lasts that nobody ends: only garbage is collected. keptLife is that of a claim that
+	// stays when its task is archived: asynq keeps archived tasks for 90 days.
 	claimLife = mark.Kept
 	keptLife  = 100 * 24 * time.Hour
 
-	// changeTTL is how long the lock around the deletion of an ended task stays taken after its producer died; it is renewed meanwhile.
-	// DefaultWait is longer, so that the next one waits that out.
+	// changeTTL is how long the lock around the deletion of an ended task stays taken after its producer died; it is
+	// renewed meanwhile. DefaultWait is longer, so that the next one waits that out.
 	changeTTL = 2 * time.Second
 
-	// pickUpTime is how long a task may be with a worker whose Guard has not noted what it does with it. After that time the worker has no
-	// Guard.
+	// pickUpTime is how long a task may be with a worker whose Guard has not noted what it does with it. After that time
+	// the worker has no Guard.
 	pickUpTime = time.Second
 
 	// tries is how often a call begins again at once because the task in its way changed while it was looked at.
 	tries = 5
 )
 
-// New makes a Client. client enqueues the tasks: an *asynq.Client, or what takes the same options. inspector is asynq's. Both are on
-// asynq's Redis. rdb is a client on the Redis of the workers' Guard, which may be another one; of an asynq.RedisConnOpt it is
-// opt.MakeRedisClient().(redis.UniversalClient). New does no I/O. The error joins all mistakes. Each mistake in cfg is an
-// *automutex.FieldError, which names the rule and the field. For tasks that an *automutex.Client runs in order, New refuses Replace and
-// Postpone, and HoldKey without KeepArchived; if that Client is in a wrapper, EnqueueContext does.
+// New makes a Client. client enqueues the tasks: an *asynq.Client, or what takes the same options. inspector is
+// asynq's. Both are on asynq's Redis. rdb is a client on the Redis of the workers' Guard, which may be another one; of
+// an asynq.RedisConnOpt it is opt.MakeRedisClient().(redis.UniversalClient). New does no I/O. The error joins all
+// mistakes. Each mistake in cfg is an *automutex.FieldError, which names the rule and the field. For tasks that an
+// *automutex.Client runs in order, New refuses Replace and Postpone, and HoldKey without KeepArchived; if that Client
+// is in a wrapper, EnqueueContext does.
 func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client, cfg Config) (*Client, error) {
 	var problems []error
-	if client == nil || client == automutex.Enqueuer((*asynq.Client)(nil)) || client == automutex.Enqueuer((*automutex.Client)(nil)) {
+	if client == nil || client == automutex.Enqueuer((*asynq.Client)(nil)) ||
+		client == automutex.Enqueuer((*automutex.Client)(nil)) {
 		problems = append(problems, errors.New("unique: the client is nil: pass the one that tasks are enqueued with"))
 	}
 	if inspector == nil {
-		problems = append(problems, errors.New("unique: the asynq.Inspector is nil: pass one on the Redis of the client that enqueues"))
+		problems = append(problems, errors.New("unique: the asynq.Inspector is nil: pass one on the Redis of the client "+
+			"that enqueues"))
 	}
 	if err := engine.CheckClient(rdb); err != nil {
 		problems = append(problems, fmt.Errorf("unique: %w", err))
@@ -108,7 +112,8 @@ func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client,
 			}
 		}
 	}
-	keys, err := automutex.NewKeyMaker(automutex.Config{Rules: keyRules(rules), Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Decode: cfg.Decode})
+	keys, err := automutex.NewKeyMaker(automutex.Config{Rules: keyRules(rules), Prefix: cfg.Prefix, HashKeys: cfg.HashKeys,
+		Decode: cfg.Decode})
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, wrapped := range joined.Unwrap() {
 			if mistake := new(automutex.FieldError); errors.As(wrapped, &mistake) {
@@ -138,21 +143,23 @@ func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInf
 	return c.EnqueueContext(context.Background(), task, opts...)
 }
 
-// EnqueueContext enqueues a task as asynq.Client does, unless another task blocks its key: then the rule's Duplicate decides. A task that
-// no rule matches is enqueued by asynq alone.
+// EnqueueContext enqueues a task as asynq.Client does, unless another task blocks its key: then the rule's Duplicate
+// decides. A task that no rule matches is enqueued by asynq alone.
 //
-// For a task with a rule the options asynq.TaskID and asynq.Unique are refused, and so is an asynq.Queue that is not the rule's. In the
-// task itself TaskID and Queue have no effect; Unique has asynq refuse equal tasks too, with its own asynq.ErrDuplicateTask.
+// For a task with a rule the options asynq.TaskID and asynq.Unique are refused, and so is an asynq.Queue that is not
+// the rule's. In the task itself TaskID and Queue have no effect; Unique has asynq refuse equal tasks too, with its own
+// asynq.ErrDuplicateTask.
 //
-// A [*DuplicateError] means that another task blocks the key; the call has enqueued nothing. (Only if Redis' reply to its own enqueue was
-// lost, and go-redis has sent that again, that task is the call's own.) [ErrEnqueueUnderWay] means that other producers were enqueuing the
-// task that blocks the key, or replacing it, for all of [Config].Wait. An *automutex.KeyError means that no key can be made from the task.
-// Other errors say that the asynq.Inspector looks at another Redis or database than the client, or that asynq has lost the task in the way
-// from its lists. With all these nothing was enqueued. After any other error the task was enqueued once or not at all, since Redis' reply
-// may be lost. The next call for the key finds out which.
+// A [*DuplicateError] means that another task blocks the key; the call has enqueued nothing. (Only if Redis' reply to
+// its own enqueue was lost, and go-redis has sent that again, that task is the call's own.) [ErrEnqueueUnderWay] means
+// that other producers were enqueuing the task that blocks the key, or replacing it, for all of [Config].Wait. An
+// *automutex.KeyError means that no key can be made from the task. Other errors say that the asynq.Inspector looks at
+// another Redis or database than the client, or that asynq has lost the task in the way from its lists. With all these
+// nothing was enqueued. After any other error the task was enqueued once or not at all, since Redis' reply may be lost.
+// The next call for the key finds out which.
 //
-// ctx bounds the round trips to Redis, except those of asynq's Inspector, which takes no context. The Inspector is used when there is a
-// duplicate.
+// ctx bounds the round trips to Redis, except those of asynq's Inspector, which takes no context. The Inspector is used
+// when there is a duplicate.
 func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
 	if task == nil {
 		return nil, errNilTask
@@ -178,8 +185,8 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 
 var errNilTask = errors.New("unique: the task is nil: pass one that asynq.NewTask made")
 
-// key is the key of a task that the rule matches, once its options are fit; empty when the rule's Key, or Config.Decode, answers
-// automutex.NoLock.
+// key is the key of a task that the rule matches, once its options are fit; empty when the rule's Key, or
+// Config.Decode, answers automutex.NoLock.
 func (c *Client) key(ctx context.Context, r *rule, task *asynq.Task, opts []asynq.Option) (string, error) {
 	if err := r.checkOptions(opts); err != nil {
 		return "", err
@@ -194,18 +201,19 @@ func (c *Client) key(ctx context.Context, r *rule, task *asynq.Task, opts []asyn
 	return keys[0], nil // one rule for each Task, so one key
 }
 
-// ErrEnqueueUnderWay is what a call fails with if other producers were enqueuing the task that blocks the key, or replacing it, for all of
-// [Config].Wait. Nothing was enqueued, and it is not known yet whether there will be a duplicate, so it is not asynq.ErrDuplicateTask. Try
-// again.
+// ErrEnqueueUnderWay is what a call fails with if other producers were enqueuing the task that blocks the key, or
+// replacing it, for all of [Config].Wait. Nothing was enqueued, and it is not known yet whether there will be a
+// duplicate, so it is not asynq.ErrDuplicateTask. Try again.
 var ErrEnqueueUnderWay = errors.New("another producer's enqueue for this key is under way")
 
 // lostError says that asynq has a task that is in none of its lists: somebody has removed those by hand.
 func lostError(queue, id string) error {
-	return fmt.Errorf("asynq has lost task %q of queue %q from its lists, so the task never runs, and blocks the key: delete it with redis-cli DEL 'asynq:{%s}:t:%s'", id, queue, queue, id)
+	return fmt.Errorf("asynq has lost task %q of queue %q from its lists, so the task never runs, and blocks the key: "+
+		"delete it with redis-cli DEL 'asynq:{%s}:t:%s'", id, queue, queue, id)
 }
 
-// DuplicateError says that a task was not enqueued, and which other task blocks its key. It Is asynq.ErrDuplicateTask. The call has
-// enqueued and changed nothing. A DuplicateError is immutable.
+// DuplicateError says that a task was not enqueued, and which other task blocks its key. It Is asynq.ErrDuplicateTask.
+// The call has enqueued and changed nothing. A DuplicateError is immutable.
 type DuplicateError struct {
 	// Rule is the Task of the rule.
 	Rule string
@@ -215,7 +223,8 @@ type DuplicateError struct {
 	ID, Queue string
 	// State is the state of that task. It is asynq.TaskStateCompleted if Gone is true.
 	State asynq.TaskState
-	// Gone is true if asynq does not have that task any more, and it blocks the key all the same: the time of [For] is not over.
+	// Gone is true if asynq does not have that task any more, and it blocks the key all the same: the time of [For] is not
+	// over.
 	Gone bool
 }
 
@@ -226,7 +235,8 @@ func (e *DuplicateError) Error() string {
 	if !e.Gone {
 		state = e.State.String()
 	}
-	fmt.Fprintf(&b, "unique: rule %q: key %q: task %q in queue %q is in the way: it is %s", e.Rule, e.Key, e.ID, e.Queue, state)
+	fmt.Fprintf(&b, "unique: rule %q: key %q: task %q in queue %q is in the way: it is %s", e.Rule, e.Key, e.ID, e.Queue,
+		state)
 	if e.State == asynq.TaskStateArchived || e.State == asynq.TaskStateCompleted {
 		b.WriteString("; it is in the way until asynq drops it, or until the window of For has passed")
 	}
@@ -242,8 +252,8 @@ type Result struct {
 	Err  error
 }
 
-// EnqueueAll enqueues tasks one after the other, and returns a result for each. opts apply to all tasks. An error of one task does not stop
-// the others. When ctx ends, tasks that are not under way fail with its error.
+// EnqueueAll enqueues tasks one after the other, and returns a result for each. opts apply to all tasks. An error of
+// one task does not stop the others. When ctx ends, tasks that are not under way fail with its error.
 func (c *Client) EnqueueAll(ctx context.Context, tasks []*asynq.Task, opts ...asynq.Option) []Result {
 	results := make([]Result, len(tasks))
 	for i, task := range tasks {

@@ -20,9 +20,10 @@ func Example() {
 	defer server.Close()
 	rdb := redis.NewClient(&redis.Options{Addr: server.Addr()})
 	defer rdb.Close()
-	client, err := unique.New(asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb), rdb, unique.Config{
-		Rules: []unique.Rule{{Task: "reindex", On: []string{"document_id"}}},
-	})
+	client, err := unique.New(asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb), rdb,
+		unique.Config{
+			Rules: []unique.Rule{{Task: "reindex", On: []string{"document_id"}}},
+		})
 	if err != nil {
 		panic(err)
 	}

@@ -36,7 +36,8 @@ func setsUp(cmd redis.Cmder) bool {
 }
 
 // failNth makes a hook that fails the n-th command, counted from one; failed is its name, or empty. A script that Redis
-// does not know yet does not count where the reply is to be lost, since nothing was done: the command that sends its source follows.
+// does not know yet does not count where the reply is to be lost, since nothing was done: the command that sends its
+// source follows.
 func failNth(n int, kind fault) (hook *redistest.FailHook, failed func() string) {
 	hook = &redistest.FailHook{}
 	var mu sync.Mutex // guards n and it

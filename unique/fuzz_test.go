@@ -14,13 +14,16 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// FuzzUnique: whatever two payloads, a header and the rest of a type, a task is enqueued as it was given, once for its key, or refused with
-// nothing left behind; two keys do not meet.
+// FuzzUnique: whatever two payloads, a header and the rest of a type, a task is enqueued as it was given, once for its
+// key, or refused with nothing left behind; two keys do not meet.
 func FuzzUnique(f *testing.F) {
 	for i, pair := range [][2]string{
-		{`{"id":1}`, `{"id":"1"}`}, {`{"id":1}`, `{"id":2}`}, {`{"id":"a|b"}`, `{"id":"a","b":1}`}, {`{"id":""}`, `{"id":null}`},
-		{`{"id":"\u0000"}`, `{"id":"}:claim"}`}, {`{"id":":start:x.1.0"}`, `{"id":"}:start:x.1.0"}`}, {`{"id":"x:other"}`, `{"id":"x"}`},
-		{`{"id":{"b":1,"a":[1e0]}}`, `{"id":{"a":[1],"b":1.0}}`}, {"\xff", "{"}, {`{"id":"\ud83d\ude00"}`, `{"id":"😀"}`}, {`{"id":1,"id":2}`, `{"id":2}`},
+		{`{"id":1}`, `{"id":"1"}`}, {`{"id":1}`, `{"id":2}`}, {`{"id":"a|b"}`, `{"id":"a","b":1}`},
+		{`{"id":""}`, `{"id":null}`},
+		{`{"id":"\u0000"}`, `{"id":"}:claim"}`}, {`{"id":":start:x.1.0"}`, `{"id":"}:start:x.1.0"}`},
+		{`{"id":"x:other"}`, `{"id":"x"}`},
+		{`{"id":{"b":1,"a":[1e0]}}`, `{"id":{"a":[1],"b":1.0}}`}, {"\xff", "{"}, {`{"id":"\ud83d\ude00"}`, `{"id":"😀"}`},
+		{`{"id":1,"id":2}`, `{"id":2}`},
 		{`{"id":"` + strings.Repeat("é", 300) + `"}`, `{"id":"x.9"}`}, {`{"id":"default/x"}`, `{"id":"%2F"}`},
 	} {
 		f.Add([]byte(pair[0]), []byte(pair[1]), "acme", "", i, false)
@@ -85,7 +88,8 @@ func FuzzUnique(f *testing.F) {
 			t.Fatalf("enqueued without a key: %+v", info)
 		}
 		is := tasks()
-		if len(is) != 1 || is[0].ID != info.ID || is[0].Type != first.Type() || !bytes.Equal(is[0].Payload, one) || !maps.Equal(is[0].Headers, first.Headers()) {
+		if len(is) != 1 || is[0].ID != info.ID || is[0].Type != first.Type() || !bytes.Equal(is[0].Payload, one) ||
+			!maps.Equal(is[0].Headers, first.Headers()) {
 			t.Fatalf("enqueued as %+v, there are %d: %+v", info, len(is), is)
 		}
 		for _, key := range ours() {
@@ -125,7 +129,8 @@ func FuzzUnique(f *testing.F) {
 		if !hashed || len(one) <= 12 || more != "" {
 			return
 		}
-		if value := string(one[7 : len(one)-2]); strings.Contains(strings.Join(s.Mini().Keys(), " "), value) && !strings.Contains(rule.Task, value) {
+		if value := string(one[7 : len(one)-2]); strings.Contains(strings.Join(s.Mini().Keys(), " "), value) &&
+			!strings.Contains(rule.Task, value) {
 			t.Errorf("hashed keys tell the payload: %q", s.Mini().Keys())
 		}
 	})

@@ -153,7 +153,8 @@ func (r *rig) tasks(queue, taskType string, states ...asynq.TaskState) (found []
 	r.t.Helper()
 	i, all := r.inspector, asynq.PageSize(10_000)
 	lists := []func(string, ...asynq.ListOption) ([]*asynq.TaskInfo, error){
-		i.ListPendingTasks, i.ListActiveTasks, i.ListScheduledTasks, i.ListRetryTasks, i.ListArchivedTasks, i.ListCompletedTasks,
+		i.ListPendingTasks, i.ListActiveTasks, i.ListScheduledTasks, i.ListRetryTasks, i.ListArchivedTasks,
+		i.ListCompletedTasks,
 	}
 	groups, err := i.Groups(queue)
 	if err != nil && !errors.Is(err, asynq.ErrQueueNotFound) {
@@ -179,7 +180,8 @@ func (r *rig) tasks(queue, taskType string, states ...asynq.TaskState) (found []
 }
 
 var live = []asynq.TaskState{
-	asynq.TaskStatePending, asynq.TaskStateActive, asynq.TaskStateScheduled, asynq.TaskStateRetry, asynq.TaskStateAggregating,
+	asynq.TaskStatePending, asynq.TaskStateActive, asynq.TaskStateScheduled, asynq.TaskStateRetry,
+	asynq.TaskStateAggregating,
 }
 
 // texts gives what tasks say.
@@ -269,7 +271,8 @@ func isEnqueue(cmd redis.Cmder, queue string) bool {
 	}
 	key, _ := args[3].(string)
 	list, _ := args[4].(string)
-	return strings.HasPrefix(key, "asynq:{"+queue+"}:t:") && (strings.HasSuffix(list, ":pending") || strings.HasSuffix(list, ":scheduled"))
+	return strings.HasPrefix(key, "asynq:{"+queue+"}:t:") && (strings.HasSuffix(list, ":pending") ||
+		strings.HasSuffix(list, ":scheduled"))
 }
 
 // hooked is a client of the rig's Redis that asks before each command.

@@ -17,14 +17,15 @@ import (
 func kinds() (rules []Rule) {
 	for _, until := range []Until{UntilDone, UntilStart, For(time.Hour)} {
 		for _, duplicate := range []Duplicate{Reject, Join, Replace, Postpone(time.Minute)} {
-			rules = append(rules, Rule{Task: until.String() + "/" + duplicate.String(), On: onID, Until: until, Duplicate: duplicate})
+			rules = append(rules, Rule{Task: until.String() + "/" + duplicate.String(), On: onID, Until: until,
+				Duplicate: duplicate})
 		}
 	}
 	return rules
 }
 
-// A queue was deleted while it was empty, or Redis has lost its keys: asynq's client does not list the queue again, and still a key
-// has one task. The claim of a task that ended before blocks nothing.
+// A queue was deleted while it was empty, or Redis has lost its keys: asynq's client does not list the queue again, and
+// still a key has one task. The claim of a task that ended before blocks nothing.
 func TestLook_queueNotListed(t *testing.T) {
 	t.Parallel()
 	for _, how := range []string{"deleted", "flushed"} {
@@ -43,7 +44,8 @@ func TestLook_queueNotListed(t *testing.T) {
 				t.Errorf("%s: a task that is gone blocks its key: %v", rule.Task, err)
 			}
 			for i := range 3 {
-				if _, err := r.Enqueue(task(rule.Task, "7", fmt.Sprint(i))); err != nil && (i == 0 || !errors.Is(err, asynq.ErrDuplicateTask)) {
+				if _, err := r.Enqueue(task(rule.Task, "7", fmt.Sprint(i))); err != nil &&
+					(i == 0 || !errors.Is(err, asynq.ErrDuplicateTask)) {
 					t.Errorf("%s: %v", rule.Task, err)
 				}
 			}
@@ -54,7 +56,8 @@ func TestLook_queueNotListed(t *testing.T) {
 	}
 }
 
-// An Inspector on another database, or on another Redis than asynq, does not make duplicates of tasks: the second call says what is wrong.
+// An Inspector on another database, or on another Redis than asynq, does not make duplicates of tasks: the second call
+// says what is wrong.
 func TestLook_inspectorElsewhere(t *testing.T) {
 	t.Parallel()
 	for _, locksElsewhere := range []bool{false, true} {
@@ -69,7 +72,8 @@ func TestLook_inspectorElsewhere(t *testing.T) {
 			for i := range rules {
 				rules[i].Queue = r.queue
 			}
-			c, err := New(r.plain, asynq.NewInspectorFromRedisClient(other), rdb, Config{Rules: rules, Prefix: r.prefix, Wait: NoWait})
+			c, err := New(r.plain, asynq.NewInspectorFromRedisClient(other), rdb,
+				Config{Rules: rules, Prefix: r.prefix, Wait: NoWait})
 			redistest.Must(t, err)
 			for _, declared := range rules {
 				if locksElsewhere && listed && (&rule{Rule: declared}).hasClaim() {
@@ -77,7 +81,8 @@ func TestLook_inspectorElsewhere(t *testing.T) {
 				}
 				r.must(c.Enqueue(task(declared.Task, "7", "")))
 				_, err := c.Enqueue(task(declared.Task, "7", ""))
-				if n := r.tasks(r.queue, declared.Task); len(n) != 1 || err == nil || errors.Is(err, asynq.ErrDuplicateTask) || !strings.Contains(err.Error(), "database") {
+				if n := r.tasks(r.queue, declared.Task); len(n) != 1 || err == nil || errors.Is(err, asynq.ErrDuplicateTask) ||
+					!strings.Contains(err.Error(), "database") {
 					t.Errorf("locks elsewhere %v, listed %v, %s: %d tasks, %v", locksElsewhere, listed, declared.Task, len(n), err)
 				}
 			}
@@ -85,8 +90,8 @@ func TestLook_inspectorElsewhere(t *testing.T) {
 	}
 }
 
-// Somebody has removed the list of a task by hand. Where the key has a claim the next task takes it over; where the task has the key's ID the
-// call says how to delete it.
+// Somebody has removed the list of a task by hand. Where the key has a claim the next task takes it over; where the
+// task has the key's ID the call says how to delete it.
 func TestLook_lostTask(t *testing.T) {
 	t.Parallel()
 	for _, state := range []asynq.TaskState{asynq.TaskStateScheduled, asynq.TaskStateArchived, asynq.TaskStatePending} {

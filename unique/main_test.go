@@ -13,6 +13,7 @@ func TestRights(t *testing.T) {
 	redistest.Long(t)
 	t.Parallel()
 	redistest.AsUser(t, redistest.AllRights(t, "../docs/redis.md"), []string{
-		"UntilStart_oneRunsOneWaits", "For_window", "Worker_dropsTheClaim", "Postpone", "Replace_scheduled", "EnqueueAll", "States",
+		"UntilStart_oneRunsOneWaits", "For_window", "Worker_dropsTheClaim", "Postpone", "Replace_scheduled", "EnqueueAll",
+		"States",
 	})
 }

@@ -28,7 +28,8 @@ func TestNew_refuses(t *testing.T) {
 	_, err := New(nil, nil, nil, Config{Prefix: "a{b", Rules: []Rule{
 		{}, {Task: "blank queue", Queue: " "},
 		{Task: "window", Until: For(0)}, {Task: "delay", Duplicate: Postpone(-time.Second)},
-		{Task: "bound", Duplicate: Postpone(time.Minute), MaxPostpone: time.Second}, {Task: "no bound", MaxPostpone: time.Second},
+		{Task: "bound", Duplicate: Postpone(time.Minute), MaxPostpone: time.Second},
+		{Task: "no bound", MaxPostpone: time.Second},
 		{Task: "reindex", On: []string{"document"}, Payload: document{}},
 		{Task: "path", On: []string{"a..b"}},
 		{Task: "both", On: []string{"a"}, Key: automutex.Fields("a")}, {Task: "header", OnHeaders: []string{""}},
@@ -43,11 +44,15 @@ func TestNew_refuses(t *testing.T) {
 	for _, want := range []string{
 		"the client is nil", "asynq.Inspector is nil", "the Redis client is nil", "Config.Prefix",
 		`rule "" (Rules[0]): Task:`, `rule "blank queue" (Rules[1]): Queue:`, `rule "window" (Rules[2]): Until: For(0s)`,
-		`rule "delay" (Rules[3]): Duplicate: Postpone(-1s)`, `rule "bound" (Rules[4]): MaxPostpone: 1s is less than the delay of Postpone(1m0s): raise it`, `rule "no bound" (Rules[5]): MaxPostpone:`,
-		`rule "reindex" (Rules[6]): On[0]: "document"`, `document_id`, `rule "path" (Rules[7]): On[0]:`, `rule "both" (Rules[8]): Key:`,
+		`rule "delay" (Rules[3]): Duplicate: Postpone(-1s)`,
+		`rule "bound" (Rules[4]): MaxPostpone: 1s is less than the delay of Postpone(1m0s): raise it`,
+		`rule "no bound" (Rules[5]): MaxPostpone:`,
+		`rule "reindex" (Rules[6]): On[0]: "document"`, `document_id`, `rule "path" (Rules[7]): On[0]:`,
+		`rule "both" (Rules[8]): Key:`,
 		`rule "header" (Rules[9]): OnHeaders[0]:`, `rule "twice" (Rules[11]): Task: is that of Rules[10]`,
 		`rule "report:b" (Rules[13]): Queue: is default, but rule "report:a" (Rules[12]) has low`,
-		`(Rules[13]): Until: is until start`, `(Rules[13]): Duplicate:`, `(Rules[13]): MaxPostpone:`, `(Rules[13]): KeepArchived:`,
+		`(Rules[13]): Until: is until start`, `(Rules[13]): Duplicate:`, `(Rules[13]): MaxPostpone:`,
+		`(Rules[13]): KeepArchived:`,
 		`rule "far bound" (Rules[14]): MaxPostpone: 438000h0m0s is too long: at most`,
 	} {
 		if !strings.Contains(err.Error(), want) {
@@ -74,7 +79,8 @@ func TestNew_refuses(t *testing.T) {
 	}
 	if _, err := New(client, inspector, rdb, Config{Rules: []Rule{
 		{Task: "report:a", Scope: "report"}, {Task: "report:b", Scope: "report"}, {Task: "report:", On: onID},
-		{Task: "reindex", On: []string{"document_id"}, Payload: document{}, Until: UntilStart, Duplicate: Postpone(time.Second)},
+		{Task: "reindex", On: []string{"document_id"}, Payload: document{}, Until: UntilStart,
+			Duplicate: Postpone(time.Second)},
 		{Task: "digest", Until: For(time.Millisecond), Duplicate: Replace},
 	}}); err != nil {
 		t.Errorf("good rules: %v", err)
@@ -90,8 +96,10 @@ func TestNew_refuses(t *testing.T) {
 func TestString(t *testing.T) {
 	t.Parallel()
 	for want, got := range map[string]string{
-		"until done": Until{}.String(), "until start": UntilStart.String(), "for 10m0s": For(10 * time.Minute).String(), "until 9": Until{kind: 9}.String(),
-		"reject": Duplicate{}.String(), "join": Join.String(), "replace": Replace.String(), "postpone by 5s": Postpone(5 * time.Second).String(), "duplicate 9": Duplicate{kind: 9}.String(),
+		"until done": Until{}.String(), "until start": UntilStart.String(), "for 10m0s": For(10 * time.Minute).String(),
+		"until 9": Until{kind: 9}.String(),
+		"reject":  Duplicate{}.String(), "join": Join.String(), "replace": Replace.String(),
+		"postpone by 5s": Postpone(5 * time.Second).String(), "duplicate 9": Duplicate{kind: 9}.String(),
 	} {
 		if got != want {
 			t.Errorf("%q is called %q", want, got)
@@ -105,7 +113,8 @@ func TestString(t *testing.T) {
 // Bad input gets an error that names the field, and nothing is enqueued.
 func TestEnqueue_badInput(t *testing.T) {
 	t.Parallel()
-	r := start(t, redistest.Mini(t), Rule{Task: "reindex", On: onID, OnHeaders: []string{"tenant"}}, Rule{Task: "plain", On: onID},
+	r := start(t, redistest.Mini(t), Rule{Task: "reindex", On: onID, OnHeaders: []string{"tenant"}},
+		Rule{Task: "plain", On: onID},
 		Rule{Task: "start", On: onID, Until: UntilStart}, Rule{Task: "replace", On: onID, Duplicate: Replace})
 	refused := func(what, want string, info *asynq.TaskInfo, err error) {
 		t.Helper()
@@ -123,7 +132,8 @@ func TestEnqueue_badInput(t *testing.T) {
 	do("no task", "task is nil", nil)
 	do("a TaskID", `TaskID("x")`, task("plain", "7", ""), asynq.TaskID("x"))
 	do("a Unique", "Unique(1m0s)", task("plain", "7", ""), asynq.Unique(time.Minute))
-	do("another queue", `Queue("critical"): the tasks of the rule go to the queue "`+r.queue+`"; leave the option out, or set Rule.Queue to "critical"`,
+	do("another queue",
+		`Queue("critical"): the tasks of the rule go to the queue "`+r.queue+`"; leave the option out, or set Rule.Queue to "critical"`,
 		task("plain", "7", ""), asynq.Queue("critical"))
 	do("a nil option", "option is nil", task("plain", "7", ""), nil)
 	do("no field", `, or set its Optional`, asynq.NewTask("plain", []byte(`{}`)))
@@ -175,7 +185,8 @@ func TestKeys_equalTheGuards(t *testing.T) {
 	redistest.Must(t, err)
 	for _, task := range []*asynq.Task{
 		asynq.NewTask("report:daily", []byte(`v1 {"tenant":{"id":1.0}}`)), asynq.NewTask("warm", nil),
-		asynq.NewTaskWithHeaders("reindex", []byte(`v1 {"id":"a|b"}`), map[string]string{"h": "x y"}), asynq.NewTask("func", []byte(`v1 {"a":"1","b":{"c":1}}`)),
+		asynq.NewTaskWithHeaders("reindex", []byte(`v1 {"id":"a|b"}`), map[string]string{"h": "x y"}),
+		asynq.NewTask("func", []byte(`v1 {"a":"1","b":{"c":1}}`)),
 	} {
 		keys, err := g.Keys(t.Context(), task)
 		redistest.Must(t, err)
@@ -186,8 +197,8 @@ func TestKeys_equalTheGuards(t *testing.T) {
 	}
 }
 
-// A task without a key is enqueued each time: its Key or Config.Decode answers NoLock, or it lacks the field of an Optional
-// rule. After other errors nothing is enqueued, and the producer is told.
+// A task without a key is enqueued each time: its Key or Config.Decode answers NoLock, or it lacks the field of an
+// Optional rule. After other errors nothing is enqueued, and the producer is told.
 func TestEnqueue_withoutAKey(t *testing.T) {
 	t.Parallel()
 	r := start(t, redistest.Mini(t))
@@ -203,7 +214,10 @@ func TestEnqueue_withoutAKey(t *testing.T) {
 	}
 	for _, until := range []Until{UntilDone, UntilStart} {
 		for name, cfg := range map[string]Config{
-			"Key": {Rules: []Rule{{Key: func(_ context.Context, t *asynq.Task) ([]string, error) { return []string{"k"}, answer(t) }}}},
+			"Key": {Rules: []Rule{{Key: func(_ context.Context, t *asynq.Task) ([]string, error) {
+				return []string{"k"},
+					answer(t)
+			}}}},
 			"Decode": {Rules: []Rule{{On: onID}}, Decode: func(t *asynq.Task) ([]byte, error) {
 				return bytes.TrimPrefix(t.Payload(), []byte("v1 ")), answer(t)
 			}},
@@ -224,7 +238,8 @@ func TestEnqueue_withoutAKey(t *testing.T) {
 			for range 2 {
 				redistest.Must(t, enqueue(free))
 			}
-			if err := enqueue(busy); !errors.Is(err, reset) && (!cfg.Rules[0].Optional || !errors.As(err, new(*automutex.KeyError))) {
+			if err := enqueue(busy); !errors.Is(err, reset) && (!cfg.Rules[0].Optional ||
+				!errors.As(err, new(*automutex.KeyError))) {
 				t.Errorf("%s: %v", name, err)
 			}
 			redistest.Must(t, enqueue(`{"id":7}`))
@@ -241,7 +256,8 @@ func TestEnqueue_withoutAKey(t *testing.T) {
 // The rule's queue and ID hold, and the task's own options are kept. A task without a rule is asynq's alone.
 func TestOptions(t *testing.T) {
 	t.Parallel()
-	r := start(t, redistest.Mini(t), Rule{Task: "a", On: onID}, Rule{Task: "b", On: onID, Until: UntilStart}, Rule{Task: "c", On: onID, Duplicate: Replace})
+	r := start(t, redistest.Mini(t), Rule{Task: "a", On: onID}, Rule{Task: "b", On: onID, Until: UntilStart},
+		Rule{Task: "c", On: onID, Duplicate: Replace})
 	for _, name := range []string{"a", "b", "c"} {
 		made := asynq.NewTask(name, []byte(`{"id":1}`), asynq.MaxRetry(3), asynq.Queue("elsewhere"), asynq.TaskID("own"))
 		info := r.must(r.Enqueue(made, asynq.Timeout(7*time.Second), asynq.Queue(r.queue)))
@@ -252,7 +268,8 @@ func TestOptions(t *testing.T) {
 		if name != "c" {
 			r.mustBeDuplicate(nil, err, info.ID, asynq.TaskStatePending)
 		}
-		if info := r.must(r.Enqueue(task("mail", "7", ""), asynq.Queue(r.queue+"2"), asynq.TaskID(name))); info.Queue != r.queue+"2" || info.ID != name {
+		if info := r.must(r.Enqueue(task("mail", "7", ""), asynq.Queue(r.queue+"2"),
+			asynq.TaskID(name))); info.Queue != r.queue+"2" || info.ID != name {
 			t.Errorf("without a rule: %+v", info)
 		}
 	}

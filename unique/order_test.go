@@ -22,7 +22,8 @@ import (
 // ordering is a Client of the root package with those rules.
 func (r *rig) ordering(rdb redis.UniversalClient, rules ...automutex.Rule) *automutex.Client {
 	r.t.Helper()
-	c, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), automutex.Config{Prefix: r.prefix, Rules: rules, Private: true})
+	c, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb),
+		automutex.Config{Prefix: r.prefix, Rules: rules, Private: true})
 	redistest.Must(r.t, err)
 	return c
 }
@@ -48,14 +49,15 @@ func ticketOf(info *asynq.TaskInfo) int64 {
 	return s.Ticket
 }
 
-// Over a Client of the root package, tasks of an ordered rule are enqueued once, and run in order. All tasks go through the
-// Enqueuer that New was given.
+// Over a Client of the root package, tasks of an ordered rule are enqueued once, and run in order. All tasks go through
+// the Enqueuer that New was given.
 func TestNew_overAnOrderedClient(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s)
 		var through []string
-		c, err := r.over(r.rdb, wrapped{r.ordering(r.rdb, inOrder("once")), &through}, Rule{Task: "once", On: []string{"id", "text"}})
+		c, err := r.over(r.rdb, wrapped{r.ordering(r.rdb, inOrder("once")), &through}, Rule{Task: "once", On: []string{"id",
+			"text"}})
 		redistest.Must(t, err)
 		enqueued := []string{"a", "b", "c", "d", "e", "f"}
 		var all []*asynq.Task
@@ -84,7 +86,8 @@ func TestNew_overAnOrderedClient(t *testing.T) {
 			return nil
 		}, r.guard(inOrder("once")))
 		<-begins
-		redistest.Eventually(t, longest, func() bool { return len(r.tasks(r.queue, "once", asynq.TaskStatePending)) == 0 }, "all tasks have come to a worker")
+		redistest.Eventually(t, longest, func() bool { return len(r.tasks(r.queue, "once", asynq.TaskStatePending)) == 0 },
+			"all tasks have come to a worker")
 		close(arrived)
 		redistest.Eventually(t, longest, func() bool { return len(r.tasks(r.queue, "once")) == 0 }, "all tasks are done")
 		if !slices.Equal(ran.all(), enqueued) {
@@ -100,7 +103,8 @@ func TestNew_orderedTaskPanics(t *testing.T) {
 		r := start(t, s)
 		r.serve(func(context.Context, *asynq.Task) error { panic("a defect") }, r.guard(inOrder("work")))
 		for _, until := range []Until{UntilDone, UntilStart} {
-			c, err := r.over(r.rdb, r.ordering(r.rdb, inOrder("work")), Rule{Task: "work", On: []string{"id", "text"}, Until: until})
+			c, err := r.over(r.rdb, r.ordering(r.rdb, inOrder("work")),
+				Rule{Task: "work", On: []string{"id", "text"}, Until: until})
 			redistest.Must(t, err)
 			for range 2 {
 				info := r.must(c.Enqueue(task("work", "7", until.String()), asynq.MaxRetry(0)))
@@ -110,14 +114,16 @@ func TestNew_orderedTaskPanics(t *testing.T) {
 	})
 }
 
-// What does not fit a task in order is refused: what supersedes, and what deletes an archived task that holds its key. That is
-// found also where the ordered rule is for a longer type, or a shorter one, and in a wrapper.
+// What does not fit a task in order is refused: what supersedes, and what deletes an archived task that holds its key.
+// That is found also where the ordered rule is for a longer type, or a shorter one, and in a wrapper.
 func TestNew_findsTheOrder(t *testing.T) {
 	t.Parallel()
 	r := start(t, redistest.Mini(t))
 	var through []string
-	ordering := r.ordering(r.rdb, automutex.Rule{Task: "push:", InOrder: true}, automutex.Rule{Task: "push:free", On: onID},
-		automutex.Rule{Task: "mail:daily", InOrder: true}, automutex.Rule{Task: "go:", InOrder: true, OnArchive: automutex.Continue})
+	ordering := r.ordering(r.rdb, automutex.Rule{Task: "push:", InOrder: true},
+		automutex.Rule{Task: "push:free", On: onID},
+		automutex.Rule{Task: "mail:daily", InOrder: true}, automutex.Rule{Task: "go:", InOrder: true,
+			OnArchive: automutex.Continue})
 	for i, c := range []struct {
 		rules   []string
 		runs    string // a type
@@ -131,7 +137,8 @@ func TestNew_findsTheOrder(t *testing.T) {
 		{[]string{"push:free"}, "push:free", nil},
 		{[]string{"mail:weekly"}, "mail:weekly", nil},
 	} {
-		for _, rule := range []Rule{{}, {Duplicate: Replace}, {KeepArchived: true}, {Until: UntilStart}, {Duplicate: Join, Until: For(1e9)}} {
+		for _, rule := range []Rule{{}, {Duplicate: Replace}, {KeepArchived: true}, {Until: UntilStart},
+			{Duplicate: Join, Until: For(1e9)}} {
 			fits := !slices.ContainsFunc(c.refused, func(r Rule) bool {
 				return r.Duplicate == rule.Duplicate && r.Until == rule.Until && r.KeepArchived == rule.KeepArchived
 			})
@@ -146,7 +153,8 @@ func TestNew_findsTheOrder(t *testing.T) {
 			_, fails = inside.Enqueue(task(c.runs, fmt.Sprint(i, rule), ""))
 			for _, err := range []error{err, fails} {
 				mistake := new(automutex.FieldError)
-				if (err == nil) != fits || err != nil && (!errors.As(err, &mistake) || !strings.Contains(err.Error(), "InOrder") && !strings.Contains(err.Error(), "set KeepArchived, or OnArchive to Continue")) {
+				if (err == nil) != fits || err != nil && (!errors.As(err, &mistake) || !strings.Contains(err.Error(), "InOrder") &&
+					!strings.Contains(err.Error(), "set KeepArchived, or OnArchive to Continue")) {
 					t.Errorf("%q, %+v: %v", c.rules, rule, err)
 				}
 			}
@@ -169,7 +177,8 @@ func TestEnqueue_duplicateOnAFullKey(t *testing.T) {
 	}
 	info, err := rejecting.Enqueue(task("work", "7", ""))
 	r.mustBeDuplicate(info, err, queued.ID, asynq.TaskStatePending)
-	ended := r.must(r.plain.Enqueue(task("work", "8", ""), asynq.Queue(r.queue), asynq.TaskID(mark.TaskID(keys.Key(r.prefix, "work", "8")))))
+	ended := r.must(r.plain.Enqueue(task("work", "8", ""), asynq.Queue(r.queue),
+		asynq.TaskID(mark.TaskID(keys.Key(r.prefix, "work", "8")))))
 	redistest.Must(t, r.inspector.ArchiveTask(r.queue, ended.ID))
 	if _, err := joining.Enqueue(task("work", "8", "")); !errors.Is(err, automutex.ErrFull) {
 		t.Errorf("another task: %v", err)

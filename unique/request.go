@@ -24,10 +24,10 @@ import (
 
 // request is one Enqueue call for a task that a rule matches. It belongs to the caller's goroutine.
 //
-// The claim decides: whose task the key is, and whether its handler has begun. A call takes the claim, enqueues the task and confirms the
-// claim. To supersede a task it announces the new one in the claim of the old one: then the confirmation, or the Guard that begins one of
-// the two, decides in one step which one is accepted, and the other one never begins. Under UntilDone with Reject or Join the claim is the
-// ID of the task, and asynq refuses the second one.
+// The claim decides: whose task the key is, and whether its handler has begun. A call takes the claim, enqueues the
+// task and confirms the claim. To supersede a task it announces the new one in the claim of the old one: then the
+// confirmation, or the Guard that begins one of the two, decides in one step which one is accepted, and the other one
+// never begins. Under UntilDone with Reject or Join the claim is the ID of the task, and asynq refuses the second one.
 type request struct {
 	client *Client
 	rule   *rule
@@ -38,7 +38,8 @@ type request struct {
 }
 
 // errChanging means that the existing task changed between each look and what the call did then.
-var errChanging = fmt.Errorf("%w: the task in the way changes faster than it can be looked at, or the asynq.Inspector looks at another database than the client; try again", ErrEnqueueUnderWay)
+var errChanging = fmt.Errorf("%w: the task in the way changes faster than it can be looked at, or the "+
+	"asynq.Inspector looks at another database than the client; try again", ErrEnqueueUnderWay)
 
 // run takes the claim and enqueues the task, or does what decide.Admit says of what stands there.
 func (req *request) run(ctx context.Context) (*asynq.TaskInfo, error) {
@@ -74,7 +75,8 @@ func (req *request) run(ctx context.Context) (*asynq.TaskInfo, error) {
 			var busy *engine.Busy
 			switch {
 			case errors.As(err, &busy):
-				over = fmt.Errorf("%w: %s has held this key's lock for %s", ErrEnqueueUnderWay, busy.Who().Owner, req.client.patience)
+				over = fmt.Errorf("%w: %s has held this key's lock for %s", ErrEnqueueUnderWay, busy.Who().Owner,
+					req.client.patience)
 			case info != nil || err != nil:
 				return info, err
 			case changed <= tries:
@@ -92,8 +94,10 @@ func (req *request) run(ctx context.Context) (*asynq.TaskInfo, error) {
 
 // underWay returns the error for a claim that stands and whose task does not exist.
 func (req *request) underWay(claim mark.Standing) error {
-	return fmt.Errorf("%w: it took the key %s ago, and its task %s is not in Redis yet; try again, the key is free in %s at the latest",
-		ErrEnqueueUnderWay, claim.Age.Round(time.Millisecond), claim.Holder, (req.client.grace - claim.Age).Round(time.Millisecond))
+	return fmt.Errorf("%w: it took the key %s ago, and its task %s is not in Redis yet; try again, the key is free in "+
+		"%s at the latest",
+		ErrEnqueueUnderWay, claim.Age.Round(time.Millisecond), claim.Holder,
+		(req.client.grace - claim.Age).Round(time.Millisecond))
 }
 
 // existing is what stands for the key: a claim, and its task as asynq has it.
@@ -104,7 +108,8 @@ type existing struct {
 	supersedes bool            // the new task takes its place while it lives
 }
 
-// try takes the claim, also that of old, and enqueues the task. It returns no task if another claim stands, or has just ended.
+// try takes the claim, also that of old, and enqueues the task. It returns no task if another claim stands, or has just
+// ended.
 func (req *request) try(ctx context.Context, old existing) (*asynq.TaskInfo, existing, error) {
 	// Other producers wait for this enqueue until the claim is client.grace old.
 	bound, cancel := context.WithTimeout(ctx, enqueueTimeout)
@@ -144,7 +149,8 @@ func (req *request) try(ctx context.Context, old existing) (*asynq.TaskInfo, exi
 	if found.queue, found.id, ok = tasknote.Parse(standing.Holder); !ok || underWay {
 		return nil, found, nil // or no claim of package unique: no such task exists
 	}
-	if found.info, err = req.look(found.queue, found.id); err == nil && found.info != nil && standing.Phase == mark.Enqueuing {
+	if found.info, err = req.look(found.queue, found.id); err == nil && found.info != nil &&
+		standing.Phase == mark.Enqueuing {
 		// Its producer died before it confirmed the claim, or is about to.
 		_, err = req.claim().Keep(ctx, standing.Holder, 0)
 	}
@@ -155,8 +161,8 @@ func (req *request) claim() mark.Mark {
 	return req.client.engine.Mark(req.key)
 }
 
-// take takes the claim for the new task, or announces the task in the claim of the one that it supersedes. If Redis' reply was lost, that
-// may have happened for a task that will never exist, so take undoes it.
+// take takes the claim for the new task, or announces the task in the claim of the one that it supersedes. If Redis'
+// reply was lost, that may have happened for a task that will never exist, so take undoes it.
 func (req *request) take(ctx context.Context, old existing) (standing mark.Standing, err error) {
 	if old.supersedes {
 		standing, err = req.claim().Supersede(ctx, req.holder(), old.claim)
@@ -170,8 +176,9 @@ func (req *request) take(ctx context.Context, old existing) (standing mark.Stand
 	return standing, err
 }
 
-// enqueueClaimed enqueues the task whose claim was just taken, and confirms the claim. If the enqueue fails, it undoes the take, unless the
-// task may exist all the same: then the claim is right, or the next call finds that it has no task.
+// enqueueClaimed enqueues the task whose claim was just taken, and confirms the claim. If the enqueue fails, it undoes
+// the take, unless the task may exist all the same: then the claim is right, or the next call finds that it has no
+// task.
 func (req *request) enqueueClaimed(ctx context.Context, old existing) (*asynq.TaskInfo, error) {
 	info, err := req.enqueue(ctx, req.start(old)...)
 	if err != nil {
@@ -192,7 +199,8 @@ func (req *request) enqueueClaimed(ctx context.Context, old existing) (*asynq.Ta
 	ctx = context.WithoutCancel(ctx)
 	standing, err := req.confirm(ctx, info)
 	switch {
-	case !old.supersedes: // it is accepted; without the confirmation the claim may block the key for client.grace after its end
+	case !old.supersedes:
+		// it is accepted; without the confirmation the claim may block the key for client.grace after its end
 		_ = req.clean(ctx, standing.Stale)
 		return info, nil
 	case err != nil:
@@ -222,8 +230,8 @@ func (req *request) start(old existing) []asynq.Option {
 	return []asynq.Option{asynq.ProcessAt(at)} // at once, if that is past
 }
 
-// confirm notes in the claim that the task is enqueued. From then on a task that asynq does not have has ended, however it ended, and its
-// claim with it. The claim of a scheduled task lasts longer.
+// confirm notes in the claim that the task is enqueued. From then on a task that asynq does not have has ended, however
+// it ended, and its claim with it. The claim of a scheduled task lasts longer.
 func (req *request) confirm(ctx context.Context, info *asynq.TaskInfo) (mark.Standing, error) {
 	length := time.Duration(0)
 	if ahead := time.Until(info.NextProcessAt); ahead > 0 && req.rule.Until.kind != decide.ForTime {
@@ -232,16 +240,17 @@ func (req *request) confirm(ctx context.Context, info *asynq.TaskInfo) (mark.Sta
 	return req.claim().Keep(ctx, req.holder(), length)
 }
 
-// takeBack deletes the new task, which did not take the place of the old one: that has begun, or other producers took this one for dead. It
-// returns nil, nil if the caller is to look again. Under UntilStart a task that a worker has had was accepted, and its start has ended the
-// claim.
+// takeBack deletes the new task, which did not take the place of the old one: that has begun, or other producers took
+// this one for dead. It returns nil, nil if the caller is to look again. Under UntilStart a task that a worker has had
+// was accepted, and its start has ended the claim.
 func (req *request) takeBack(ctx context.Context, info *asynq.TaskInfo) (*asynq.TaskInfo, error) {
 	if req.rule.Until.kind == decide.UntilStart {
 		left, err := req.look(req.rule.Queue, req.id)
 		if err != nil {
 			return nil, err
 		}
-		if left == nil || left.LastErr != "" || left.State == asynq.TaskStateActive || left.State == asynq.TaskStateCompleted {
+		if left == nil || left.LastErr != "" || left.State == asynq.TaskStateActive ||
+			left.State == asynq.TaskStateCompleted {
 			return info, nil
 		}
 	}
@@ -250,8 +259,8 @@ func (req *request) takeBack(ctx context.Context, info *asynq.TaskInfo) (*asynq.
 	return nil, err
 }
 
-// clean deletes tasks that were superseded. One that a worker has stays: asynq does not delete it, and the worker's Guard drops it and
-// notes that in the claim.
+// clean deletes tasks that were superseded. One that a worker has stays: asynq does not delete it, and the worker's
+// Guard drops it and notes that in the claim.
 func (req *request) clean(ctx context.Context, stale []string) error {
 	for _, holder := range stale {
 		_, id, _ := tasknote.Parse(holder)
@@ -272,9 +281,11 @@ func (req *request) clean(ctx context.Context, stale []string) error {
 // facts returns what decide.Admit decides by.
 func (req *request) facts(found existing) decide.Existing {
 	e := decide.Existing{
-		Until: req.rule.Until.kind, Duplicate: req.rule.Duplicate.kind, Keep: req.rule.KeepArchived, Begun: found.claim.Phase == mark.Begun,
+		Until: req.rule.Until.kind, Duplicate: req.rule.Duplicate.kind, Keep: req.rule.KeepArchived,
+		Begun: found.claim.Phase == mark.Begun,
 	}
-	if past := req.rule.Duplicate.kind == decide.Postpone && found.claim.Age >= req.rule.MaxPostpone; past && found.info != nil &&
+	if past := req.rule.Duplicate.kind == decide.Postpone && found.claim.Age >= req.rule.MaxPostpone; past &&
+		found.info != nil &&
 		(found.info.State != asynq.TaskStateScheduled || !found.info.NextProcessAt.After(time.Now())) {
 		e.Begun = true // it is due: another one in its place would go to the end of the queue, at each call
 	}
@@ -305,19 +316,21 @@ func (req *request) facts(found existing) decide.Existing {
 
 // duplicate returns the error for a task that blocks the key.
 func (req *request) duplicate(found existing) *DuplicateError {
-	e := &DuplicateError{Rule: req.rule.Task, Key: req.key, ID: found.id, Queue: found.queue, State: asynq.TaskStateCompleted, Gone: found.info == nil}
+	e := &DuplicateError{Rule: req.rule.Task, Key: req.key, ID: found.id, Queue: found.queue,
+		State: asynq.TaskStateCompleted, Gone: found.info == nil}
 	if found.info != nil {
 		e.State = found.info.State
 	}
 	return e
 }
 
-// replaceEnded deletes the ended task whose ID is the key, and enqueues the new one. It returns nil, nil if the situation changed; the
-// caller looks again. It holds the claim's own lock, which is not the lock that tasks take, so no other producer enqueues a task between
-// the look and the deletion. It does not keep an operator from running the ended task in that moment.
+// replaceEnded deletes the ended task whose ID is the key, and enqueues the new one. It returns nil, nil if the
+// situation changed; the caller looks again. It holds the claim's own lock, which is not the lock that tasks take, so
+// no other producer enqueues a task between the look and the deletion. It does not keep an operator from running the
+// ended task in that moment.
 //
-// Producers poll for the lock, which is held rarely, for a few round trips: a line would cost each a subscription. If a producer died
-// holding it, they poll until its TTL ends.
+// Producers poll for the lock, which is held rarely, for a few round trips: a line would cost each a subscription. If a
+// producer died holding it, they poll until its TTL ends.
 func (req *request) replaceEnded(ctx context.Context) (*asynq.TaskInfo, error) {
 	lease, err := req.client.engine.Take(ctx, engine.Request{
 		Ref: engine.Ref{Key: mark.Key(req.key) + ":lock", Limit: 1}, Name: req.key, TTL: req.client.changeTTL,
@@ -349,7 +362,8 @@ func (req *request) replaceEnded(ctx context.Context) (*asynq.TaskInfo, error) {
 	return info, err
 }
 
-// enqueue enqueues the task in asynq. asynq uses the last of conflicting options, so more overrides the caller's options.
+// enqueue enqueues the task in asynq. asynq uses the last of conflicting options, so more overrides the caller's
+// options.
 func (req *request) enqueue(ctx context.Context, more ...asynq.Option) (*asynq.TaskInfo, error) {
 	opts := slices.Concat(req.opts, []asynq.Option{asynq.Queue(req.rule.Queue), asynq.TaskID(req.id)}, more)
 	info, err := req.client.enqueuer.EnqueueContext(inside.WithOnce(ctx, req.rule.fitsOrder), req.task, opts...)
@@ -359,8 +373,8 @@ func (req *request) enqueue(ctx context.Context, more ...asynq.Option) (*asynq.T
 	return info, err
 }
 
-// learn finds out whether rdb is on asynq's Redis: then it has the task that was just enqueued, unless a worker is done with it already. So
-// a Client looks again after its next tasks, a few times.
+// learn finds out whether rdb is on asynq's Redis: then it has the task that was just enqueued, unless a worker is done
+// with it already. So a Client looks again after its next tasks, a few times.
 func (c *Client) learn(info *asynq.TaskInfo) {
 	c.enqueued.Store(info.Queue, true)
 	if c.rdb == nil || c.shared.Load() || c.looks.Add(1) > 10 {
@@ -371,15 +385,17 @@ func (c *Client) learn(info *asynq.TaskInfo) {
 	}
 }
 
-// look returns a task as asynq has it now, or nil if there is none. If asynq does not list the queue, there is none only if rdb is on
-// asynq's Redis, or if this Client has enqueued nothing in that queue yet: its first task has asynq list the queue.
+// look returns a task as asynq has it now, or nil if there is none. If asynq does not list the queue, there is none
+// only if rdb is on asynq's Redis, or if this Client has enqueued nothing in that queue yet: its first task has asynq
+// list the queue.
 func (req *request) look(queue, id string) (*asynq.TaskInfo, error) {
 	c := req.client
 	_, enqueued := c.enqueued.Load(queue) // before the look: the queue may be listed meanwhile
 	info, gone, err := blocked.Find(c.inspector, c.rdb, queue, id)
 	if errors.Is(err, asynq.ErrQueueNotFound) && !errors.Is(err, blocked.ErrElsewhere) {
 		if gone = !enqueued || c.shared.Load(); !gone {
-			return nil, fmt.Errorf("whether task %q of queue %q exists is not known: %w; is the asynq.Inspector on the Redis and the database of the client? "+
+			return nil, fmt.Errorf("whether task %q of queue %q exists is not known: %w; is the asynq.Inspector on the Redis "+
+				"and the database of the client? "+
 				"If somebody has deleted the queue, redis-cli SADD asynq:queues '%s' lists it again", id, queue, err, queue)
 		}
 	}
@@ -395,7 +411,8 @@ func isEnded(info *asynq.TaskInfo) bool {
 
 // isLost reports whether a task is in none of asynq's lists, so that it never runs.
 func isLost(info *asynq.TaskInfo) bool {
-	return info != nil && info.NextProcessAt.IsZero() && (info.State == asynq.TaskStateScheduled || info.State == asynq.TaskStateRetry)
+	return info != nil && info.NextProcessAt.IsZero() && (info.State == asynq.TaskStateScheduled ||
+		info.State == asynq.TaskStateRetry)
 }
 
 // holder returns the claim value (queue/id) of the new task.
@@ -415,13 +432,15 @@ func wholeSecond(t time.Time) time.Time { return t.Add(time.Second - 1).Truncate
 // isActive tells whether asynq's Inspector refused because a worker has the task, which it says in a text only.
 func isActive(err error) bool { return err != nil && strings.Contains(err.Error(), "active state") }
 
-// isListless tells whether asynq's Inspector refused because the task is in none of its lists, which it says in a text only.
+// isListless tells whether asynq's Inspector refused because the task is in none of its lists, which it says in a text
+// only.
 func isListless(err error) bool {
-	return err != nil && (strings.Contains(err.Error(), "not found in list") || strings.Contains(err.Error(), "not found in zset"))
+	return err != nil && (strings.Contains(err.Error(), "not found in list") || strings.Contains(err.Error(),
+		"not found in zset"))
 }
 
-// pause sleeps for about that long, and returns how long the next pause is: twice as long, at most about 50 ms. It returns ctx's error if
-// ctx ends first.
+// pause sleeps for about that long, and returns how long the next pause is: twice as long, at most about 50 ms. It
+// returns ctx's error if ctx ends first.
 func pause(ctx context.Context, mean time.Duration) (next time.Duration, err error) {
 	select {
 	case <-time.After(mean/2 + mathrand.N(mean)): //nolint:gosec // jitter, no secret

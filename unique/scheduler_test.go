@@ -12,7 +12,8 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// Two schedulers, so that one may fail, enqueue a task each at a tick: it runs once, also if the second one comes when the first has ended.
+// Two schedulers, so that one may fail, enqueue a task each at a tick: it runs once, also if the second one comes when
+// the first has ended.
 func TestDoubledSchedulers(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -33,7 +34,8 @@ func TestDoubledSchedulers(t *testing.T) {
 			_, err := r.plain.Enqueue(asynq.NewTask("cron:digest", nil), asynq.Queue(r.queue))
 			redistest.Must(t, err)
 		}
-		redistest.Eventually(t, longest, func() bool { return skipped.Load()+began.Load() == 2 }, "both running or being skipped")
+		redistest.Eventually(t, longest, func() bool { return skipped.Load()+began.Load() == 2 },
+			"both running or being skipped")
 		if began.Load() != 1 {
 			t.Errorf("%d runs of one tick", began.Load())
 		}

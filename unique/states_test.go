@@ -37,7 +37,8 @@ func TestStates(t *testing.T) {
 	waits := func(active, retry, archived, completed []string) row {
 		return row{
 			asynq.TaskStatePending: acts, asynq.TaskStateScheduled: acts, asynq.TaskStateAggregating: acts,
-			asynq.TaskStateActive: active, asynq.TaskStateRetry: retry, asynq.TaskStateArchived: archived, asynq.TaskStateCompleted: completed,
+			asynq.TaskStateActive: active, asynq.TaskStateRetry: retry, asynq.TaskStateArchived: archived,
+			asynq.TaskStateCompleted: completed,
 		}
 	}
 	cases := []struct {
@@ -68,7 +69,8 @@ func TestStates(t *testing.T) {
 					if state == asynq.TaskStatePending || state == asynq.TaskStateScheduled || state == asynq.TaskStateAggregating {
 						queue = idle
 					}
-					rule := Rule{Task: c.name + "/" + d.String() + "/" + state.String(), Queue: queue, On: onID, Until: c.until, Duplicate: d, KeepArchived: c.keep}
+					rule := Rule{Task: c.name + "/" + d.String() + "/" + state.String(), Queue: queue, On: onID, Until: c.until,
+						Duplicate: d, KeepArchived: c.keep}
 					rules = append(rules, rule)
 					if c.guarded {
 						guarded = append(guarded, automutex.Rule{Task: rule.Task, On: rule.On})
@@ -123,12 +125,14 @@ func checkState(t *testing.T, r *rig, c stateCase, first, next *Client, begun *s
 		t.Errorf(taskType+": "+format, args...)
 	}
 	opts := map[asynq.TaskState][]asynq.Option{
-		asynq.TaskStateScheduled: {asynq.ProcessIn(time.Hour)}, asynq.TaskStateAggregating: {asynq.Group("g")}, asynq.TaskStateCompleted: {asynq.Retention(time.Hour)},
+		asynq.TaskStateScheduled: {asynq.ProcessIn(time.Hour)}, asynq.TaskStateAggregating: {asynq.Group("g")},
+		asynq.TaskStateCompleted: {asynq.Retention(time.Hour)},
 	}[c.state]
 	old := r.must(first.Enqueue(task(taskType, "7", "old"), opts...))
 	r.await(queue, old.ID, c.state)
 	if c.state == asynq.TaskStateActive {
-		redistest.Eventually(t, longest, func() bool { _, ok := begun.Load(taskType); return ok }, "%s having begun", taskType)
+		redistest.Eventually(t, longest, func() bool { _, ok := begun.Load(taskType); return ok }, "%s having begun",
+			taskType)
 	}
 	before, err := r.inspector.GetTaskInfo(queue, old.ID)
 	redistest.Must(t, err)
@@ -142,9 +146,11 @@ func checkState(t *testing.T, r *rig, c stateCase, first, next *Client, begun *s
 	var dup *DuplicateError
 	switch c.want {
 	case rejected:
-		if info != nil || !errors.As(err, &dup) || dup.ID != old.ID || dup.State != c.state || dup.Queue != queue || dup.Rule != taskType {
+		if info != nil || !errors.As(err, &dup) || dup.ID != old.ID || dup.State != c.state || dup.Queue != queue ||
+			dup.Rule != taskType {
 			fail("answered %v, %v; want a *DuplicateError for %q", info, err, old.ID)
-		} else if ended := c.state == asynq.TaskStateArchived || c.state == asynq.TaskStateCompleted; strings.Contains(err.Error(), "until asynq drops it") != ended {
+		} else if ended := c.state == asynq.TaskStateArchived ||
+			c.state == asynq.TaskStateCompleted; strings.Contains(err.Error(), "until asynq drops it") != ended {
 			fail("%v", err)
 		}
 		if !unchanged {
@@ -155,15 +161,18 @@ func checkState(t *testing.T, r *rig, c stateCase, first, next *Client, begun *s
 			fail("answered %+v, %v; want the task that is there; it went from %+v to %+v", info, err, before, after)
 		}
 	case replaced, delayed:
-		if err != nil || len(lived) != 1 || !slices.Equal(texts(lived), []string{"new"}) || lived[0].ID != info.ID || lived[0].State != info.State {
+		if err != nil || len(lived) != 1 || !slices.Equal(texts(lived), []string{"new"}) || lived[0].ID != info.ID ||
+			lived[0].State != info.State {
 			fail("answered %+v, %v; there are %q", info, err, texts(lived))
 			return
 		}
 		at := lived[0].NextProcessAt
-		if c.want == delayed && (lived[0].State != asynq.TaskStateScheduled || at.Before(began.Add(c.delay)) || at.After(began.Add(c.delay+longest)) && c.state != asynq.TaskStateScheduled) {
+		if c.want == delayed && (lived[0].State != asynq.TaskStateScheduled || at.Before(began.Add(c.delay)) ||
+			at.After(began.Add(c.delay+longest)) && c.state != asynq.TaskStateScheduled) {
 			fail("it is %s for %s", lived[0].State, at.Sub(began))
 		}
-		if c.want == replaced && (lived[0].State != c.state || c.state == asynq.TaskStateScheduled && !at.Equal(before.NextProcessAt)) {
+		if c.want == replaced && (lived[0].State != c.state || c.state == asynq.TaskStateScheduled &&
+			!at.Equal(before.NextProcessAt)) {
 			fail("it is %s at %s, want as it was: %s at %s", lived[0].State, at, c.state, before.NextProcessAt)
 		}
 	case accepted:

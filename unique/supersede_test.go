@@ -76,8 +76,8 @@ func TestSupersede_aTaskThatWaitsInItsWorker(t *testing.T) {
 	})
 }
 
-// A task whose handler has begun is not superseded, however it came back: with an error, also where the server does not count
-// that, by a RetryAfter, with its key's gate closed; nor when it comes back once more and its key is busy.
+// A task whose handler has begun is not superseded, however it came back: with an error, also where the server does not
+// count that, by a RetryAfter, with its key's gate closed; nor when it comes back once more and its key is busy.
 func TestReplace_leavesATaskWhoseHandlerHasFailed(t *testing.T) {
 	t.Parallel()
 	limited := errors.New("429")
@@ -137,7 +137,8 @@ func TestReplace_supersedesATaskThatAGuardHandedBack(t *testing.T) {
 	})
 }
 
-// Without a Guard in the worker nobody notes that a handler begins: a task that asynq has as active for a while blocks its key.
+// Without a Guard in the worker nobody notes that a handler begins: a task that asynq has as active for a while blocks
+// its key.
 func TestReplace_withoutAGuard(t *testing.T) {
 	t.Parallel()
 	r := start(t, redistest.Mini(t), Rule{Task: "price", On: onID, Duplicate: Replace})
@@ -150,8 +151,8 @@ func TestReplace_withoutAGuard(t *testing.T) {
 	r.mustBeDuplicate(info, err, first.ID, asynq.TaskStateActive)
 }
 
-// A worker comes before any one command of a call that supersedes a task. Either the old task's handler begins, and the call is
-// refused or, under UntilStart, its task is the next one; or the old one never begins.
+// A worker comes before any one command of a call that supersedes a task. Either the old task's handler begins, and the
+// call is refused or, under UntilStart, its task is the next one; or the old one never begins.
 func TestSupersede_aWorkerComesMeanwhile(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartMini(t)
@@ -189,7 +190,8 @@ func meanwhile(t *testing.T, s *redistest.Server, rule Rule, fails bool, n int) 
 		redistest.Eventually(t, longest, func() bool {
 			info, err := r.inspector.GetTaskInfo(r.queue, old.ID)
 			failed := err == nil && info.State == asynq.TaskStateRetry
-			return slices.Contains(ran.all(), "new") || slices.Contains(ran.all(), "old") && (!fails || failed) || errors.Is(err, asynq.ErrTaskNotFound)
+			return slices.Contains(ran.all(), "new") || slices.Contains(ran.all(), "old") && (!fails || failed) ||
+				errors.Is(err, asynq.ErrTaskNotFound)
 		}, "the old task begun, failed or gone, or the new one begun")
 	}
 	left := n
@@ -209,7 +211,8 @@ func meanwhile(t *testing.T, s *redistest.Server, rule Rule, fails bool, n int) 
 	}
 	begun := slices.Contains(ran.all(), "old")
 	if begun && rule.Until == UntilDone {
-		r.mustBeDuplicate(info, err, old.ID, map[bool]asynq.TaskState{true: asynq.TaskStateRetry, false: asynq.TaskStateActive}[fails])
+		r.mustBeDuplicate(info, err, old.ID, map[bool]asynq.TaskState{true: asynq.TaskStateRetry,
+			false: asynq.TaskStateActive}[fails])
 	} else {
 		r.must(info, err)
 	}
@@ -250,7 +253,8 @@ func TestPostpone(t *testing.T) {
 				if want.Before(at) {
 					want = at // never earlier than promised before
 				}
-				if got := found[0].NextProcessAt; got.Before(want.Add(-time.Millisecond)) || got.After(want.Add(longest)) { // Redis' clock tells the age
+				// Redis' clock tells the age
+				if got := found[0].NextProcessAt; got.Before(want.Add(-time.Millisecond)) || got.After(want.Add(longest)) {
 					t.Errorf("%s: a call after %s puts it to %s from now, want %s", until, age, got.Sub(before), want.Sub(before))
 				}
 				at = found[0].NextProcessAt
@@ -259,11 +263,13 @@ func TestPostpone(t *testing.T) {
 	})
 }
 
-// A task that was put off up to its bound runs although calls go on and the queue is long: it keeps its place, and counts as begun.
+// A task that was put off up to its bound runs although calls go on and the queue is long: it keeps its place, and
+// counts as begun.
 func TestPostpone_keepsItsPlacePastTheBound(t *testing.T) {
 	t.Parallel()
 	for _, until := range []Until{UntilDone, UntilStart} {
-		r := start(t, redistest.Mini(t), Rule{Task: "draft", On: onID, Until: until, Duplicate: Postpone(time.Minute), MaxPostpone: 2 * time.Minute})
+		r := start(t, redistest.Mini(t), Rule{Task: "draft", On: onID, Until: until, Duplicate: Postpone(time.Minute),
+			MaxPostpone: 2 * time.Minute})
 		due := r.must(r.Enqueue(task("draft", "7", "due")))
 		redistest.Must(t, r.inspector.RunTask(r.queue, due.ID))
 		r.age("draft", 3*time.Minute)
@@ -285,18 +291,21 @@ func TestPostpone_keepsItsPlacePastTheBound(t *testing.T) {
 	}
 }
 
-// What takes the place of a scheduled task is due when that was, and has options of its own; so has a task of another type in the same scope.
+// What takes the place of a scheduled task is due when that was, and has options of its own; so has a task of another
+// type in the same scope.
 func TestReplace_scheduled(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, until := range []Until{UntilDone, UntilStart} {
-			r := start(t, s, Rule{Task: "a", Scope: "s", Until: until, Duplicate: Replace}, Rule{Task: "b", Scope: "s", Until: until, Duplicate: Replace})
+			r := start(t, s, Rule{Task: "a", Scope: "s", Until: until, Duplicate: Replace},
+				Rule{Task: "b", Scope: "s", Until: until, Duplicate: Replace})
 			at := time.Now().Add(time.Hour).Truncate(time.Second)
 			r.must(r.Enqueue(task("a", "7", "old"), asynq.ProcessAt(at), asynq.MaxRetry(3)))
 			for _, name := range []string{"a", "b"} {
 				info := r.must(r.Enqueue(task(name, "7", name), asynq.MaxRetry(9), asynq.ProcessIn(time.Minute)))
 				found := slices.Concat(r.tasks(r.queue, "a", live...), r.tasks(r.queue, "b", live...))
-				if len(found) != 1 || found[0].ID != info.ID || found[0].MaxRetry != 9 || !found[0].NextProcessAt.Equal(at) || !slices.Equal(texts(found), []string{name}) {
+				if len(found) != 1 || found[0].ID != info.ID || found[0].MaxRetry != 9 || !found[0].NextProcessAt.Equal(at) ||
+					!slices.Equal(texts(found), []string{name}) {
 					t.Errorf("%s: there are %+v", until, found)
 				}
 			}

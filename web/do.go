@@ -58,7 +58,8 @@ type form struct {
 	ticket       int64
 }
 
-// readForm reads a link or a form. wrong says why it is none of an action; what is wrong with a typed field stands beside the field.
+// readForm reads a link or a form. wrong says why it is none of an action; what is wrong with a typed field stands
+// beside the field.
 func (p *page) readForm(v url.Values) (f form, wrong string) {
 	f = form{
 		Action: v.Get("action"), Tokens: v["token"], Task: v.Get("task"), Ticket: v.Get("ticket"), Gate: v.Get("gate") != "",
@@ -157,7 +158,8 @@ func (p *page) show(w http.ResponseWriter, r *http.Request, status int, f form) 
 		})
 		v.Gate = len(f.Tokens) == 0 && info.Breakable()
 		if len(v.Holders) == 0 && !v.Gate {
-			p.fail(w, http.StatusConflict, "Nobody holds this lock, and no hold or cooldown has closed its gate: there is nothing to break.")
+			p.fail(w, http.StatusConflict, "Nobody holds this lock, and no hold or cooldown has closed its gate: there is "+
+				"nothing to break.")
 			return
 		}
 	}
@@ -177,7 +179,8 @@ func (v *askView) describe() {
 	case "break":
 		v.Button, v.Question = "Break", "Take the lock "+key+" from "+printable.Count(len(v.Holders), "holder")
 		if v.Effects = []string{
-			"The context of each holder's handler ends with lock.ErrLost, at its next renewal at the latest. Until then the handler may still be at work.",
+			"The context of each holder's handler ends with lock.ErrLost, at its next renewal at the latest. Until then the " +
+				"handler may still be at work.",
 			"The first in line gets the lock at once, unless it is paused or its gate is closed.",
 			"Only the holders below lose the lock, and nobody who came meanwhile.",
 		}; v.Gate {
@@ -206,11 +209,13 @@ func (v *askView) describe() {
 		}
 	case "resume":
 		v.Button, v.Question = "Resume", "Resume "+target+"?"
-		v.Effects = []string{"Tasks get the locks of this target again. A pause of the whole scope stays in force for one key of it.", within}
+		v.Effects = []string{"Tasks get the locks of this target again. A pause of the whole scope stays in force for one " +
+			"key of it.", within}
 	case "limit":
 		v.Button, v.Question = "Set", "Set another limit for "+target+"?"
 		v.Effects = []string{
-			"So many may hold a lock of this target at once, in place of the number in the program. A lower number takes effect as holders leave.",
+			"So many may hold a lock of this target at once, in place of the number in the program. A lower number takes " +
+				"effect as holders leave.",
 			"Ordered keys go on with one at a time, whatever the number.", within,
 		}
 	}
@@ -221,7 +226,8 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, maxForm)
 	if err := r.ParseForm(); err != nil {
 		if tooLarge := (*http.MaxBytesError)(nil); errors.As(err, &tooLarge) {
-			p.fail(w, http.StatusRequestEntityTooLarge, "The form has more than 256 kB: it is for too many holders. Nothing was done; break them one by one, or with automutex break.")
+			p.fail(w, http.StatusRequestEntityTooLarge, "The form has more than 256 kB: it is for too many holders. Nothing "+
+				"was done; break them one by one, or with automutex break.")
 			return
 		}
 		p.fail(w, http.StatusBadRequest, "The form could not be read. Nothing was done.")
@@ -285,7 +291,8 @@ func (p *page) act(ctx context.Context, f form, by string) (string, error) {
 		removed, err := p.engine.Sweep(ctx)
 		return fmt.Sprintf("Dead entries removed: %d.", removed), err
 	case "skip":
-		return "Task " + printable.Short(f.Task) + " was skipped: the next one of its key goes on.", blocked.Skip(ctx, p.engine, p.o.Inspector, f.Key, f.Task, f.ticket)
+		return "Task " + printable.Short(f.Task) + " was skipped: the next one of its key goes on.",
+			blocked.Skip(ctx, p.engine, p.o.Inspector, f.Key, f.Task, f.ticket)
 	}
 	controls, done := p.asOperator(by)
 	defer done()
@@ -298,7 +305,8 @@ func (p *page) act(ctx context.Context, f form, by string) (string, error) {
 		}
 		return target + " is not paused any more.", err
 	case f.Action == "pause" && f.length > 0:
-		return target + " is paused for " + printable.Exact(f.length) + ".", controls.Pause(ctx, f.Target, time.Now().Add(f.length), f.Why)
+		return target + " is paused for " + printable.Exact(f.length) + ".",
+			controls.Pause(ctx, f.Target, time.Now().Add(f.length), f.Why)
 	case f.Action == "pause":
 		return target + " is paused until somebody resumes it.", controls.Pause(ctx, f.Target, time.Time{}, f.Why)
 	case f.limit == 0:
@@ -322,24 +330,28 @@ func (p *page) breakLock(ctx context.Context, f form) (string, error) {
 	broken, opened, err := inspect.Break(ctx, p.engine, f.Key, f.Tokens, f.Gate)
 	var done []string
 	if broken > 0 {
-		done = append(done, fmt.Sprintf("The lock was taken from %d of %s.", broken, printable.Count(len(f.Tokens), "holder")))
+		done = append(done, fmt.Sprintf("The lock was taken from %d of %s.", broken,
+			printable.Count(len(f.Tokens), "holder")))
 	}
 	if opened {
 		done = append(done, "Its gate is open.")
 	}
 	if err == nil && done == nil {
-		err = errors.New("nothing was done: none of the holders that you saw has the lock any more, nor is a gate closed that they closed")
+		err = errors.New("nothing was done: none of the holders that you saw has the lock any more, nor is a gate closed " +
+			"that they closed")
 	}
 	return strings.Join(done, " "), err
 }
 
-// origin is the URL of the view that an operator came from to an action. From is frame.Here of that view; empty means the view that the
-// action belongs to. Anybody can make a link with another text there, so it leads to a view of the page, or is not used.
+// origin is the URL of the view that an operator came from to an action. From is frame.Here of that view; empty means
+// the view that the action belongs to. Anybody can make a link with another text there, so it leads to a view of the
+// page, or is not used.
 func (p *page) origin(f form) string {
 	view, query, _ := strings.Cut(f.From, "?")
 	_, malformed := url.ParseQuery(query)
 	switch {
-	case len(f.From) <= maxOrigin && malformed == nil && slices.Contains([]string{"keys", "key", "blocked", "rules"}, view):
+	case len(f.From) <= maxOrigin && malformed == nil && slices.Contains([]string{"keys", "key", "blocked", "rules"},
+		view):
 		return p.base + f.From
 	case f.Action == "break":
 		return p.base + "key?" + url.Values{"key": {f.Key}}.Encode()
@@ -367,8 +379,8 @@ func (l *actionLog) add(a Action) (id string) {
 	return a.id
 }
 
-// get gives the action with that ID, which a redirect has in its URL; nil if this process does not know it: nothing of the URL itself is
-// shown, since anybody can make a link.
+// get gives the action with that ID, which a redirect has in its URL; nil if this process does not know it: nothing of
+// the URL itself is shown, since anybody can make a link.
 func (l *actionLog) get(id string) *Action {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -86,13 +86,15 @@ func TestDo_break(t *testing.T) {
 		lease := v.hold(m)
 		ctx := lease.Bind(context.Background())
 		v.get("/locks"+keyPath(m.Key())).want(200, "Break…")
-		asked := v.get("/locks/do?action=break&key="+url.QueryEscape(m.Key())+"&token="+url.QueryEscape(lease.Token())).want(200, "Take the lock a from 1 holder?", "default/task-1", "The first in line gets the lock at once")
+		asked := v.get("/locks/do?action=break&key="+url.QueryEscape(m.Key())+"&token="+url.QueryEscape(lease.Token())).
+			want(200, "Take the lock a from 1 holder?", "default/task-1", "The first in line gets the lock at once")
 		if ctx.Err() != nil {
 			t.Fatal("asking has broken the lock")
 		}
 		v.confirm(asked, "hangs <b>").want(200, "The lock was taken from 1 of 1 holder.", "Nobody holds this lock.")
 		done := seen.last(t)
-		if done.Do != "break" || done.Target != m.Key() || done.By != "ann" || done.Why != "hangs <b>" || done.Err != nil || done.Request == nil || len(done.Tokens) != 1 {
+		if done.Do != "break" || done.Target != m.Key() || done.By != "ann" || done.Why != "hangs <b>" || done.Err != nil ||
+			done.Request == nil || len(done.Tokens) != 1 {
 			t.Errorf("Audit got %+v", done)
 		}
 		redistest.Eventually(t, patience, func() bool {
@@ -115,7 +117,8 @@ func TestDo_breakAll(t *testing.T) {
 	v.hold(m)
 	asked := v.get("/locks/do?action=break&key="+url.QueryEscape(m.Key())).want(200, "from 2 holders?")
 	late := v.hold(m)
-	v.get("/locks/do?action=break&key="+url.QueryEscape(m.Key())+"&token="+url.QueryEscape(late.Token())).want(200, "from 1 holder?")
+	v.get("/locks/do?action=break&key="+url.QueryEscape(m.Key())+"&token="+url.QueryEscape(late.Token())).want(200,
+		"from 1 holder?")
 	v.confirm(asked, strings.Repeat("é", maxWhy+1)).want(200, "taken from 2 of 2 holders", "<dt>Held</dt><dd>1</dd>")
 	if done := seen.last(t); len(done.Tokens) != 2 || done.Why != strings.Repeat("é", maxWhy) { // a long reason is cut
 		t.Errorf("Audit got %+v", done)
@@ -146,7 +149,8 @@ func TestDo_refused(t *testing.T) {
 	v.do(http.MethodPost, "/locks/do", strings.NewReader("key=%zz"), func(r *http.Request) {
 		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	}).want(400, "The form could not be read. Nothing was done.")
-	v.post("/locks/do", url.Values{"action": {"break"}, "key": {strings.Repeat("x", maxForm)}}).want(http.StatusRequestEntityTooLarge, "automutex break")
+	v.post("/locks/do", url.Values{"action": {"break"}, "key": {strings.Repeat("x",
+		maxForm)}}).want(http.StatusRequestEntityTooLarge, "automutex break")
 	reader := serve(t, redistest.Real(t), Options{Prefix: v.prefix, RootPath: "/locks", Audit: seen.note})
 	reader.post("/locks/do", form).want(403, "You may look")
 	reader.get("/locks/do?" + form.Encode()).want(403)
@@ -188,9 +192,11 @@ func TestDo_breakGate(t *testing.T) {
 			return info.Gate.OpensIn == 0
 		}
 		ask := func(m *lock.Lock) string { return "/locks/do?action=break&key=" + url.QueryEscape(m.Key()) }
-		free, both, rated := v.locker.Mutex("free"), v.locker.Semaphore("both", 2), v.locker.Mutex("rated", lock.Rate(1, time.Hour, 1))
+		free, both, rated := v.locker.Mutex("free"), v.locker.Semaphore("both", 2),
+			v.locker.Mutex("rated", lock.Rate(1, time.Hour, 1))
 		lease := v.hold(free)
-		redistest.Must(t, errors.Join((*inside.At(lease)).CloseGate(context.Background(), time.Hour), lease.Unlock(context.Background())))
+		redistest.Must(t, errors.Join((*inside.At(lease)).CloseGate(context.Background(), time.Hour),
+			lease.Unlock(context.Background())))
 		asked := v.get(ask(free)).want(200, "and open its gate?", "A hold or a cooldown ends now")
 		if isOpen(free) {
 			t.Error("asking has opened the gate")
@@ -203,14 +209,17 @@ func TestDo_breakGate(t *testing.T) {
 
 		lease = v.hold(both)
 		redistest.Must(t, v.hold(both).Cooldown(context.Background(), time.Hour))
-		v.confirm(v.get(ask(both)+"&token="+url.QueryEscape(lease.Token())).want(200, "Take the lock both from 1 holder?").without("gate open"), "").want(200, "taken from 1 of 1 holder.").without("gate is open")
+		v.confirm(v.get(ask(both)+"&token="+url.QueryEscape(lease.Token())).want(200,
+			"Take the lock both from 1 holder?").without("gate open"), "").want(200,
+			"taken from 1 of 1 holder.").without("gate is open")
 		if isOpen(both) {
 			t.Error("a break of one holder has ended the cooldown")
 		}
 		redistest.Must(t, v.locker.Mutex("both").Delete(context.Background()))
 		v.hold(both)
 		redistest.Must(t, v.hold(both).Cooldown(context.Background(), time.Hour))
-		v.confirm(v.get(ask(both)).want(200, "from 1 holder, and open its gate?"), "").want(200, "taken from 1 of 1 holder. Its gate is open.")
+		v.confirm(v.get(ask(both)).want(200, "from 1 holder, and open its gate?"), "").want(200,
+			"taken from 1 of 1 holder. Its gate is open.")
 		if !isOpen(both) {
 			t.Error("the cooldown goes on")
 		}
@@ -264,8 +273,10 @@ func TestAsk_leadsBack(t *testing.T) {
 	v.confirm(asked, "").want(200, "Dead entries removed: 0.", `value="&#34;b&amp;c"`, `value="1m"`)
 
 	// Without a view that it came from, and with one that somebody made up.
-	for action, want := range map[string]string{"pause&target=a": "/locks/rules", "resume&target=a": "/locks/rules", "limit&target=a": "/locks/rules", "sweep": "/locks/keys"} {
-		for _, from := range []string{"", "https://evil.example.com/", "//evil.example.com/key?key=a", "javascript:alert(1)", "../key", "do?action=sweep", "key?%zz", "key?key=" + strings.Repeat("x", maxOrigin)} {
+	for action, want := range map[string]string{"pause&target=a": "/locks/rules", "resume&target=a": "/locks/rules",
+		"limit&target=a": "/locks/rules", "sweep": "/locks/keys"} {
+		for _, from := range []string{"", "https://evil.example.com/", "//evil.example.com/key?key=a", "javascript:alert(1)",
+			"../key", "do?action=sweep", "key?%zz", "key?key=" + strings.Repeat("x", maxOrigin)} {
 			if back := v.get("/locks/do?action=" + action + "&from=" + url.QueryEscape(from)).leave(); back != want {
 				t.Errorf("%s from %q leads back to %q, want %q", action, from, back, want)
 			}
@@ -296,8 +307,10 @@ func TestDo_wrongField(t *testing.T) {
 			t.Errorf("%+v: another field is said to be wrong as well", c)
 		}
 	}
-	v.post("/locks/do", url.Values{"action": {"pause"}, "target": {" "}, "for": {"soon"}}).want(http.StatusBadRequest, "Name a target")
-	v.post("/locks/do", url.Values{"action": {"pause"}, "target": {" "}, "for": {"1h"}}).want(http.StatusBadRequest, "Name a target")
+	v.post("/locks/do", url.Values{"action": {"pause"}, "target": {" "}, "for": {"soon"}}).want(http.StatusBadRequest,
+		"Name a target")
+	v.post("/locks/do", url.Values{"action": {"pause"}, "target": {" "}, "for": {"1h"}}).want(http.StatusBadRequest,
+		"Name a target")
 	list, err := v.locker.Controls().List(context.Background())
 	if err != nil || len(list) != 0 || len(seen.all) != 0 {
 		t.Errorf("controls: %+v, %v; Audit got %+v", list, err, seen.all)
@@ -316,14 +329,16 @@ func TestKey_shortForm(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	await(t, v.stream(ctx, "/locks/live?view=key&key="+url.QueryEscape("report|acme")), "worker-1:4242")
-	v.get("/locks/do?action=break&key="+url.QueryEscape("report|acme")).want(200, "Take the lock report|acme from 1 holder?", m.Key())
+	v.get("/locks/do?action=break&key="+url.QueryEscape("report|acme")).want(200,
+		"Take the lock report|acme from 1 holder?", m.Key())
 	form := url.Values{"action": {"break"}, "key": {"report|acme"}, "token": {lease.Token()}}
 	v.get(v.post("/locks/do", form).want(303).header.Get("Location")).want(200, "The lock was taken from 1 of 1 holder.")
 	if done := seen.last(t); done.Target != m.Key() {
 		t.Errorf("Audit has the target %q, want %q", done.Target, m.Key())
 	}
 	for _, wrong := range []string{
-		"", "a b", "other:{report|acme}", "{report|acme}", "asynq:{default}:pending", v.prefix + ":{}", v.prefix + ":{a}:pool", v.prefix + ":{a b}",
+		"", "a b", "other:{report|acme}", "{report|acme}", "asynq:{default}:pending", v.prefix + ":{}", v.prefix +
+			":{a}:pool", v.prefix + ":{a b}",
 		"control", strings.Repeat("x}", 2500),
 	} {
 		v.get("/locks/live?view=key&key=" + url.QueryEscape(wrong)).want(404)
@@ -337,7 +352,8 @@ func blockedKey(t *testing.T, v *site) (key string) {
 	t.Helper()
 	_, err := asynq.NewClientFromRedisClient(v.rdb).Enqueue(asynq.NewTask("other", nil)) // so asynq has the queue
 	redistest.Must(t, err)
-	e, its := *inside.At(v.locker), engine.Ref{Key: v.locker.Mutex("orders", lock.Parts("7")).Key(), Limit: 1, Ordered: true}
+	e, its := *inside.At(v.locker), engine.Ref{Key: v.locker.Mutex("orders", lock.Parts("7")).Key(), Limit: 1,
+		Ordered: true}
 	for _, id := range []string{"first", "second", "third"} {
 		note := "default/" + id
 		ticket, _, _, err := e.Stamp(t.Context(), its, note, "n"+id, 0, 0)
@@ -368,28 +384,33 @@ func TestBlocked(t *testing.T) {
 		v.get("/locks/blocked").want(200, "orders|7", "default/first", gone, ">2<", "Skip…")
 		v.get("/locks/").want(200, "Blocked keys</span><b class=\"big\">1<", "3 in order", "a task keeps others waiting")
 		v.get("/locks/keys").want(200, "orders|7", ">blocked</a>", "<b>3</b> of these in order")
-		v.get("/locks/key?key="+url.QueryEscape(key)).want(200, "Behind <bdi>default/first</bdi>, which <bdi>"+gone, "archived", "in order", "default/third",
+		v.get("/locks/key?key="+url.QueryEscape(key)).want(200, "Behind <bdi>default/first</bdi>, which <bdi>"+gone,
+			"archived", "in order", "default/third",
 			`<bdi>default/first</bdi> <span class="tag error">the others wait for it</span>`, `<rect class="wait open" x=`)
 		head, err := v.page.engine.Head(t.Context(), engine.Ref{Key: key})
 		redistest.Must(t, err)
 		ticket := strconv.FormatInt(head.Ticket, 10)
 		v.get("/locks/blocked").want(200, "&amp;ticket="+ticket+"&amp;")
-		asked := v.get("/locks/do?action=skip&key="+url.QueryEscape(key)+"&task=default/first&ticket="+ticket+"&from=blocked").want(200, "Skip task default/first of orders|7?", "its old place")
+		skip := "/locks/do?action=skip&key=" + url.QueryEscape(key) + "&task=default/first&ticket=" + ticket + "&from=blocked"
+		asked := v.get(skip).want(200, "Skip task default/first of orders|7?", "its old place")
 		v.confirm(asked, "refunded by hand").want(200, "Task default/first was skipped")
-		if a := audit.last(t); a.Do != "skip" || a.Target != key || a.By != "ann" || a.Why != "refunded by hand" || a.Err != nil {
+		if a := audit.last(t); a.Do != "skip" || a.Target != key || a.By != "ann" || a.Why != "refunded by hand" ||
+			a.Err != nil {
 			t.Errorf("%+v", a)
 		}
 		v.confirm(asked, "").want(200, "Task default/first was skipped") // a second click
 		if head, err := v.page.engine.Head(t.Context(), engine.Ref{Key: key}); err != nil || head.Note != "default/second" {
 			t.Errorf("%+v, %v", head, err)
 		}
-		v.refuse(v.get("/locks/do?action=skip&key="+url.QueryEscape(key)+"&task=default/first&from=blocked")).want(409, "skip failed", "is not the next one of key")
+		v.refuse(v.get("/locks/do?action=skip&key="+url.QueryEscape(key)+"&task=default/first&from=blocked")).want(409,
+			"skip failed", "is not the next one of key")
 		if a := audit.last(t); a.Err == nil {
 			t.Errorf("%+v", a)
 		}
 		v.get("/locks/do?action=skip&key=" + url.QueryEscape(key)).want(400)
 		v.post("/locks/do", url.Values{"action": {"skip"}, "key": {"nothing"}, "task": {""}}).want(400)
-		v.post("/locks/do", url.Values{"action": {"skip"}, "key": {key}, "task": {"default/second"}, "ticket": {"1x"}}).want(400)
+		v.post("/locks/do", url.Values{"action": {"skip"}, "key": {key}, "task": {"default/second"},
+			"ticket": {"1x"}}).want(400)
 		redistest.Eventually(t, patience, func() bool {
 			return strings.Contains(v.get("/locks/blocked").body, "No ordered key is blocked.")
 		}, "nothing is blocked")

@@ -87,7 +87,8 @@ func (v *site) do(method, path string, body io.Reader, change ...func(*http.Requ
 	for _, f := range change {
 		f(req)
 	}
-	client := &http.Client{Transport: v.server.Client().Transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	client := &http.Client{Transport: v.server.Client().Transport,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	resp, err := client.Do(req)
 	if err != nil {
 		v.t.Fatalf("%s %s: %v", method, path, err)

@@ -19,7 +19,8 @@ const (
 	leastPause, mostPause = time.Second, time.Minute
 	// pausePerLock keeps Redis free where there are many locks: it takes some 50 us for each.
 	pausePerLock = 2 * time.Millisecond
-	// pauseTimes is how many times as long as a look the pause after it is, at least: Redis may have few locks and millions of other keys.
+	// pauseTimes is how many times as long as a look the pause after it is, at least: Redis may have few locks and
+	// millions of other keys.
 	pauseTimes = 9
 	// walkWithin bounds a look at all locks.
 	walkWithin = 2 * time.Minute
@@ -83,7 +84,8 @@ func (s *snapshot) trim() {
 	s.rows = s.rows[:min(len(s.rows), maxRows)]
 }
 
-// busier orders rows: the longest line first, then the one taken longest ago, then by key, so that rows keep their places.
+// busier orders rows: the longest line first, then the one taken longest ago, then by key, so that rows keep their
+// places.
 func busier(a, b row) int {
 	taken := func(r row) int64 {
 		if r.Since == nil {
@@ -97,8 +99,8 @@ func busier(a, b row) int {
 // errLooking is shown while the first look goes on: Redis does not answer, or has very many locks.
 var errLooking = errors.New("Redis has not told yet which locks there are; " + triesAgain)
 
-// snapshot gives the last look at all locks, and has the next one made if it is too old. nil: there was none in time. The error is for the
-// viewer.
+// snapshot gives the last look at all locks, and has the next one made if it is too old. nil: there was none in time.
+// The error is for the viewer.
 func (p *page) snapshot(ctx context.Context) (*snapshot, error) {
 	wait := p.within.redis
 	if last := p.locks.last(); last != nil && time.Since(last.at) < 2*mostPause {
@@ -126,7 +128,8 @@ func (s *snapshot) age() string {
 // Blocked reports whether a task of the key has failed or is archived, and keeps others waiting.
 func (r row) Blocked() bool { return r.Next != nil && r.Next.Blocked }
 
-// held is for how long the lock had been held; 0: by nobody, or by several, of whom only the newest one's time is known.
+// held is for how long the lock had been held; 0: by nobody, or by several, of whom only the newest one's time is
+// known.
 func (r row) held() time.Duration {
 	if r.Held != 1 || r.Since == nil {
 		return 0
@@ -172,7 +175,8 @@ func (h *hour) add(at time.Time, t totals) {
 	if n := len(h.points); n > 1 && now-h.points[n-2][0] <= pointEvery {
 		h.points = h.points[:n-1]
 	}
-	h.points = slices.DeleteFunc(h.points, func(p [4]int64) bool { return p[0] <= now-3600 || p[0] >= now }) // the clock may go back
+	// the clock may go back
+	h.points = slices.DeleteFunc(h.points, func(p [4]int64) bool { return p[0] <= now-3600 || p[0] >= now })
 	h.points = append(h.points, [4]int64{now, int64(t.Held), int64(t.Line) - apart, apart})
 }
 

@@ -27,8 +27,10 @@ func TestPauseAfter(t *testing.T) {
 		took  time.Duration
 		want  time.Duration
 	}{
-		{0, 0, time.Second}, {7, 10 * time.Millisecond, 990 * time.Millisecond}, {7, 300 * time.Millisecond, 2700 * time.Millisecond},
-		{10_000, 400 * time.Millisecond, 20 * time.Second}, {100_000, 4 * time.Second, time.Minute}, {7, time.Hour, time.Minute},
+		{0, 0, time.Second}, {7, 10 * time.Millisecond, 990 * time.Millisecond},
+		{7, 300 * time.Millisecond, 2700 * time.Millisecond},
+		{10_000, 400 * time.Millisecond, 20 * time.Second}, {100_000, 4 * time.Second, time.Minute},
+		{7, time.Hour, time.Minute},
 	} {
 		if got := pauseAfter(c.locks, c.took); got != c.want {
 			t.Errorf("after a look of %s at %d locks: %s, want %s", c.took, c.locks, got, c.want)
@@ -48,7 +50,8 @@ func (v *site) stand(s *snapshot, age time.Duration) {
 func heldRow(key string, held time.Duration) row {
 	at := time.Unix(1_700_000_000, 0)
 	since := at.Add(-held)
-	return row{inspect.Lock{Key: key, Held: 1, Since: &since, Holders: []inspect.Holder{{Owner: "w", Until: at.Add(time.Second)}}, At: at}}
+	return row{inspect.Lock{Key: key, Held: 1, Since: &since, Holders: []inspect.Holder{{Owner: "w",
+		Until: at.Add(time.Second)}}, At: at}}
 }
 
 // What an old look has found is shown as it was, with its age beside it: a lock that was held for 200 ms then is not
@@ -72,7 +75,8 @@ func TestOldLook(t *testing.T) {
 func TestBusier(t *testing.T) {
 	t.Parallel()
 	old := time.Now().Add(-time.Hour)
-	all := []row{{inspect.Lock{Key: "c"}}, {inspect.Lock{Key: "b", Since: &old}}, {inspect.Lock{Key: "a"}}, {inspect.Lock{Key: "z", Line: 1}}}
+	all := []row{{inspect.Lock{Key: "c"}}, {inspect.Lock{Key: "b", Since: &old}}, {inspect.Lock{Key: "a"}},
+		{inspect.Lock{Key: "z", Line: 1}}}
 	slices.SortFunc(all, busier)
 	if order := all[0].Key + all[1].Key + all[2].Key + all[3].Key; order != "zbac" {
 		t.Errorf("in the order %s", order)
@@ -111,7 +115,8 @@ func TestHour(t *testing.T) {
 			t.Fatalf("point %d is at %d, after one at %d", i+1, p[0], points[i][0])
 		}
 	}
-	if n := len(points); n < 300 || n > 370 || points[n-1] != [4]int64{at.Unix() + 7290, 1, 0, 0} || points[5][2] != 2 || points[5][3] != 3 {
+	if n := len(points); n < 300 || n > 370 || points[n-1] != [4]int64{at.Unix() + 7290, 1, 0, 0} || points[5][2] != 2 ||
+		points[5][3] != 3 {
 		t.Errorf("%d points, the last is %v, an early one %v", len(points), points[len(points)-1], points[5])
 	}
 }
@@ -126,7 +131,8 @@ func TestNew_refuses(t *testing.T) {
 		}
 	}
 	_, err := New(redistest.Mini(t).Client(t), Options{
-		RootPath: "locks", AsynqmonPath: "https://x", Prefix: "{", Rules: []automutex.Rule{{}}, Logger: slog.New(slog.DiscardHandler),
+		RootPath: "locks", AsynqmonPath: "https://x", Prefix: "{", Rules: []automutex.Rule{{}},
+		Logger: slog.New(slog.DiscardHandler),
 	})
 	for _, text := range []string{"RootPath", "AsynqmonPath", "Prefix", "web: Options: "} {
 		if err == nil || !strings.Contains(err.Error(), text) {
@@ -166,7 +172,8 @@ func TestShared(t *testing.T) {
 	forget(&s)
 	hangs := make(chan struct{})
 	defer close(hangs)
-	if n, err := s.get(gone, func(context.Context) (int, time.Duration, error) { <-hangs; return -1, 0, nil }); n != 2 || !errors.Is(err, fails) {
+	if n, err := s.get(gone, func(context.Context) (int, time.Duration, error) { <-hangs; return -1, 0, nil }); n != 2 ||
+		!errors.Is(err, fails) {
 		t.Errorf("%d, %v while the next question hangs; want the answer of before, with the error", n, err)
 	}
 }

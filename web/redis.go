@@ -77,7 +77,8 @@ func (p *page) noLock(key string) string {
 	if err == nil {
 		return ""
 	}
-	why, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "lock: "), "; List tells") // a method of package lock: here it is Keys
+	// a method of package lock: here it is Keys
+	why, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "lock: "), "; List tells")
 	return "This is no key of a lock: " + printable.Short(why) + ". Search under Keys for a part of it."
 }
 
@@ -118,7 +119,8 @@ func (p *page) controls(ctx context.Context) ([]control.Order, error) {
 }
 
 func (p *page) newEngine(owner string) *engine.Engine {
-	return engine.New(engine.Options{Client: p.rdb, Prefix: p.o.Prefix, Owner: owner, Log: slog.New(slog.DiscardHandler), Obeys: true})
+	return engine.New(engine.Options{Client: p.rdb, Prefix: p.o.Prefix, Owner: owner, Log: slog.New(slog.DiscardHandler),
+		Obeys: true})
 }
 
 // Of ordered keys.
@@ -160,8 +162,8 @@ func (p *page) blockedOf(ctx context.Context, rows []row) (all []blockedRow) {
 	return all
 }
 
-// askAsynq asks asynq, whose Inspector takes no context, and whose Redis may hang: nobody waits longer than bounds.asynq for an answer, and
-// a question that hangs keeps its slot. What is not known in time is the zero value.
+// askAsynq asks asynq, whose Inspector takes no context, and whose Redis may hang: nobody waits longer than
+// bounds.asynq for an answer, and a question that hangs keeps its slot. What is not known in time is the zero value.
 func askAsynq[A any](ctx context.Context, p *page, ask func(*asynq.Inspector) A) A {
 	ctx, cancel := context.WithTimeout(ctx, p.within.asynq)
 	defer cancel()
@@ -179,7 +181,8 @@ func askAsynq[A any](ctx context.Context, p *page, ask func(*asynq.Inspector) A)
 
 // Of rules.
 
-// known is the rules that the page knows: those of its Options, or else those that workers say they run. It never changes.
+// known is the rules that the page knows: those of its Options, or else those that workers say they run. It never
+// changes.
 type known struct {
 	rules  []fleet.Rule
 	keys   *automutex.KeyMaker
@@ -199,7 +202,8 @@ func (p *page) rulesNow(ctx context.Context) *known {
 		}
 		if p.o.Rules == nil {
 			k.rules = fleet.Rules(processes)
-			if maker, err := p.keyMaker(inspect.FromFleet(k.rules), slog.New(slog.DiscardHandler)); err == nil { // rules that two workers see otherwise may be none together
+			// rules that two workers see otherwise may be none together
+			if maker, err := p.keyMaker(inspect.FromFleet(k.rules), slog.New(slog.DiscardHandler)); err == nil {
 				k.keys = maker
 			}
 		}
@@ -218,11 +222,12 @@ func (p *page) ownRules() (err error) {
 }
 
 func (p *page) keyMaker(rules []automutex.Rule, log *slog.Logger) (*automutex.KeyMaker, error) {
-	return automutex.NewKeyMaker(automutex.Config{Rules: rules, Prefix: p.o.Prefix, HashKeys: p.o.HashKeys, Decode: p.o.Decode, Logger: log})
+	return automutex.NewKeyMaker(automutex.Config{Rules: rules, Prefix: p.o.Prefix, HashKeys: p.o.HashKeys,
+		Decode: p.o.Decode, Logger: log})
 }
 
-// namesFor gives the names of the rules whose locks have that scope: those that name the scope, else those with the longest Task that the
-// scope begins with. Scopes that no rule makes give none.
+// namesFor gives the names of the rules whose locks have that scope: those that name the scope, else those with the
+// longest Task that the scope begins with. Scopes that no rule makes give none.
 func (k *known) namesFor(scope string) (names []string) {
 	longest := 0
 	for _, r := range k.rules {
@@ -248,7 +253,8 @@ func (p *page) rulesOf(key string) string {
 	return strings.Join(cmp.Or(p.rules.last(), p.own).namesFor(inspect.ScopeOf(key)), ", ")
 }
 
-// unknownTarget says why no task has the target of an order; empty if one may have it, or if Redis does not tell in time.
+// unknownTarget says why no task has the target of an order; empty if one may have it, or if Redis does not tell in
+// time.
 func (p *page) unknownTarget(ctx context.Context, target string) string {
 	ctx, cancel := context.WithTimeout(ctx, p.within.redis)
 	defer cancel()
@@ -270,8 +276,8 @@ type foundTask struct {
 	Why   string // there are no Keys
 }
 
-// findTask asks asynq for the task with that ID, in each queue or in that of <queue>/<ID>, and makes its keys. Most of what people search
-// for is no ID, so a text that cannot be one is not asked for.
+// findTask asks asynq for the task with that ID, in each queue or in that of <queue>/<ID>, and makes its keys. Most of
+// what people search for is no ID, so a text that cannot be one is not asked for.
 func (p *page) findTask(ctx context.Context, text string) (found []foundTask) {
 	text = strings.TrimSpace(text)
 	if len(text) < 3 || len(text) > 300 || strings.ContainsAny(text, " *?[") {
@@ -279,7 +285,10 @@ func (p *page) findTask(ctx context.Context, text string) (found []foundTask) {
 	}
 	infos := askAsynq(ctx, p, func(asked *asynq.Inspector) (infos []*asynq.TaskInfo) {
 		queues, _ := asked.Queues() // an error: nothing is found
-		if named := slices.IndexFunc(queues, func(queue string) bool { return strings.HasPrefix(text, queue+"/") }); named > 0 {
+		if named := slices.IndexFunc(queues, func(queue string) bool {
+			return strings.HasPrefix(text,
+				queue+"/")
+		}); named > 0 {
 			queues[0], queues[named] = queues[named], queues[0]
 		}
 		for _, queue := range queues[:min(len(queues), mostQueues)] {
@@ -291,7 +300,8 @@ func (p *page) findTask(ctx context.Context, text string) (found []foundTask) {
 	})
 	k := p.rulesNow(ctx)
 	for _, info := range infos {
-		one := foundTask{Task: p.task(info.Queue, info.ID, ""), State: printable.Short(info.Type) + ", " + info.State.String() + " in asynq"}
+		one := foundTask{Task: p.task(info.Queue, info.ID, ""), State: printable.Short(info.Type) + ", " +
+			info.State.String() + " in asynq"}
 		var err error
 		switch one.Keys, err = k.keys.Keys(ctx, asynq.NewTaskWithHeaders(info.Type, info.Payload, info.Headers)); {
 		case k.hashed:

@@ -32,19 +32,22 @@ func (r run) begin() time.Time { return cmp.Or(r.Came, r.Start) }
 // waits reports whether the run has not begun: the line of the key shows it.
 func (r run) waits() bool { return r.Open && r.Start.IsZero() }
 
-// runsOf is what the history of a key tells, which was read before the look, and what goes on, the newest first. Of several holders it is
-// not known when they began.
+// runsOf is what the history of a key tells, which was read before the look, and what goes on, the newest first. Of
+// several holders it is not known when they began.
 func (p *page) runsOf(kept []history.Run, look row) []run {
 	all := make([]run, 0, len(kept)+len(look.Waiters)+1)
 	for _, r := range kept {
-		all = append(all, run{Task: p.taskOf(r.Task), Worker: r.Worker, Outcome: r.Outcome, Came: r.Came, Start: r.Start, End: r.End})
+		all = append(all, run{Task: p.taskOf(r.Task), Worker: r.Worker, Outcome: r.Outcome, Came: r.Came, Start: r.Start,
+			End: r.End})
 	}
 	if look.held() > 0 {
 		h := look.Holders[0]
-		all = append(all, run{Task: p.task(h.Queue, h.Task, h.Note), Worker: h.Owner, Start: look.At.Add(-look.held()), End: look.At, Open: true})
+		all = append(all, run{Task: p.task(h.Queue, h.Task, h.Note), Worker: h.Owner, Start: look.At.Add(-look.held()),
+			End: look.At, Open: true})
 	}
 	for _, w := range look.Waiters {
-		all = append(all, run{Task: p.task(w.Queue, w.Task, w.Note), Worker: w.Owner, Came: w.Since, End: look.At, Open: true})
+		all = append(all, run{Task: p.task(w.Queue, w.Task, w.Note), Worker: w.Owner, Came: w.Since, End: look.At,
+			Open: true})
 	}
 	slices.SortFunc(all, func(a, b run) int {
 		return cmp.Or(b.End.Compare(a.End), b.begin().Compare(a.begin()), strings.Compare(a.Task.Text, b.Task.Text))
@@ -52,7 +55,8 @@ func (p *page) runsOf(kept []history.Run, look row) []run {
 	return all[:min(len(all), mostBars)]
 }
 
-// Sizes of the bars, in pixels. Widths are percentages, so that the picture fits every screen and its text keeps its size.
+// Sizes of the bars, in pixels. Widths are percentages, so that the picture fits every screen and its text keeps its
+// size.
 const (
 	runHeight, waitHeight = 18, 7
 	laneGap               = 3
@@ -60,20 +64,22 @@ const (
 	mostLanes             = 30   // of runs, and of waits
 	leastWidth            = 0.25 // percent
 
-	// exactTo is how exact times are: the history is written by many processes, over a network. Bars that overlap by less stand beside each
-	// other.
+	// exactTo is how exact times are: the history is written by many processes, over a network. Bars that overlap by less
+	// stand beside each other.
 	exactTo = 20 * time.Millisecond
 )
 
-// bars is the picture of who ran when: a bar for each run and, below, for each wait. Those that overlap stand below each other.
+// bars is the picture of who ran when: a bar for each run and, below, for each wait. Those that overlap stand below
+// each other.
 type bars struct {
 	Height, Floor, TickText int
 	Marks                   []mark
 	Ticks                   []tick
 	From, To                time.Time // of the axis, which fits the bars
 	Hidden                  int       // bars that no lane was left for
-	Rows                    []run     // the runs, and the waits that are over, as a table, the newest first; the line has the others
-	More                    int       // rows that are not shown
+	// the runs, and the waits that are over, as a table, the newest first; the line has the others
+	Rows []run
+	More int // rows that are not shown
 
 	now time.Time
 }
@@ -146,7 +152,8 @@ func (b *bars) draw(runs []run, span func(run) (from, to time.Time), height int,
 		lanes[lane] = to
 		width := max(b.part(to.Sub(from)), leastWidth)
 		b.Marks = append(b.Marks, mark{
-			X: percent(min(b.part(from.Sub(b.From)), 100-width)), W: percent(width), Y: b.Height + lane*(height+laneGap), H: height,
+			X: percent(min(b.part(from.Sub(b.From)), 100-width)), W: percent(width), Y: b.Height + lane*(height+laneGap),
+			H:     height,
 			Class: class + r.class(class), Text: r.text(),
 		})
 	}
@@ -217,14 +224,17 @@ func percent(part float64) string { return strconv.FormatFloat(part, 'f', 2, 64)
 
 // steps are the distances between two ticks.
 var steps = []time.Duration{
-	200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second, 15 * time.Second, 30 * time.Second,
-	time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 15 * time.Minute, 30 * time.Minute, time.Hour, 2 * time.Hour, 3 * time.Hour, 6 * time.Hour,
+	200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second,
+	15 * time.Second, 30 * time.Second,
+	time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 15 * time.Minute, 30 * time.Minute, time.Hour,
+	2 * time.Hour, 3 * time.Hour, 6 * time.Hour,
 	12 * time.Hour, 24 * time.Hour,
 }
 
 // dated reports whether times need their day.
 func (b *bars) dated() bool {
-	return b.To.Sub(b.From) >= 24*time.Hour || b.To.UTC().Day() != b.now.UTC().Day() || b.From.UTC().Day() != b.To.UTC().Day()
+	return b.To.Sub(b.From) >= 24*time.Hour || b.To.UTC().Day() != b.now.UTC().Day() ||
+		b.From.UTC().Day() != b.To.UTC().Day()
 }
 
 // Clock is a time, with its day if that is not today.

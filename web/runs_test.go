@@ -36,27 +36,35 @@ func TestRuns_history(t *testing.T) {
 		m := v.locker.Mutex("report", lock.Parts("acme"))
 		end := time.Now().Add(-time.Hour)
 		v.keep(m.Key(),
-			history.Run{Task: "q/first", Outcome: "done", Came: end.Add(-50 * time.Second), Start: end.Add(-50 * time.Second), End: end.Add(-20 * time.Second)},
-			history.Run{Task: "q/<script>x\x00", Outcome: `failed"><b>`, Came: end.Add(-45 * time.Second), Start: end.Add(-20 * time.Second), End: end},
-			history.Run{Task: "q/gave-up", Outcome: "skipped", Came: end.Add(-40 * time.Second), End: end.Add(-30 * time.Second)},
+			history.Run{Task: "q/first", Outcome: "done", Came: end.Add(-50 * time.Second), Start: end.Add(-50 * time.Second),
+				End: end.Add(-20 * time.Second)},
+			history.Run{Task: "q/<script>x\x00", Outcome: `failed"><b>`, Came: end.Add(-45 * time.Second),
+				Start: end.Add(-20 * time.Second), End: end},
+			history.Run{Task: "q/gave-up", Outcome: "skipped", Came: end.Add(-40 * time.Second),
+				End: end.Add(-30 * time.Second)},
 		)
-		a := v.get(keyPath(m.Key())).want(200, "Who ran when", "Last runs", `<a href="/asynq/queues/q/tasks/first">q/first</a>`,
-			`q/&lt;script&gt;x\u0000 on w&#34;&lt;1&gt;`, "waited 25s, ran 20s from", "failed&#34;&gt;&lt;b&gt;", `data-name="Waited">10s</td>`, `data-name="Outcome">skipped</td>`).
+		a := v.get(keyPath(m.Key())).want(200, "Who ran when", "Last runs",
+			`<a href="/asynq/queues/q/tasks/first">q/first</a>`,
+			`q/&lt;script&gt;x\u0000 on w&#34;&lt;1&gt;`, "waited 25s, ran 20s from", "failed&#34;&gt;&lt;b&gt;",
+			`data-name="Waited">10s</td>`, `data-name="Outcome">skipped</td>`).
 			without("<script>x", "<b>", "Config.History", "--</")
 		for class, n := range map[string]int{"run": 1, "run bad": 1, "wait": 1, "wait other": 1} {
 			if got := strings.Count(a.body, `class="`+class+`" x=`); got != n {
 				t.Errorf("%d bars of class %q, want %d", got, class, n)
 			}
 		}
-		if table := a.body[strings.Index(a.body, `id="runs"`):]; strings.Index(table, "failed") > strings.Index(table, ">done<") || strings.Index(table, ">done<") > strings.Index(table, "skipped") {
+		if table := a.body[strings.Index(a.body, `id="runs"`):]; strings.Index(table, "failed") > strings.Index(table,
+			">done<") || strings.Index(table, ">done<") > strings.Index(table, "skipped") {
 			t.Error("the table does not begin with what ended last")
 		}
 		// The axis fits: the first bar begins where it does, and the last one ends where it does.
-		if !strings.Contains(a.body, `x="0.00%" y="0" width="60.`) && !strings.Contains(a.body, `x="0.00%" y="0" width="59.`) {
+		if !strings.Contains(a.body, `x="0.00%" y="0" width="60.`) &&
+			!strings.Contains(a.body, `x="0.00%" y="0" width="59.`) {
 			t.Errorf("the first run is not at the beginning:\n%s", a.body)
 		}
 		other := v.locker.Mutex("report", lock.Parts("other"))
-		v.get(keyPath(other.Key())).want(200, "Nothing is known of who ran on this key", "Config.History").without("<svg height", "Last runs")
+		v.get(keyPath(other.Key())).want(200, "Nothing is known of who ran on this key",
+			"Config.History").without("<svg height", "Last runs")
 	})
 }
 
@@ -68,11 +76,14 @@ func TestRuns_many(t *testing.T) {
 	var runs []history.Run
 	for i := range mostBars + 50 {
 		at := end.Add(time.Duration(i) * 10 * time.Millisecond)
-		runs = append(runs, history.Run{Task: fmt.Sprintf("q/%d", i), Outcome: "done", Came: end.Add(-time.Minute), Start: at, End: at.Add(9 * time.Millisecond)})
+		runs = append(runs, history.Run{Task: fmt.Sprintf("q/%d", i), Outcome: "done", Came: end.Add(-time.Minute), Start: at,
+			End: at.Add(9 * time.Millisecond)})
 	}
 	v.keep(m.Key(), runs...)
-	a := v.get(keyPath(m.Key())).want(200, fmt.Sprintf("and %d more</p>", mostBars-mostShown), fmt.Sprintf("for %d more there is no room", mostBars-mostLanes))
-	if bars, rows := strings.Count(a.body, `<rect class="run"`), strings.Count(a.body, `data-name="Outcome"`); bars != mostBars || rows != mostShown {
+	a := v.get(keyPath(m.Key())).want(200, fmt.Sprintf("and %d more</p>", mostBars-mostShown),
+		fmt.Sprintf("for %d more there is no room", mostBars-mostLanes))
+	if bars, rows := strings.Count(a.body, `<rect class="run"`),
+		strings.Count(a.body, `data-name="Outcome"`); bars != mostBars || rows != mostShown {
 		t.Errorf("%d bars, %d rows", bars, rows)
 	}
 	if strings.Contains(a.body, "q/0 on") || !strings.Contains(a.body, fmt.Sprintf("q/%d on", len(runs)-1)) {
@@ -88,7 +99,8 @@ func TestRuns_open(t *testing.T) {
 		m := v.locker.Mutex("report", lock.Note("q/holds"))
 		lease := v.hold(m)
 		v.wait(v.locker.Mutex("report", lock.Note("q/waits")))
-		v.get(keyPath(m.Key())).want(200, `class="run open" x=`, "q/holds on worker-1:4242", `class="wait open" x=`, "Config.History", `data-name="Outcome">runs</td>`, "called: its turn has come").
+		v.get(keyPath(m.Key())).want(200, `class="run open" x=`, "q/holds on worker-1:4242", `class="wait open" x=`,
+			"Config.History", `data-name="Outcome">runs</td>`, "called: its turn has come").
 			without(`data-name="Outcome">waits</td>`) // the line has it
 		redistest.Must(t, lease.Unlock(context.Background()))
 		v.find(keyPath(m.Key()), "Nothing is known of who ran on this key").without("q/holds on")
@@ -99,7 +111,8 @@ func TestRuns_open(t *testing.T) {
 func TestBars(t *testing.T) {
 	t.Parallel()
 	from := time.Date(2026, 1, 2, 23, 4, 5, 600e6, time.UTC)
-	for later, want := range map[time.Duration]string{0: "23:04:05", 20 * time.Hour: "Jan 2 23:04:05", 72 * time.Hour: "Jan 2 23:04:05"} {
+	for later, want := range map[time.Duration]string{0: "23:04:05", 20 * time.Hour: "Jan 2 23:04:05",
+		72 * time.Hour: "Jan 2 23:04:05"} {
 		if got := (&bars{From: from, To: from.Add(later), now: from.Add(later)}).Clock(from); got != want {
 			t.Errorf("%s later: %q", later, got)
 		}

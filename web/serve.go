@@ -29,7 +29,8 @@ var liveViews = map[string]func(*page, *http.Request) any{
 	"key":      func(p *page, r *http.Request) any { return p.keyView(r, p.keyOf(r.URL.Query().Get("key"))) },
 }
 
-// routes makes the handler: from the outside in, headers, whether it is closed, the path, access, requests from other sites, and the views.
+// routes makes the handler: from the outside in, headers, whether it is closed, the path, access, requests from other
+// sites, and the views.
 func (p *page) routes() {
 	mux := http.NewServeMux() // it answers another method with a 405
 	mux.HandleFunc("GET /{$}", p.view("overview"))
@@ -41,10 +42,14 @@ func (p *page) routes() {
 	mux.HandleFunc("GET /do", p.operators(p.ask))
 	mux.HandleFunc("POST /do", p.operators(p.do))
 	mux.HandleFunc("GET /static/{file}", p.static)
-	mux.HandleFunc("GET /", func(w http.ResponseWriter, _ *http.Request) { p.fail(w, http.StatusNotFound, "There is no such page.") })
+	mux.HandleFunc("GET /", func(w http.ResponseWriter, _ *http.Request) {
+		p.fail(w, http.StatusNotFound,
+			"There is no such page.")
+	})
 	inner := http.NewCrossOriginProtection()
 	inner.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		p.fail(w, http.StatusForbidden, "Another site made your browser send this request, or a proxy before this page does not pass the Host header on. Nothing was done.")
+		p.fail(w, http.StatusForbidden, "Another site made your browser send this request, or a proxy before this page "+
+			"does not pass the Host header on. Nothing was done.")
 	}))
 	views := inner.Handler(mux)
 	p.handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -68,8 +73,8 @@ func (p *page) routes() {
 	})
 }
 
-// atRoot gives the request with RootPath taken off its path. false: the page was asked for without its last slash, and the answer is a
-// redirect.
+// atRoot gives the request with RootPath taken off its path. false: the page was asked for without its last slash, and
+// the answer is a redirect.
 func (p *page) atRoot(w http.ResponseWriter, r *http.Request) (*http.Request, bool) {
 	path := r.URL.Path
 	if rest, ok := strings.CutPrefix(path, p.o.RootPath); ok && (rest == "" || rest[0] == '/') {
@@ -142,7 +147,8 @@ func (f frame) TaskOf(w inspect.Work) task { return f.page.task(w.Queue, w.Task,
 
 // frame makes that of a live view.
 func (p *page) frame(r *http.Request, view, title, query string) frame {
-	f := frame{page: p, Base: p.base, View: view, Here: view, Title: title, Operate: p.o.Access(r) >= AccessOperate, Now: time.Now()}
+	f := frame{page: p, Base: p.base, View: view, Here: view, Title: title, Operate: p.o.Access(r) >= AccessOperate,
+		Now: time.Now()}
 	f.Live, f.Done = p.base+"live?view="+view+"&"+query, p.actions.get(r.URL.Query().Get("done"))
 	if query != "" {
 		f.Here += "?" + query
@@ -198,8 +204,8 @@ const (
 	eventStream = "text/event-stream; charset=utf-8"
 )
 
-// live sends the live part of a view again and again. It returns when the browser goes away, at the end of liveFor, or when the page is
-// closed.
+// live sends the live part of a view again and again. It returns when the browser goes away, at the end of liveFor, or
+// when the page is closed.
 func (p *page) live(w http.ResponseWriter, r *http.Request) {
 	q := r.URL.Query()
 	view := q.Get("view")
@@ -241,8 +247,8 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 			message = ""
 		}
 		if message != "" {
-			// A server's WriteTimeout is for whole answers, and would end the stream. Not every ResponseWriter has deadlines; without them
-			// the server's own counts.
+			// A server's WriteTimeout is for whole answers, and would end the stream. Not every ResponseWriter has deadlines;
+			// without them the server's own counts.
 			_ = out.SetWriteDeadline(time.Now().Add(sendWithin))
 			if _, err := w.Write([]byte(message)); err != nil || out.Flush() != nil {
 				return
@@ -273,7 +279,8 @@ var assets embed.FS
 // versions begin the SHA-256 of the files that browsers get, and end their URLs. Licences are not among them.
 var versions = func() map[string]string {
 	all := map[string]string{}
-	for _, name := range []string{"app.css", "app.js", "htmx.min.js", "hx-sse.min.js", "icon.svg", "uPlot.iife.min.js", "uPlot.min.css"} {
+	for _, name := range []string{"app.css", "app.js", "htmx.min.js", "hx-sse.min.js", "icon.svg", "uPlot.iife.min.js",
+		"uPlot.min.css"} {
 		body, err := assets.ReadFile("assets/" + name)
 		if err != nil {
 			panic(err) // embedded: it is there

@@ -24,7 +24,8 @@ func TestHeaders(t *testing.T) {
 	v := serve(t, redistest.Mini(t), Options{})
 	for _, path := range []string{"/", "/key?key=x", "/nothing", "/static/app.js", "/static/nothing.js", "/live?view=x"} {
 		h := v.get(path).header
-		if got := h.Get("Content-Security-Policy"); got != policy || !strings.HasPrefix(got, "default-src 'none'; script-src 'self';") || strings.Contains(got, "unsafe") {
+		if got := h.Get("Content-Security-Policy"); got != policy ||
+			!strings.HasPrefix(got, "default-src 'none'; script-src 'self';") || strings.Contains(got, "unsafe") {
 			t.Errorf("%s: Content-Security-Policy %q", path, got)
 		}
 		if h.Get("X-Content-Type-Options") != "nosniff" || h.Get("Cache-Control") == "" {
@@ -33,7 +34,8 @@ func TestHeaders(t *testing.T) {
 	}
 	broken := httptest.NewRecorder() // a view that cannot be made is an error, and no half page
 	v.page.render(broken, http.StatusOK, "keys", struct{ Title string }{})
-	if body := broken.Body.String(); broken.Code != http.StatusInternalServerError || !strings.HasPrefix(body, "the page cannot be rendered") {
+	if body := broken.Body.String(); broken.Code != http.StatusInternalServerError ||
+		!strings.HasPrefix(body, "the page cannot be rendered") {
 		t.Errorf("%d %s", broken.Code, body)
 	}
 	body := v.get("/keys").body
@@ -47,7 +49,8 @@ func TestHeaders(t *testing.T) {
 // An address answers a method that it does not have with a 405 that names those it has.
 func TestMethods(t *testing.T) {
 	t.Parallel()
-	v := serve(t, redistest.Mini(t), Options{RootPath: "/locks", Access: func(*http.Request) Access { return AccessOperate }})
+	v := serve(t, redistest.Mini(t), Options{RootPath: "/locks",
+		Access: func(*http.Request) Access { return AccessOperate }})
 	for path, allow := range map[string]string{
 		"/locks/": "GET, HEAD", "/locks/key": "GET, HEAD", "/locks/rules": "GET, HEAD",
 		"/locks/live": "GET, HEAD", "/locks/static/app.js": "GET, HEAD", "/locks/do": "GET, HEAD, POST",
@@ -98,10 +101,19 @@ func TestRootPath(t *testing.T) {
 		root  string
 		mount func(mux *http.ServeMux, page http.Handler)
 	}{
-		"its own":             {"/locks", func(mux *http.ServeMux, page http.Handler) { mux.Handle("/locks/", page) }},
-		"its own, with slash": {"/ops/locks/", func(mux *http.ServeMux, page http.Handler) { mux.Handle("/ops/locks/", page) }},
-		"stripped":            {"/locks", func(mux *http.ServeMux, page http.Handler) { mux.Handle("/locks/", http.StripPrefix("/locks", page)) }},
-		"stripped, unknown":   {"", func(mux *http.ServeMux, page http.Handler) { mux.Handle("/locks/", http.StripPrefix("/locks", page)) }},
+		"its own": {"/locks", func(mux *http.ServeMux, page http.Handler) { mux.Handle("/locks/", page) }},
+		"its own, with slash": {"/ops/locks/", func(mux *http.ServeMux,
+			page http.Handler) {
+			mux.Handle("/ops/locks/", page)
+		}},
+		"stripped": {"/locks", func(mux *http.ServeMux, page http.Handler) {
+			mux.Handle("/locks/",
+				http.StripPrefix("/locks", page))
+		}},
+		"stripped, unknown": {"", func(mux *http.ServeMux, page http.Handler) {
+			mux.Handle("/locks/",
+				http.StripPrefix("/locks", page))
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := serve(t, redistest.Mini(t), Options{RootPath: c.root})
@@ -160,14 +172,17 @@ func TestHostileText(t *testing.T) {
 		redistest.Must(t, err)
 		defer its.Unlock(context.Background())
 		planted := v.prefix + ":{" + strings.Repeat("<b>"+hostile, 100) + "}" // no lock's key, and 4 kB of it
-		if err := v.rdb.Copy(context.Background(), key, planted, 0, true).Err(); err != nil && s.Kind() == redistest.KindReal {
+		if err := v.rdb.Copy(context.Background(), key, planted, 0, true).Err(); err != nil &&
+			s.Kind() == redistest.KindReal {
 			t.Fatal(err)
 		}
 		other := v.locker.Mutex("x")
 		lease, err := v.byKey(other.Key()).TryLock(context.Background())
 		redistest.Must(t, err)
 		defer lease.Unlock(context.Background())
-		for _, path := range []string{"/", "/keys?q=" + "%22%3E%3Cscript%3Ealert(1)%3C/script%3E", "/keys?longer=%3Cscript%3E", "/keys?rule=%22%3E%3Cscript%3E", keyPath(key), keyPath(labelled.Mutex("labelled").Key()), keyPath(planted), "/live%3Cscript%3E"} {
+		for _, path := range []string{"/", "/keys?q=" + "%22%3E%3Cscript%3Ealert(1)%3C/script%3E",
+			"/keys?longer=%3Cscript%3E", "/keys?rule=%22%3E%3Cscript%3E", keyPath(key),
+			keyPath(labelled.Mutex("labelled").Key()), keyPath(planted), "/live%3Cscript%3E"} {
 			a := v.get(path)
 			a.without("<script>alert", "<img", `">`+"<script", "\u202e", "\x00", "<b><script")
 		}
@@ -197,7 +212,10 @@ func TestAssets_asPublished(t *testing.T) {
 	if got := a.header.Get("Cache-Control"); !strings.Contains(got, "immutable") {
 		t.Errorf("Cache-Control %q of a file with its version", got)
 	}
-	v.do(http.MethodGet, "/static/app.css", nil, func(r *http.Request) { r.Header.Set("If-None-Match", a.header.Get("ETag")) }).want(304)
+	v.do(http.MethodGet, "/static/app.css", nil, func(r *http.Request) {
+		r.Header.Set("If-None-Match",
+			a.header.Get("ETag"))
+	}).want(304)
 	v.get("/static/htmx.LICENSE").want(404)
 	v.get("/static/..%2fweb.go").want(404)
 }
@@ -288,7 +306,8 @@ func TestLive_ends(t *testing.T) {
 	if a := v.do(http.MethodHead, "/live?view=keys", nil).want(200); a.header.Get("Content-Type") != eventStream {
 		t.Errorf("Content-Type %q", a.header.Get("Content-Type"))
 	}
-	v.page.ServeHTTP(goneBrowser{httptest.NewRecorder()}, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/live?view=keys", nil))
+	v.page.ServeHTTP(goneBrowser{httptest.NewRecorder()}, httptest.NewRequestWithContext(t.Context(), http.MethodGet,
+		"/live?view=keys", nil))
 	redistest.Eventually(t, patience, func() bool { return len(v.page.streams) == 0 }, "no stream is open")
 	for range maxStreams {
 		v.page.streams <- struct{}{}

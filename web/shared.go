@@ -21,8 +21,9 @@ const (
 	failedFor = 2 * time.Second
 )
 
-// shared is an answer for all viewers. The first viewer who finds it too old has a goroutine ask for all; who comes meanwhile waits for the
-// answer. A failure is an answer, too: viewers of a Redis that does not answer do not ask one after another.
+// shared is an answer for all viewers. The first viewer who finds it too old has a goroutine ask for all; who comes
+// meanwhile waits for the answer. A failure is an answer, too: viewers of a Redis that does not answer do not ask one
+// after another.
 type shared[T any] struct {
 	ctx    context.Context // of the page: ends all questions
 	within time.Duration   // bounds a question; 0: sharedWithin
@@ -37,8 +38,8 @@ type shared[T any] struct {
 // question asks. goodFor is how long its answer will do.
 type question[T any] func(context.Context) (value T, goodFor time.Duration, err error)
 
-// get gives an answer that will do. With an error get gives the last answer that there was; if an answer does not come in time, the error
-// is that of the last question, or else of ctx.
+// get gives an answer that will do. With an error get gives the last answer that there was; if an answer does not come
+// in time, the error is that of the last question, or else of ctx.
 func (s *shared[T]) get(ctx context.Context, ask question[T]) (T, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,8 +90,8 @@ func (s *shared[T]) last() T {
 	return s.value
 }
 
-// within asks, and returns when ctx ends at the latest: a client without ContextTimeoutEnabled, and asynq's Inspector, go on until their
-// own timeouts, and their answer is dropped then.
+// within asks, and returns when ctx ends at the latest: a client without ContextTimeoutEnabled, and asynq's Inspector,
+// go on until their own timeouts, and their answer is dropped then.
 func within[T any](ctx context.Context, ask func(context.Context) (T, error)) (T, error) {
 	type answer struct {
 		value T
@@ -129,7 +130,8 @@ func trouble(err error, next string) string {
 	case errors.Is(err, io.EOF):
 		return "Redis has closed the connection; " + next
 	case redis.HasErrorPrefix(err, "WRONGTYPE"):
-		return "Another program has written to the key that this error names, and all its tasks fail until you DEL it in Redis: " + printable.Short(err.Error())
+		return "Another program has written to the key that this error names, and all its tasks fail until you DEL it in " +
+			"Redis: " + printable.Short(err.Error())
 	}
 	return printable.Short(err.Error())
 }

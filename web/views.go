@@ -74,7 +74,8 @@ type keysQuery struct {
 
 // parseKeysQuery reads the form. The error is for the viewer.
 func parseKeysQuery(v url.Values) (q keysQuery, err error) {
-	q = keysQuery{Search: v.Get("q"), Rule: v.Get("rule"), Waiting: v.Get("waiting") != "", Closed: v.Get("closed") != "", Longer: v.Get("longer"), Page: 1, typed: v}
+	q = keysQuery{Search: v.Get("q"), Rule: v.Get("rule"), Waiting: v.Get("waiting") != "", Closed: v.Get("closed") != "",
+		Longer: v.Get("longer"), Page: 1, typed: v}
 	if q.Longer != "" {
 		if q.longer, err = time.ParseDuration(q.Longer); err != nil || q.longer < 0 {
 			q.longer = 0
@@ -189,9 +190,11 @@ func (q keysQuery) find(rows []row, k *known) (found []row) {
 	return found
 }
 
-// matches reports whether a row has a text: in its key, in the label or the task of a holder, or in the next task in order.
+// matches reports whether a row has a text: in its key, in the label or the task of a holder, or in the next task in
+// order.
 func (r row) matches(pattern string) bool {
-	return inspect.Matches(pattern, control.Bare(r.Key)) || inspect.Matches(pattern, r.Key) || r.Next != nil && inspect.Matches(pattern, r.Next.Task) ||
+	return inspect.Matches(pattern, control.Bare(r.Key)) || inspect.Matches(pattern, r.Key) || r.Next != nil &&
+		inspect.Matches(pattern, r.Next.Task) ||
 		slices.ContainsFunc(r.Holders, func(h inspect.Holder) bool {
 			return inspect.Matches(pattern, h.Owner) || inspect.Matches(pattern, inspect.TaskName(h.Queue, h.Task, h.Note))
 		})
@@ -279,7 +282,8 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 
 func newRuleRow(rule fleet.Rule, orders []control.Order) ruleRow {
 	r := ruleRow{Rule: rule, Limit: rule.Limit}
-	r.Scope, _ = rule.ScopeText() // if each type has its own, that of the type that the rule names, or "report:" for all of them
+	// if each type has its own, that of the type that the rule names, or "report:" for all of them
+	r.Scope, _ = rule.ScopeText()
 	for _, c := range orders {
 		if control.Bare(c.Target) == r.Scope {
 			r.IsPause = r.IsPause || c.Paused

@@ -32,7 +32,8 @@ func keyPath(key string) string { return "/key?key=" + url.QueryEscape(key) }
 // The list shows the most contended key first, with its holder, its task and its rule.
 func TestKeys_byContention(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		v := serve(t, s, Options{AsynqmonPath: "/asynq/", Rules: []automutex.Rule{{Task: "report:", Scope: "report", On: []string{"tenant"}}, {Task: "mail:"}}})
+		v := serve(t, s, Options{AsynqmonPath: "/asynq/", Rules: []automutex.Rule{{Task: "report:", Scope: "report",
+			On: []string{"tenant"}}, {Task: "mail:"}}})
 		quiet := v.locker.Mutex("mail:welcome")
 		busy := v.locker.Mutex("report", lock.Parts("acme"), lock.Note("crit%25ical/id-7"))
 		v.hold(quiet)
@@ -40,7 +41,8 @@ func TestKeys_byContention(t *testing.T) {
 		v.wait(busy)
 		v.wait(busy)
 		v.find("/keys", "<b>2</b> in line").want(200,
-			"<b>2</b> locks, <b>2</b> held", "report|acme", "worker-1:4242", `<a href="/asynq/queues/crit%25ical/tasks/id-7">crit%ical/id-7</a>`,
+			"<b>2</b> locks, <b>2</b> held", "report|acme", "worker-1:4242",
+			`<a href="/asynq/queues/crit%25ical/tasks/id-7">crit%ical/id-7</a>`,
 			`data-name="Rule"><bdi>report:</bdi></td>`, `data-name="Rule"><bdi>mail:</bdi></td>`)
 		body := v.get("/keys").body
 		if strings.Index(body, "report|acme</bdi>") > strings.Index(body, "mail:welcome</bdi>") {
@@ -79,7 +81,8 @@ func TestKeys_filters(t *testing.T) {
 			{"?page=x", true, true, ""},
 		} {
 			got := v.get("/keys"+strings.ReplaceAll(c.query, "|", "%7C")).want(200, c.alsoExpect)
-			if isA, isB := strings.Contains(got.body, "<bdi>a|x/1</bdi></a>"), strings.Contains(got.body, "<bdi>b</bdi></a>"); isA != c.isA || isB != c.isB {
+			if isA, isB := strings.Contains(got.body, "<bdi>a|x/1</bdi></a>"),
+				strings.Contains(got.body, "<bdi>b</bdi></a>"); isA != c.isA || isB != c.isB {
 				t.Errorf("%q shows a: %v, b: %v; want %v, %v", c.query, isA, isB, c.isA, c.isB)
 			}
 		}
@@ -124,8 +127,10 @@ func TestKey_holdersAndLine(t *testing.T) {
 		v.hold(v.locker.Mutex("room", lock.Parts("7"), lock.Note("default/task-1")))
 		v.wait(v.locker.Mutex("room", lock.Parts("7"), lock.Note("default/task-2")))
 		v.wait(v.locker.Mutex("room", lock.Parts("7"), lock.Note("default/task-3")))
-		a := v.get(keyPath(m.Key())).want(200, "<dt>Held</dt><dd>1</dd>", "<dt>In line</dt><dd>2</dd>", "default/task-1", "<time datetime=")
-		if first, second := strings.Index(a.body, "default/task-2"), strings.Index(a.body, "default/task-3"); first < 0 || second < first {
+		a := v.get(keyPath(m.Key())).want(200, "<dt>Held</dt><dd>1</dd>", "<dt>In line</dt><dd>2</dd>", "default/task-1",
+			"<time datetime=")
+		if first, second := strings.Index(a.body, "default/task-2"), strings.Index(a.body, "default/task-3"); first < 0 ||
+			second < first {
 			t.Error("the line is not in order")
 		}
 	})
@@ -168,19 +173,27 @@ func TestKey_longLine(t *testing.T) {
 // Each rule stands with what it says and with what its locks do now.
 func TestRules(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		v := serve(t, s, Options{RootPath: "/locks", Access: func(*http.Request) Access { return AccessOperate }, Rules: []automutex.Rule{
-			{Name: "reports", Task: "report:", Scope: "report", On: []string{"tenant"}, Limit: 3, TTL: time.Minute, Busy: automutex.Park},
-			{Task: "mail:", Limit: 1, TTL: 90 * time.Second, Wait: time.Hour, Busy: automutex.RetryIn(5 * time.Minute), Cooldown: 2 * time.Hour, MaxHold: 10 * time.Minute, Rate: automutex.Rate{Starts: 100, Per: time.Minute}},
-			{Task: "reindex"},
-		}})
+		v := serve(t, s, Options{RootPath: "/locks", Access: func(*http.Request) Access { return AccessOperate },
+			Rules: []automutex.Rule{
+				{Name: "reports", Task: "report:", Scope: "report", On: []string{"tenant"}, Limit: 3, TTL: time.Minute,
+					Busy: automutex.Park},
+				{Task: "mail:", Limit: 1, TTL: 90 * time.Second, Wait: time.Hour, Busy: automutex.RetryIn(5 * time.Minute),
+					Cooldown: 2 * time.Hour, MaxHold: 10 * time.Minute, Rate: automutex.Rate{Starts: 100, Per: time.Minute}},
+				{Task: "reindex"},
+			}})
 		m := v.locker.Mutex("report", lock.Parts("acme"))
 		v.hold(m)
 		v.wait(m)
 		v.hold(v.locker.Mutex("mail:welcome"))
-		a := v.find("/locks/rules", "report|acme").want(200, "<bdi>reports</bdi>", "report|&lt;tenant&gt;", ">1m<", "park", "&lt;type&gt;", "(1)<br>", "Nothing is paused or limited.",
-			">1m30s<", ">1h<", "retry in 5m<", "cooldown 2h<", "held for at most 10m<", "rate 100 per 1m, burst 1<").without("m0s")
-		if !strings.Contains(a.body, "action=pause&amp;target=mail%3a&amp;") || !strings.Contains(a.body, "action=pause&amp;target=report") || !strings.Contains(a.body, "action=pause&amp;target=reindex") {
-			t.Errorf("a rule cannot be paused: one for all types that begin so, one with a scope, or one for a type:\n%s", a.body)
+		a := v.find("/locks/rules", "report|acme").want(200, "<bdi>reports</bdi>", "report|&lt;tenant&gt;", ">1m<", "park",
+			"&lt;type&gt;", "(1)<br>", "Nothing is paused or limited.",
+			">1m30s<", ">1h<", "retry in 5m<", "cooldown 2h<", "held for at most 10m<",
+			"rate 100 per 1m, burst 1<").without("m0s")
+		if !strings.Contains(a.body, "action=pause&amp;target=mail%3a&amp;") ||
+			!strings.Contains(a.body, "action=pause&amp;target=report") ||
+			!strings.Contains(a.body, "action=pause&amp;target=reindex") {
+			t.Errorf("a rule cannot be paused: one for all types that begin so, one with a scope, or one for a type:\n%s",
+				a.body)
 		}
 	})
 }
@@ -191,8 +204,9 @@ func TestDo_controls(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		seen := &audit{}
 		v := serve(t, s, Options{
-			RootPath: "/locks", Audit: seen.note, User: func(*http.Request) string { return "ann" }, Access: func(*http.Request) Access { return AccessOperate },
-			Rules: []automutex.Rule{{Task: "report", Scope: "report", On: []string{"tenant"}}},
+			RootPath: "/locks", Audit: seen.note, User: func(*http.Request) string { return "ann" },
+			Access: func(*http.Request) Access { return AccessOperate },
+			Rules:  []automutex.Rule{{Task: "report", Scope: "report", On: []string{"tenant"}}},
 		})
 		list := func() []lock.Control {
 			all, err := v.locker.Controls().List(t.Context())
@@ -209,8 +223,10 @@ func TestDo_controls(t *testing.T) {
 		}
 		at := "/locks" + keyPath(keys.Key(v.prefix, "report", "acme"))
 		v.get("/locks/do?action=pause&target=report").want(200, "Pause report?", "within two seconds", `name="for"`)
-		order("pause", "report", "for", "1h").want(200, "report is paused for 1h.", ", ordered by ann at ", "the API is down", "resume")
-		if all := list(); len(all) != 1 || !all[0].Paused || all[0].PausedUntil.IsZero() || all[0].Why != "the API is down" || all[0].By != "ann" {
+		order("pause", "report", "for", "1h").want(200, "report is paused for 1h.", ", ordered by ann at ", "the API is down",
+			"resume")
+		if all := list(); len(all) != 1 || !all[0].Paused || all[0].PausedUntil.IsZero() || all[0].Why != "the API is down" ||
+			all[0].By != "ann" {
 			t.Errorf("controls: %+v", all)
 		}
 		v.get(at).want(200, "paused until ", "Resume its scope…").without("action=resume&amp;target=report%7cacme")
@@ -227,7 +243,8 @@ func TestDo_controls(t *testing.T) {
 				}
 			}
 		}
-		v.find("/locks/rules", "repair").want(200, `<span class="tag order">paused</span>`, `7 <b class="order">by an operator</b>`)
+		v.find("/locks/rules", "repair").want(200, `<span class="tag order">paused</span>`,
+			`7 <b class="order">by an operator</b>`)
 		order("resume", "report").want(200, "report is not paused any more.")
 		order("limit", "report", "limit", "0")
 		if a := seen.last(t); a.Do != "limit" || a.Target != "report" || a.Err != nil || a.By != "ann" {
@@ -242,8 +259,8 @@ func TestDo_controls(t *testing.T) {
 	})
 }
 
-// Keys have the hash of a scope of more than 200 bytes. The page knows the rule of such a key, and shows its pause, for a
-// Scope and for a task type.
+// Keys have the hash of a scope of more than 200 bytes. The page knows the rule of such a key, and shows its pause, for
+// a Scope and for a task type.
 func TestRules_longScope(t *testing.T) {
 	t.Parallel()
 	s := redistest.Mini(t)
@@ -263,7 +280,9 @@ func TestRules_longScope(t *testing.T) {
 }
 
 // fleetOf writes processes as they write themselves.
-func fleetOf(t testing.TB, rdb redis.UniversalClient, prefix string, n int, change ...func(*fleet.Process, *fleet.Rule)) {
+func fleetOf(
+	t testing.TB, rdb redis.UniversalClient, prefix string, n int, change ...func(*fleet.Process, *fleet.Rule),
+) {
 	t.Helper()
 	now, fields := time.Now(), map[string]any{}
 	for i := range n {
@@ -295,7 +314,8 @@ func TestFleet(t *testing.T) {
 		v.get(keyPath(m.Key())).want(200, "rule <bdi>report</bdi>").without("Resume")
 
 		// A target that nobody has is asked about, and refused without the tick.
-		v.get("/do?action=pause&target=reprot").want(200, "No rule has the scope of reprot: did you mean report? There is no such lock now either.", `name="anyway"`)
+		v.get("/do?action=pause&target=reprot").want(200, "No rule has the scope of reprot: did you mean report? There is "+
+			"no such lock now either.", `name="anyway"`)
 		form := url.Values{"action": {"pause"}, "target": {"reprot"}}
 		v.post("/do", form).want(http.StatusUnprocessableEntity, "There is no such lock now either.")
 		if all, err := v.locker.Controls().List(t.Context()); err != nil || len(all) != 0 {
@@ -334,7 +354,8 @@ func TestViews_refusedCommand(t *testing.T) {
 		{"/key?key=a", "evalsha", refused, string(refused)},
 		{"/key?key=a", "xrevrange", refused, "were not read"},
 		{"/", "zrevrangebyscore", refused, "Pauses and limits"},
-		{"/keys", "scan", &net.OpError{Op: "dial", Err: errors.New("refused")}, "Redis cannot be reached (dial: refused); the page tries again"},
+		{"/keys", "scan", &net.OpError{Op: "dial", Err: errors.New("refused")},
+			"Redis cannot be reached (dial: refused); the page tries again"},
 		{"/keys", "scan", io.EOF, "Redis has closed the connection; the page tries again"},
 	} {
 		fail(hook, c.err, c.command)
@@ -376,7 +397,8 @@ func TestKey_ofAnotherProgram(t *testing.T) {
 	const text = "Another program has written to the key"
 	v.get("/locks"+keyPath(a)).want(200, text, "until you DEL it in Redis", html.EscapeString(strconv.Quote(a)))
 	v.get("/locks/do?action=break&key="+url.QueryEscape(a)).want(http.StatusBadGateway, text, "Nothing was done.")
-	v.post("/locks/do", url.Values{"action": {"resume"}, "target": {"b"}}).want(502, "resume failed: ", "something else than controls is stored")
+	v.post("/locks/do", url.Values{"action": {"resume"}, "target": {"b"}}).want(502, "resume failed: ",
+		"something else than controls is stored")
 }
 
 // A paused lock, a lock with several holders and a rule that shares its scope are shown as such.
@@ -412,7 +434,8 @@ func TestViews_redisHangs(t *testing.T) {
 	redistest.Long(t)
 	t.Parallel()
 	s := redistest.StartReal(t)
-	v := serve(t, s, Options{Rules: []automutex.Rule{{Task: "pay", On: []string{"id"}}}, Access: func(*http.Request) Access { return AccessOperate }})
+	v := serve(t, s, Options{Rules: []automutex.Rule{{Task: "pay", On: []string{"id"}}},
+		Access: func(*http.Request) Access { return AccessOperate }})
 	v.page.within, v.page.rules.within = usualBounds, 0
 	for range 2 {
 		s.Pause(t)
@@ -423,13 +446,15 @@ func TestViews_redisHangs(t *testing.T) {
 			viewers.Go(func() {
 				redistest.Eventually(t, patience, func() bool {
 					a := v.get(path).want(200).without("deadline exceeded")
-					return strings.Contains(a.body, "; the page tries again") && !strings.Contains(a.body, "No lock is held") && !strings.Contains(a.body, "Nothing is paused")
+					return strings.Contains(a.body, "; the page tries again") && !strings.Contains(a.body, "No lock is held") &&
+						!strings.Contains(a.body, "Nothing is paused")
 				}, "%s says that Redis does not answer", path)
 			})
 		}
 		viewers.Go(func() { v.get("/do?action=pause&target=nobody").want(200, "Pause nobody?") })
 		viewers.Go(func() {
-			v.get("/do?action=break&key=a").want(http.StatusBadGateway, "Redis does not answer; reload to try again. Nothing was done.")
+			v.get("/do?action=break&key=a").want(http.StatusBadGateway, "Redis does not answer; reload to try again. Nothing "+
+				"was done.")
 		})
 		viewers.Wait()
 		s.Resume(t)
@@ -444,7 +469,8 @@ func TestKeys_findsTask(t *testing.T) {
 	s := redistest.StartMini(t)
 	client := asynq.NewClientFromRedisClient(s.Client(t))
 	enqueue := func(queue int, task, payload string) {
-		_, err := client.Enqueue(asynq.NewTask(task, []byte(payload)), asynq.Queue(fmt.Sprintf("q%02d", queue)), asynq.TaskID(fmt.Sprintf("%s-%d", task, queue)))
+		_, err := client.Enqueue(asynq.NewTask(task, []byte(payload)), asynq.Queue(fmt.Sprintf("q%02d", queue)),
+			asynq.TaskID(fmt.Sprintf("%s-%d", task, queue)))
 		redistest.Must(t, err)
 	}
 	for i := range mostQueues + 2 {
@@ -452,7 +478,8 @@ func TestKeys_findsTask(t *testing.T) {
 	}
 	enqueue(0, "other", `{}`)
 	enqueue(0, "wrong", `{}`)
-	v := serve(t, s, Options{Rules: []automutex.Rule{{Task: "mail", On: []string{"to"}}, {Task: "wrong", On: []string{"to"}}}})
+	v := serve(t, s, Options{Rules: []automutex.Rule{{Task: "mail", On: []string{"to"}},
+		{Task: "wrong", On: []string{"to"}}}})
 	last := fmt.Sprintf("q%02[1]d/mail-%[1]d", mostQueues+1)
 	for search, want := range map[string]string{
 		"mail-1": ": mail, pending in asynq; its key is", "q01/mail-1": "mail|a", last: "mail|a",
@@ -460,7 +487,8 @@ func TestKeys_findsTask(t *testing.T) {
 	} {
 		v.get("/keys?q="+url.QueryEscape(search)).want(200, want)
 	}
-	for _, search := range []string{"mail-99", "mail-*", "a b c", "m", last[4:]} { // the last one: in a queue beyond those that are asked
+	// the last one: in a queue beyond those that are asked
+	for _, search := range []string{"mail-99", "mail-*", "a b c", "m", last[4:]} {
 		v.get("/keys?q=" + url.QueryEscape(search)).want(200).without("in asynq")
 	}
 }

@@ -45,43 +45,45 @@ import (
 	"github.com/automutex/automutex/internal/inside"
 )
 
-// Options of [New]. The zero value shows all locks under the default prefix to everybody who can reach the page, and lets nobody change
-// anything.
+// Options of [New]. The zero value shows all locks under the default prefix to everybody who can reach the page, and
+// lets nobody change anything.
 type Options struct {
-	// RootPath is the path at which a browser finds the page, such as "/locks". It begins with a slash. Requests may come with it or,
-	// behind [http.StripPrefix] or a proxy, without it. Empty means "/"; links are then relative.
+	// RootPath is the path at which a browser finds the page, such as "/locks". It begins with a slash. Requests may come
+	// with it or, behind [http.StripPrefix] or a proxy, without it. Empty means "/"; links are then relative.
 	RootPath string
 
 	// Prefix begins the keys of the locks, as automutex.Config.Prefix. Empty means "automutex".
 	Prefix string
 
-	// HashKeys is the secret of automutex.Config.HashKeys. The page needs it only to find the keys of a task. The page never shows the
-	// secret.
+	// HashKeys is the secret of automutex.Config.HashKeys. The page needs it only to find the keys of a task. The page
+	// never shows the secret.
 	HashKeys string
 
-	// Rules are those of the guards. They name the locks on the page. nil means those that the guards say they run: all but those of guards
-	// whose Config is Private. A guard does not tell a Rule.Key: without Rules the page makes no key by it.
+	// Rules are those of the guards. They name the locks on the page. nil means those that the guards say they run: all
+	// but those of guards whose Config is Private. A guard does not tell a Rule.Key: without Rules the page makes no key
+	// by it.
 	Rules []automutex.Rule
 
 	// Decode is automutex.Config.Decode, for payloads that come in an envelope.
 	Decode func(*asynq.Task) ([]byte, error)
 
-	// Inspector finds tasks, and says why the next task of an ordered key does not run. nil means one made from the Redis client of New.
-	// The page does not close it.
+	// Inspector finds tasks, and says why the next task of an ordered key does not run. nil means one made from the Redis
+	// client of New. The page does not close it.
 	Inspector *asynq.Inspector
 
-	// AsynqmonPath is the path at which a browser finds asynqmon, such as "/asynq". Tasks then link to its pages. Empty means no links.
+	// AsynqmonPath is the path at which a browser finds asynqmon, such as "/asynq". Tasks then link to its pages. Empty
+	// means no links.
 	AsynqmonPath string
 
 	// Access decides what a request may do. nil means [AccessRead] for every request.
 	Access func(*http.Request) Access
 
-	// User names who sent a request: for [Action].By, and for [lock.Control].By of a pause or a limit. Empty text, and nil, mean that
-	// nobody is named; a control then names the page.
+	// User names who sent a request: for [Action].By, and for [lock.Control].By of a pause or a limit. Empty text, and
+	// nil, mean that nobody is named; a control then names the page.
 	User func(*http.Request) string
 
-	// Audit is called after every action, failed ones included, before the answer is sent. It may be called by many goroutines at once. nil
-	// means that nobody is told.
+	// Audit is called after every action, failed ones included, before the answer is sent. It may be called by many
+	// goroutines at once. nil means that nobody is told.
 	Audit func(Action)
 
 	// Logger is where the page logs that Redis does not answer. nil means slog.Default().
@@ -145,11 +147,11 @@ type page struct {
 
 var _ io.Closer = (*page)(nil)
 
-// New makes the page. rdb is a *redis.Client or a *redis.ClusterClient on the Redis of the locks, and stays the caller's. New does no I/O.
-// The error joins everything that is wrong with rdb and options.
+// New makes the page. rdb is a *redis.Client or a *redis.ClusterClient on the Redis of the locks, and stays the
+// caller's. New does no I/O. The error joins everything that is wrong with rdb and options.
 //
-// The handler is also an [io.Closer]. Close ends the live streams, which otherwise keep http.Server.Shutdown waiting, and the goroutine
-// that looks at the locks:
+// The handler is also an [io.Closer]. Close ends the live streams, which otherwise keep http.Server.Shutdown waiting,
+// and the goroutine that looks at the locks:
 //
 //	srv.RegisterOnShutdown(func() { handler.(io.Closer).Close() })
 func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
@@ -181,14 +183,17 @@ func (p *page) check() error {
 	switch p.rdb.(type) {
 	case *redis.Client, *redis.ClusterClient:
 	default: // it may hide a Cluster, of which it would walk one node
-		problems = append(problems, fmt.Errorf("web: a %T cannot list locks: use a *redis.Client or *redis.ClusterClient", p.rdb))
+		problems = append(problems, fmt.Errorf("web: a %T cannot list locks: use a *redis.Client or *redis.ClusterClient",
+			p.rdb))
 	}
 	if err := engine.CheckClient(p.rdb); err != nil {
 		problems = append(problems, fmt.Errorf("web: %w", err))
 	}
 	for option, path := range map[string]string{"RootPath": p.o.RootPath, "AsynqmonPath": p.o.AsynqmonPath} {
-		if path != "" && (!strings.HasPrefix(path, "/") || strings.HasPrefix(path, "//") || strings.ContainsAny(path, "?#\\ \"'<>")) {
-			problems = append(problems, fmt.Errorf("web: Options.%s: %q is not a path: begin with one slash, and leave out host, query and fragment, as in \"/locks\"", option, path))
+		if path != "" && (!strings.HasPrefix(path, "/") || strings.HasPrefix(path, "//") || strings.ContainsAny(path,
+			"?#\\ \"'<>")) {
+			problems = append(problems, fmt.Errorf("web: Options.%s: %q is not a path: begin with one slash, and leave out "+
+				"host, query and fragment, as in \"/locks\"", option, path))
 		}
 	}
 	if err := engine.CheckPrefix(p.o.Prefix); err != nil {
@@ -200,8 +205,8 @@ func (p *page) check() error {
 // ServeHTTP implements http.Handler.
 func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.handler.ServeHTTP(w, r) }
 
-// Close ends the live streams and the goroutine that looks at the locks. The page answers 503 from then on. Close returns when no script of
-// the page runs any more; a stream ends when its handler returns.
+// Close ends the live streams and the goroutine that looks at the locks. The page answers 503 from then on. Close
+// returns when no script of the page runs any more; a stream ends when its handler returns.
 func (p *page) Close() error {
 	p.close()
 	p.engine.Close()

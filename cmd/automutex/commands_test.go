@@ -55,7 +55,8 @@ func testListAgain(t *testing.T, b binary) {
 	}
 }
 
-// A break whose question is open ends with an interrupt, with what has ended by itself, and with a Redis that falls silent.
+// A break whose question is open ends with an interrupt, with what has ended by itself, and with a Redis that falls
+// silent.
 func testBreak(t *testing.T, b binary) {
 	s := redistest.Real(t)
 	tr := start(t, s)
@@ -65,9 +66,12 @@ func testBreak(t *testing.T, b binary) {
 		state string
 		text  string
 	}{
-		"hangs": {nil, func(_ *exec.Cmd, p *redistest.Proxy) error { p.Blackhole(true); return nil }, "exit status 3", "0 of 1 broken"},
-		"stops": {nil, func(cmd *exec.Cmd, _ *redistest.Proxy) error { return cmd.Process.Signal(os.Interrupt) }, "signal: interrupt", ""},
-		"ended": {nil, func(*exec.Cmd, *redistest.Proxy) error { return tr.leases["ended"].Unlock(t.Context()) }, "exit status 1", "is over; nothing was done"},
+		"hangs": {nil, func(_ *exec.Cmd, p *redistest.Proxy) error { p.Blackhole(true); return nil }, "exit status 3",
+			"0 of 1 broken"},
+		"stops": {nil, func(cmd *exec.Cmd, _ *redistest.Proxy) error { return cmd.Process.Signal(os.Interrupt) },
+			"signal: interrupt", ""},
+		"ended": {nil, func(*exec.Cmd, *redistest.Proxy) error { return tr.leases["ended"].Unlock(t.Context()) },
+			"exit status 1", "is over; nothing was done"},
 		"opens": {[]string{"closes", "leaves"}, func(*exec.Cmd, *redistest.Proxy) error {
 			_, err := tr.others.Mutex("opens").BreakAll(t.Context())
 			return err
@@ -102,7 +106,8 @@ func testArguments(t *testing.T, b binary) {
 	for _, arg := range []string{"\xff\xfe\x01", "a\nb", "\x1b[2J", strings.Repeat("x", 120_000), "{}"} {
 		for _, command := range [][]string{{"show", arg}, {"break", arg, "--yes"}, {"check", arg}, {"list", arg}} {
 			r := b.run(t, append(where(s), command...)...)
-			if r.exit == exitOK || r.exit == exitRedis || r.stdout != "" || len(r.stderr) > 1100 || !utf8.ValidString(r.stderr) ||
+			if r.exit == exitOK || r.exit == exitRedis || r.stdout != "" || len(r.stderr) > 1100 ||
+				!utf8.ValidString(r.stderr) ||
 				strings.ContainsAny(strings.TrimSuffix(r.stderr, "\n"), "\n\x1b") {
 				t.Errorf("%.50q: %d, %.300q", command, r.exit, r.stderr)
 			}
@@ -139,7 +144,8 @@ func testReadme(t *testing.T, b binary) {
 	redistest.Must(t, os.WriteFile(name, []byte(rules), 0o600))
 	r := b.run(t, "check", name).want(t, exitOK)
 	inReadme(r, r.stdout)
-	r = b.run(t, "key", name, "--type", "github:push", "--payload", `{"repository": {"full_name": "octo/hello"}}`).want(t, exitOK)
+	r = b.run(t, "key", name, "--type", "github:push", "--payload", `{"repository": {"full_name": "octo/hello"}}`).want(t,
+		exitOK)
 	inReadme(r, r.stdout)
 	slips := strings.NewReplacer("limit: 3", "limt: 3", "retry_in: 30s", "retry_in: 30").Replace(rules)
 	redistest.Must(t, os.WriteFile(name, []byte(slips), 0o600))
@@ -159,8 +165,8 @@ func testReadme(t *testing.T, b binary) {
 // online are commands that need Redis.
 var online = [][]string{{"list"}, {"show", "x"}, {"break", "x", "--yes"}, {"sweep"}, {"doctor"}}
 
-// testHangingRedis: one that accepts connections and never answers, from the beginning or from somewhere in the middle, is
-// an error at the timeout. A run that hangs is ended by the test.
+// testHangingRedis: one that accepts connections and never answers, from the beginning or from somewhere in the middle,
+// is an error at the timeout. A run that hangs is ended by the test.
 func testHangingRedis(t *testing.T, b binary) {
 	proxy := redistest.NewProxy(t, redistest.Real(t).Addr())
 	proxy.Blackhole(true)
@@ -169,7 +175,8 @@ func testHangingRedis(t *testing.T, b binary) {
 		return command[0] != "HELLO" && command[0] != "CLIENT" && command[0] != "PING"
 	}, 1<<30)
 	for _, command := range online {
-		for _, flags := range [][]string{{"--uri", proxy.Addr()}, {"--cluster", "--uri", proxy.Addr()}, {"--uri", middle.Addr()}} {
+		for _, flags := range [][]string{{"--uri", proxy.Addr()}, {"--cluster", "--uri", proxy.Addr()},
+			{"--uri", middle.Addr()}} {
 			t.Run(strings.Join(append(command[:1:1], flags...), " "), func(t *testing.T) {
 				t.Parallel()
 				r := b.run(t, append(command[:len(command):len(command)], append(flags, "--timeout", "1s")...)...)
@@ -205,19 +212,24 @@ func testFullDisk(t *testing.T, b binary) {
 	}
 }
 
-// The last column of a lock tells what it waits for, and what operators have ordered. Of a long line show has the beginning.
+// The last column of a lock tells what it waits for, and what operators have ordered. Of a long line show has the
+// beginning.
 func TestRows_line(t *testing.T) {
 	t.Parallel()
-	s := inspect.Lock{Key: "k", Line: 2, Parked: 1, Queued: 1, Next: &inspect.Next{Task: "q/1", Blocked: true}, Controls: []inspect.Control{
-		{Paused: true, By: "ann"}, {Limit: 3, By: "bob"},
-	}}
-	if got, want := rows(s)[0][5], "2 (1 parked) (1 in order), blocked by q/1, paused until somebody resumes it (ann), limit 3 (bob)"; got != want {
+	s := inspect.Lock{Key: "k", Line: 2, Parked: 1, Queued: 1, Next: &inspect.Next{Task: "q/1", Blocked: true},
+		Controls: []inspect.Control{
+			{Paused: true, By: "ann"}, {Limit: 3, By: "bob"},
+		}}
+	if got, want := rows(s)[0][5], "2 (1 parked) (1 in order), blocked by q/1, paused until somebody resumes it (ann), "+
+		"limit 3 (bob)"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	var out strings.Builder
-	s = inspect.Lock{Key: "k", Line: 5, Waiters: []inspect.Waiter{{Owner: "a"}}, Controls: []inspect.Control{{Limit: 2, Why: "\x1b[2J"}}}
+	s = inspect.Lock{Key: "k", Line: 5, Waiters: []inspect.Waiter{{Owner: "a"}},
+		Controls: []inspect.Control{{Limit: 2, Why: "\x1b[2J"}}}
 	err := (&app{out: &out}).printLock(s, locks{})
-	if shown := out.String(); err != nil || !strings.HasSuffix(shown, "\nand 4 more\n") || strings.Contains(shown, "\x1b") {
+	if shown := out.String(); err != nil || !strings.HasSuffix(shown, "\nand 4 more\n") ||
+		strings.Contains(shown, "\x1b") {
 		t.Errorf("%v, %q", err, shown)
 	}
 }
@@ -248,7 +260,8 @@ func TestFilter_longer(t *testing.T) {
 func TestConnection_options(t *testing.T) {
 	t.Parallel()
 	for uri, want := range map[string]string{
-		"redis-sentinel://u:p@a:1,b:2?master=m": "[a:1 b:2] m u p 0 false", "rediss://:p@h:1/2": "[h:1]   p 2 true", "redis-socket:///s.sock?db=3": "[/s.sock]    3 false",
+		"redis-sentinel://u:p@a:1,b:2?master=m": "[a:1 b:2] m u p 0 false", "rediss://:p@h:1/2": "[h:1]   p 2 true",
+		"redis-socket:///s.sock?db=3": "[/s.sock]    3 false",
 	} {
 		o, where, err := (&connection{uri: uri}).options()
 		redistest.Must(t, err)

@@ -28,7 +28,8 @@ import (
 
 // filter says which locks an operator wants to see. The zero value is all of them.
 type filter struct {
-	match   string        // a pattern (*, ?, [a-z]) of the key, or of a holder's owner or task, or a part of it when it has none of these
+	// a pattern (*, ?, [a-z]) of the key, or of a holder's owner or task, or a part of it when it has none of these
+	match   string
 	waiting bool          // only locks with a line
 	longer  time.Duration // only locks taken longer ago than this
 }
@@ -68,10 +69,13 @@ the tokens of the holders, which break takes.`, cobra.NoArgs, func(ctx context.C
 			}
 		}
 	})
-	cmd.Flags().StringVar(&f.match, "match", "", "only locks whose key, owner or task matches this pattern (*, ?, [a-z]), or has it in it when it has none of these")
+	cmd.Flags().StringVar(&f.match, "match", "", "only locks whose key, owner or task matches this pattern (*, ?, "+
+		"[a-z]), or has it in it when it has none of these")
 	cmd.Flags().BoolVar(&f.waiting, "waiting", false, "only locks that somebody waits for")
-	cmd.Flags().DurationVar(&f.longer, "longer", 0, "only locks taken longer ago than this, and those with several holders, whose ages are not known")
-	cmd.Flags().DurationVarP(&every, "watch", "w", 0, "list again and again until Ctrl-C, each second or as often as in -w=5s")
+	cmd.Flags().DurationVar(&f.longer, "longer", 0, "only locks taken longer ago than this, and those with several "+
+		"holders, whose ages are not known")
+	cmd.Flags().DurationVarP(&every, "watch", "w", 0, "list again and again until Ctrl-C, each second or as often as "+
+		"in -w=5s")
 	cmd.Flags().Lookup("watch").NoOptDefVal = "1s"
 	return a.withJSON(cmd)
 }
@@ -129,10 +133,12 @@ func rows(s inspect.Lock) [][]string {
 		if s.Since != nil && s.Held == 1 {
 			taken = ago(now, *s.Since)
 		}
-		all = append(all, []string{s.Key, h.Owner, inspect.TaskName(h.Queue, h.Task, h.Note), taken, "in " + printable.Duration(h.Until.Sub(now)), line})
+		all = append(all, []string{s.Key, h.Owner, inspect.TaskName(h.Queue, h.Task, h.Note), taken, "in " +
+			printable.Duration(h.Until.Sub(now)), line})
 	}
 	if s.Gate != nil {
-		all = append(all, []string{s.Key, "(" + s.Gate.String() + ")", "-", "-", "in " + printable.Duration(s.Gate.Opens.Sub(now)), line})
+		all = append(all, []string{s.Key, "(" + s.Gate.String() + ")", "-", "-", "in " +
+			printable.Duration(s.Gate.Opens.Sub(now)), line})
 	}
 	if len(all) == 0 {
 		all = [][]string{{s.Key, "-", "-", "-", "-", line}}
@@ -144,8 +150,8 @@ func newShow(a *app) *cobra.Command {
 	cmd := a.onLocks("show KEY", `Show one lock: its holders, its line, and their tasks
 
 KEY is as list prints it, or a scope and its parts as the program has them ("report|new york").
-Of a line the first hundred are shown. When nobody holds or waits for the lock, nothing keeps tasks from starting, and no
-control is for it, the exit code is 1.`, cobra.ExactArgs(1), func(ctx context.Context, l locks, args []string) error {
+Of a line the first hundred are shown. When nobody holds or waits for the lock, nothing keeps tasks from starting, and
+no control is for it, the exit code is 1.`, cobra.ExactArgs(1), func(ctx context.Context, l locks, args []string) error {
 		s, err := a.one(ctx, l, args[0])
 		switch {
 		case err != nil:
@@ -187,29 +193,34 @@ func (a *app) printLock(s inspect.Lock, l locks) error {
 		}
 	}
 	for _, c := range s.Controls {
-		head = append(head, fmt.Sprintf("%s: %s; ordered by %s %s: %s", c.Target, what(c, now), c.By, ago(now, c.Since), cmp.Or(c.Why, "no reason given")))
+		head = append(head, fmt.Sprintf("%s: %s; ordered by %s %s: %s", c.Target, what(c, now), c.By, ago(now, c.Since),
+			cmp.Or(c.Why, "no reason given")))
 	}
 	for _, line := range head {
 		fmt.Fprintln(a.out, printable.OneLine(line))
 	}
 	fmt.Fprintln(a.out)
 	if len(s.Holders) > 0 {
-		err := printAll(a, s.Holders, []string{"TOKEN", "HOLDER", "TASK", "STATE", "UNTIL"}, func(h inspect.Holder) [][]string {
-			state := inspect.TaskState(l.inspector, h.Queue, h.Task)
-			return [][]string{{h.Token, h.Owner, inspect.TaskName(h.Queue, h.Task, h.Note), state, "in " + printable.Duration(h.Until.Sub(now))}}
-		})
+		err := printAll(a, s.Holders, []string{"TOKEN", "HOLDER", "TASK", "STATE", "UNTIL"},
+			func(h inspect.Holder) [][]string {
+				state := inspect.TaskState(l.inspector, h.Queue, h.Task)
+				return [][]string{{h.Token, h.Owner, inspect.TaskName(h.Queue, h.Task, h.Note), state, "in " +
+					printable.Duration(h.Until.Sub(now))}}
+			})
 		if err != nil || len(s.Waiters) == 0 {
 			return err
 		}
 		fmt.Fprintln(a.out)
 	}
 	place := 0
-	err := printAll(a, s.Waiters, []string{"PLACE", "WAITER", "TASK", "STATE", "WAITS"}, func(w inspect.Waiter) [][]string {
-		place++
-		owner := cmp.Or(w.Owner, "("+w.State+")") // what is in no worker has no owner
-		state := inspect.TaskState(l.inspector, w.Queue, w.Task)
-		return [][]string{{strconv.Itoa(place), owner, inspect.TaskName(w.Queue, w.Task, w.Note), state, printable.Duration(now.Sub(w.Since))}}
-	})
+	err := printAll(a, s.Waiters, []string{"PLACE", "WAITER", "TASK", "STATE", "WAITS"},
+		func(w inspect.Waiter) [][]string {
+			place++
+			owner := cmp.Or(w.Owner, "("+w.State+")") // what is in no worker has no owner
+			state := inspect.TaskState(l.inspector, w.Queue, w.Task)
+			return [][]string{{strconv.Itoa(place), owner, inspect.TaskName(w.Queue, w.Task, w.Note), state,
+				printable.Duration(now.Sub(w.Since))}}
+		})
 	if more := s.Line - len(s.Waiters); more > 0 && err == nil && place > 0 {
 		return a.say("and %d more\n", more)
 	}
@@ -327,7 +338,8 @@ asynq's tools, or skip it: automutex skip KEY TASK.`, cobra.NoArgs, func(ctx con
 			a.nothing("no ordered key under the prefix %q is blocked")
 		}
 		return printAll(a, keys, []string{"KEY", "TASK", "SINCE", "BEHIND", "WHY"}, func(key blocked.Key) [][]string {
-			return [][]string{{key.Key, key.Task, time.Since(key.Since).Round(time.Second).String(), strconv.Itoa(key.Behind), key.Why}}
+			return [][]string{{key.Key, key.Task, time.Since(key.Since).Round(time.Second).String(), strconv.Itoa(key.Behind),
+				key.Why}}
 		})
 	})
 	return a.withJSON(cmd)
@@ -381,7 +393,8 @@ func (a *app) newOrder(use, help string, args cobra.PositionalArgs, o *order,
 			return err
 		}
 		obeys := "every process with the prefix %s obeys within 2 seconds"
-		if unread == nil && len(guards) == 0 { // a lock without a Guard is told of by nobody, and workers may be about to start
+		// a lock without a Guard is told of by nobody, and workers may be about to start
+		if unread == nil && len(guards) == 0 {
 			obeys = "no process says that it runs with the prefix %s now: are --prefix and --db right?"
 		}
 		return a.say("%s %s; "+obeys+"\n", printable.OneLine(args[0]), done, a.conn.prefix)
@@ -393,15 +406,18 @@ func (a *app) newOrder(use, help string, args cobra.PositionalArgs, o *order,
 	return cmd
 }
 
-// known is the rules that Guards say they run. A rule for each task type of its own is for the types that they have met: what is longer
-// than its Task is a slip, or comes later. Of a prefix none may be met yet: then it is for all.
+// known is the rules that Guards say they run. A rule for each task type of its own is for the types that they have
+// met: what is longer than its Task is a slip, or comes later. Of a prefix none may be met yet: then it is for all.
 func known(guards []fleet.Process) (rules []fleet.Rule) {
 	for _, r := range fleet.Rules(guards) {
 		types := []string{r.Task}
 		for _, p := range guards {
 			types = append(types, p.Serves...)
 		}
-		types = slices.DeleteFunc(types, func(t string) bool { return r.Scope != "" || strings.HasSuffix(t, ":") || !r.Has(keys.Scope(t)) })
+		types = slices.DeleteFunc(types, func(t string) bool {
+			return r.Scope != "" || strings.HasSuffix(t, ":") ||
+				!r.Has(keys.Scope(t))
+		})
 		if len(types) == 0 {
 			rules = append(rules, r)
 		}

@@ -80,19 +80,24 @@ func newRoot(a *app) *cobra.Command {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "-", "_"))
 	})
 	a.conn.flags(root)
-	root.AddCommand(newCheck(a), newSchema(a), newKey(a), newList(a), newShow(a), newBreak(a), newPause(a), newResume(a), newLimit(a), newControls(a),
+	root.AddCommand(newCheck(a), newSchema(a), newKey(a), newList(a), newShow(a), newBreak(a), newPause(a), newResume(a),
+		newLimit(a), newControls(a),
 		newBlocked(a), newSkip(a), newSweep(a), newDoctor(a), newWeb(a))
 	return root
 }
 
 // command makes a command. The first line of help is what the list of commands says.
-func command(use, help string, args cobra.PositionalArgs, run func(cmd *cobra.Command, args []string) error) *cobra.Command {
+func command(
+	use, help string, args cobra.PositionalArgs, run func(cmd *cobra.Command, args []string) error,
+) *cobra.Command {
 	short, _, _ := strings.Cut(help, "\n")
 	return &cobra.Command{Use: use, Short: short, Long: help, Args: args, RunE: run}
 }
 
 // online makes a command that needs Redis.
-func (a *app) online(use, help string, args cobra.PositionalArgs, run func(cmd *cobra.Command, args []string) error) *cobra.Command {
+func (a *app) online(
+	use, help string, args cobra.PositionalArgs, run func(cmd *cobra.Command, args []string) error,
+) *cobra.Command {
 	cmd := command(use, help, args, run)
 	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { return a.conn.environment(cmd) }
 	return cmd
@@ -106,7 +111,9 @@ type locks struct {
 }
 
 // onLocks makes a command that runs on the locks of Redis.
-func (a *app) onLocks(use, help string, args cobra.PositionalArgs, run func(ctx context.Context, l locks, args []string) error) *cobra.Command {
+func (a *app) onLocks(
+	use, help string, args cobra.PositionalArgs, run func(ctx context.Context, l locks, args []string) error,
+) *cobra.Command {
 	return a.online(use, help, args, func(cmd *cobra.Command, args []string) error {
 		rdb, err := a.conn.open(cmd.Context())
 		if err != nil {
@@ -116,7 +123,8 @@ func (a *app) onLocks(use, help string, args cobra.PositionalArgs, run func(ctx 
 		// Others are shown who runs the command, as user@host.
 		owner := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), os.Getenv("USERNAME"), "somebody") + "@" + engine.Host()
 		isScope := func(text string) bool { return inspect.IsScope(a.known, text) }
-		e := engine.New(engine.Options{Client: rdb, Prefix: a.conn.prefix, Owner: owner, Log: slog.New(slog.DiscardHandler), Obeys: true, HasScope: isScope})
+		e := engine.New(engine.Options{Client: rdb, Prefix: a.conn.prefix, Owner: owner, Log: slog.New(slog.DiscardHandler),
+			Obeys: true, HasScope: isScope})
 		defer e.Close()
 		return run(cmd.Context(), locks{e, rdb, asynq.NewInspectorFromRedisClient(rdb)}, args)
 	})
@@ -179,7 +187,8 @@ func explain(stderr io.Writer, cmd *cobra.Command, err error) int {
 	return f.exit
 }
 
-// printAll prints a list: with --json an object a line, else as a table with rows for each. Nothing is printed of an empty table.
+// printAll prints a list: with --json an object a line, else as a table with rows for each. Nothing is printed of an
+// empty table.
 func printAll[T any](a *app, list []T, header []string, rows func(T) [][]string) error {
 	t := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 	if len(header) > 0 && len(list) > 0 && !a.json {
@@ -225,9 +234,11 @@ type connection struct {
 // flags adds the connection flags to the root command.
 func (c *connection) flags(root *cobra.Command) {
 	f := root.PersistentFlags()
-	f.StringVarP(&c.uri, "uri", "u", "127.0.0.1:6379", "Redis: host:port or a URL (redis://, rediss://, redis-socket://, redis-sentinel://host:port?master=name)")
+	f.StringVarP(&c.uri, "uri", "u", "127.0.0.1:6379", "Redis: host:port or a URL (redis://, rediss://, "+
+		"redis-socket://, redis-sentinel://host:port?master=name)")
 	f.IntVarP(&c.db, "db", "n", 0, "Redis database number")
-	f.StringVarP(&c.password, "password", "p", "", "password of Redis (better in AUTOMUTEX_PASSWORD: others see command lines)")
+	f.StringVarP(&c.password, "password", "p", "", "password of Redis (better in AUTOMUTEX_PASSWORD: others see "+
+		"command lines)")
 	f.StringVar(&c.username, "username", "", "ACL user of Redis")
 	f.BoolVar(&c.cluster, "cluster", false, "Redis is a Cluster")
 	f.StringVar(&c.clusterAddrs, "cluster_addrs", "", "some of its nodes, host:port,host:port (default: that of --uri)")
@@ -256,9 +267,11 @@ func (c *connection) environment(cmd *cobra.Command) (err error) {
 	return nil
 }
 
-// options is what the flags say of Redis. where names it without a password; no error repeats --uri, which may have one.
+// options is what the flags say of Redis. where names it without a password; no error repeats --uri, which may have
+// one.
 func (c *connection) options() (o *redis.UniversalOptions, where string, err error) {
-	wrong := usage("--uri: want host:port or a URL: redis://user:password@host:6379/0 (special characters in a password as %%XX), rediss://, " +
+	wrong := usage("--uri: want host:port or a URL: redis://user:password@host:6379/0 (special characters in a " +
+		"password as %%XX), rediss://, " +
 		"redis-socket:///run/redis.sock?db=0 or redis-sentinel://host:26379?master=name")
 	uri := c.uri
 	if !strings.Contains(uri, "://") {
@@ -316,7 +329,8 @@ func (c *connection) open(ctx context.Context) (redis.UniversalClient, error) {
 	case ctx.Err() != nil:
 		err = ctx.Err()
 	default:
-		err = &failure{exitRedis, fmt.Errorf("Redis at %s: %w; is it running, and are address, TLS, --username, --password (or AUTOMUTEX_PASSWORD) and --db right?", where, err)}
+		err = &failure{exitRedis, fmt.Errorf("Redis at %s: %w; is it running, and are address, TLS, --username, "+
+			"--password (or AUTOMUTEX_PASSWORD) and --db right?", where, err)}
 	}
 	return nil, errors.Join(err, rdb.Close())
 }

@@ -95,7 +95,8 @@ func difference(want, got string) string {
 	for i < min(len(w), len(g)) && w[i] == g[i] {
 		i++
 	}
-	return fmt.Sprintf("line %d\nwant\n%s\ngot\n%s", i+1, strings.Join(w[i:min(i+9, len(w))], "\n"), strings.Join(g[i:min(i+9, len(g))], "\n"))
+	return fmt.Sprintf("line %d\nwant\n%s\ngot\n%s", i+1, strings.Join(w[i:min(i+9, len(w))], "\n"),
+		strings.Join(g[i:min(i+9, len(g))], "\n"))
 }
 
 // session plays one file.
@@ -116,7 +117,8 @@ var (
 		what *regexp.Regexp
 		is   string
 	}{
-		{regexp.MustCompile(`(NOPERM|WRONGTYPE|ERR The user)[^;)\n]*`), "$1..."}, {regexp.MustCompile(`version \d[\d.]+`), "version N"},
+		{regexp.MustCompile(`(NOPERM|WRONGTYPE|ERR The user)[^;)\n]*`), "$1..."},
+		{regexp.MustCompile(`version \d[\d.]+`), "version N"},
 		{regexp.MustCompile(`is \S+ from this`), "is T from this"}, {regexp.MustCompile(`[\w-]{16}\.[a-z0-9]{9,}`), "TOKEN"},
 		{regexp.MustCompile(`20\d\d-\d\d-\d\dT[\d:.]+Z`), "TIME"}, {regexp.MustCompile(`(\d+(\.\d+)?(ms|us|s|m|h))+`), "T"},
 		{regexp.MustCompile(`(ann|bob|me)@[\w.-]+`), "$1@HOST"}, {regexp.MustCompile(`  +`), "  "},
@@ -227,7 +229,8 @@ func (s *session) mask(text string) string {
 		if printed {
 			lines[i] = "    " + line
 		}
-		for j := i; j > 0 && strings.HasPrefix(line, "TOKEN ") && strings.HasPrefix(lines[j-1], "    TOKEN ") && lines[j-1] > lines[j]; j-- {
+		for j := i; j > 0 && strings.HasPrefix(line, "TOKEN ") && strings.HasPrefix(lines[j-1], "    TOKEN ") &&
+			lines[j-1] > lines[j]; j-- {
 			lines[j-1], lines[j] = lines[j], lines[j-1] // a renewal changes the order of holders
 		}
 	}
@@ -283,7 +286,8 @@ func (s *session) act(args []string) {
 	case "dead": // NAME: its holder died an hour ago
 		key, now := keys.Key(s.prefix, name), time.Now()
 		redistest.Must(s.t, rdb.Set(ctx, key, fmt.Sprintf("+1 %d", now.Add(time.Hour).UnixMilli()), time.Hour).Err())
-		redistest.Must(s.t, rdb.ZAdd(ctx, key+":holders", redis.Z{Score: float64(now.Add(-time.Hour).UnixMilli()), Member: "x.1|dead|"}).Err())
+		redistest.Must(s.t, rdb.ZAdd(ctx, key+":holders", redis.Z{Score: float64(now.Add(-time.Hour).UnixMilli()),
+			Member: "x.1|dead|"}).Err())
 	case "take": // NAME, and what becomes of it
 		s.take(name, args[2:])
 	default:
@@ -316,7 +320,8 @@ func (b binary) command(t *testing.T, env []string, args ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, string(b), args...)
-	cmd.Env = append([]string{"AUTOMUTEX_TEST_COMMAND=1", "PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "GOCOVERDIR=" + cmp.Or(os.Getenv(coverEnv), t.TempDir())}, env...)
+	cmd.Env = append([]string{"AUTOMUTEX_TEST_COMMAND=1", "PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(),
+		"GOCOVERDIR=" + cmp.Or(os.Getenv(coverEnv), t.TempDir())}, env...)
 	return cmd
 }
 
@@ -346,11 +351,14 @@ func finish(t *testing.T, cmd *exec.Cmd, stdin string) result {
 	return r
 }
 
-// want holds a run against its exit code and what it prints, each text somewhere. A run that fails says why in one line.
+// want holds a run against its exit code and what it prints, each text somewhere. A run that fails says why in one
+// line.
 func (r result) want(t *testing.T, exit int, texts ...string) result {
 	t.Helper()
-	if r.exit != exit || exit == exitOK && r.stderr != "" || exit != exitOK && (!strings.HasPrefix(r.stderr, "automutex: ") || strings.Count(r.stderr, "\n") != 1) {
-		t.Errorf("%.200q: exit code %d, want %d\nstdout:\n%.3000s\nstderr:\n%.3000s", r.args, r.exit, exit, r.stdout, r.stderr)
+	if r.exit != exit || exit == exitOK && r.stderr != "" || exit != exitOK &&
+		(!strings.HasPrefix(r.stderr, "automutex: ") || strings.Count(r.stderr, "\n") != 1) {
+		t.Errorf("%.200q: exit code %d, want %d\nstdout:\n%.3000s\nstderr:\n%.3000s", r.args, r.exit, exit, r.stdout,
+			r.stderr)
 	}
 	for _, text := range texts {
 		if !strings.Contains(r.stdout+r.stderr, text) {
@@ -391,11 +399,12 @@ func start(t *testing.T, s *redistest.Server) *traffic {
 		release: make(chan struct{}), running: map[string]context.Context{},
 	}
 	rdb, quiet := s.Client(t), slog.New(slog.DiscardHandler)
-	cfg := automutex.Config{Prefix: tr.prefix, Owner: "worker-1:4242", Logger: quiet, Private: true, Rules: []automutex.Rule{
-		{Task: "work", On: []string{"id"}, Busy: automutex.Retry, Wait: time.Hour},
-		{Task: "report", Limit: 3},
-		{Task: "pay", On: []string{"id"}, InOrder: true},
-	}}
+	cfg := automutex.Config{Prefix: tr.prefix, Owner: "worker-1:4242", Logger: quiet, Private: true,
+		Rules: []automutex.Rule{
+			{Task: "work", On: []string{"id"}, Busy: automutex.Retry, Wait: time.Hour},
+			{Task: "report", Limit: 3},
+			{Task: "pay", On: []string{"id"}, InOrder: true},
+		}}
 	var err error
 	tr.guard, err = automutex.New(rdb, cfg)
 	redistest.Must(t, err)
@@ -445,7 +454,8 @@ func (tr *traffic) context(id string) context.Context {
 
 func (tr *traffic) enqueue(id, taskType, payload string) {
 	tr.t.Helper()
-	_, err := tr.client.Enqueue(asynq.NewTask(taskType, []byte(payload)), asynq.Queue(tr.queue), asynq.TaskID(id), asynq.Timeout(time.Hour), asynq.MaxRetry(0))
+	_, err := tr.client.Enqueue(asynq.NewTask(taskType, []byte(payload)), asynq.Queue(tr.queue), asynq.TaskID(id),
+		asynq.Timeout(time.Hour), asynq.MaxRetry(0))
 	redistest.Must(tr.t, err)
 }
 
@@ -458,7 +468,8 @@ func (tr *traffic) holds(id string) {
 // lost waits until a task's handler was told that its lease is lost.
 func (tr *traffic) lost(id string) {
 	tr.t.Helper()
-	redistest.Eventually(tr.t, patience, func() bool { return errors.Is(context.Cause(tr.context(id)), lock.ErrLost) }, "the handler of %s is told", id)
+	redistest.Eventually(tr.t, patience, func() bool { return errors.Is(context.Cause(tr.context(id)), lock.ErrLost) },
+		"the handler of %s is told", id)
 }
 
 // line waits until so many wait for a key.

@@ -26,8 +26,8 @@ import (
 	"github.com/automutex/automutex/unique"
 )
 
-// load reads a file of rules. The secret of the keys is the file's, or else that of the environment: never on the command
-// line, which others see.
+// load reads a file of rules. The secret of the keys is the file's, or else that of the environment: never on the
+// command line, which others see.
 func load(file string) (automutex.Config, unique.Config, error) {
 	cfg, once, err := config.Load(file)
 	if err != nil {
@@ -81,20 +81,22 @@ is allowed but may surprise is a note. Redis is not needed.`, cobra.ExactArgs(1)
 		for _, note := range logged.notes {
 			fmt.Fprintf(a.out, "note: %s\n", printable.Text(strings.TrimPrefix(note, "automutex: ")))
 		}
-		return a.say("%s: no mistakes; %s, %s\n", printable.Text(args[0]), printable.Count(len(cfg.Rules), "rule"), printable.Count(len(once.Rules), "unique rule"))
+		return a.say("%s: no mistakes; %s, %s\n", printable.Text(args[0]), printable.Count(len(cfg.Rules), "rule"),
+			printable.Count(len(once.Rules), "unique rule"))
 	})
 }
 
 // printRules prints a table of rules, and one of unique rules.
 func (a *app) printRules(rules []automutex.Rule, once []unique.Rule) error {
-	err := printAll(a, inspect.Describe(rules), []string{"RULE", "TASK", "KEY", "LIMIT", "TTL", "WAIT", "BUSY"}, func(r fleet.Rule) [][]string {
-		wait := "-"
-		if r.Wait != "" && r.Busy != automutex.Park.String() { // where it has no effect
-			wait = r.Wait
-		}
-		busy := strings.Join(slices.Concat([]string{r.Busy}, r.Shares, r.Also), "; ")
-		return [][]string{{r.Name, r.Task, r.KeyText(), r.Limit, r.TTL, wait, busy}}
-	})
+	err := printAll(a, inspect.Describe(rules), []string{"RULE", "TASK", "KEY", "LIMIT", "TTL", "WAIT", "BUSY"},
+		func(r fleet.Rule) [][]string {
+			wait := "-"
+			if r.Wait != "" && r.Busy != automutex.Park.String() { // where it has no effect
+				wait = r.Wait
+			}
+			busy := strings.Join(slices.Concat([]string{r.Busy}, r.Shares, r.Also), "; ")
+			return [][]string{{r.Name, r.Task, r.KeyText(), r.Limit, r.TTL, wait, busy}}
+		})
 	if err != nil || len(once) == 0 {
 		return err
 	}
@@ -104,13 +106,15 @@ func (a *app) printRules(rules []automutex.Rule, once []unique.Rule) error {
 	return printAll(a, once, []string{"UNIQUE", "QUEUE", "KEY", "UNTIL", "DUPLICATE"}, func(r unique.Rule) [][]string {
 		key := inspect.Describe([]automutex.Rule{guarded(r)})[0].KeyText()
 		until := strings.TrimPrefix(r.Until.String(), "until ")
-		return [][]string{{r.Task, cmp.Or(r.Queue, "default"), key, printable.Timed(until), printable.Timed(r.Duplicate.String())}}
+		return [][]string{{r.Task, cmp.Or(r.Queue, "default"), key, printable.Timed(until),
+			printable.Timed(r.Duplicate.String())}}
 	})
 }
 
 // guarded is a rule that makes the keys of a unique one.
 func guarded(r unique.Rule) automutex.Rule {
-	return automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Key: r.Key, Optional: r.Optional, Payload: r.Payload, Scope: r.Scope}
+	return automutex.Rule{Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Key: r.Key, Optional: r.Optional,
+		Payload: r.Payload, Scope: r.Scope}
 }
 
 // notebook is a slog.Handler that keeps messages.
@@ -152,7 +156,8 @@ hash_keys, the secret is AUTOMUTEX_HASH_KEYS of the environment.`, cobra.ExactAr
 			return err
 		}
 		if matches = append(matches, once...); len(matches) == 0 {
-			return no("no rule matches a task of type %q, or it lacks the fields of those that are Optional: it runs unguarded", taskType)
+			return no("no rule matches a task of type %q, or it lacks the fields of those that are Optional: it runs unguarded",
+				taskType)
 		}
 		return printAll(a, matches, []string{"RULE", "KEY", "REDIS"}, func(m match) [][]string {
 			return [][]string{{cmp.Or(m.Rule, "unique "+m.Unique), m.Key, m.Name}}
@@ -170,8 +175,8 @@ type match struct {
 	Rule   string `json:"rule,omitempty"`
 	Unique string `json:"unique,omitempty"`
 	Key    string `json:"key"`
-	// Name is the name in Redis. Of a unique rule it is what keeps duplicates out: with UntilDone and Reject or Join the ID
-	// of the task, else the Redis key of its claim.
+	// Name is the name in Redis. Of a unique rule it is what keeps duplicates out: with UntilDone and Reject or Join the
+	// ID of the task, else the Redis key of its claim.
 	Name string `json:"redis"`
 
 	index int // of the rule
@@ -196,12 +201,15 @@ func matching(ctx context.Context, cfg automutex.Config, t *asynq.Task) (matches
 			matches = append(matches, match{Rule: described[i].Name, Key: typed(cfg.Prefix, keys[0]), Name: keys[0], index: i})
 		}
 	}
-	slices.SortStableFunc(matches, func(a, b match) int { return slices.Index(inOrder, a.Name) - slices.Index(inOrder, b.Name) })
+	slices.SortStableFunc(matches, func(a, b match) int {
+		return slices.Index(inOrder, a.Name) - slices.Index(inOrder,
+			b.Name)
+	})
 	return matches, nil
 }
 
-// typed is the text by which a person orders something for the lock of a key: its scope and values as they are, or the whole key where that
-// would be another lock's.
+// typed is the text by which a person orders something for the lock of a key: its scope and values as they are, or the
+// whole key where that would be another lock's.
 func typed(prefix, key string) string {
 	prefix = cmp.Or(prefix, inside.DefaultPrefix)
 	if text := keys.Unescape(control.Bare(key)); inspect.TypedKey(prefix, text) == key {
@@ -223,8 +231,8 @@ func keysOf(ctx context.Context, cfg automutex.Config, t *asynq.Task) ([]string,
 	return keys, nil
 }
 
-// uniqueMatch gives the unique rule that a producer applies to a task; none if there is none, or the task lacks a field of
-// an Optional one. The error is that no key can be made: a producer then enqueues nothing.
+// uniqueMatch gives the unique rule that a producer applies to a task; none if there is none, or the task lacks a field
+// of an Optional one. The error is that no key can be made: a producer then enqueues nothing.
 func uniqueMatch(ctx context.Context, once unique.Config, t *asynq.Task) ([]match, error) {
 	cfg := automutex.Config{Prefix: once.Prefix, HashKeys: once.HashKeys}
 	for _, r := range once.Rules {
@@ -265,7 +273,10 @@ Each finding is a line: ok, note (may cause trouble later, or could not be check
 			return err
 		}
 		findings, err := doctor.Examine(cmd.Context(), rdb, a.conn.prefix, rules)
-		printed := printAll(a, findings, nil, func(f doctor.Finding) [][]string { return [][]string{{f.Level, f.What, f.Text}} })
+		printed := printAll(a, findings, nil, func(f doctor.Finding) [][]string {
+			return [][]string{{f.Level, f.What,
+				f.Text}}
+		})
 		if err := errors.Join(err, rdb.Close(), printed); err != nil {
 			return err
 		}

@@ -43,12 +43,13 @@ func fits(t *testing.T, s *jsonschema.Schema, file []byte) error {
 	return s.Validate(value)
 }
 
-// A file that Load accepts fits the schema: the schema never marks what is right. The files are those of package config, and
-// what its fuzzer begins with.
+// A file that Load accepts fits the schema: the schema never marks what is right. The files are those of package
+// config, and what its fuzzer begins with.
 func TestSchema_acceptsWhatLoadAccepts(t *testing.T) {
 	t.Parallel()
 	s, accepted := fileSchema(t), 0
-	for _, pattern := range []string{"config/testdata/*.*", "config/testdata/fuzz/FuzzParse/*", "examples/worker/rules.yaml"} {
+	for _, pattern := range []string{"config/testdata/*.*", "config/testdata/fuzz/FuzzParse/*",
+		"examples/worker/rules.yaml"} {
 		paths, err := filepath.Glob("../../" + pattern)
 		redistest.Must(t, err)
 		for _, path := range paths {

@@ -50,14 +50,17 @@ proxy with TLS before it where others can listen in.`, cobra.MaximumNArgs(1), w.
 	cmd.Example = `  automutex web automutex.yaml
   AUTOMUTEX_WEB_USER=ops AUTOMUTEX_WEB_PASSWORD=... automutex web --listen :8081 --operate`
 	cmd.Flags().StringVar(&w.listen, "listen", "127.0.0.1:8081", "address to serve on, host:port; port 0 takes any")
-	cmd.Flags().StringVar(&w.options.RootPath, "root_path", "", "path at which browsers find the page (/locks), behind a proxy that passes the browser's Host header on")
-	cmd.Flags().StringVar(&w.options.AsynqmonPath, "asynqmon_path", "", "path at which browsers find asynqmon on the same host: tasks link to it")
+	cmd.Flags().StringVar(&w.options.RootPath, "root_path", "", "path at which browsers find the page (/locks), behind "+
+		"a proxy that passes the browser's Host header on")
+	cmd.Flags().StringVar(&w.options.AsynqmonPath, "asynqmon_path", "", "path at which browsers find asynqmon on the "+
+		"same host: tasks link to it")
 	cmd.Flags().BoolVar(&w.operate, "operate", false, "offer the actions: break, pause and so on")
 	return cmd
 }
 
 func (w *webCommand) run(cmd *cobra.Command, args []string) (err error) {
-	w.user, w.password, w.log = os.Getenv(webUserEnv), os.Getenv(webPasswordEnv), slog.New(slog.NewTextHandler(w.app.errs, nil))
+	w.user, w.password, w.log = os.Getenv(webUserEnv), os.Getenv(webPasswordEnv),
+		slog.New(slog.NewTextHandler(w.app.errs, nil))
 	if err := w.check(); err != nil {
 		return err
 	}
@@ -95,7 +98,8 @@ func (w *webCommand) check() error {
 	case err != nil:
 		return usage("--listen %q: want host:port, as in 127.0.0.1:8081", printable.OneLine(w.listen))
 	case w.user == "" && !isLoopback(host):
-		return usage("--listen %s: others could reach that address: set %s and %s in the environment, or listen on 127.0.0.1", printable.OneLine(w.listen), webUserEnv, webPasswordEnv)
+		return usage("--listen %s: others could reach that address: set %s and %s in the environment, or listen on 127.0.0.1",
+			printable.OneLine(w.listen), webUserEnv, webPasswordEnv)
 	}
 	return nil
 }
@@ -117,8 +121,9 @@ func (w *webCommand) serve(ctx context.Context, page http.Handler) error {
 		return no("cannot listen: %w", err)
 	}
 	srv := &http.Server{
-		Handler: w.guarded(page), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, WriteTimeout: 30 * time.Second,
-		ErrorLog: slog.NewLogLogger(w.log.Handler(), slog.LevelWarn),
+		Handler: w.guarded(page), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute,
+		WriteTimeout: 30 * time.Second,
+		ErrorLog:     slog.NewLogLogger(w.log.Handler(), slog.LevelWarn),
 	}
 	closePage := page.(io.Closer).Close                //nolint:forcetypeassert // web.New says that it is one
 	srv.RegisterOnShutdown(func() { _ = closePage() }) // and the streams with it, so Shutdown waits for short answers only
@@ -151,7 +156,8 @@ func (w *webCommand) guarded(page http.Handler) http.Handler {
 				host = r.Host
 			}
 			if !isLoopback(host) {
-				http.Error(out, "Without a login this page answers requests for localhost alone, and this one is for another name. Behind a proxy set "+
+				http.Error(out, "Without a login this page answers requests for localhost alone, and this one is for another "+
+					"name. Behind a proxy set "+
 					webUserEnv+" and "+webPasswordEnv+".", http.StatusMisdirectedRequest)
 				return
 			}

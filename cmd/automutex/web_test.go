@@ -68,12 +68,15 @@ func testWeb(t *testing.T, b binary) {
 	tr := start(t, s)
 	tr.enqueue("the-task", "work", `{"id": 7}`)
 	tr.holds("the-task")
-	w := startWeb(t, b, nil, file(t, "prefix: "+tr.prefix+"\nrules:\n  - {name: the-rule, task: work, on: [id]}\n"), "--uri", s.Addr(), "--asynqmon-path", "/asynq")
+	w := startWeb(t, b, nil, file(t, "prefix: "+tr.prefix+"\nrules:\n  - {name: the-rule, task: work, on: [id]}\n"),
+		"--uri", s.Addr(), "--asynqmon-path", "/asynq")
 	redistest.Eventually(t, patience, func() bool {
 		status, body := w.get("/keys", nil)
-		return status == http.StatusOK && strings.Contains(body, "<bdi>work|7</bdi>") && strings.Contains(body, "the-rule") && strings.Contains(body, "/the-task</a>") && strings.Contains(body, "worker-1:4242")
+		return status == http.StatusOK && strings.Contains(body, "<bdi>work|7</bdi>") && strings.Contains(body, "the-rule") &&
+			strings.Contains(body, "/the-task</a>") && strings.Contains(body, "worker-1:4242")
 	}, "the page shows the lock")
-	for host, want := range map[string]int{"evil.example.com": http.StatusMisdirectedRequest, "192.0.2.1:80": http.StatusMisdirectedRequest, "localhost": http.StatusOK, "[::1]:80": http.StatusOK} {
+	for host, want := range map[string]int{"evil.example.com": http.StatusMisdirectedRequest,
+		"192.0.2.1:80": http.StatusMisdirectedRequest, "localhost": http.StatusOK, "[::1]:80": http.StatusOK} {
 		if status, _ := w.get("/", func(r *http.Request) { r.Host = host }); status != want {
 			t.Errorf("under the name %s: status %d, want %d", host, status, want)
 		}
@@ -87,8 +90,8 @@ func testWeb(t *testing.T, b binary) {
 	}
 }
 
-// With a user and a password in the environment, nobody gets in without them. What an operator does has the name of the login: in the
-// list of controls and in the log. Without a login no name is taken from a request, whatever it says.
+// With a user and a password in the environment, nobody gets in without them. What an operator does has the name of the
+// login: in the list of controls and in the log. Without a login no name is taken from a request, whatever it says.
 func testWebOperator(t *testing.T, b binary) {
 	s := redistest.Real(t)
 	for by, login := range map[string][]string{
@@ -112,8 +115,10 @@ func testWebOperator(t *testing.T, b binary) {
 				t.Fatalf("%v: status %d\n%s", form, status, body)
 			}
 		}
-		act(url.Values{"action": {"pause"}, "target": {"report"}, "for": {"1h"}, "why": {"the API is down"}}, http.StatusSeeOther)
-		b.run(t, append([]string{"controls", "--json"}, flags...)...).want(t, exitOK, `"by":"`+by+`"`, `"why":"the API is down"`)
+		act(url.Values{"action": {"pause"}, "target": {"report"}, "for": {"1h"}, "why": {"the API is down"}},
+			http.StatusSeeOther)
+		b.run(t, append([]string{"controls", "--json"}, flags...)...).want(t, exitOK, `"by":"`+by+`"`,
+			`"why":"the API is down"`)
 		act(url.Values{"action": {"resume"}, "target": {"report"}}, http.StatusSeeOther)
 		act(url.Values{"action": {"resume"}, "target": {"report"}}, http.StatusConflict) // it is not paused any more
 		redistest.Must(t, w.cmd.Process.Signal(syscall.SIGTERM))
@@ -125,7 +130,8 @@ func testWebOperator(t *testing.T, b binary) {
 			logged = `by="ops ann"`
 		}
 		for _, line := range []string{
-			`an action was done" action=pause target=report ` + logged + ` why="the API is down" result="report is paused for 1h."`,
+			`an action was done" action=pause target=report ` + logged +
+				` why="the API is down" result="report is paused for 1h."`,
 			`an action failed" action=resume target=report ` + logged,
 		} {
 			if !strings.Contains(w.stderr.String(), line) {

@@ -48,7 +48,8 @@ var contenders = []*contender{
 	{"raw", []string{"set", "evalsha", "eval"}, openRaw},
 	{"automutex", ourCommands, openOurs(lock.Options{})},
 	// With names of the lengths that a task's lock has.
-	{"automutex-task", ourCommands, openOurs(lock.Options{Owner: "worker-7.example.com:4242"}, lock.Note("default/0192a8f0-7c3e-7bd0-9d4c-52a8a1f0c9d3"))},
+	{"automutex-task", ourCommands, openOurs(lock.Options{Owner: "worker-7.example.com:4242"},
+		lock.Note("default/0192a8f0-7c3e-7bd0-9d4c-52a8a1f0c9d3"))},
 	{"redislock", []string{"evalsha", "eval"}, openRedislock},
 	{"redsync", []string{"set", "evalsha", "eval"}, openRedsync},
 	{"rueidislock", []string{"evalsha", "eval", "ping", "client|tracking"}, openRueidislock},
@@ -211,7 +212,8 @@ func openRedsync(t testing.TB, addr string, _ int) func(string) take {
 // openRueidislock is rueidislock on one Redis, with its defaults: it takes two of three keys. (One key, which its
 // README offers for one Redis, came to few hand-offs a second.)
 func openRueidislock(t testing.TB, addr string, _ int) func(string) take {
-	l, err := rueidislock.NewLocker(rueidislock.LockerOption{ClientOption: rueidis.ClientOption{InitAddress: []string{addr}}})
+	client := rueidis.ClientOption{InitAddress: []string{addr}}
+	l, err := rueidislock.NewLocker(rueidislock.LockerOption{ClientOption: client})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -225,7 +227,8 @@ func openRueidislock(t testing.TB, addr string, _ int) func(string) take {
 			_, release, err := acquire(ctx, key)
 			if err != nil {
 				// A deadline that is not ours: a key did not answer in its time.
-				return busyIf(errors.Is(err, rueidislock.ErrNotLocked) || errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil, err)
+				return busyIf(errors.Is(err, rueidislock.ErrNotLocked) || errors.Is(err, context.DeadlineExceeded) &&
+					ctx.Err() == nil, err)
 			}
 			work()
 			release() // it tells nobody whether the lock was still held

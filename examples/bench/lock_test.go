@@ -32,10 +32,14 @@ func BenchmarkLock(b *testing.B) {
 	for _, n := range []int{1, 16, 64, 256} {
 		row(b, s, fmt.Sprintf("free:%d", n), locks, func(b *testing.B, name string) { free(b, s, named(name), n, 1) })
 	}
-	row(b, s, "semaphore:16", "asynq-semaphore automutex", func(b *testing.B, name string) { free(b, s, named(name), 16, 4) })
+	row(b, s, "semaphore:16", "asynq-semaphore automutex", func(b *testing.B,
+		name string) {
+		free(b, s, named(name), 16, 4)
+	})
 	row(b, s, "busy:16", locks, func(b *testing.B, name string) { busy(b, s, named(name), 16) })
 	for _, n := range []int{2, 8, 32, 128} {
-		row(b, s, fmt.Sprintf("handoff:%d", n), "blpop automutex-task "+locks, func(b *testing.B, name string) { handOff(b, s, named(name), n) })
+		row(b, s, fmt.Sprintf("handoff:%d", n), "blpop automutex-task "+locks,
+			func(b *testing.B, name string) { handOff(b, s, named(name), n) })
 	}
 }
 

@@ -67,10 +67,10 @@ func config(name string) (automutex.Config, bool) {
 var taskCommands = []string{"set", "delex", "delifeq", "evalsha", "eval"}
 
 // BenchmarkTask has an asynq server work, with a lock around each task, from its start to the last task. A contender
-// that is no Guard is in a middleware by hand, and waits in its worker. Handler: the middleware alone, without a server. Distinct: tasks that do
-// nothing, a key of its own for each. Hot-among-cold: each eleventh task is of one key and takes 20 ms, the others 2.
-// Parked: all tasks of one key, but those that wait in a worker, are parked before its holder is done, and then run;
-// its time is that of both. Enqueue: no server, one goroutine.
+// that is no Guard is in a middleware by hand, and waits in its worker. Handler: the middleware alone, without a
+// server. Distinct: tasks that do nothing, a key of its own for each. Hot-among-cold: each eleventh task is of one key
+// and takes 20 ms, the others 2. Parked: all tasks of one key, but those that wait in a worker, are parked before its
+// holder is done, and then run; its time is that of both. Enqueue: no server, one goroutine.
 func BenchmarkTask(b *testing.B) {
 	s := redistest.StartReal(b, "--maxclients", "5000")
 	row(b, s, "handler", loads[0].contenders, func(b *testing.B, name string) { handler(b, s, name) })
@@ -82,7 +82,9 @@ func BenchmarkTask(b *testing.B) {
 }
 
 // guarded has a contender's locks around a handler.
-func guarded(b *testing.B, s *redistest.Server, name string, of asynq.Config, next asynq.Handler) (asynq.Config, asynq.Handler) {
+func guarded(
+	b *testing.B, s *redistest.Server, name string, of asynq.Config, next asynq.Handler,
+) (asynq.Config, asynq.Handler) {
 	if cfg, ok := config(name); ok {
 		guard, err := automutex.New(connect(b, s.Addr()), cfg)
 		redistest.Must(b, err)
@@ -194,10 +196,12 @@ func (y *yard) ProcessTask(_ context.Context, t *asynq.Task) error {
 
 // start has a server work on so many tasks, with a contender's locks.
 func start(b *testing.B, s *redistest.Server, name string, workers, tasks int) *yard {
-	y := &yard{b: b, locked: name != "none", done: make(chan struct{}), hold: make(chan struct{}), held: make(chan struct{})}
+	y := &yard{b: b, locked: name != "none", done: make(chan struct{}), hold: make(chan struct{}),
+		held: make(chan struct{})}
 	y.left.Store(int64(tasks))
 	of, h := guarded(b, s, name, asynq.Config{
-		Concurrency: workers, TaskCheckInterval: check, DelayedTaskCheckInterval: time.Second, ShutdownTimeout: time.Second, Logger: redistest.Silent{},
+		Concurrency: workers, TaskCheckInterval: check, DelayedTaskCheckInterval: time.Second, ShutdownTimeout: time.Second,
+		Logger: redistest.Silent{},
 	}, y)
 	server := asynq.NewServerFromRedisClient(connect(b, s.Addr()), of)
 	b.Cleanup(server.Shutdown)
@@ -216,7 +220,8 @@ func work(b *testing.B, s *redistest.Server, name string, l load) {
 		byKey[jobs[i].Key] += jobs[i].Work
 		all += jobs[i].Work
 	}
-	rand.New(rand.NewPCG(1, 2)).Shuffle(len(jobs), func(i, k int) { jobs[i], jobs[k] = jobs[k], jobs[i] }) // the same for everybody
+	// the same for everybody
+	rand.New(rand.NewPCG(1, 2)).Shuffle(len(jobs), func(i, k int) { jobs[i], jobs[k] = jobs[k], jobs[i] })
 	ideal := all / time.Duration(l.workers)
 	for _, d := range byKey {
 		ideal = max(ideal, d)

@@ -38,7 +38,8 @@ var steps = []struct {
 	kind  string
 	order int
 }{
-	{"order:pay", 1}, {"order:webhook", 1}, {"order:pay", 2}, {"order:refund", 1}, {"order:webhook", 2}, {"order:webhook", 1},
+	{"order:pay", 1}, {"order:webhook", 1}, {"order:pay", 2}, {"order:refund", 1}, {"order:webhook", 2},
+	{"order:webhook", 1},
 }
 
 func run(args []string, out io.Writer) error {

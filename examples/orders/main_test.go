@@ -41,7 +41,8 @@ func TestRun(t *testing.T) {
 			second = append(second, kind)
 		}
 	}
-	if want := []string{"order:pay", "order:webhook fails", "order:webhook fails", "order:webhook", "order:refund", "order:webhook"}; !slices.Equal(first, want) {
+	if want := []string{"order:pay", "order:webhook fails", "order:webhook fails", "order:webhook", "order:refund",
+		"order:webhook"}; !slices.Equal(first, want) {
 		t.Errorf("order 1: %q, want %q", first, want)
 	}
 	if want := []string{"order:pay", "order:webhook"}; !slices.Equal(second, want) {

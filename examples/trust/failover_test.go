@@ -20,13 +20,14 @@ import (
 // replicated is a Redis whose master is replaced when it dies.
 type replicated struct {
 	client func() redis.UniversalClient
-	// kill kills the master that has the key, and returns when another one has its place. revive has the old one follow that.
+	// kill kills the master that has the key, and returns when another one has its place. revive has the old one follow
+	// that.
 	kill   func(key string)
 	revive func()
 }
 
-// Masters die under load. What replicas know outlives them. Nobody believes beside another, but without MinReplicas, where
-// what was granted in the last moment is forgotten: until the holders' next renewal. It all goes on afterwards.
+// Masters die under load. What replicas know outlives them. Nobody believes beside another, but without MinReplicas,
+// where what was granted in the last moment is forgotten: until the holders' next renewal. It all goes on afterwards.
 func TestMasterDies(t *testing.T) {
 	redistest.RealTime(t)
 	t.Parallel()
@@ -60,7 +61,8 @@ func TestMasterDies(t *testing.T) {
 					c.noticed()
 					r.revive()
 					c.more(10)
-					if least > 0 { // else the grants of these keepers may be among what is forgotten; TestFailover has some that are not
+					// else the grants of these keepers may be among what is forgotten; TestFailover has some that are not
+					if least > 0 {
 						k.live()
 						k.release(nil)
 					}
@@ -94,7 +96,8 @@ func startSentinel(t *testing.T) replicated {
 			}
 			dead.Kill(t)
 			// Sentinels that were kept from running for two seconds do nothing for half a minute.
-			redistest.Eventually(t, 3*crowdSoon, func() bool { now := watch.Master(t); return now != "" && now != old }, "another master")
+			redistest.Eventually(t, 3*crowdSoon, func() bool { now := watch.Master(t); return now != "" && now != old },
+				"another master")
 		},
 		revive: func() { // it comes back as a replica, by the sentinels' doing
 			dead.Start(t)
@@ -118,8 +121,8 @@ func startCluster(t *testing.T) replicated {
 	}
 }
 
-// Slots move under load: who holds a key keeps it, and nobody hears of it but who cannot wait for as long as the slot is open. Until
-// it is closed a Cluster refuses to run what needs several keys of which it has moved some.
+// Slots move under load: who holds a key keeps it, and nobody hears of it but who cannot wait for as long as the slot
+// is open. Until it is closed a Cluster refuses to run what needs several keys of which it has moved some.
 func TestSlotsMove(t *testing.T) {
 	redistest.RealTime(t)
 	t.Parallel()
@@ -156,10 +159,10 @@ func TestSlotsMove(t *testing.T) {
 	c.verdict(false, s.Client(t), k.keys...)
 }
 
-// TestFailover has replication lag behind, kills the master and promotes the replica, under load, over and over. Without
-// MinReplicas what was granted in the last moment is forgotten, and granted again beside its holder, until that one's next
-// renewal; its fence tells. With it nothing that was handed out is forgotten. A release is, whatever MinReplicas: WAIT is for
-// what is taken. Who keeps a key gives it back after the failover.
+// TestFailover has replication lag behind, kills the master and promotes the replica, under load, over and over.
+// Without MinReplicas what was granted in the last moment is forgotten, and granted again beside its holder, until that
+// one's next renewal; its fence tells. With it nothing that was handed out is forgotten. A release is, whatever
+// MinReplicas: WAIT is for what is taken. Who keeps a key gives it back after the failover.
 func TestFailover(t *testing.T) {
 	redistest.RealTime(t)
 	t.Parallel()
@@ -234,7 +237,8 @@ func testFailover(t *testing.T, least int) {
 	c.verdict(least == 0, client(), all...)
 }
 
-// twice has a lock taken by another one that its holder believes in, and Redis has forgotten. It counts those who still do when it is.
+// twice has a lock taken by another one that its holder believes in, and Redis has forgotten. It counts those who still
+// do when it is.
 func (c *crowd) twice(name string, behind *lock.Lease) (second int) {
 	c.t.Helper()
 	began, fence := time.Now(), fenceOf(c.t, behind)

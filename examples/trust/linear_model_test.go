@@ -389,7 +389,8 @@ func linHistory(records []*linRecord) []porcupine.Operation {
 				op.maybe++
 			}
 		}
-		history = append(history, porcupine.Operation{ClientId: e.client, Input: &op, Call: e.from, Return: max(e.from, e.to)})
+		history = append(history, porcupine.Operation{ClientId: e.client, Input: &op, Call: e.from,
+			Return: max(e.from, e.to)})
 	}
 	for _, e := range all.events {
 		switch e.op.kind {

@@ -24,7 +24,8 @@ func TestLinear(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		// More at once takes longer: who waits for his goroutine to run has a lease that ends.
 		plan := map[string]struct{ steps, atOnce int }{
-			redistest.KindReal: {size(150_000, 700_000), 64}, redistest.KindCluster: {size(40_000, 250_000), 24}, redistest.KindMini: {size(12_000, 50_000), 6},
+			redistest.KindReal: {size(150_000, 700_000), 64}, redistest.KindCluster: {size(40_000, 250_000), 24},
+			redistest.KindMini: {size(12_000, 50_000), 6},
 		}[s.Kind()]
 		if !redistest.All() && !*long {
 			plan.steps /= 5
@@ -75,19 +76,26 @@ func TestLinear_model(t *testing.T) {
 		{"busy with one of two", 2, []step{{op: take(1, 1)}, {op: busy}}, "busy"},
 		{"in line with a slot free", 1, []step{{op: op(linJoin, 1)}}, "join 1"},
 
-		{"the second in line first", 1, []step{{op: take(1, 1)}, {op: op(linJoin, 3)}, {op: op(linJoin, 2)}, {op: gives(1, 0)}, {op: op(linGranted, 2)}}, "granted 2"},
-		{"overtaken by a newcomer", 1, []step{{op: take(1, 1)}, {op: op(linJoin, 3)}, {op: gives(1, 0)}, {op: take(2, 2)}, {op: op(linGranted, 3)}}, "take 2"},
-		{"a release that forgets the line", 1, []step{{op: take(1, 1)}, {op: op(linJoin, 2)}, {op: gives(1, 1)}, {op: op(linGranted, 2)}}, "release 1"},
+		{"the second in line first", 1, []step{{op: take(1, 1)}, {op: op(linJoin, 3)}, {op: op(linJoin, 2)},
+			{op: gives(1, 0)}, {op: op(linGranted, 2)}}, "granted 2"},
+		{"overtaken by a newcomer", 1, []step{{op: take(1, 1)}, {op: op(linJoin, 3)}, {op: gives(1, 0)}, {op: take(2, 2)},
+			{op: op(linGranted, 3)}}, "take 2"},
+		{"a release that forgets the line", 1, []step{{op: take(1, 1)}, {op: op(linJoin, 2)}, {op: gives(1, 1)},
+			{op: op(linGranted, 2)}}, "release 1"},
 
-		{"a release by somebody else", 1, []step{{op: take(1, 1)}, {op: tell(linEnd, 1, false)}, {op: take(2, 2)}, {op: gives(1, 1)}}, "release 1"},
+		{"a release by somebody else", 1, []step{{op: take(1, 1)}, {op: tell(linEnd, 1, false)}, {op: take(2, 2)},
+			{op: gives(1, 1)}}, "release 1"},
 		{"a release that finds nothing", 1, []step{{op: take(1, 1)}, {op: tell(linRelease, 1, false)}}, "release 1"},
 		{"taken before its end", 1, []step{{op: take(1, 1)}, {op: take(2, 2)}, {30, 90, tell(linEnd, 1, false)}}, "take 2"},
 
-		{"extended after its end", 1, []step{{op: take(1, 1)}, {op: tell(linEnd, 1, false)}, {op: tell(linExtend, 1, true)}}, "extend 1"},
-		{"extended after it was broken", 1, []step{{op: take(1, 1)}, {op: tell(linBreak, 1, true)}, {op: tell(linExtend, 1, true)}}, "extend 1"},
+		{"extended after its end", 1, []step{{op: take(1, 1)}, {op: tell(linEnd, 1, false)}, {op: tell(linExtend, 1, true)}},
+			"extend 1"},
+		{"extended after it was broken", 1, []step{{op: take(1, 1)}, {op: tell(linBreak, 1, true)},
+			{op: tell(linExtend, 1, true)}}, "extend 1"},
 		{"not extended though held", 1, []step{{op: take(1, 1)}, {op: tell(linExtend, 1, false)}}, "extend 1"},
 		{"lost though held", 1, []step{{op: take(1, 1)}, {op: op(linLost, 1)}}, "lost 1"},
-		{"broken twice", 1, []step{{op: take(1, 1)}, {op: tell(linBreak, 1, true)}, {op: tell(linBreak, 1, true)}}, "break 1"},
+		{"broken twice", 1, []step{{op: take(1, 1)}, {op: tell(linBreak, 1, true)}, {op: tell(linBreak, 1, true)}},
+			"break 1"},
 		{"not broken though held", 1, []step{{op: take(1, 1)}, {op: tell(linBreak, 1, false)}}, "break 1"},
 
 		{"a fence that falls", 1, []step{{op: take(1, 2)}, {op: gives(1, 1)}, {op: take(2, 1)}}, "take 1"},
@@ -179,7 +187,8 @@ func (c *linClient) step() {
 // play has some clients take turns at random, each so many steps.
 func (w *linWorld) play(seed uint64, steps int) (*linKey, []*linRecord) {
 	dice := rand.New(rand.NewPCG(seed, 0))
-	key := &linKey{world: w, name: redistest.Name(w.t), limit: []int{1, 1, 1, 2, 3}[dice.IntN(5)]} // no other history has it
+	// no other history has it
+	key := &linKey{world: w, name: redistest.Name(w.t), limit: []int{1, 1, 1, 2, 3}[dice.IntN(5)]}
 	records := make([]*linRecord, 3+dice.IntN(4))
 	var wg sync.WaitGroup // ends when all have made their steps; each is bounded
 	for i := range records {
@@ -212,8 +221,8 @@ func (k *linKey) check(records []*linRecord) (kinds map[linKind]int, verdict str
 	return kinds, verdict
 }
 
-// run plays until so many steps are checked, or the time is over, or a history is not as it should be: then it says which.
-// So many histories are made at once. kinds are those of the steps.
+// run plays until so many steps are checked, or the time is over, or a history is not as it should be: then it says
+// which. So many histories are made at once. kinds are those of the steps.
 func (w *linWorld) run(seed uint64, steps, atOnce int, within time.Duration) (kinds map[linKind]int, verdict string) {
 	var mu sync.Mutex // guards kinds, verdict and what follows
 	next, checked, end := seed, 0, time.Now().Add(within)

@@ -43,7 +43,8 @@ func orderRuns() []modelRun {
 		return modelRun{what: "reserved attempt: " + what, file: "reserved.pml", defines: defines, fails: fails}
 	}
 	mutant := func(name, defines, fails string, depth int) modelRun {
-		return modelRun{what: "order: mutant " + name, file: "order.pml", defines: "-DPARK_ONLY -DMUT_" + name + " " + defines, fails: fails, depth: depth}
+		return modelRun{what: "order: mutant " + name, file: "order.pml", defines: "-DPARK_ONLY -DMUT_" + name + " " +
+			defines, fails: fails, depth: depth}
 	}
 	const (
 		inOrder = "||ok[i]"
@@ -95,19 +96,24 @@ func modelRuns() []modelRun {
 	runs := []modelRun{
 		{what: "two clients", defines: modelSmall, big: true},
 		{what: "two clients, three fences: one loss, one delay", defines: modelSmall + "-DPROMPT -DCRASHES=0 -DFENCE=4"},
-		{what: "two clients, waits of at most 11 ticks: one crash, one loss, one delay", defines: "-DPROMPT -DWAIT=11", big: true},
+		{what: "two clients, waits of at most 11 ticks: one crash, one loss, one delay", defines: "-DPROMPT -DWAIT=11",
+			big: true},
 		{what: "two clients, waits of at most 4 ticks without trouble", defines: modelCalm + "-DWAIT=4"},
-		{what: "two clients, waits of at most 4 ticks without trouble and refreshes", defines: modelCalm + "-DNO_REFRESH -DWAIT=4"},
-		{what: "three clients, waits of at most 8 ticks without trouble and refreshes", defines: modelCalm + "-DNO_REFRESH -DCLIENTS=3 -DWAIT=8"},
+		{what: "two clients, waits of at most 4 ticks without trouble and refreshes", defines: modelCalm +
+			"-DNO_REFRESH -DWAIT=4"},
+		{what: "three clients, waits of at most 8 ticks without trouble and refreshes", defines: modelCalm +
+			"-DNO_REFRESH -DCLIENTS=3 -DWAIT=8"},
 	}
 	if *long {
 		three := modelSmall + "-DPROMPT -DCLIENTS=3 -DWAIT=40 "
 		runs = append(runs, []modelRun{
 			{what: "two clients, longer leases", defines: "-DTTL=3", big: true},
 			{what: "two clients, four fences", defines: modelSmall + "-DFENCE=5", big: true},
-			{what: "two clients, waits: one crash, two losses, two delays", defines: "-DPROMPT -DLOSSES=2 -DDELAYS=2 -DWAIT=40", big: true},
+			{what: "two clients, waits: one crash, two losses, two delays", defines: "-DPROMPT -DLOSSES=2 -DDELAYS=2 -DWAIT=40",
+				big: true},
 			{what: "three clients, waits without trouble", defines: modelCalm + "-DCLIENTS=3 -DWAIT=8", big: true},
-			{what: "three clients, two slots, waits without trouble", defines: modelCalm + "-DCLIENTS=3 -DN=2 -DWAIT=8", big: true},
+			{what: "three clients, two slots, waits without trouble", defines: modelCalm + "-DCLIENTS=3 -DN=2 -DWAIT=8",
+				big: true},
 			{what: "three clients, waits: one loss", defines: three + "-DCRASHES=0 -DDELAYS=0", big: true},
 			{what: "three clients, waits: one crash", defines: three + "-DLOSSES=0 -DDELAYS=0", big: true},
 			{what: "three clients, waits: one delay", defines: three + "-DCRASHES=0 -DLOSSES=0", big: true},

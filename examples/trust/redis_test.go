@@ -113,7 +113,8 @@ var redisFaults = []redisFault{
 			}, "a busy Redis")
 		},
 		end: func(t *testing.T, _ *redistest.Server, ops *redis.Client) {
-			redistest.Eventually(t, crowdSoon, func() bool { return ops.ScriptKill(context.Background()).Err() == nil }, "SCRIPT KILL")
+			redistest.Eventually(t, crowdSoon, func() bool { return ops.ScriptKill(context.Background()).Err() == nil },
+				"SCRIPT KILL")
 		},
 	},
 	{
@@ -464,8 +465,9 @@ func (c *crowd) String() string {
 		c.turns.Load(), c.unsure.Load(), c.overlaps, c.late, c.refused, c.regressions, c.last)
 }
 
-// visit ends it all: each key is taken and given back once more. A key whose release was lost, or forgotten by a failover, is kept until its
-// lease ends, and what there is besides the word ten minutes more, unless somebody comes, who gets the key, and takes away what was left.
+// visit ends it all: each key is taken and given back once more. A key whose release was lost, or forgotten by a
+// failover, is kept until its lease ends, and what there is besides the word ten minutes more, unless somebody comes,
+// who gets the key, and takes away what was left.
 func (c *crowd) visit() {
 	c.t.Helper()
 	c.end()
@@ -481,8 +483,8 @@ func (c *crowd) visit() {
 	}
 }
 
-// verdict ends it all, and holds the book against what is promised. forgets: leases were taken away, so that there may be
-// overlaps until those who had them knew. Nothing is left behind, of these keys neither.
+// verdict ends it all, and holds the book against what is promised. forgets: leases were taken away, so that there may
+// be overlaps until those who had them knew. Nothing is left behind, of these keys neither.
 func (c *crowd) verdict(forgets bool, rdb redis.UniversalClient, keys ...string) {
 	c.t.Helper()
 	c.end()

@@ -43,7 +43,8 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return 0
 	}
 	if err == nil && (flags.NArg() > 0 || d.changes < 1 || d.every < time.Millisecond || d.work < 0) {
-		err = errors.New("-changes takes at least 1, -every at least 1ms, -work at least 0s, and there are no arguments beside the flags; see -h")
+		err = errors.New("-changes takes at least 1, -every at least 1ms, -work at least 0s, and there are no arguments " +
+			"beside the flags; see -h")
 	}
 	if err == nil {
 		err = d.run(*address)
@@ -89,7 +90,8 @@ func (d *demo) run(address string) error {
 	name := "automutex-unique-" + strings.ToLower(rand.Text()[:8]) // so that a Redis in use is not disturbed
 	inspector := asynq.NewInspectorFromRedisClient(store.Client)
 	producer, worker := rules(name)
-	tasks, err := unique.New(asynq.NewClientFromRedisClient(store.Client), inspector, store.Client, unique.Config{Prefix: name, Rules: producer})
+	tasks, err := unique.New(asynq.NewClientFromRedisClient(store.Client), inspector, store.Client,
+		unique.Config{Prefix: name, Rules: producer})
 	if err != nil {
 		return err
 	}
@@ -116,7 +118,8 @@ func (d *demo) run(address string) error {
 		d.now = version // a handler that begins after the calls below sees it
 		d.mu.Unlock()
 		for _, w := range wishes(0) {
-			_, err := tasks.Enqueue(asynq.NewTask(w.task, fmt.Appendf(nil, `{"document":7,"version":%d}`, version), asynq.Queue(name)))
+			_, err := tasks.Enqueue(asynq.NewTask(w.task, fmt.Appendf(nil, `{"document":7,"version":%d}`, version),
+				asynq.Queue(name)))
 			if err != nil && !errors.Is(err, asynq.ErrDuplicateTask) {
 				return err
 			}
@@ -126,7 +129,8 @@ func (d *demo) run(address string) error {
 		}
 		<-ticker.C
 	}
-	for deadline := time.Now().Add(time.Minute + time.Duration(d.changes)*d.work); time.Now().Before(deadline); <-time.After(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute +
+		time.Duration(d.changes)*d.work); time.Now().Before(deadline); <-time.After(5 * time.Millisecond) {
 		if q, err := inspector.GetQueueInfo(name); err != nil || q.Pending+q.Active+q.Scheduled+q.Retry == 0 {
 			return errors.Join(err, inspector.DeleteQueue(name, true))
 		}
@@ -167,7 +171,8 @@ func (d *demo) report(out io.Writer) (exit int) {
 		end, changing = max(end, runs[len(runs)-1].to), max(changing, d.asked[task][d.changes-1].at)
 	}
 	column := func(at time.Duration) int { return min(int(columns*at/(end+1)), columns-1) }
-	fmt.Fprintf(out, "a document changes %d times, every %s; each change asks for a task of %s\n\n", d.changes, d.every, d.work)
+	fmt.Fprintf(out, "a document changes %d times, every %s; each change asks for a task of %s\n\n", d.changes, d.every,
+		d.work)
 	fmt.Fprintf(out, "%-12s        0 %s %5s\n", "", strings.Repeat("─", columns-8), end.Round(10*time.Millisecond))
 	table := &strings.Builder{}
 	tab := tabwriter.NewWriter(table, 0, 0, 2, ' ', 0)

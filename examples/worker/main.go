@@ -122,14 +122,17 @@ func serverConfig(d *demo.Demo) asynq.Config {
 		TaskCheckInterval:        20 * time.Millisecond,
 		DelayedTaskCheckInterval: 200 * time.Millisecond,
 		ShutdownTimeout:          3 * time.Second,
-		RetryDelayFunc:           func(int, error, *asynq.Task) time.Duration { return time.Second }, // of attempts that failed
-		LogLevel:                 asynq.ErrorLevel,                                                   // at WarnLevel there is a line per archived task
+		// of attempts that failed
+		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Second },
+		// at WarnLevel there is a line per archived task
+		LogLevel: asynq.ErrorLevel,
 	}
 }
 
 // workOff enqueues the tasks, and returns when all are worked off or ctx has ended, with the
 // server and the guard stopped.
-func workOff(ctx context.Context, d *demo.Demo, srv *asynq.Server, work asynq.Handler, guard *automutex.Guard, client automutex.Enqueuer) error {
+func workOff(ctx context.Context, d *demo.Demo, srv *asynq.Server, work asynq.Handler, guard *automutex.Guard,
+	client automutex.Enqueuer) error {
 	if err := srv.Start(work); err != nil {
 		return fmt.Errorf("starting the asynq server: %w", err)
 	}

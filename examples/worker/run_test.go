@@ -46,8 +46,10 @@ func try(t *testing.T, ctx context.Context, flags string) (o outcome) {
 // expect checks the exit status and how many tasks there were, done, or ended by the policy. Redis may be late.
 func (o outcome) expect(t *testing.T, exit, tasks int) {
 	t.Helper()
-	if o.exit != exit || o.tasks != tasks || o.done+o.skipped+o.replaced+o.archived != tasks || exit == 0 && strings.Count(o.stderr, "\n") != strings.Count(o.stderr, "the controls can") {
-		t.Errorf("exit %d, want %d with %d tasks, nothing lost or said\nstdout:\n%s\nstderr:\n%s", o.exit, exit, tasks, o.stdout, o.stderr)
+	if o.exit != exit || o.tasks != tasks || o.done+o.skipped+o.replaced+o.archived != tasks || exit == 0 &&
+		strings.Count(o.stderr, "\n") != strings.Count(o.stderr, "the controls can") {
+		t.Errorf("exit %d, want %d with %d tasks, nothing lost or said\nstdout:\n%s\nstderr:\n%s", o.exit, exit, tasks,
+			o.stdout, o.stderr)
 	}
 }
 
@@ -55,7 +57,8 @@ func (o outcome) expect(t *testing.T, exit, tasks int) {
 func TestRun_guarded(t *testing.T) {
 	t.Parallel()
 	for flags, ends := range map[string]func(o outcome) bool{
-		"": nil, "-limit 2": nil, "-busy park": nil, "-busy park -workers 1": nil, "-on sender.login -work 3ms": nil, "-in-order": nil,
+		"": nil, "-limit 2": nil, "-busy park": nil, "-busy park -workers 1": nil, "-on sender.login -work 3ms": nil,
+		"-in-order":              nil,
 		"-busy skip -wait 0s":    func(o outcome) bool { return o.skipped > 0 },
 		"-busy archive -wait 0s": func(o outcome) bool { return o.archived > 0 },
 		"-busy replace":          func(o outcome) bool { return o.replaced > 0 },
@@ -81,7 +84,8 @@ func TestRun_guarded(t *testing.T) {
 	})
 }
 
-// The verdict comes from what the handlers did: without the guard tasks overlap, and so they do under a policy that lets them.
+// The verdict comes from what the handlers did: without the guard tasks overlap, and so they do under a policy that
+// lets them.
 func TestRun_overlaps(t *testing.T) { // by itself: beside others tasks may not overlap
 	for flags, exit := range map[string]int{"-unguarded": 0, "-busy allow -wait 0s": 1} {
 		o := try(t, t.Context(), "-tasks 60 "+flags)
@@ -95,15 +99,18 @@ func TestRun_overlaps(t *testing.T) { // by itself: beside others tasks may not 
 func TestRun_refuses(t *testing.T) {
 	t.Parallel()
 	for _, flags := range []string{
-		"-workers 0", "-limit -1", "-busy never", "-on a..b", "-wait -1s", "-redis nonsense", "-redis redis://127.0.0.1:1", "-web 0.0.0.0:0", "-web x", "-in-order -unguarded", "stray", "-nosuch",
+		"-workers 0", "-limit -1", "-busy never", "-on a..b", "-wait -1s", "-redis nonsense", "-redis redis://127.0.0.1:1",
+		"-web 0.0.0.0:0", "-web x", "-in-order -unguarded", "stray", "-nosuch",
 	} {
 		var stdout, stderr bytes.Buffer
-		if exit := run(t.Context(), strings.Fields(flags), &stdout, &stderr); exit != 2 || !strings.Contains(stderr.String(), "worker: ") {
+		if exit := run(t.Context(), strings.Fields(flags), &stdout, &stderr); exit != 2 ||
+			!strings.Contains(stderr.String(), "worker: ") {
 			t.Errorf("%q: exit %d, stderr %q", flags, exit, stderr.String())
 		}
 	}
 	var stderr bytes.Buffer
-	if exit := run(t.Context(), []string{"-h"}, io.Discard, &stderr); exit != 0 || !strings.Contains(stderr.String(), "-unguarded") {
+	if exit := run(t.Context(), []string{"-h"}, io.Discard, &stderr); exit != 0 ||
+		!strings.Contains(stderr.String(), "-unguarded") {
 		t.Errorf("exit %d, stderr %q", exit, stderr.String())
 	}
 }

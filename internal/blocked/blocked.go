@@ -1,5 +1,5 @@
-// Package blocked looks at tasks in asynq: it wakes those that are parked, finds the ordered keys whose next task does not run, and skips such
-// a task for operators.
+// Package blocked looks at tasks in asynq: it wakes those that are parked, finds the ordered keys whose next task does
+// not run, and skips such a task for operators.
 package blocked
 
 import (
@@ -28,7 +28,8 @@ type Key struct {
 	Behind int       `json:"behind"`
 }
 
-// Heads returns the heads that may block their keys; asynq knows. They come in the order of First. It walks all keys with SCAN.
+// Heads returns the heads that may block their keys; asynq knows. They come in the order of First. It walks all keys
+// with SCAN.
 func Heads(ctx context.Context, e *engine.Engine) (heads []engine.Head, err error) {
 	for info, err := range e.List(ctx) {
 		if err != nil {
@@ -56,8 +57,8 @@ func First(a, b engine.Head) int {
 	return cmp.Or(rank(a)-rank(b), a.Since.Compare(b.Since), strings.Compare(a.Key, b.Key))
 }
 
-// List returns the blocked keys under the Engine's prefix, in the order of First. It walks all keys with SCAN, and asks asynq for the
-// first task of each. With a nil inspector it does not.
+// List returns the blocked keys under the Engine's prefix, in the order of First. It walks all keys with SCAN, and asks
+// asynq for the first task of each. With a nil inspector it does not.
 func List(ctx context.Context, e *engine.Engine, inspector *asynq.Inspector) (found []Key, err error) {
 	heads, err := Heads(ctx, e)
 	for i, why := range Whys(inspector, heads) {
@@ -68,7 +69,8 @@ func List(ctx context.Context, e *engine.Engine, inspector *asynq.Inspector) (fo
 	return found, err
 }
 
-// Whys is Why of each head. It asks asynq for the task of each, and for a queue once. With a nil inspector it asks nobody.
+// Whys is Why of each head. It asks asynq for the task of each, and for a queue once. With a nil inspector it asks
+// nobody.
 func Whys(inspector *asynq.Inspector, heads []engine.Head) []string {
 	whys, queues := make([]string, len(heads)), map[string]string{}
 	for i, head := range heads {
@@ -83,8 +85,8 @@ type Seen struct {
 	Info *asynq.TaskInfo // nil: it is gone, or nothing is known of it
 	Gone bool            // asynq does not have the task, but may have another one with its ID
 
-	// Queue is why asynq delivers no task of the task's queue, and what ends that. It is empty if asynq does, or if that is
-	// not known, and for a task that does not wait for a worker.
+	// Queue is why asynq delivers no task of the task's queue, and what ends that. It is empty if asynq does, or if that
+	// is not known, and for a task that does not wait for a worker.
 	Queue string
 }
 
@@ -122,14 +124,17 @@ func undelivered(inspector *asynq.Inspector, queue string) string {
 	return ""
 }
 
-// Find asks the Inspector for a task, and is the one place that says what the answer means. rdb is a client that may be on
-// asynq's Redis; nil: none is known. gone reports whether asynq has no such task; then err says so, too.
+// Find asks the Inspector for a task, and is the one place that says what the answer means. rdb is a client that may be
+// on asynq's Redis; nil: none is known. gone reports whether asynq has no such task; then err says so, too.
 //
-// "Queue not found" is not "no such task". asynq's client lists a queue once in its life, so a queue that was deleted, or
-// that Redis has lost, is not listed again while producers run on. If rdb has the task, Find lists its queue, as asynq's
-// client does, and asks again. If the Inspector still does not see the task, it looks at another database: gone is false.
-// If rdb has no such task either, it is gone if asynq works where the Inspector looks; without rdb, if no server serves the queue.
-func Find(inspector *asynq.Inspector, rdb redis.UniversalClient, queue, id string) (info *asynq.TaskInfo, gone bool, err error) {
+// "Queue not found" is not "no such task". asynq's client lists a queue once in its life, so a queue that was deleted,
+// or that Redis has lost, is not listed again while producers run on. If rdb has the task, Find lists its queue, as
+// asynq's client does, and asks again. If the Inspector still does not see the task, it looks at another database: gone
+// is false. If rdb has no such task either, it is gone if asynq works where the Inspector looks; without rdb, if no
+// server serves the queue.
+func Find(
+	inspector *asynq.Inspector, rdb redis.UniversalClient, queue, id string,
+) (info *asynq.TaskInfo, gone bool, err error) {
 	for range 10 { // a task with that ID may come and go between two looks
 		info, err = inspector.GetTaskInfo(queue, id)
 		unlisted := errors.Is(err, asynq.ErrQueueNotFound)
@@ -158,7 +163,8 @@ func Find(inspector *asynq.Inspector, rdb redis.UniversalClient, queue, id strin
 }
 
 // ErrElsewhere says that the Inspector looks at another Redis, or another database, than asynq.
-var ErrElsewhere = errors.New("the asynq.Inspector does not see asynq's tasks: give it the Redis and the database of the asynq.Client")
+var ErrElsewhere = errors.New("the asynq.Inspector does not see asynq's tasks: give it the Redis and the database " +
+	"of the asynq.Client")
 
 // IsKept reports whether asynq keeps the task in that Redis.
 func IsKept(rdb redis.UniversalClient, queue, id string) (bool, error) {
@@ -202,8 +208,10 @@ func Why(s Seen) string {
 		return fmt.Sprintf("failed and is retried in %s%s", in, lastErr)
 	case s.Info.State == asynq.TaskStateScheduled && in > soon:
 		return fmt.Sprintf("is scheduled, and comes in %s", in)
-	case s.Info.State == asynq.TaskStateActive && time.Since(s.Head.Since) > soon: // one that waits in its worker is seen every few seconds
-		return "is active in asynq, and does not hold its key: its worker is dead, or hangs before the Guard; skip the task to go on"
+	case s.Info.State == asynq.TaskStateActive && time.Since(s.Head.Since) > soon:
+		// one that waits in its worker is seen every few seconds
+		return "is active in asynq, and does not hold its key: its worker is dead, or hangs before the Guard; skip the " +
+			"task to go on"
 	}
 	return ""
 }
@@ -213,8 +221,8 @@ func isParked(info *asynq.TaskInfo, key string) bool {
 	return info.State == asynq.TaskStateRetry && strings.Contains(info.LastErr, ParkedOn(key))
 }
 
-// isOther reports whether asynq has another task with the ID of the one in order of key: of two stamps one is another task's, and a task
-// that joined at its arrival had none for that key.
+// isOther reports whether asynq has another task with the ID of the one in order of key: of two stamps one is another
+// task's, and a task that joined at its arrival had none for that key.
 func isOther(info *asynq.TaskInfo, key, note, nonce string) bool {
 	s, _ := stamp.Of(info.Headers, note)
 	return s.Nonce != nonce && (!strings.HasPrefix(nonce, "~") || s.Key == key)

@@ -48,17 +48,20 @@ func TestWhy(t *testing.T) {
 		{"i", false, info(asynq.TaskStateActive), nil, "", "is active in asynq"},
 		{"w", false, info(asynq.TaskStateActive), nil, "", "is active in asynq, and does not hold its key"},
 		{"a", false, info(asynq.TaskStateScheduled), nil, "", "is scheduled, and comes in 1h0m0s"},
-		{"i", false, info(asynq.TaskStatePending), nil, paused, "waits in queue q, which is paused; unpause it or skip the task"},
+		{"i", false, info(asynq.TaskStatePending), nil, paused, "waits in queue q, which is paused; unpause it or skip " +
+			"the task"},
 		{"a", false, info(asynq.TaskStatePending), nil, paused, "waits in queue q, "},
 		{"h", false, info(asynq.TaskStatePending), nil, paused, "was archived, and is now pending"},
 	} {
-		got := Why(Seen{Head: engine.Head{State: c.state, Runs: c.runs, Nonce: "~"}, Info: c.info, Gone: c.err == gone, Queue: c.queue})
+		got := Why(Seen{Head: engine.Head{State: c.state, Runs: c.runs, Nonce: "~"}, Info: c.info, Gone: c.err == gone,
+			Queue: c.queue})
 		if !strings.HasPrefix(got, c.want) || (got == "") != (c.want == "") {
 			t.Errorf("%+v: %q", c, got)
 		}
 	}
 	for _, seen := range []Seen{
-		{Head: engine.Head{State: "a"}, Info: info(asynq.TaskStateActive)}, {Head: engine.Head{State: "w"}, Info: info(asynq.TaskStateActive)}, {Head: engine.Head{State: "i"}, Gone: true},
+		{Head: engine.Head{State: "a"}, Info: info(asynq.TaskStateActive)},
+		{Head: engine.Head{State: "w"}, Info: info(asynq.TaskStateActive)}, {Head: engine.Head{State: "i"}, Gone: true},
 	} {
 		seen.Head.Since = time.Now()
 		if why := Why(seen); why != "" {
@@ -70,8 +73,8 @@ func TestWhy(t *testing.T) {
 	}
 }
 
-// A task is gone only if asynq works in that Redis and does not have it: a queue that asynq does not list may be read by
-// servers, and its tasks be there.
+// A task is gone only if asynq works in that Redis and does not have it: a queue that asynq does not list may be read
+// by servers, and its tasks be there.
 func TestFind(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartMini(t)
@@ -100,11 +103,13 @@ func TestFind(t *testing.T) {
 		t.Error("in a queue that is not listed, and that no server serves")
 	}
 	elsewhere := s.Client(t, func(o *redis.UniversalOptions) { o.DB = 5 })
-	if info, gone, err := Find(asynq.NewInspectorFromRedisClient(elsewhere), rdb, "orders", "1"); info != nil || gone || !errors.Is(err, asynq.ErrQueueNotFound) || !strings.Contains(err.Error(), "database") {
+	if info, gone, err := Find(asynq.NewInspectorFromRedisClient(elsewhere), rdb, "orders", "1"); info != nil || gone ||
+		!errors.Is(err, asynq.ErrQueueNotFound) || !strings.Contains(err.Error(), "database") {
 		t.Errorf("an Inspector elsewhere, and the queue not listed there: %v, gone %v, %v", info, gone, err)
 	}
 	redistest.Must(t, elsewhere.SAdd(t.Context(), "asynq:queues", "orders").Err())
-	if info, gone, err := Find(asynq.NewInspectorFromRedisClient(elsewhere), rdb, "orders", "1"); info != nil || gone || !errors.Is(err, asynq.ErrTaskNotFound) {
+	if info, gone, err := Find(asynq.NewInspectorFromRedisClient(elsewhere), rdb, "orders", "1"); info != nil || gone ||
+		!errors.Is(err, asynq.ErrTaskNotFound) {
 		t.Errorf("an Inspector elsewhere, and the queue listed there: %v, gone %v, %v", info, gone, err)
 	}
 	redistest.Must(t, rdb.SRem(t.Context(), "asynq:queues", "orders").Err())
@@ -115,10 +120,12 @@ func TestFind(t *testing.T) {
 		t.Errorf("its queue is still not listed: %v", err)
 	}
 	redistest.Must(t, rdb.SRem(t.Context(), "asynq:queues", "orders").Err())
-	server := asynq.NewServerFromRedisClient(rdb, asynq.Config{Queues: map[string]int{"orders": 1}, Logger: redistest.Silent{}, TaskCheckInterval: redistest.CheckEvery})
+	server := asynq.NewServerFromRedisClient(rdb, asynq.Config{Queues: map[string]int{"orders": 1},
+		Logger: redistest.Silent{}, TaskCheckInterval: redistest.CheckEvery})
 	redistest.Must(t, server.Start(asynq.NotFoundHandler()))
 	t.Cleanup(server.Shutdown)
-	redistest.Eventually(t, redistest.Patience, func() bool { return !gone(nil, "orders", "2") }, "a server serves the queue")
+	redistest.Eventually(t, redistest.Patience, func() bool { return !gone(nil, "orders", "2") },
+		"a server serves the queue")
 	broken, hook := s.Client(t), &redistest.FailHook{}
 	broken.AddHook(hook)
 	hook.Before(func(redis.Cmder) error { return errors.New("no answer") })
@@ -152,7 +159,8 @@ func TestOrderedKey_follows(t *testing.T) {
 		"stamped for another key": {info(asynq.TaskStateRetry, ""), "automutex:{work|2}", engine.ActPresent},
 		"without a stamp":         {other, mine.Key, engine.ActPresent},
 	} {
-		if act, _ := (OrderedKey{Key: engine.Ref{Key: one.key}, Holds: true}).follows(one.info, false, nil, joined); act != one.want {
+		if act, _ := (OrderedKey{Key: engine.Ref{Key: one.key}, Holds: true}).follows(one.info, false, nil,
+			joined); act != one.want {
 			t.Errorf("joined at its arrival, %s: %q, want %q", name, act, one.want)
 		}
 	}
@@ -179,7 +187,8 @@ func TestOrderedKey_follows(t *testing.T) {
 		"scheduled by a human": {info(asynq.TaskStateScheduled, ""), nil, true, engine.ActPresent},
 	} {
 		o := OrderedKey{Key: engine.Ref{Key: mine.Key}, Holds: one.holds}
-		if act, _ := o.follows(one.info, errors.Is(one.err, asynq.ErrTaskNotFound) || errors.Is(one.err, asynq.ErrQueueNotFound), one.err, item); act != one.want {
+		if act, _ := o.follows(one.info, errors.Is(one.err, asynq.ErrTaskNotFound) ||
+			errors.Is(one.err, asynq.ErrQueueNotFound), one.err, item); act != one.want {
 			t.Errorf("%s: %q, want %q", name, act, one.want)
 		}
 	}

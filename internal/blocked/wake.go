@@ -61,7 +61,8 @@ func (t *Tasks) WakeParked(ctx context.Context, key, note string) engine.Fate {
 		switch {
 		case info.State == asynq.TaskStatePending:
 			return fate, answer
-		case (info.State == asynq.TaskStateRetry || info.State == asynq.TaskStateAggregating) && strings.Contains(info.LastErr, ParkedOn(key)):
+		case (info.State == asynq.TaskStateRetry || info.State == asynq.TaskStateAggregating) &&
+			strings.Contains(info.LastErr, ParkedOn(key)):
 			// Aggregating: a task of a group that was run by hand. asynq puts it back into its group when its
 			// retry is due, and nobody may look into that group again.
 			return fate, runIt
@@ -78,14 +79,14 @@ type OrderedKey struct {
 	Key    engine.Ref
 	Holds  bool // a task that asynq archives holds the key
 
-	// WakeInOrder needs both. Archived is called when a task is found archived, and holds the key; Stands each minute while the key stands:
-	// "its next task " and why say it.
+	// WakeInOrder needs both. Archived is called when a task is found archived, and holds the key; Stands each minute
+	// while the key stands: "its next task " and why say it.
 	Archived func(*asynq.TaskInfo)
 	Stands   func(why string)
 }
 
-// WakeInOrder handles a task that the engine names: a parked task of an ordered key whose turn is near, or a head that keeps others waiting
-// and should have come.
+// WakeInOrder handles a task that the engine names: a parked task of an ordered key whose turn is near, or a head that
+// keeps others waiting and should have come.
 func (t *Tasks) WakeInOrder(ctx context.Context, k OrderedKey, item engine.OrderItem) engine.Fate {
 	queue, _, ok := tasknote.Parse(item.Note)
 	if !ok || t.isPaused(queue) {
@@ -123,8 +124,8 @@ func (t *Tasks) WakeInOrder(ctx context.Context, k OrderedKey, item engine.Order
 	})
 }
 
-// Look is one look at a task in order, for a producer. It wakes nobody. After an error the task counts as being there. answered is false
-// if the error is asynq's.
+// Look is one look at a task in order, for a producer. It wakes nobody. After an error the task counts as being there.
+// answered is false if the error is asynq's.
 func (t *Tasks) Look(ctx context.Context, k OrderedKey, item engine.OrderItem) (answered bool, err error) {
 	queue, id, _ := tasknote.Parse(item.Note)
 	info, missing, err := t.Find(queue, id)
@@ -145,7 +146,9 @@ const (
 )
 
 // follows is what follows from a look at a task of the key. after is how long the task stays away by itself.
-func (k OrderedKey) follows(info *asynq.TaskInfo, missing bool, err error, item engine.OrderItem) (act engine.OrderAct, after time.Duration) {
+func (k OrderedKey) follows(
+	info *asynq.TaskInfo, missing bool, err error, item engine.OrderItem,
+) (act engine.OrderAct, after time.Duration) {
 	switch {
 	case missing:
 		return engine.ActGone, 0
@@ -195,10 +198,12 @@ const retryWrittenIn = 4 * time.Millisecond
 
 // wake looks at a task, and has asynq run it if judge says so.
 //
-// RunTask also runs completed, scheduled and archived tasks, so judge first checks that the task is still parked. No other Guard wakes the
-// task before the deadline of ctx, and wake begins no RunTask after it. If the task changes between the check and RunTask, or go-redis sends
-// that twice, it may run again, which asynq's "at least once" allows.
-func (t *Tasks) wake(ctx context.Context, note string, judge func(*asynq.TaskInfo, bool, error) (engine.Fate, next)) engine.Fate {
+// RunTask also runs completed, scheduled and archived tasks, so judge first checks that the task is still parked. No
+// other Guard wakes the task before the deadline of ctx, and wake begins no RunTask after it. If the task changes
+// between the check and RunTask, or go-redis sends that twice, it may run again, which asynq's "at least once" allows.
+func (t *Tasks) wake(
+	ctx context.Context, note string, judge func(*asynq.TaskInfo, bool, error) (engine.Fate, next),
+) engine.Fate {
 	queue, id, _ := tasknote.Parse(note)
 	for backoff := 500 * time.Microsecond; backoff <= retryWrittenIn; backoff *= 2 {
 		fate, then := judge(t.Find(queue, id))
@@ -207,7 +212,8 @@ func (t *Tasks) wake(ctx context.Context, note string, judge func(*asynq.TaskInf
 			return fate
 		case then == runIt && bounded && time.Now().After(by):
 			return engine.FateUnsure
-		case then == runIt && t.Inspector.RunTask(queue, id) == nil: // it has no typed errors, so after one the state is read again
+		case then == runIt && t.Inspector.RunTask(queue, id) == nil:
+			// it has no typed errors, so after one the state is read again
 			if t.Front != nil { // after an error the task runs after what is pending
 				_ = frontLua.Run(ctx, t.Front, []string{"asynq:{" + queue + "}:pending"}, id).Err()
 			}
@@ -221,8 +227,8 @@ func (t *Tasks) wake(ctx context.Context, note string, judge func(*asynq.TaskInf
 	return engine.FateUnsure
 }
 
-// frontLua moves a task to the end of asynq's pending list from which servers take. RunTask has just put the task at the other end, so LREM
-// finds it at once.
+// frontLua moves a task to the end of asynq's pending list from which servers take. RunTask has just put the task at
+// the other end, so LREM finds it at once.
 var frontLua = redis.NewScript(`
 if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 1 then
   redis.call('RPUSH', KEYS[1], ARGV[1])

@@ -25,9 +25,11 @@ func (r *Reader) Pause(ctx context.Context, target string, until time.Time, why 
 	switch {
 	case until.IsZero():
 	case left <= 0:
-		return fmt.Errorf("lock: pause of %q until %s: that is in the past; give a time to come, or the zero time for a pause until Resume", target, until.Format(time.RFC3339))
+		return fmt.Errorf("lock: pause of %q until %s: that is in the past; give a time to come, or the zero time for a "+
+			"pause until Resume", target, until.Format(time.RFC3339))
 	case left > inside.MaxTTL:
-		return fmt.Errorf("lock: pause of %q until %s: at most %s from now; give the zero time for a pause until Resume", target, until.Format(time.RFC3339), inside.MaxTTL)
+		return fmt.Errorf("lock: pause of %q until %s: at most %s from now; give the zero time for a pause until Resume",
+			target, until.Format(time.RFC3339), inside.MaxTTL)
 	}
 	return r.order(ctx, target, Order{Paused: true, Until: until, Why: why})
 }
@@ -66,9 +68,11 @@ func (r *Reader) order(ctx context.Context, typed string, o Order) error {
 		return err
 	}
 	if len(state.fields) >= maxControls && state.targets[target] == nil {
-		return fmt.Errorf("lock: control for %q: there are %d orders already, which is the most; end some, or use their scope", typed, maxControls)
+		return fmt.Errorf("lock: control for %q: there are %d orders already, which is the most; end some, or use "+
+			"their scope", typed, maxControls)
 	}
-	o.Why, o.By, o.Since = strings.ToValidUTF8(o.Why, "\uFFFD"), strings.ToValidUTF8(r.o.Owner, "\uFFFD"), state.serverTime.UTC()
+	o.Why, o.By, o.Since = strings.ToValidUTF8(o.Why, "\uFFFD"), strings.ToValidUTF8(r.o.Owner, "\uFFFD"),
+		state.serverTime.UTC()
 	field := limitOf + target
 	if o.Paused {
 		field = pauseOf + target
@@ -110,8 +114,8 @@ func (r *Reader) end(ctx context.Context, kind, typed string) (was bool, err err
 	return unreadable == nil && !o.isOver(state.serverTime), nil
 }
 
-// write puts text in the place of what the field has, which it returns; an empty text is none. With only, it does nothing if the field has
-// something else.
+// write puts text in the place of what the field has, which it returns; an empty text is none. With only, it does
+// nothing if the field has something else.
 func (r *Reader) write(ctx context.Context, field, text, only string) (was string, err error) {
 	if err := r.o.Life.Enter(); err != nil {
 		return "", err
@@ -125,7 +129,8 @@ func (r *Reader) write(ctx context.Context, field, text, only string) (was strin
 	return was, nil
 }
 
-// dropOver removes some pauses that have ended by themselves. An error leaves them to the next change: nothing is in force of them.
+// dropOver removes some pauses that have ended by themselves. An error leaves them to the next change: nothing is in
+// force of them.
 func (r *Reader) dropOver(ctx context.Context, state *State) {
 	most := 20
 	for name, f := range state.fields {

@@ -54,40 +54,53 @@ func newReader(t *testing.T, rdb redisx.Client, log *redistest.Log, change ...fu
 }
 
 // onServer makes a Reader with a prefix of its own.
-func onServer(t *testing.T, s *redistest.Server, change ...func(*Options)) (*Reader, redis.UniversalClient, *redistest.Log) {
+func onServer(
+	t *testing.T, s *redistest.Server, change ...func(*Options),
+) (*Reader, redis.UniversalClient, *redistest.Log) {
 	t.Helper()
 	rdb, log := s.Client(t), &redistest.Log{}
 	own := func(o *Options) { o.Prefix = redistest.Name(t) }
 	return newReader(t, rdb, log, append([]func(*Options){own}, change...)...), rdb, log
 }
 
-// What a person types is for the scope or the key of that very name, whatever characters it has. What is listed is for the same one.
+// What a person types is for the scope or the key of that very name, whatever characters it has. What is listed is for
+// the same one.
 func TestTarget(t *testing.T) {
 	long, hash := strings.Repeat("long ", 60)+"x", "~"+strings.Repeat("0a", 32)
 	rules := func(text string) bool { return text == "x|y" }
 	for secret, tests := range map[string][]struct{ typed, stored string }{
 		"": {
-			{"report", "report"}, {"itunes:", "itunes:"}, {"control", "control"}, {"p:{control}", "control"}, {"p:{%63ontrol}", "control"},
-			{"a b", "a%20b"}, {"a%20b", "a%2520b"}, {"a%2520b", "a%252520b"}, {"50%", "50%25"}, {"re{port}", "re%7Bport%7D"}, {"a~b", "a%7Eb"}, {"~", "%7E"},
-			{"%63ontrol", "%2563ontrol"}, {"other:{report}", "other:%7Breport%7D"}, {long, keys.Scope(long)}, {hash, "%7E" + hash[1:]},
-			{"report|acme", "report|acme"}, {"report|", "report|"}, {"report|a b|50%", "report|a%20b|50%25"}, {"a%20b|c%20d", "a%2520b|c%2520d"}, {"report|~x", "report|%7Ex"},
-			{"report|" + hash, "report|" + hash}, {"a b|" + hash, "a%20b|" + hash}, {"x|y", "x%7Cy"}, {"x|z", "x|z"}, {"x|y|z", "x|y|z"},
-			{"p:{a%20b}", "a%20b"}, {"p:{a%20b|}", "a%20b|"}, {"p:{" + hash + "|a}", hash + "|a"}, {"p:{~}", "~"}, {"p:{~|a}", "~|a"}, {"p:{a%20b:}", "a%20b:"},
+			{"report", "report"}, {"itunes:", "itunes:"}, {"control", "control"}, {"p:{control}", "control"},
+			{"p:{%63ontrol}", "control"},
+			{"a b", "a%20b"}, {"a%20b", "a%2520b"}, {"a%2520b", "a%252520b"}, {"50%", "50%25"}, {"re{port}", "re%7Bport%7D"},
+			{"a~b", "a%7Eb"}, {"~", "%7E"},
+			{"%63ontrol", "%2563ontrol"}, {"other:{report}", "other:%7Breport%7D"}, {long, keys.Scope(long)},
+			{hash, "%7E" + hash[1:]},
+			{"report|acme", "report|acme"}, {"report|", "report|"}, {"report|a b|50%", "report|a%20b|50%25"},
+			{"a%20b|c%20d", "a%2520b|c%2520d"}, {"report|~x", "report|%7Ex"},
+			{"report|" + hash, "report|" + hash}, {"a b|" + hash, "a%20b|" + hash}, {"x|y", "x%7Cy"}, {"x|z", "x|z"},
+			{"x|y|z", "x|y|z"},
+			{"p:{a%20b}", "a%20b"}, {"p:{a%20b|}", "a%20b|"}, {"p:{" + hash + "|a}", hash + "|a"}, {"p:{~}", "~"},
+			{"p:{~|a}", "~|a"}, {"p:{a%20b:}", "a%20b:"},
 			{"report|" + long, keys.Key("", "report", long)[2:][:72]},
 			{"", ""}, {" report", ""}, {"report ", ""}, {"|a", ""}, {"a\nb", ""}, {"\xff", ""}, {strings.Repeat("x", 1001), ""},
-			{"p:{a b}", ""}, {"p:{50%}", ""}, {"p:{}", ""}, {"p:{report", ""}, {"p:{report}:claim", ""}, {"p:{a}b}", ""}, {"p:{|a}", ""}, {"p:{report|~x}", ""}, {"p:{a~b|c}", ""},
-			{"p:{%7e}", ""}, {"p:{report|" + hash + "|a}", ""}, {"p:{report|" + strings.Repeat("y", 201) + "}", ""}, {"p:{" + strings.Repeat("z", 201) + "|a}", ""},
+			{"p:{a b}", ""}, {"p:{50%}", ""}, {"p:{}", ""}, {"p:{report", ""}, {"p:{report}:claim", ""}, {"p:{a}b}", ""},
+			{"p:{|a}", ""}, {"p:{report|~x}", ""}, {"p:{a~b|c}", ""},
+			{"p:{%7e}", ""}, {"p:{report|" + hash + "|a}", ""}, {"p:{report|" + strings.Repeat("y", 201) + "}", ""},
+			{"p:{" + strings.Repeat("z", 201) + "|a}", ""},
 			{"p:{report|" + strings.ToUpper(hash) + "}", ""},
 		},
 		"a secret of 16 b": {
-			{"report", "report"}, {"report|" + hash, "report|" + hash}, {"p:{report|" + hash + "}", "report|" + hash}, {"p:{report|acme}", ""},
+			{"report", "report"}, {"report|" + hash, "report|" + hash}, {"p:{report|" + hash + "}", "report|" + hash},
+			{"p:{report|acme}", ""},
 			{"report|a b", keys.HashedKey("a secret of 16 b", "", "report", "a b")[2:][:72]},
 		},
 	} {
 		r := newReader(t, &fakeClient{}, &redistest.Log{}, func(o *Options) { o.Secret, o.HasScope = &secret, rules })
 		for _, test := range tests {
 			got, err := r.target(test.typed)
-			if (err == nil) != (test.stored != "") || err == nil && got != test.stored || err != nil && !strings.Contains(err.Error(), "a target is a scope") {
+			if (err == nil) != (test.stored != "") || err == nil && got != test.stored || err != nil &&
+				!strings.Contains(err.Error(), "a target is a scope") {
 				t.Errorf("%q is stored as %q, %v; want %q", test.typed, got, err, test.stored)
 			}
 			if test.stored == "" {
@@ -97,7 +110,8 @@ func TestTarget(t *testing.T) {
 			if again, err := r.target(shown); err != nil || again != got {
 				t.Errorf("%q, stored as %q, is listed as %q, which is %q, %v", test.typed, got, shown, again, err)
 			}
-			for key, want := range map[string]bool{"p:{" + got + "}": true, "p:{" + got + "x}": strings.HasSuffix(got, ":"), "p:{other}": false} {
+			for key, want := range map[string]bool{"p:{" + got + "}": true, "p:{" + got + "x}": strings.HasSuffix(got, ":"),
+				"p:{other}": false} {
 				if AppliesTo(shown, key) != want {
 					t.Errorf("%q applies to %s: %v", shown, key, !want)
 				}
@@ -106,20 +120,24 @@ func TestTarget(t *testing.T) {
 	}
 }
 
-// The narrowest target decides, each for its kind of order, at no cost. No order is for anything else that has a key there.
+// The narrowest target decides, each for its kind of order, at no cost. No order is for anything else that has a key
+// there.
 func TestSlots(t *testing.T) {
 	c := &fakeClient{}
 	for i, target := range []string{"a:", "a:b:", "a:b:c", "a:b:c|1", "a", "control"} {
 		c.entries = append(c.entries, "limit "+target, fmt.Sprintf(`{"limit":%d}`, i+2))
 	}
-	c.entries = append(c.entries, "pause a:b:d", `{"by":"bob"}`, "pause long", `{"until":"2500-01-01T00:00:00Z"}`, "pause over", `{"until":"2001-01-01T00:00:00Z"}`)
+	c.entries = append(c.entries, "pause a:b:d", `{"by":"bob"}`, "pause long", `{"until":"2500-01-01T00:00:00Z"}`,
+		"pause over", `{"until":"2001-01-01T00:00:00Z"}`)
 	r := newReader(t, c, &redistest.Log{})
 	if got := r.Slots("p:{a:b:d}", 1, false); got != 0 {
 		t.Errorf("%d slots before anything was read", got)
 	}
-	redistest.Eventually(t, redistest.Patience, func() bool { return r.Latest() != nil }, "a read that Slots has asked for")
+	redistest.Eventually(t, redistest.Patience, func() bool { return r.Latest() != nil },
+		"a read that Slots has asked for")
 	for key, want := range map[string]int{
-		"p:{a:b:c|1}": 5, "p:{a:b:c|2}": 4, "p:{a:b:e}": 3, "p:{a:b}": 2, "p:{a}": 6, "p:{ab:}": 1, "p:{b:a:}": 1, "p:{%63ontrol}": 7, "p:{control|x}": 7,
+		"p:{a:b:c|1}": 5, "p:{a:b:c|2}": 4, "p:{a:b:e}": 3, "p:{a:b}": 2, "p:{a}": 6, "p:{ab:}": 1, "p:{b:a:}": 1,
+		"p:{%63ontrol}": 7, "p:{control|x}": 7,
 		"p:{a:b:d}": 0, "p:{a:b:d|x}": 0, "p:{long}": 0, "p:{over}": 1, "p:{a}:claim": 1, "p:pool:{a}": 1, "q:{a}": 1,
 	} {
 		redistest.Must(t, r.Know(t.Context(), key))
@@ -138,7 +156,8 @@ func TestSlots(t *testing.T) {
 	}
 }
 
-// A view is relied on as long as it is young. One that could not be read long ago, or in the time of a stop, is no excuse.
+// A view is relied on as long as it is young. One that could not be read long ago, or in the time of a stop, is no
+// excuse.
 func TestView(t *testing.T) {
 	now := time.Now()
 	old := now.Add(-Delay - time.Second)
@@ -169,9 +188,12 @@ func TestUnreadable(t *testing.T) {
 		r, rdb, log := onServer(t, s)
 		ctx := t.Context()
 		wrong := map[string]string{
-			"limit text": "not JSON", "limit number": "17", "pause list": "[]", "limit none": "{}", "limit zero": `{"limit":0}`, "limit below": `{"limit":-1}`,
-			"limit much": `{"limit":2147483648}`, "limit huge": `{"limit":1e300}`, "pause until": `{"until":"tomorrow"}`, "pause limit": `{"limit":3}`,
-			"pause year": `{"by":"x","since":"9999-12-31T23:59:59-12:00"}`, "pause nul\x00": "\x00\xff", "pause a{b": "x", "limit a~b": "x", "limit report|~x": "x", "report": "{}",
+			"limit text": "not JSON", "limit number": "17", "pause list": "[]", "limit none": "{}", "limit zero": `{"limit":0}`,
+			"limit below": `{"limit":-1}`,
+			"limit much":  `{"limit":2147483648}`, "limit huge": `{"limit":1e300}`, "pause until": `{"until":"tomorrow"}`,
+			"pause limit": `{"limit":3}`,
+			"pause year":  `{"by":"x","since":"9999-12-31T23:59:59-12:00"}`, "pause nul\x00": "\x00\xff", "pause a{b": "x",
+			"limit a~b": "x", "limit report|~x": "x", "report": "{}",
 		}
 		for field, text := range wrong {
 			redistest.Must(t, rdb.HSet(ctx, r.Keys[0], field, text).Err())
@@ -234,7 +256,8 @@ func TestChange(t *testing.T) {
 		}
 		redistest.Must(t, r.Pause(ctx, "kept", time.Now().Add(time.Hour), "two"))
 		redistest.Must(t, r.Pause(ctx, "a b", time.Time{}, ""))
-		if pause, left := r.PauseOf(kept); pause == nil || left < 59*time.Minute || left > time.Hour+time.Second || pause.By != "alice" || pause.Why != "two" {
+		if pause, left := r.PauseOf(kept); pause == nil || left < 59*time.Minute || left > time.Hour+time.Second ||
+			pause.By != "alice" || pause.Why != "two" {
 			t.Errorf("%+v, %s", pause, left)
 		}
 		end(r.Resume, "a%20b", false) // of another scope
@@ -248,7 +271,8 @@ func TestChange(t *testing.T) {
 		over()
 		end(r.ClearLimit, kept, true)
 		orders := r.Latest().Orders()
-		if fields := rdb.HKeys(ctx, r.Keys[0]).Val(); len(fields) != 1 || fields[0] != "pause a%20b" || len(orders) != 1 || orders[0].Target != r.keyStart+"a%20b}" {
+		if fields := rdb.HKeys(ctx, r.Keys[0]).Val(); len(fields) != 1 || fields[0] != "pause a%20b" || len(orders) != 1 ||
+			orders[0].Target != r.keyStart+"a%20b}" {
 			t.Errorf("stored: %q; in force: %+v", fields, orders)
 		}
 		end(r.Resume, orders[0].Target, true)
@@ -257,7 +281,8 @@ func TestChange(t *testing.T) {
 				t.Errorf("told of %v, want %d", got, want)
 			}
 		}
-		for part, want := range map[string]int{"a control is in force": 3, "a control has ended": 3, "by alice": 6, "(one)": 2, "until somebody resumes": 2} {
+		for part, want := range map[string]int{"a control is in force": 3, "a control has ended": 3, "by alice": 6,
+			"(one)": 2, "until somebody resumes": 2} {
 			if n := strings.Count(log.String(), part); n != want {
 				t.Errorf("%q stands %d times in the log, want %d:\n%s", part, n, want, log.String())
 			}
@@ -279,7 +304,8 @@ func TestChange(t *testing.T) {
 	})
 }
 
-// Bad input is refused, with what is wrong and what to do. There is a most of orders; what has one can be given another.
+// Bad input is refused, with what is wrong and what to do. There is a most of orders; what has one can be given
+// another.
 func TestChange_refused(t *testing.T) {
 	r, rdb, _ := onServer(t, redistest.Mini(t))
 	ctx := t.Context()
@@ -318,7 +344,8 @@ func TestChange_refused(t *testing.T) {
 	if _, err := r.Fetch(ctx); err == nil || !strings.Contains(err.Error(), "something else than controls") {
 		t.Errorf("Fetch: %v", err)
 	}
-	for _, reply := range []any{nil, "1", []any{}, []any{int64(0), int64(0), []any{}}, []any{int64(1), int64(1), []any{"report"}}, []any{int64(1), nil, []any{}}} {
+	for _, reply := range []any{nil, "1", []any{}, []any{int64(0), int64(0), []any{}}, []any{int64(1), int64(1),
+		[]any{"report"}}, []any{int64(1), nil, []any{}}} {
 		if state, err := r.parse(reply, nil); err == nil {
 			t.Errorf("%v is %+v", reply, state)
 		}
@@ -328,7 +355,8 @@ func TestChange_refused(t *testing.T) {
 // The time that a round trip may take is no difference of clocks.
 func TestSkew(t *testing.T) {
 	now := time.Now()
-	for ahead, want := range map[time.Duration]time.Duration{0: 0, 900 * time.Millisecond: 0, -900 * time.Millisecond: 0, time.Hour: time.Hour, -time.Minute: -time.Minute} {
+	for ahead, want := range map[time.Duration]time.Duration{0: 0, 900 * time.Millisecond: 0, -900 * time.Millisecond: 0,
+		time.Hour: time.Hour, -time.Minute: -time.Minute} {
 		if got := (&State{serverTime: now.Round(0).Add(ahead), localTime: now}).skew(); got != want {
 			t.Errorf("Redis' clock is %s ahead: %s, want %s", ahead, got, want)
 		}

@@ -34,8 +34,8 @@ func beStopped(addr string) {
 	}
 }
 
-// A process that was stopped for longer than Delay obeys an order that was given meanwhile, also if it was stopped while it read, and the
-// reply did not come.
+// A process that was stopped for longer than Delay obeys an order that was given meanwhile, also if it was stopped
+// while it read, and the reply did not come.
 func TestReader_stopped(t *testing.T) {
 	redistest.RealTime(t)
 	s := redistest.StartReal(t)
@@ -56,7 +56,8 @@ func TestReader_stopped(t *testing.T) {
 		free = count("free")
 		paused := count("paused")
 		stopped := time.Now()
-		redistest.Eventually(t, redistest.Patience, func() bool { return time.Since(stopped) > Delay+100*time.Millisecond }, "a read that times out")
+		redistest.Eventually(t, redistest.Patience, func() bool { return time.Since(stopped) > Delay+100*time.Millisecond },
+			"a read that times out")
 		child.Resume(t)
 		redistest.Eventually(t, redistest.Patience, func() bool { return count("paused") > paused }, "a child that obeys")
 		if n := count("free") - free; n > 1 { // one look was before the stop

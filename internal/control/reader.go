@@ -28,7 +28,8 @@ const (
 	readOverdue = 300 * time.Millisecond
 	// readRetry is the pause after a read that failed.
 	readRetry = 250 * time.Millisecond
-	// mostReads are under way at most. That is enough to know a state which is younger than Delay where each reply takes 1.7 s.
+	// mostReads are under way at most. That is enough to know a state which is younger than Delay where each reply takes
+	// 1.7 s.
 	mostReads = 6
 )
 
@@ -47,13 +48,15 @@ var readScript, writeScript = script("read"), script("write")
 
 // Reader reads the controls for a Locker and keeps the last state that it has read. Safe for concurrent use.
 //
-// A state that was asked for more than Delay ago is not relied on, however that came about: the process was stopped, a reply is slow,
-// a connection hangs. Then a call waits for a read (Know), and nothing is granted (Slots). So whoever is granted a lock obeys each
-// change that is older than Delay. If a read fails, or none succeeds for Delay, the Reader is blind: the log says so, and the Locker
-// obeys the state that was read last, or no controls if there is none, until a read succeeds in time.
+// A state that was asked for more than Delay ago is not relied on, however that came about: the process was stopped, a
+// reply is slow, a connection hangs. Then a call waits for a read (Know), and nothing is granted (Slots). So whoever is
+// granted a lock obeys each change that is older than Delay. If a read fails, or none succeeds for Delay, the Reader is
+// blind: the log says so, and the Locker obeys the state that was read last, or no controls if there is none, until a
+// read succeeds in time.
 //
-// One goroutine, run, begins all reads, takes their results and is the only one that sets the view. It begins with the first call
-// that needs the controls, and ends at Close. Each read has a goroutine of its own, which ends with the read.
+// One goroutine, run, begins all reads, takes their results and is the only one that sets the view. It begins with the
+// first call that needs the controls, and ends at Close. Each read has a goroutine of its own, which ends with the
+// read.
 type Reader struct {
 	o        Options
 	Keys     []string // exactly one
@@ -100,13 +103,15 @@ type Options struct {
 	Secret   *string                // of HashKeys; behind a pointer it is not printed
 	Owner    string                 // who gives the orders of this process
 	HasScope func(text string) bool // whether a rule has that very scope, as the program writes it; nil: none is known
-	Changed  func(now *State)       // called after each change of what is in force, and first if there is anything; one call at a time
+	// called after each change of what is in force, and first if there is anything; one call at a time
+	Changed func(now *State)
 }
 
 // New makes a Reader. It reads nothing before the first call that needs the controls.
 func New(o Options) *Reader {
 	r := &Reader{
-		o: o, Keys: []string{o.Prefix + ":{" + keys.Controls + "}"}, Channel: o.Prefix + ":control", keyStart: o.Prefix + ":{",
+		o: o, Keys: []string{o.Prefix + ":{" + keys.Controls + "}"}, Channel: o.Prefix + ":control", keyStart: o.Prefix +
+			":{",
 		soon: make(chan struct{}, 1), news: make(chan struct{}),
 	}
 	r.view.Store(&view{})
@@ -116,15 +121,16 @@ func New(o Options) *Reader {
 // Latest returns the state that was read last; nil: none yet.
 func (r *Reader) Latest() *State { return r.view.Load().state }
 
-// Old reports whether t is more than Delay before now, by the monotonic clock or by the wall clock: the first one stands still while
-// a virtual machine is suspended.
+// Old reports whether t is more than Delay before now, by the monotonic clock or by the wall clock: the first one
+// stands still while a virtual machine is suspended.
 func Old(t, now time.Time) bool {
 	return now.Sub(t) > Delay || now.Round(0).Sub(t.Round(0)) > Delay
 }
 
-// Slots is the limit that the scripts get: how many may hold the lock with that Redis key at once. It is the number of a control, or
-// else limit, the number in the program, which also counts if fixed is set. It is 0 while the lock is paused, so that the scripts
-// grant it to nobody and keep the line, and while the controls are not known. It does no I/O, and is called for each command.
+// Slots is the limit that the scripts get: how many may hold the lock with that Redis key at once. It is the number of
+// a control, or else limit, the number in the program, which also counts if fixed is set. It is 0 while the lock is
+// paused, so that the scripts grant it to nobody and keep the line, and while the controls are not known. It does no
+// I/O, and is called for each command.
 func (r *Reader) Slots(key string, limit int, fixed bool) int {
 	text, ours := r.inBraces(key)
 	if !ours {
@@ -147,7 +153,8 @@ func (r *Reader) Slots(key string, limit int, fixed bool) int {
 	return ordered
 }
 
-// PauseOf returns the pause of the lock with that Redis key, nil if it is not paused, and how long it lasts, 0 if it has no end.
+// PauseOf returns the pause of the lock with that Redis key, nil if it is not paused, and how long it lasts, 0 if it
+// has no end.
 func (r *Reader) PauseOf(key string) (pause *Order, left time.Duration) {
 	state := r.Latest()
 	if text, ours := r.inBraces(key); ours {
@@ -159,9 +166,10 @@ func (r *Reader) PauseOf(key string) (pause *Order, left time.Duration) {
 	return pause, left
 }
 
-// Know returns when the controls are known that were in force Delay ago, or cannot be read. Only the first calls of a Locker wait
-// for that, those of a process that was stopped, and those where Redis is slow or refuses; none for much longer than Delay. An error
-// means that ctx has ended, or that the Locker is closed. key is the lock's. The caller has called Life.Enter.
+// Know returns when the controls are known that were in force Delay ago, or cannot be read. Only the first calls of a
+// Locker wait for that, those of a process that was stopped, and those where Redis is slow or refuses; none for much
+// longer than Delay. An error means that ctx has ended, or that the Locker is closed. key is the lock's. The caller has
+// called Life.Enter.
 func (r *Reader) Know(ctx context.Context, key string) error {
 	began := time.Now()
 	if _, ours := r.inBraces(key); !ours || r.view.Load().isKnown(began) {
@@ -183,7 +191,8 @@ func (r *Reader) Orders(ctx context.Context) ([]Order, error) {
 	return state.Orders(), nil
 }
 
-// Fetch reads the controls for a caller. When it returns, every change that was made before the call is in force for this Locker.
+// Fetch reads the controls for a caller. When it returns, every change that was made before the call is in force for
+// this Locker.
 func (r *Reader) Fetch(ctx context.Context) (*State, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -207,8 +216,8 @@ func (r *Reader) Fetch(ctx context.Context) (*State, error) {
 	return r.Latest(), nil
 }
 
-// await waits until done, which it gives the read that has ended last, or until ctx ends. It asks for a read if the first look finds
-// that it is not done. The caller has called Life.Enter.
+// await waits until done, which it gives the read that has ended last, or until ctx ends. It asks for a read if the
+// first look finds that it is not done. The caller has called Life.Enter.
 func (r *Reader) await(ctx context.Context, key string, done func(last read) (bool, error)) error {
 	for first := true; ; first = false {
 		r.mu.Lock()
@@ -226,7 +235,8 @@ func (r *Reader) await(ctx context.Context, key string, done func(last read) (bo
 		select {
 		case <-news:
 		case <-ctx.Done():
-			return redisx.Failed("read the controls for", key, fmt.Errorf("%w before the context ended: %w", redisx.ErrNoAnswer, ctx.Err()))
+			return redisx.Failed("read the controls for", key, fmt.Errorf("%w before the context ended: %w", redisx.ErrNoAnswer,
+				ctx.Err()))
 		case <-r.o.Life.Closing.Done():
 			return life.ErrClosed
 		}
@@ -255,8 +265,10 @@ func (r *Reader) ReadSoon() {
 // run reads the controls when it is asked to, and again and again after that, until Close.
 func (r *Reader) run() {
 	results := make(chan read, mostReads) // so that no read waits for run
-	awake := time.Now()                   // when run last did something: ReadEvery ago at most, unless the process was stopped
-	var newest, unread time.Time          // when the latest read was sent; since when a read is under way and none succeeds
+	// when run last did something: ReadEvery ago at most, unless the process was stopped
+	awake := time.Now()
+	// when the latest read was sent; since when a read is under way and none succeeds
+	var newest, unread time.Time
 	underWay := 0
 	timer := time.NewTimer(ReadEvery)
 	defer timer.Stop()
@@ -328,7 +340,8 @@ func (r *Reader) read(sent time.Time) read {
 func (r *Reader) call(ctx context.Context, s *redisx.Script, args ...any) (any, error) {
 	reply, err := r.o.Conn.Run(ctx, s, r.Keys, args...)
 	if redisx.IsWrongType(err) {
-		err = fmt.Errorf("something else than controls is stored under %q: look at it with TYPE, and remove it with DEL, or give the programs another Prefix: %w", r.Keys[0], err)
+		err = fmt.Errorf("something else than controls is stored under %q: look at it with TYPE, and remove it with DEL, "+
+			"or give the programs another Prefix: %w", r.Keys[0], err)
 	}
 	return reply, err
 }
@@ -350,20 +363,23 @@ func (r *Reader) note(ended read, now time.Time) {
 		}
 		r.view.Store(next)
 		r.noteChange(before, next)
-	case r.o.Life.Closing.Err() == nil && !mayBeRead(ended.err) && !Old(ended.sent, now): // one that took longer says nothing of now
+	case r.o.Life.Closing.Err() == nil && !mayBeRead(ended.err) && !Old(ended.sent, now):
+		// one that took longer says nothing of now
 		var said redis.Error
 		r.turnBlind(now, errors.Is(ended.err, errManyControls) || errors.As(ended.err, &said), ended.err)
 	}
 	r.tell(&ended)
 }
 
-// mayBeRead reports whether a read that failed with err may succeed soon: the server replied that it is loading, or the like.
+// mayBeRead reports whether a read that failed with err may succeed soon: the server replied that it is loading, or the
+// like.
 func mayBeRead(err error) bool {
 	var said redis.Error
 	return errors.As(err, &said) && redisx.IsTransient(err)
 }
 
-// turnBlind notes that the controls cannot be read, and logs that once until they can. It is called again as long as that lasts.
+// turnBlind notes that the controls cannot be read, and logs that once until they can. It is called again as long as
+// that lasts.
 func (r *Reader) turnBlind(now time.Time, refused bool, err error) {
 	v := *r.view.Load()
 	wasKnown := v.isKnown(now)
@@ -392,12 +408,13 @@ func (r *Reader) tell(ended *read) {
 	r.news = make(chan struct{})
 }
 
-// noteChange logs the orders that cannot be read, the orders that came into force and those that have ended. If there are any such
-// orders, it calls Changed.
+// noteChange logs the orders that cannot be read, the orders that came into force and those that have ended. If there
+// are any such orders, it calls Changed.
 func (r *Reader) noteChange(before, now *view) {
 	for name, f := range now.state.fields {
 		if f.wrong != nil && (before.state == nil || before.state.fields[name] != f) {
-			r.o.Log.Error("automutex: a control cannot be read and is not in force; the others are", "key", r.Keys[0], "field", name, "problem", f.wrong,
+			r.o.Log.Error("automutex: a control cannot be read and is not in force; the others are", "key", r.Keys[0], "field",
+				name, "problem", f.wrong,
 				"fix", "remove it with HDEL KEY FIELD")
 		}
 	}
@@ -410,7 +427,10 @@ func (r *Reader) noteChange(before, now *view) {
 		}
 	}
 	for _, o := range before.inForce {
-		if !slices.ContainsFunc(now.inForce, func(its Order) bool { return its.Target == o.Target && its.Paused == o.Paused }) {
+		if !slices.ContainsFunc(now.inForce, func(its Order) bool {
+			return its.Target == o.Target &&
+				its.Paused == o.Paused
+		}) {
 			r.o.Log.Info("automutex: a control has ended", "target", o.Target, "was", o.Text())
 		}
 	}

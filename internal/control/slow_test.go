@@ -15,7 +15,8 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// slowClient runs scripts on its controls, in the middle of the time that a reply takes. Its time is that of a synctest bubble.
+// slowClient runs scripts on its controls, in the middle of the time that a reply takes. Its time is that of a synctest
+// bubble.
 type slowClient struct {
 	fakeClient
 	takes atomic.Int64
@@ -47,10 +48,11 @@ func (c *slowClient) Process(ctx context.Context, cmd redis.Cmder) error {
 	return cmd.Err()
 }
 
-// Whatever a reply takes, a call that Know lets through obeys each change that is older than Delay, if Redis replies within 1.7 s.
-// Where replies take longer the log says so, and the last state that was read is obeyed.
+// Whatever a reply takes, a call that Know lets through obeys each change that is older than Delay, if Redis replies
+// within 1.7 s. Where replies take longer the log says so, and the last state that was read is obeyed.
 func TestReader_slow(t *testing.T) {
-	for _, takes := range []time.Duration{0, 100 * time.Millisecond, 900 * time.Millisecond, 1100 * time.Millisecond, 1600 * time.Millisecond, 2500 * time.Millisecond} {
+	for _, takes := range []time.Duration{0, 100 * time.Millisecond, 900 * time.Millisecond, 1100 * time.Millisecond,
+		1600 * time.Millisecond, 2500 * time.Millisecond} {
 		t.Run(takes.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				log, c := &redistest.Log{}, &slowClient{}
@@ -87,7 +89,8 @@ func TestReader_slow(t *testing.T) {
 				if said := strings.Count(log.String(), "the controls cannot be read"); said != 0 && !late || said != 1 && late {
 					t.Errorf("logged: %s", log.String())
 				}
-				if most := int64(70 / (ReadEvery - 100*time.Millisecond).Seconds()); takes < 100*time.Millisecond && c.reads.Load() > most {
+				if most := int64(70 / (ReadEvery - 100*time.Millisecond).Seconds()); takes < 100*time.Millisecond &&
+					c.reads.Load() > most {
 					t.Errorf("%d reads in 70 s", c.reads.Load())
 				}
 				c.takes.Store(0)
@@ -100,10 +103,11 @@ func TestReader_slow(t *testing.T) {
 	}
 }
 
-// One read that hangs delays nobody, and nothing is taken for known meanwhile. While all hang, or fail, calls wait for Delay at most, and the
-// last state that was read is obeyed; without any, none.
+// One read that hangs delays nobody, and nothing is taken for known meanwhile. While all hang, or fail, calls wait for
+// Delay at most, and the last state that was read is obeyed; without any, none.
 func TestReader_outage(t *testing.T) {
-	for what, err := range map[string]error{"hang": nil, "fail": context.DeadlineExceeded, "loading": redistest.ReplyError("LOADING"), "refused": redistest.ReplyError("NOPERM")} {
+	for what, err := range map[string]error{"hang": nil, "fail": context.DeadlineExceeded,
+		"loading": redistest.ReplyError("LOADING"), "refused": redistest.ReplyError("NOPERM")} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				log, c := &redistest.Log{}, &slowClient{}

@@ -1,7 +1,7 @@
 // Package control reads the orders of operators, keeps the last state that was read, and changes them.
 //
-// All orders of a prefix are in one hash: a field for each pause and each limit of a target (target.go, state.go). A Reader reads the
-// hash again and again (reader.go). Operators change it through a Reader, too (change.go).
+// All orders of a prefix are in one hash: a field for each pause and each limit of a target (target.go, state.go). A
+// Reader reads the hash again and again (reader.go). Operators change it through a Reader, too (change.go).
 package control
 
 import (
@@ -45,9 +45,9 @@ func (o Order) Text() string {
 	return text
 }
 
-// For returns those orders of a list, as State.Orders gives it, that are for the lock with that Redis key, and what comes of them: the
-// limit, 0 for none, and the pause, nil for none. All targets of one lock are beginnings of its key, so the last one is the narrowest, and
-// wins.
+// For returns those orders of a list, as State.Orders gives it, that are for the lock with that Redis key, and what
+// comes of them: the limit, 0 for none, and the pause, nil for none. All targets of one lock are beginnings of its key,
+// so the last one is the narrowest, and wins.
 func For(list []Order, key string) (its []Order, limit int, pause *Order) {
 	for _, o := range list {
 		switch {
@@ -76,7 +76,8 @@ type Control struct {
 
 // Control is the order as what is ordered for its target.
 func (o Order) Control() Control {
-	return Control{Target: o.Target, Limit: o.Limit, Paused: o.Paused, PausedUntil: o.Until, Why: o.Why, By: o.By, Since: o.Since}
+	return Control{Target: o.Target, Limit: o.Limit, Paused: o.Paused, PausedUntil: o.Until, Why: o.Why, By: o.By,
+		Since: o.Since}
 }
 
 // Text is that of the pause, else of the limit.
@@ -84,7 +85,8 @@ func (c Control) Text() string {
 	return Order{Paused: c.Paused, Until: c.PausedUntil, Limit: c.Limit, Why: c.Why, By: c.By, Since: c.Since}.Text()
 }
 
-// Controls lists what is in force now for each target, sorted by target. Why, By and Since are those of the latest order.
+// Controls lists what is in force now for each target, sorted by target. Why, By and Since are those of the latest
+// order.
 func (s *State) Controls() (list []Control) {
 	for _, o := range s.Orders() {
 		c := o.Control()
@@ -110,10 +112,12 @@ const (
 
 var errNoOrder = errors.New("it is no order of automutex")
 
-// parseOrder reads an order of a kind. It returns an error for every text that is not safe to obey, whatever program wrote it.
+// parseOrder reads an order of a kind. It returns an error for every text that is not safe to obey, whatever program
+// wrote it.
 func parseOrder(kind, target, raw string) (o Order, err error) {
 	err = json.Unmarshal([]byte(raw), &o)
-	o.Target, o.Paused, o.Since, o.Until = target, kind == pauseOf, o.Since.UTC(), o.Until.UTC() // in UTC two reads of one order are ==
+	// in UTC two reads of one order are ==
+	o.Target, o.Paused, o.Since, o.Until = target, kind == pauseOf, o.Since.UTC(), o.Until.UTC()
 	switch {
 	case err != nil || o.Since.Year() > 9999 || o.Until.Year() > 9999 || o.Paused != (o.Limit == 0):
 		return Order{}, errNoOrder
@@ -173,10 +177,12 @@ func (r *Reader) parse(reply any, before *State) (*State, error) {
 	case us <= 0 || !isCount || !isList || len(fields)%2 != 0:
 		return nil, fmt.Errorf("unexpected reply %v", reply)
 	case count > mostRead:
-		return nil, fmt.Errorf("%w: %d entries, and at most %d are read; see them with HSCAN, and remove some with HDEL", errManyControls, count, mostRead)
+		return nil, fmt.Errorf("%w: %d entries, and at most %d are read; see them with HSCAN, and remove some with HDEL",
+			errManyControls, count, mostRead)
 	}
 	s := &State{
-		serverTime: time.UnixMicro(us), localTime: time.Now(), fields: make(map[string]*field, count), targets: make(map[string]*controlled, count),
+		serverTime: time.UnixMicro(us), localTime: time.Now(), fields: make(map[string]*field, count),
+		targets: make(map[string]*controlled, count),
 	}
 	for pair := range slices.Chunk(fields, 2) {
 		name, raw := fmt.Sprint(pair[0]), fmt.Sprint(pair[1])
@@ -204,7 +210,8 @@ func (r *Reader) parse(reply any, before *State) (*State, error) {
 // Now is the present time of Redis' clock: that of the read, plus the local time since.
 func (s *State) Now() time.Time { return s.serverTime.Add(time.Since(s.localTime)) }
 
-// skew is how far Redis' clock is ahead of the local one. Less than a second counts as 0: the exchange may have taken that long.
+// skew is how far Redis' clock is ahead of the local one. Less than a second counts as 0: the exchange may have taken
+// that long.
 func (s *State) skew() time.Duration {
 	d := s.serverTime.Sub(s.localTime.Round(0)) // by the wall clock
 	if d.Abs() < time.Second {
@@ -224,8 +231,8 @@ func (s *State) Unreadable() map[string]string {
 	return list
 }
 
-// Orders lists the orders in force now: of all that are for one lock, those of a wider target come before those of a narrower one.
-// The pause of a target comes before its limit.
+// Orders lists the orders in force now: of all that are for one lock, those of a wider target come before those of a
+// narrower one. The pause of a target comes before its limit.
 func (s *State) Orders() (list []Order) {
 	now := s.Now()
 	for _, target := range slices.Sorted(maps.Keys(s.targets)) {
@@ -240,9 +247,9 @@ func (s *State) Orders() (list []Order) {
 	return list
 }
 
-// of returns what is in force for the lock with that text between the braces of its key: the limit (0: none) and the pause (nil:
-// none). The narrowest target with a limit decides the limit, and the narrowest with a pause the pause. It is called for each
-// command, so it allocates nothing.
+// of returns what is in force for the lock with that text between the braces of its key: the limit (0: none) and the
+// pause (nil: none). The narrowest target with a limit decides the limit, and the narrowest with a pause the pause. It
+// is called for each command, so it allocates nothing.
 func (s *State) of(text string) (limit int, pause *Order) {
 	if s == nil || len(s.targets) == 0 {
 		return 0, nil

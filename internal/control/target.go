@@ -15,20 +15,22 @@ func (r *Reader) target(typed string) (text string, err error) {
 	return Stored(r.o.Prefix, *r.o.Secret, r.o.HasScope, typed)
 }
 
-// Stored returns what a person types for a target as it is stored, which is as keys have it: escaped, or hashed if there is a secret.
-// isScope may be nil.
+// Stored returns what a person types for a target as it is stored, which is as keys have it: escaped, or hashed if
+// there is a secret. isScope may be nil.
 //
 //   - A whole Redis key, "<prefix>:{...}", is what stands between its braces.
-//   - Text with a | is a scope and parts, as a program has them, each of them escaped here. A part that is a hash as keys have it
-//     stands for itself. Text of which isScope says that it is a scope is that scope.
+//   - Text with a | is a scope and parts, as a program has them, each of them escaped here. A part that is a hash as
+//     keys have it stands for itself. Text of which isScope says that it is a scope is that scope.
 //   - All other text is a scope, escaped here, whatever characters it has.
 //
 // After an error text is what to look for among the stored targets.
 func Stored(prefix, secret string, isScope func(text string) bool, typed string) (text string, err error) {
 	keyStart := prefix + ":{"
 	refuse := func(text, reason string) (string, error) {
-		return text, fmt.Errorf("lock: control for %s: %s; a target is a scope (\"report\"), a scope and the parts of a key (\"report|acme\"), "+
-			"or a whole key as Lock.Key and Guard.Keys return it and automutex key prints it", printable.Short(fmt.Sprintf("%q", typed)), reason)
+		return text, fmt.Errorf("lock: control for %s: %s; a target is a scope (\"report\"), a scope and the parts of a "+
+			"key (\"report|acme\"), "+
+			"or a whole key as Lock.Key and Guard.Keys return it and automutex key prints it",
+			printable.Short(fmt.Sprintf("%q", typed)), reason)
 	}
 	if text, whole := strings.CutPrefix(typed, keyStart); whole {
 		text, closed := strings.CutSuffix(text, "}")
@@ -37,7 +39,8 @@ func Stored(prefix, secret string, isScope func(text string) bool, typed string)
 		case !closed || !keys.IsKeyText(text):
 			return refuse(typed, "it begins like a whole key, and no lock can have it")
 		case valued && secret != "" && !keys.IsHash(values):
-			return refuse(text, "the keys of this program have hashes (HashKeys); give the key as that program prints it, or the scope and the parts")
+			return refuse(text, "the keys of this program have hashes (HashKeys); give the key as that program prints it, or "+
+				"the scope and the parts")
 		case text == keys.ControlScope:
 			text = keys.Controls
 		}
@@ -67,8 +70,8 @@ func Stored(prefix, secret string, isScope func(text string) bool, typed string)
 	return strings.TrimSuffix(strings.TrimPrefix(key, keyStart), "}"), nil
 }
 
-// typed returns a stored target in a form that target takes for the same one: as it is, or as a whole key where that is something
-// else.
+// typed returns a stored target in a form that target takes for the same one: as it is, or as a whole key where that is
+// something else.
 func (r *Reader) typed(stored string) string {
 	if text, err := r.target(stored); err == nil && text == stored {
 		return stored
@@ -76,8 +79,8 @@ func (r *Reader) typed(stored string) string {
 	return r.keyStart + stored + "}"
 }
 
-// wider returns the next wider target of a lock after one of its targets: its scope after its key, then each beginning of the scope
-// that ends with ':', the longest first. It is empty after the last.
+// wider returns the next wider target of a lock after one of its targets: its scope after its key, then each beginning
+// of the scope that ends with ':', the longest first. It is empty after the last.
 func wider(target string) string {
 	if scope, _, isKey := strings.Cut(target, "|"); isKey {
 		return scope
@@ -85,8 +88,8 @@ func wider(target string) string {
 	return target[:strings.LastIndexByte(strings.TrimSuffix(target, ":"), ':')+1]
 }
 
-// inBraces returns what stands between the braces of the key of a mutex or semaphore with the Reader's prefix. No other key (a
-// pool's, a claim's) is ok: no control is for it.
+// inBraces returns what stands between the braces of the key of a mutex or semaphore with the Reader's prefix. No other
+// key (a pool's, a claim's) is ok: no control is for it.
 func (r *Reader) inBraces(key string) (text string, ok bool) {
 	if !strings.HasPrefix(key, r.keyStart) {
 		return "", false
@@ -94,8 +97,8 @@ func (r *Reader) inBraces(key string) (text string, ok bool) {
 	return InBraces(key)
 }
 
-// InBraces returns the narrowest target of the lock with that Redis key, as it is stored: what stands between the braces. not ok: it
-// is no key of a mutex or semaphore.
+// InBraces returns the narrowest target of the lock with that Redis key, as it is stored: what stands between the
+// braces. not ok: it is no key of a mutex or semaphore.
 func InBraces(key string) (target string, ok bool) {
 	_, target, _ = strings.Cut(key, ":{")
 	if target, ok = strings.CutSuffix(target, "}"); target == keys.ControlScope {

@@ -14,9 +14,12 @@ var update = flag.Bool("update", false, "write testdata/decisions.txt and the ta
 
 // The words of the tables, by value.
 var (
-	whats   = [...]string{"leave it", "run", "done", "archived", "attempt spent", "dropped", "back", "parks", "stays in its worker", "blocks until requeued"}
-	whens   = [...]string{"", "in 1-5 s", "when the gate opens", "when the pause ends", "after the outage's delay", "after its RetryAfter", ""}
-	whys    = [...]string{"done already", "key never", "key drop", "key later", "no answer", "lease lost", "own earlier attempt", "paused", "closed", "cooldown", "rate", "held", "nothing"}
+	whats = [...]string{"leave it", "run", "done", "archived", "attempt spent", "dropped", "back", "parks",
+		"stays in its worker", "blocks until requeued"}
+	whens = [...]string{"", "in 1-5 s", "when the gate opens", "when the pause ends", "after the outage's delay",
+		"after its RetryAfter", ""}
+	whys = [...]string{"done already", "key never", "key drop", "key later", "no answer", "lease lost",
+		"own earlier attempt", "paused", "closed", "cooldown", "rate", "held", "nothing"}
 	overs   = [...]string{"goes on", "context ended", "replaced", "Guard closed"}
 	saids   = [...]string{"nil", "error", "RetryAfter", "SkipRetry", "RevokeTask", "panic"}
 	claims  = [...]string{"none", "fresh", "settled", "confirmed"}
@@ -30,17 +33,20 @@ func (d Decision) String() string { return strings.TrimSpace(whats[d.What] + " "
 
 func (a Action) String() string { return actions[a] }
 
-// policies are those of package automutex, as Start sees them: AfterFailure where its function is not asked, or says that the key is busy.
+// policies are those of package automutex, as Start sees them: AfterFailure where its function is not asked, or says
+// that the key is busy.
 var policies = []struct {
 	name string
 	wish Wish
 	park bool
 }{
-	{"Park", WishBack, true}, {"Retry, RetryIn, Replace", WishBack, false}, {"Skip", WishDone, false}, {"Archive", WishArchive, false},
+	{"Park", WishBack, true}, {"Retry, RetryIn, Replace", WishBack, false}, {"Skip", WishDone, false},
+	{"Archive", WishArchive, false},
 	{"Fail", WishSpend, false}, {"AfterFailure", WishBack, false}, {"Allow", WishRun, false},
 }
 
-// situation is that of a task with the policy of that index. The lock parks for some reasons, and not on the last attempt.
+// situation is that of a task with the policy of that index. The lock parks for some reasons, and not on the last
+// attempt.
 func situation(policy int, why Why, last bool) Situation {
 	parks := why == Paused || why == Closed || why.ForPolicy()
 	return Situation{Why: why, Wish: policies[policy].wish, Parked: policies[policy].park && parks && !last, Last: last}
@@ -49,7 +55,8 @@ func situation(policy int, why Why, last bool) Situation {
 // What can be decided is the golden file: read its changes.
 func TestDecisions(t *testing.T) {
 	b := strings.Builder{}
-	b.WriteString("The decisions of automutex, written by go test ./internal/decide -update. Read each change of this file.\n\"in 1-5 s\": under RetryIn, after its delay.\n")
+	b.WriteString("The decisions of automutex, written by go test ./internal/decide -update. Read each change of this " +
+		"file.\n\"in 1-5 s\": under RetryIn, after its delay.\n")
 	table := func(title string, rows ...[]string) {
 		fmt.Fprintf(&b, "\n== %s\n\n%s", title, aligned(rows))
 	}
@@ -69,7 +76,8 @@ func TestDecisions(t *testing.T) {
 				s := situation(policy, Why(why), last)
 				row = append(row, Start(s).String())
 				late := s
-				if late.TimeUp = last; last && Start(s).What == Stay && Start(late).What != Archive || Start(s).What != Stay && Start(late) != Start(s) {
+				if late.TimeUp = last; last && Start(s).What == Stay && Start(late).What != Archive || Start(s).What != Stay &&
+					Start(late) != Start(s) {
 					t.Errorf("%+v: without time left: %s", s, Start(late))
 				}
 			}
@@ -79,13 +87,15 @@ func TestDecisions(t *testing.T) {
 	}
 	ended := [][]string{{"over", "key never, not Allow", "any other reason", "on the last attempt"}}
 	for over := ContextEnded; over <= GuardClosed; over++ {
-		ended = append(ended, []string{overs[over], Start(Situation{Over: over, Why: KeyNever}).String(), Start(Situation{Over: over, Why: Held}).String(), Start(Situation{Over: over, Why: Held, Last: true}).String()})
+		ended = append(ended, []string{overs[over], Start(Situation{Over: over, Why: KeyNever}).String(),
+			Start(Situation{Over: over, Why: Held}).String(), Start(Situation{Over: over, Why: Held, Last: true}).String()})
 		for why := Finished; why <= Nothing; why++ {
 			for policy := range policies {
 				for _, last := range []bool{false, true} {
 					s := situation(policy, why, last)
 					s.Over = over
-					if want := Start(Situation{Over: over, Why: Held, Last: last}); Start(s) != want && (why != KeyNever || s.Wish == WishRun) {
+					if want := Start(Situation{Over: over, Why: Held, Last: last}); Start(s) != want &&
+						(why != KeyNever || s.Wish == WishRun) {
 						t.Errorf("%+v: %s, want %s", s, Start(s), want)
 					}
 				}
@@ -115,7 +125,8 @@ func TestDecisions(t *testing.T) {
 		for claim := range claims {
 			for task := range tasks {
 				for _, begun := range []bool{false, true} {
-					if Claim(claim) == NoClaim && Task(task) != Absent || begun && (Task(task) == Absent || Claim(claim) != Confirmed) {
+					if Claim(claim) == NoClaim && Task(task) != Absent || begun &&
+						(Task(task) == Absent || Claim(claim) != Confirmed) {
 						continue // cannot be
 					}
 					row := []string{claims[claim], tasks[task], yesNo(begun)}
@@ -193,10 +204,13 @@ var reasons = [...]string{
 // TestGuide holds "What happens when" in docs/guide.md against Start. Read its changes: they are changes of
 // what users read.
 func TestGuide(t *testing.T) {
-	when := [...]string{Unsaid: "", Soon: "in 1 to 5 s, or `RetryIn`'s d", AtGate: "when the gate opens", AtResume: "when the pause ends, or to look after 30 to 90 s", AtOutage: "in 1 to 30 s", AsAsked: "", AtTurn: ""}
-	what := [...]string{Run: "runs", Done: "done", Archive: "archived", Spend: "attempt spent", Drop: "dropped", Back: "back", ToLine: "parks"}
+	when := [...]string{Unsaid: "", Soon: "in 1 to 5 s, or `RetryIn`'s d", AtGate: "when the gate opens",
+		AtResume: "when the pause ends, or to look after 30 to 90 s", AtOutage: "in 1 to 30 s", AsAsked: "", AtTurn: ""}
+	what := [...]string{Run: "runs", Done: "done", Archive: "archived", Spend: "attempt spent", Drop: "dropped",
+		Back: "back", ToLine: "parks"}
 	var b strings.Builder
-	b.WriteString("| why the task cannot start | comes back | Park | Retry, RetryIn, Replace | Skip | Archive | Fail | AfterFailure | Allow |\n|---|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("| why the task cannot start | comes back | Park | Retry, RetryIn, Replace | Skip | Archive | Fail | " +
+		"AfterFailure | Allow |\n|---|---|---|---|---|---|---|---|---|\n")
 	for why, words := range reasons {
 		cells, comes := "", Unsaid
 		for policy, p := range policies {
@@ -212,7 +226,8 @@ func TestGuide(t *testing.T) {
 		}
 		fmt.Fprintf(&b, "| %s | %s |%s\n", words, when[comes], cells)
 	}
-	b.WriteString("\nOn its last attempt a task that would go back or park waits in its worker, until a second before its deadline; then it is archived. All else is the same.\n")
+	b.WriteString("\nOn its last attempt a task that would go back or park waits in its worker, until a second before " +
+		"its deadline; then it is archived. All else is the same.\n")
 	goldenPart(t, filepath.Join("..", "..", "docs", "guide.md"), b.String())
 }
 

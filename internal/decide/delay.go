@@ -38,8 +38,8 @@ func Delay(when When, d time.Duration) time.Duration {
 
 func upTo(d time.Duration) time.Duration { return rand.N(d) } //nolint:gosec // jitter, no secret
 
-// wholly is d rounded up so that asynq, which drops fractions of the second in which a task is to come back, does not bring it back before
-// d is over.
+// wholly is d rounded up so that asynq, which drops fractions of the second in which a task is to come back, does not
+// bring it back before d is over.
 func wholly(d time.Duration) time.Duration {
 	if rest := time.Duration(time.Now().Add(d).Nanosecond()); rest > 0 {
 		d += time.Second - rest

@@ -43,7 +43,8 @@ func TestDelay(t *testing.T) {
 			t.Errorf("%s: %d different delays of 1000, from %s to %s", name, len(seen), first, last)
 		}
 	}
-	if d := Delay(AsAsked, 1500*ms); d < 1500*ms || d > 2500*ms || time.Now().Add(d).Nanosecond() > int(10*ms) && time.Now().Add(d).Nanosecond() < int(990*ms) {
+	if d := Delay(AsAsked, 1500*ms); d < 1500*ms || d > 2500*ms || time.Now().Add(d).Nanosecond() > int(10*ms) &&
+		time.Now().Add(d).Nanosecond() < int(990*ms) {
 		t.Errorf("back after %s, want a whole second, 1.5 s from now at the earliest", d)
 	}
 }
@@ -56,8 +57,10 @@ func TestBecame(t *testing.T) {
 		replaced  bool
 		ran, wait string
 	}{
-		{Done, false, "done", "skipped"}, {Spend, false, "failed", "failed"}, {Archive, false, "archived", "archived"}, {Drop, false, "dropped", "dropped"},
-		{Drop, true, "replaced", "replaced"}, {Leave, false, "cut short", "cut short"}, {Back, false, "comes back", "comes back"},
+		{Done, false, "done", "skipped"}, {Spend, false, "failed", "failed"}, {Archive, false, "archived", "archived"},
+		{Drop, false, "dropped", "dropped"},
+		{Drop, true, "replaced", "replaced"}, {Leave, false, "cut short", "cut short"},
+		{Back, false, "comes back", "comes back"},
 	} {
 		if ran, wait := Became(c.what, true, c.replaced), Became(c.what, false, c.replaced); ran != c.ran || wait != c.wait {
 			t.Errorf("%v: %q, %q; want %q, %q", whats[c.what], ran, wait, c.ran, c.wait)

@@ -1,7 +1,7 @@
 package decide
 
-// Said is what the handler returned, or in its place the function of AfterFailure, or one that makes keys with a RetryAfter. Of several in
-// an error, the last one of this list counts.
+// Said is what the handler returned, or in its place the function of AfterFailure, or one that makes keys with a
+// RetryAfter. Of several in an error, the last one of this list counts.
 type Said uint8
 
 // The results of a handler.

@@ -6,19 +6,21 @@ type Why uint8
 // A task takes its locks in the order of the rules, and the first that it does not get counts. Of rules
 // for which no key can be made, the first reason of this list counts.
 const (
-	Finished  Why = iota // the task was done already, and is delivered again
-	KeyNever             // no key can be made: a *KeyError, or an error that wraps SkipRetry; or the attempts of an ordered task are spent
-	KeyDrop              // the function that makes the key said RevokeTask
-	KeyLater             // that function cannot make the key now
-	NoAnswer             // Redis does not answer, too few replicas do, or the claim cannot be noted
-	LeaseLost            // a lease ended before the handler began
-	Own                  // an earlier attempt of this task holds the key
-	Paused               // an operator has paused the key
-	Closed               // a handler has closed the gate (CloseGate)
-	Cooldown             // the last successful run is too recent
-	Rate                 // the rate allows no start now
-	Held                 // others hold the key, or stand in line before the task
-	Nothing              // it holds all of its locks, or needs none
+	Finished Why = iota // the task was done already, and is delivered again
+	// KeyNever: no key can be made: a *KeyError, or an error that wraps SkipRetry; or the attempts of an ordered task
+	// are spent.
+	KeyNever
+	KeyDrop   // the function that makes the key said RevokeTask
+	KeyLater  // that function cannot make the key now
+	NoAnswer  // Redis does not answer, too few replicas do, or the claim cannot be noted
+	LeaseLost // a lease ended before the handler began
+	Own       // an earlier attempt of this task holds the key
+	Paused    // an operator has paused the key
+	Closed    // a handler has closed the gate (CloseGate)
+	Cooldown  // the last successful run is too recent
+	Rate      // the rate allows no start now
+	Held      // others hold the key, or stand in line before the task
+	Nothing   // it holds all of its locks, or needs none
 )
 
 // Wish is what the rule's policy asks for.

@@ -1,12 +1,12 @@
-// Package decide is the law: what happens to a task, as pure and total functions from a few facts to a decision, and when it comes back.
-// Nothing in here sleeps, asks Redis, logs or observes; callers carry a decision out.
+// Package decide is the law: what happens to a task, as pure and total functions from a few facts to a decision, and
+// when it comes back. Nothing in here sleeps, asks Redis, logs or observes; callers carry a decision out.
 //
 //	Start  a task is in a worker, and its handler has not started
 //	End    its handler has returned, or a function that is asked in its place
 //	Admit  a producer of package unique wants to enqueue a task whose key may be taken
 //
-// testdata/decisions.txt shows what each of these answers for all that can be. A change of behaviour is a change of that file. Delay alone is
-// random, and looks at the clock.
+// testdata/decisions.txt shows what each of these answers for all that can be. A change of behaviour is a change of
+// that file. Delay alone is random, and looks at the clock.
 package decide
 
 // Over is what ends a delivery whatever else is true.

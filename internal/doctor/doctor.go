@@ -45,8 +45,9 @@ type Finding struct {
 	Text  string `json:"text"`
 }
 
-// Examine checks everything under a prefix. It holds the rules of cfg against the tasks; with nil those that Guards say they run. An error
-// ends it early, with the findings until then: Redis is out of reach, or the rules have mistakes. What Redis refuses to tell is a finding.
+// Examine checks everything under a prefix. It holds the rules of cfg against the tasks; with nil those that Guards say
+// they run. An error ends it early, with the findings until then: Redis is out of reach, or the rules have mistakes.
+// What Redis refuses to tell is a finding.
 func Examine(ctx context.Context, rdb redis.UniversalClient, prefix string, cfg *automutex.Config) ([]Finding, error) {
 	d := &doctor{
 		rdb: rdb, prefix: prefix, asynq: asynq.NewInspectorFromRedisClient(rdb),
@@ -74,7 +75,8 @@ func Examine(ctx context.Context, rdb redis.UniversalClient, prefix string, cfg 
 		}
 	}
 	d.of = ""
-	err = d.look(ctx, check{"rights", d.rights}, check{"rules", d.fleet}, check{"paused", d.paused}, check{"order", d.blocked}, check{"tasks", d.tasks})
+	err = d.look(ctx, check{"rights", d.rights}, check{"rules", d.fleet}, check{"paused", d.paused},
+		check{"order", d.blocked}, check{"tasks", d.tasks})
 	return d.findings, err
 }
 
@@ -144,7 +146,8 @@ func (d *doctor) server(ctx context.Context) error {
 	case version != "" && (major < 6 || major == 6 && minor < 2):
 		d.foundf(Bad, "Redis", "version %s is too old: 6.2 or later is needed", version)
 	case info.Item("Replication", "role") == "slave":
-		d.foundf(Bad, "Redis", "is a replica: locks are taken on the master; connect to that (it is %s:%s)", info.Item("Replication", "master_host"), info.Item("Replication", "master_port"))
+		d.foundf(Bad, "Redis", "is a replica: locks are taken on the master; connect to that (it is %s:%s)",
+			info.Item("Replication", "master_host"), info.Item("Replication", "master_port"))
 	default:
 		d.foundf(Fine, "Redis", "version %s", version)
 	}
@@ -156,9 +159,11 @@ func (d *doctor) server(ctx context.Context) error {
 	case policy == "noeviction":
 		d.foundf(Fine, "eviction", "maxmemory-policy is noeviction")
 	case info.Item("Memory", "maxmemory") == "0":
-		d.foundf(Note, "eviction", "maxmemory-policy is %s: it would evict locks, were there a maxmemory; set noeviction", policy)
+		d.foundf(Note, "eviction", "maxmemory-policy is %s: it would evict locks, were there a maxmemory; set noeviction",
+			policy)
 	default:
-		d.foundf(Bad, "eviction", "maxmemory-policy is %q: when memory is short Redis evicts locks, and a second holder gets in; set noeviction", policy)
+		d.foundf(Bad, "eviction", "maxmemory-policy is %q: when memory is short Redis evicts locks, and a second holder "+
+			"gets in; set noeviction", policy)
 	}
 	return nil
 }
@@ -178,8 +183,8 @@ func (d *doctor) clock(ctx context.Context) error {
 	return nil
 }
 
-// keys walks the keys of one server for two mistakes: another prefix than that of the Guards, and keys of locks to which
-// another program has written.
+// keys walks the keys of one server for two mistakes: another prefix than that of the Guards, and keys of locks to
+// which another program has written.
 func (d *doctor) keys(ctx context.Context) error {
 	var wrong []string
 	for cursor, more := uint64(0), true; more; more = cursor != 0 {
@@ -208,18 +213,22 @@ func (d *doctor) keys(ctx context.Context) error {
 	}
 	if len(wrong) > 0 {
 		slices.Sort(wrong)
-		d.foundf(Bad, "keys", "%s of another type than a lock's: %s; each call for such a lock fails. Find the program that writes there, and DEL the keys",
+		d.foundf(Bad, "keys", "%s of another type than a lock's: %s; each call for such a lock fails. Find the program "+
+			"that writes there, and DEL the keys",
 			printable.Count(len(wrong), "key"), strings.Join(wrong[:min(5, len(wrong))], ", "))
 	}
 	return nil
 }
 
-// trials are the commands that the library sends, itself or from a script, each on a key K of doctor's own, which is also the name of
-// a channel. A command that K is of another type for is permitted, too. A test holds them against the scripts.
+// trials are the commands that the library sends, itself or from a script, each on a key K of doctor's own, which is
+// also the name of a channel. A command that K is of another type for is permitted, too. A test holds them against the
+// scripts.
 const trials = `zadd K 1 a;pexpire K 60000;pexpireat K 9999999999999;eval return(redis.call('EXISTS',KEYS[1])) 1 K;
-evalsha 0000000000000000000000000000000000000000 1 K;time;exists K;pttl K;zscore K a;zcard K;zcount K -inf +inf;zrank K a;zrange K 0 0;
-zrevrange K 0 0;zrangebyscore K -inf +inf LIMIT 0 1;zremrangebyscore K 5 6;zrem K b;zpopmin K;set K claim PX 60000;get K;
-hset K report {};hlen K;hget K report;hmget K report;hexists K report;hgetall K;hdel K report;publish K doctor;subscribe K;
+evalsha 0000000000000000000000000000000000000000 1 K;time;exists K;pttl K;zscore K a;zcard K;zcount K -inf +inf;
+zrank K a;zrange K 0 0;zrevrange K 0 0;zrangebyscore K -inf +inf LIMIT 0 1;zremrangebyscore K 5 6;zrem K b;zpopmin K;
+set K claim PX 60000;get K;hset K report {};hlen K;
+hget K report;hmget K report;hexists K report;hgetall K;hdel K report;publish K doctor;
+subscribe K;
 scan 0 MATCH K COUNT 1;ping;unlink K;del K`
 
 // rights tries each command.
@@ -250,7 +259,8 @@ func (d *doctor) rights(ctx context.Context) error {
 		}
 	}
 	if len(missing) > 0 {
-		d.foundf(Bad, "rights", "not permitted: %s; docs/redis.md has the ACL line that suffices", strings.Join(missing, ", "))
+		d.foundf(Bad, "rights", "not permitted: %s; docs/redis.md has the ACL line that suffices",
+			strings.Join(missing, ", "))
 	} else {
 		d.foundf(Fine, "rights", "each of %d commands, on %s:* and its channels", len(all), d.prefix)
 	}
@@ -271,7 +281,8 @@ func (d *doctor) fleet(ctx context.Context) error {
 		d.foundf(Bad, "rules", "%s", printable.OneLine(difference))
 	}
 	if len(guards) == 0 && len(d.prefixes) > 0 {
-		d.foundf(Note, "prefix", "no Guard says that it has the prefix %s; there are Guards with %s: give that with --prefix", d.prefix, strings.Join(d.prefixes, ", "))
+		d.foundf(Note, "prefix", "no Guard says that it has the prefix %s; there are Guards with %s: give that with --prefix",
+			d.prefix, strings.Join(d.prefixes, ", "))
 	} else if len(guards) > 0 && len(differ) == 0 {
 		d.foundf(Fine, "rules", "%s; what they run fits together", printable.Count(len(guards), "Guard"))
 	}
@@ -298,12 +309,14 @@ func (d *doctor) paused(ctx context.Context) error {
 func (d *doctor) blocked(ctx context.Context) error {
 	all, err := blocked.List(ctx, d.engine, d.asynq)
 	if len(all) > 0 {
-		d.foundf(Bad, "order", "%s of key %s behind %s, which %s; automutex blocked lists all", printable.Count(all[0].Behind, "task"), all[0].Key, all[0].Task, printable.OneLine(all[0].Why))
+		d.foundf(Bad, "order", "%s of key %s behind %s, which %s; automutex blocked lists all",
+			printable.Count(all[0].Behind, "task"), all[0].Key, all[0].Task, printable.OneLine(all[0].Why))
 	}
 	return err
 }
 
-// tasks looks at asynq's queues, and holds the rules against the tasks that are to run: the first of each queue and state.
+// tasks looks at asynq's queues, and holds the rules against the tasks that are to run: the first of each queue and
+// state.
 func (d *doctor) tasks(ctx context.Context) error {
 	queues, err := d.asynq.Queues()
 	if err != nil {
@@ -312,7 +325,8 @@ func (d *doctor) tasks(ctx context.Context) error {
 	found := map[Finding]int{} // of how many tasks
 	for _, queue := range queues {
 		if info, err := d.asynq.GetQueueInfo(queue); err == nil && info.Paused {
-			d.foundf(Note, "paused", "asynq's queue %s is: a task in it whose turn has come keeps those behind it waiting", queue)
+			d.foundf(Note, "paused", "asynq's queue %s is: a task in it whose turn has come keeps those behind it waiting",
+				queue)
 		}
 		for _, list := range []func(string, ...asynq.ListOption) ([]*asynq.TaskInfo, error){
 			d.asynq.ListPendingTasks, d.asynq.ListActiveTasks, d.asynq.ListScheduledTasks, d.asynq.ListRetryTasks,
@@ -329,7 +343,8 @@ func (d *doctor) tasks(ctx context.Context) error {
 		}
 	}
 	if len(queues) == 0 && slices.ContainsFunc(d.rules, func(r automutex.Rule) bool { return r.Busy == automutex.Park }) {
-		d.foundf(Note, "Inspector", "rules park tasks, but asynq has no queue in this database: if asynq uses another Redis or database, set Config.Inspector to an asynq.Inspector there, or parked tasks are not called")
+		d.foundf(Note, "Inspector", "rules park tasks, but asynq has no queue in this database: if asynq uses another "+
+			"Redis or database, set Config.Inspector to an asynq.Inspector there, or parked tasks are not called")
 	}
 	d.slips()
 	sorted := slices.SortedFunc(maps.Keys(found), func(a, b Finding) int {
@@ -344,9 +359,13 @@ func (d *doctor) tasks(ctx context.Context) error {
 // slips finds rules for which there is no type, while one that looks alike has no rule.
 func (d *doctor) slips() {
 	for _, rule := range d.rules {
-		meant := slices.IndexFunc(d.types, func(t string) bool { return d.byTask.Pattern(t) == "" && nearest.IsMeant(rule.Task, t) })
+		meant := slices.IndexFunc(d.types, func(t string) bool {
+			return d.byTask.Pattern(t) == "" &&
+				nearest.IsMeant(rule.Task, t)
+		})
 		if meant >= 0 && !slices.ContainsFunc(d.types, func(t string) bool { return d.byTask.Pattern(t) == rule.Task }) {
-			d.foundf(Bad, "tasks", "nothing serves %q, which a rule is for, and no rule is for %q: did you mean that?", rule.Task, d.types[meant])
+			d.foundf(Bad, "tasks", "nothing serves %q, which a rule is for, and no rule is for %q: did you mean that?",
+				rule.Task, d.types[meant])
 		}
 	}
 }
@@ -360,7 +379,8 @@ func (d *doctor) hold(ctx context.Context, task *asynq.TaskInfo, found map[Findi
 	its, _ := d.byTask.Find(task.Type)
 	for _, i := range its {
 		if rule := d.rules[i]; rule.Busy != automutex.Park && rule.Wait > 0 && task.Timeout > 0 && task.Timeout <= rule.Wait {
-			found[Finding{Note, "Wait", fmt.Sprintf("rule %q: its Wait of %s is no shorter than the Timeout of tasks, of which time in line is part; "+
+			found[Finding{Note, "Wait", fmt.Sprintf("rule %q: its Wait of %s is no shorter than the Timeout of tasks, of "+
+				"which time in line is part; "+
 				"make Wait shorter, or Timeout longer", cmp.Or(rule.Name, rule.Task), printable.Exact(rule.Wait))}]++
 		}
 	}

@@ -72,11 +72,13 @@ func TestServer_info(t *testing.T) {
 	}
 }
 
-// What a Redis says of its memory: a policy that evicts may do no harm as long as there is no limit, and one that is full refuses writes.
+// What a Redis says of its memory: a policy that evicts may do no harm as long as there is no limit, and one that is
+// full refuses writes.
 func TestServer_memory(t *testing.T) {
 	t.Parallel()
 	rdb := redistest.StartReal(t).Client(t)
-	for _, c := range [][4]string{{"allkeys-lru", "0", Note, "were there a maxmemory"}, {"noeviction", "0", Fine, "is noeviction"}, {"noeviction", "1kb", Bad, "Redis is full"}} {
+	for _, c := range [][4]string{{"allkeys-lru", "0", Note, "were there a maxmemory"}, {"noeviction", "0", Fine,
+		"is noeviction"}, {"noeviction", "1kb", Bad, "Redis is full"}} {
 		redistest.Must(t, rdb.ConfigSet(t.Context(), "maxmemory-policy", c[0]).Err())
 		redistest.Must(t, rdb.ConfigSet(t.Context(), "maxmemory", c[1]).Err())
 		all, err := Examine(t.Context(), rdb, redistest.Name(t), nil)
@@ -117,7 +119,8 @@ func TestExamine_commandFails(t *testing.T) {
 		command    string
 		after      int // so many times it goes well
 		what, text string
-	}{{"zadd", 0, "clock", "from this machine's"}, {"hgetall", 1, "rights", "each of"}, {"scan", 2, "rights", "each of"}, {"smembers", 0, "rights", "each of"}} {
+	}{{"zadd", 0, "clock", "from this machine's"}, {"hgetall", 1, "rights", "each of"}, {"scan", 2, "rights", "each of"},
+		{"smembers", 0, "rights", "each of"}} {
 		rdb, hook, calls, prefix := s.Client(t), &redistest.FailHook{}, 0, redistest.Name(t)
 		rdb.AddHook(hook)
 		hook.Before(func(cmd redis.Cmder) error {
@@ -129,7 +132,8 @@ func TestExamine_commandFails(t *testing.T) {
 			}
 			return io.EOF
 		})
-		all, err := Examine(t.Context(), rdb, prefix, &automutex.Config{Prefix: prefix, Rules: []automutex.Rule{{Task: "pay"}}})
+		all, err := Examine(t.Context(), rdb, prefix, &automutex.Config{Prefix: prefix,
+			Rules: []automutex.Rule{{Task: "pay"}}})
 		if !has(all, Fine, c.what, c.text) || !errors.Is(err, lock.ErrBackend) {
 			t.Errorf("%s: %v; want %s %q in %+v", c.command, err, c.what, c.text, all)
 		}
@@ -139,7 +143,8 @@ func TestExamine_commandFails(t *testing.T) {
 // Rules with a mistake are refused.
 func TestExamine_refuses(t *testing.T) {
 	t.Parallel()
-	_, err := Examine(t.Context(), redistest.Real(t).Client(t), redistest.Name(t), &automutex.Config{Rules: []automutex.Rule{{}}})
+	_, err := Examine(t.Context(), redistest.Real(t).Client(t), redistest.Name(t),
+		&automutex.Config{Rules: []automutex.Rule{{}}})
 	if wrong := (*automutex.FieldError)(nil); !errors.As(err, &wrong) {
 		t.Errorf("a rule with a mistake: %v", err)
 	}
@@ -177,7 +182,8 @@ func TestFleet(t *testing.T) {
 	_, err := asynq.NewClientFromRedisClient(rdb).Enqueue(asynq.NewTask("x", nil))
 	redistest.Must(t, err)
 	for prefix, want := range map[string]Finding{
-		"shop": {Fine, "rules", "1 Guard; what they run fits together"}, "exclude": {Note, "rules", "make no one set"}, "other": {Note, "prefix", "there are Guards with "},
+		"shop": {Fine, "rules", "1 Guard; what they run fits together"}, "exclude": {Note, "rules", "make no one set"},
+		"other": {Note, "prefix", "there are Guards with "},
 	} {
 		all, err := Examine(t.Context(), rdb, prefix, nil)
 		if err != nil || !has(all, want.Level, want.What, want.Text) || count(all) != 0 {
@@ -194,7 +200,8 @@ func TestExamine_many(t *testing.T) {
 	e := engine.New(engine.Options{Client: rdb, Prefix: prefix})
 	t.Cleanup(e.Close)
 	for i := range 2 {
-		key, note := engine.Ref{Key: e.Key("orders", fmt.Sprint(i)), Limit: 1, Ordered: true}, fmt.Sprintf("default/%s-%d", prefix, i)
+		key, note := engine.Ref{Key: e.Key("orders", fmt.Sprint(i)), Limit: 1, Ordered: true},
+			fmt.Sprintf("default/%s-%d", prefix, i)
 		ticket, _, _, err := e.Stamp(t.Context(), key, note, "n", 0, 0)
 		redistest.Must(t, err)
 		place := engine.Place{Nonce: "n", Ticket: ticket, Most: -1}
@@ -215,7 +222,8 @@ func TestExamine_many(t *testing.T) {
 	}
 	all, err := Examine(t.Context(), rdb, prefix, &automutex.Config{Prefix: prefix, Rules: rules})
 	redistest.Must(t, err)
-	if count(all) != 10+1 || !has(all, Bad, "order", "; automutex blocked lists all") || !has(all, Bad, "keys", "(12 tasks)") || has(all, Bad, "keys", "(2 tasks)") {
+	if count(all) != 10+1 || !has(all, Bad, "order", "; automutex blocked lists all") ||
+		!has(all, Bad, "keys", "(12 tasks)") || has(all, Bad, "keys", "(2 tasks)") {
 		t.Errorf("%+v", all)
 	}
 }

@@ -49,14 +49,16 @@ func declaredTests(t *testing.T, f func(folder, name string)) {
 	}))
 }
 
-// Each test is there that the pages for a release, for security, of the guarantees and for those who come from elsewhere name.
-// The rows of what untrusted input can do, and of what one comes from, name a test each, and a row names each seed's.
+// Each test is there that the pages for a release, for security, of the guarantees and for those who come from
+// elsewhere name. The rows of what untrusted input can do, and of what one comes from, name a test each, and a row
+// names each seed's.
 func TestDocumented_testsExist(t *testing.T) {
 	t.Parallel()
 	there, named := map[string]bool{}, map[string]bool{}
 	declaredTests(t, func(_, name string) { there[name] = true })
 	test := regexp.MustCompile("`((?:Test|Fuzz)[A-Z]\\w*)`")
-	for page, least := range map[string]int{".github/SECURITY.md": 10, "VERSIONING.md": 0, "docs/guarantees.md": 0, "docs/migrating.md": 50} {
+	for page, least := range map[string]int{".github/SECURITY.md": 10, "VERSIONING.md": 0, "docs/guarantees.md": 0,
+		"docs/migrating.md": 50} {
 		names := test.FindAllStringSubmatch(read(t, page), -1)
 		if len(names) < 5 {
 			t.Errorf("%s names %d tests", page, len(names))
@@ -116,7 +118,8 @@ func TestDocumented_corpora(t *testing.T) {
 func TestDocumented_links(t *testing.T) {
 	t.Parallel()
 	anchors := map[string]map[string]bool{} // by page
-	for _, pattern := range []string{"*.md", "docs/*.md", "docs/model/*.md", "examples/*.md", "examples/trust/*.md", ".github/*.md"} {
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/model/*.md", "examples/*.md", "examples/trust/*.md",
+		".github/*.md"} {
 		files, err := filepath.Glob(pattern)
 		redistest.Must(t, err)
 		for _, page := range files {
@@ -191,7 +194,8 @@ func TestArchitecture_layersOfLock(t *testing.T) {
 		"internal/redisx":  {},
 		"internal/control": {"internal/inside", "internal/keys", "internal/life", "internal/printable", "internal/redisx"},
 		"internal/mark":    {"internal/inside", "internal/life", "internal/redisx"},
-		"internal/engine":  {"internal/control", "internal/inside", "internal/keys", "internal/life", "internal/mark", "internal/printable", "internal/redisx"},
+		"internal/engine": {"internal/control", "internal/inside", "internal/keys", "internal/life", "internal/mark",
+			"internal/printable", "internal/redisx"},
 	} {
 		files, err := filepath.Glob(filepath.Join(part, "*.go"))
 		if err != nil || len(files) == 0 {
@@ -209,7 +213,8 @@ func TestArchitecture_layersOfLock(t *testing.T) {
 				if own, ours := strings.CutPrefix(path, module); ours && !slices.Contains(allowed, own) {
 					t.Errorf("%s imports %s, which stands above it: pass it a value or a function", file, own)
 				}
-				if filepath.Base(file) == "turn.go" && (path == "sync" || path == "context" || path == "net" || strings.Contains(path, "go-redis")) {
+				if filepath.Base(file) == "turn.go" && (path == "sync" || path == "context" || path == "net" ||
+					strings.Contains(path, "go-redis")) {
 					t.Errorf("%s imports %s: it only says what follows from what came", file, path)
 				}
 			}
@@ -306,7 +311,8 @@ func TestImports_asADependency(t *testing.T) {
 	t.Parallel()
 	page := read(t, ".github/SECURITY.md")
 	files := 0
-	for line := range strings.Lines(listShipped(t, "{{if .Module}}{{.Module.Path}} {{.Dir}} {{join .GoFiles \",\"}} {{join .CgoFiles \",\"}}{{end}}")) {
+	for line := range strings.Lines(listShipped(t, "{{if .Module}}{{.Module.Path}} {{.Dir}} {{join .GoFiles \",\"}} "+
+		"{{join .CgoFiles \",\"}}{{end}}")) {
 		fields := strings.Fields(line)
 		if len(fields) == 0 {
 			continue // of the standard library
@@ -336,7 +342,8 @@ func askFile(t *testing.T, path string) {
 	file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
 	redistest.Must(t, err)
 	for _, imported := range file.Imports {
-		if slices.Contains([]string{`"unsafe"`, `"C"`, `"os/exec"`, `"plugin"`, `"net/http"`, `"crypto/tls"`}, imported.Path.Value) {
+		if slices.Contains([]string{`"unsafe"`, `"C"`, `"os/exec"`, `"plugin"`, `"net/http"`, `"crypto/tls"`},
+			imported.Path.Value) {
 			t.Errorf("%s imports %s", path, imported.Path.Value)
 		}
 	}

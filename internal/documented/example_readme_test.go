@@ -62,12 +62,14 @@ func TestReadmeSnippets(t *testing.T) {
 	}
 	compiled := ""
 	for _, file := range []string{
-		"internal/documented/example_test.go", "internal/documented/example_readme_test.go", "automutextest/example_test.go", "metrics/example_test.go", "web/example_test.go", "web/check/beside/main.go", "web/check/beside/mount_test.go",
+		"internal/documented/example_test.go", "internal/documented/example_readme_test.go", "automutextest/example_test.go",
+		"metrics/example_test.go", "web/example_test.go", "web/check/beside/main.go", "web/check/beside/mount_test.go",
 		"examples/quickstart/main.go", "examples/encodings/main.go",
 	} {
 		compiled += squeeze(read(t, file))
 	}
-	for page, least := range map[string]int{"README.md": 2, "docs/guide.md": 11, "docs/operations.md": 2, "docs/migrating.md": 2} {
+	for page, least := range map[string]int{"README.md": 2, "docs/guide.md": 11, "docs/operations.md": 2,
+		"docs/migrating.md": 2} {
 		blocks := strings.Split(read(t, page), "```go\n")[1:] // without what stands before the first
 		for _, block := range blocks {
 			snippet, _, closed := strings.Cut(block, "```")
@@ -166,7 +168,10 @@ func TestGuide_repairWaitsForRunningTasks(t *testing.T) {
 		var busy *lock.BusyError
 		return errors.As(err, &busy) && busy.Reason == lock.ReasonPaused
 	}, "the pause, in another process")
-	redistest.Eventually(t, redistest.Patience, func() bool { return called.Load() || time.Since(begun) > lock.ControlDelay+time.Second }, "the time that a change takes")
+	redistest.Eventually(t, redistest.Patience, func() bool {
+		return called.Load() ||
+			time.Since(begun) > lock.ControlDelay+time.Second
+	}, "the time that a change takes")
 	ended.Store(true)
 	if err := running.Unlock(t.Context()); err != nil {
 		t.Error(err)

@@ -33,7 +33,9 @@ var headline = automutex.Rule{Task: "itunes:verify", On: []string{"transaction_i
 func enter(ctx context.Context) error { return ctx.Err() }
 
 // repair calls f while no report of the tenant runs.
-func repair(ctx context.Context, guard *automutex.Guard, locker *lock.Locker, tenant string, f func() error) (err error) {
+func repair(
+	ctx context.Context, guard *automutex.Guard, locker *lock.Locker, tenant string, f func() error,
+) (err error) {
 	report := locker.Semaphore("report", 3, lock.Parts(tenant)) // the rule's Scope and Limit, and the value of On
 	controls := guard.Controls()
 	if err := controls.Pause(ctx, report.Key(), time.Time{}, "its data is repaired"); err != nil {

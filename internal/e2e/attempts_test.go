@@ -20,8 +20,8 @@ import (
 
 // What asynq does with attempts, and what follows, as in docs/architecture.md.
 //
-// The reserved attempt, TestReserved_*: a task of a Client never waits in its worker for want of attempts, and its handler
-// begins as often as the caller asked for.
+// The reserved attempt, TestReserved_*: a task of a Client never waits in its worker for want of attempts, and its
+// handler begins as often as the caller asked for.
 
 func TestAttempt_maxRetryZero(t *testing.T) {
 	t.Parallel()
@@ -35,7 +35,8 @@ func TestAttempt_maxRetryZero(t *testing.T) {
 			free()
 			r.stage.next(t).returns(nil)
 			r.await(id, asynq.TaskStateCompleted)
-			if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventWaiting, automutex.EventWaited, automutex.EventAcquired, automutex.EventReleased}) {
+			if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventWaiting,
+				automutex.EventWaited, automutex.EventAcquired, automutex.EventReleased}) {
 				t.Errorf("%s: events %v", policy, kinds)
 			}
 			if event := r.awaitEvent(automutex.EventAcquired, id); event.Waited <= 0 {
@@ -52,15 +53,16 @@ func TestAttempt_waitEndsBeforeTheDeadline(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		var left sync.Map // of each task's time
-		r, _ := busyRig(t, s, automutex.Rule{Wait: time.Minute, Busy: automutex.Retry}, setup{guarded: func(c *automutex.Config) {
-			observe := c.Observe
-			c.Observe = func(ctx context.Context, e automutex.Event) {
-				if deadline, ok := ctx.Deadline(); ok && e.Kind == automutex.EventWaited {
-					left.Store(e.TaskID, time.Until(deadline))
+		r, _ := busyRig(t, s, automutex.Rule{Wait: time.Minute, Busy: automutex.Retry},
+			setup{guarded: func(c *automutex.Config) {
+				observe := c.Observe
+				c.Observe = func(ctx context.Context, e automutex.Event) {
+					if deadline, ok := ctx.Deadline(); ok && e.Kind == automutex.EventWaited {
+						left.Store(e.TaskID, time.Until(deadline))
+					}
+					observe(ctx, e)
 				}
-				observe(ctx, e)
-			}
-		}})
+			}})
 		var id string
 		for range 10 { // a busy machine may be late
 			id = r.enqueue("work", one, asynq.Timeout(2*time.Second))
@@ -119,7 +121,8 @@ func TestAttempt_ignoredTimeout(t *testing.T) {
 		for i, run := range runs {
 			run.returns(nil)
 			<-run.left
-			redistest.Eventually(t, patience, func() bool { return !r.locked(policies[i].String()) || len(r.stage.started) > 0 }, "the key free, or taken by the retry")
+			redistest.Eventually(t, patience, func() bool { return !r.locked(policies[i].String()) || len(r.stage.started) > 0 },
+				"the key free, or taken by the retry")
 			_ = r.inspector.RunTask(r.queue, ids[i]) // unless it has come back by itself
 			r.runsAloneAgain(policies[i].String(), ids[i])
 		}
@@ -136,8 +139,9 @@ func (r *rig) runsAloneAgain(task, id string) {
 	}
 }
 
-// With a Limit above 1 a task does not run beside its own earlier attempt, whose handler ignored that its time was up, though
-// slots are free: whatever the policy, on the last attempt, and in line while others release. It runs when that one is over.
+// With a Limit above 1 a task does not run beside its own earlier attempt, whose handler ignored that its time was up,
+// though slots are free: whatever the policy, on the last attempt, and in line while others release. It runs when that
+// one is over.
 func TestAttempt_neverBesideItself(t *testing.T) {
 	t.Parallel()
 	for name, rule := range map[string]automutex.Rule{
@@ -208,8 +212,8 @@ func reserveRig(t *testing.T, s *redistest.Server, busy automutex.Policy, o setu
 	return orderRig(t, s, o)
 }
 
-// A task whose time is up in its last attempt runs once more at most, one in order not at all. It is archived, and can be run again;
-// in order, the next one waits for that, or goes on.
+// A task whose time is up in its last attempt runs once more at most, one in order not at all. It is archived, and can
+// be run again; in order, the next one waits for that, or goes on.
 func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"no order", "hold", "continue"} {
@@ -269,7 +273,8 @@ func leavingRig(t *testing.T, s *redistest.Server, inOrder bool) (r *rig, c *aut
 	})
 	locks.AddHook(hook)
 	r, c = orderRig(t, s, setup{
-		rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: inOrder}}, served: func(*asynq.Config) {}, locks: locks,
+		rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: inOrder}}, served: func(*asynq.Config) {},
+		locks: locks,
 		guarded: func(c *automutex.Config) {
 			observe := c.Observe
 			c.Observe = func(ctx context.Context, e automutex.Event) {
@@ -281,7 +286,8 @@ func leavingRig(t *testing.T, s *redistest.Server, inOrder bool) (r *rig, c *aut
 	})
 	return r, c, func() {
 		close(late)
-		redistest.Eventually(t, patience, func() bool { return !r.locked("work", "1") }, "who leaves gives back what it was granted")
+		redistest.Eventually(t, patience, func() bool { return !r.locked("work", "1") },
+			"who leaves gives back what it was granted")
 	}
 }
 
@@ -332,23 +338,29 @@ func TestReserved_options(t *testing.T) {
 	r, c := reserveRig(t, s, automutex.Retry, setup{})
 	at := time.Now().Add(time.Hour).Truncate(time.Second)
 	task := func(kind string, opts ...asynq.Option) *asynq.Task {
-		return asynq.NewTaskWithHeaders(kind, []byte(`{"id":1}`), map[string]string{"mine": "kept"}, append(opts, asynq.Queue(r.queue))...)
+		return asynq.NewTaskWithHeaders(kind, []byte(`{"id":1}`), map[string]string{"mine": "kept"},
+			append(opts, asynq.Queue(r.queue))...)
 	}
-	enqueued, err := c.Enqueue(task("work", asynq.TaskID("later"), asynq.MaxRetry(7), asynq.Timeout(time.Minute), asynq.Deadline(at.Add(time.Hour)), asynq.Retention(time.Hour), asynq.ProcessAt(at)))
+	enqueued, err := c.Enqueue(task("work", asynq.TaskID("later"), asynq.MaxRetry(7), asynq.Timeout(time.Minute),
+		asynq.Deadline(at.Add(time.Hour)), asynq.Retention(time.Hour), asynq.ProcessAt(at)))
 	redistest.Must(t, err)
 	info, err := r.inspector.GetTaskInfo(r.queue, "later")
-	if err != nil || enqueued.ID != "later" || info.MaxRetry != 8 || info.Timeout != time.Minute || !info.Deadline.Equal(at.Add(time.Hour)) ||
-		info.Retention != time.Hour || info.State != asynq.TaskStateScheduled || !info.NextProcessAt.Equal(at) || info.Headers["mine"] != "kept" {
+	if err != nil || enqueued.ID != "later" || info.MaxRetry != 8 || info.Timeout != time.Minute ||
+		!info.Deadline.Equal(at.Add(time.Hour)) ||
+		info.Retention != time.Hour || info.State != asynq.TaskStateScheduled || !info.NextProcessAt.Equal(at) ||
+		info.Headers["mine"] != "kept" {
 		t.Errorf("%+v, %v", info, err)
 	}
-	if info, err := c.Enqueue(task("work", asynq.ProcessIn(time.Hour))); err != nil || info.MaxRetry != 26 || info.Timeout != 30*time.Minute {
+	if info, err := c.Enqueue(task("work", asynq.ProcessIn(time.Hour))); err != nil || info.MaxRetry != 26 ||
+		info.Timeout != 30*time.Minute {
 		t.Errorf("%+v, %v", info, err)
 	}
 	if info, err := c.Enqueue(task("work", asynq.Group("g"))); err != nil || info.State != asynq.TaskStateAggregating {
 		t.Errorf("%+v, %v", info, err)
 	}
 	unique, later := asynq.Unique(time.Hour), asynq.ProcessIn(time.Hour)
-	for where, opts := range map[string][2][]asynq.Option{"NewTask": {{unique, later}, nil}, "Group": {{unique, asynq.Group("g")}, nil}, "Enqueue": {{later}, {unique}}} {
+	for where, opts := range map[string][2][]asynq.Option{"NewTask": {{unique, later}, nil},
+		"Group": {{unique, asynq.Group("g")}, nil}, "Enqueue": {{later}, {unique}}} {
 		one := asynq.NewTask("work", []byte(where), append(opts[0], asynq.Queue(r.queue))...)
 		if _, err := c.Enqueue(one, opts[1]...); err != nil {
 			t.Errorf("%s: %v", where, err)
@@ -357,7 +369,8 @@ func TestReserved_options(t *testing.T) {
 			t.Errorf("%s: %v, want a duplicate", where, err)
 		}
 	}
-	if info, err := c.Enqueue(task("no rule", asynq.ProcessIn(time.Hour))); err != nil || info.MaxRetry != 25 || info.Headers["automutex"] != "" {
+	if info, err := c.Enqueue(task("no rule", asynq.ProcessIn(time.Hour))); err != nil || info.MaxRetry != 25 ||
+		info.Headers["automutex"] != "" {
 		t.Errorf("%+v, %v", info, err)
 	}
 	if _, err := c.Enqueue(nil); err == nil {
@@ -365,19 +378,23 @@ func TestReserved_options(t *testing.T) {
 	}
 }
 
-// A panic of the last attempt that the caller asked for archives the task, as a failure does. The handler and the ErrorHandler know by
-// LastAttempt that it is the last one, of a task of a Client and of any other.
+// A panic of the last attempt that the caller asked for archives the task, as a failure does. The handler and the
+// ErrorHandler know by LastAttempt that it is the last one, of a task of a Client and of any other.
 func TestReserved_panicOfTheLastAttempt(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		last := make(chan bool, 6)
-		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}}}, served: func(c *asynq.Config) {
-			comingBack(c)
-			c.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, _ *asynq.Task, _ error) { last <- automutex.LastAttempt(ctx) })
-		}, handler: func(ctx context.Context, _ *asynq.Task) error {
-			last <- automutex.LastAttempt(ctx)
-			panic("no such account")
-		}})
+		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}}},
+			served: func(c *asynq.Config) {
+				comingBack(c)
+				c.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, _ *asynq.Task,
+					_ error) {
+					last <- automutex.LastAttempt(ctx)
+				})
+			}, handler: func(ctx context.Context, _ *asynq.Task) error {
+				last <- automutex.LastAttempt(ctx)
+				panic("no such account")
+			}})
 		id := r.enqueueInOrder(c, 1, asynq.MaxRetry(1))
 		if r.awaitRetried(id, 1); <-last || <-last {
 			t.Error("the first of two attempts is the last one")

@@ -36,7 +36,8 @@ func TestBackend_away(t *testing.T) {
 	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
 		var handled atomic.Int64
 		p, locks := behindProxy(t, s)
-		policies := []automutex.Policy{automutex.Retry, automutex.RetryIn(time.Hour), automutex.Skip, automutex.Archive, automutex.Fail, automutex.Replace, automutex.Allow, automutex.AfterFailure(answers)}
+		policies := []automutex.Policy{automutex.Retry, automutex.RetryIn(time.Hour), automutex.Skip, automutex.Archive,
+			automutex.Fail, automutex.Replace, automutex.Allow, automutex.AfterFailure(answers)}
 		var rules []automutex.Rule
 		for _, policy := range policies {
 			rules = append(rules,
@@ -60,7 +61,8 @@ func TestBackend_away(t *testing.T) {
 			if !strings.Contains(info.LastErr, event.Key) {
 				t.Errorf("%s: the last error is %q", rules[i].Task, info.LastErr)
 			}
-			if e := r.awaitEvent(automutex.EventRetried, id); e.Delay < time.Second || e.Delay > 30*time.Second || !errors.Is(e.Err, lock.ErrBackend) {
+			if e := r.awaitEvent(automutex.EventRetried, id); e.Delay < time.Second || e.Delay > 30*time.Second ||
+				!errors.Is(e.Err, lock.ErrBackend) {
 				t.Errorf("%s: it comes back after %s: %v", rules[i].Task, e.Delay, e.Err)
 			}
 		}
@@ -97,7 +99,8 @@ func TestBackend_notReplicated(t *testing.T) {
 	t.Parallel()
 	s, locks := redistest.Mini(t), redistest.StartReal(t)
 	replica := redistest.StartReplica(t, locks)
-	r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Skip}}, served: comingBack, locks: locks.Client(t), guarded: func(c *automutex.Config) { c.MinReplicas = 1 }})
+	r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Skip}}, served: comingBack,
+		locks: locks.Client(t), guarded: func(c *automutex.Config) { c.MinReplicas = 1 }})
 	replica.Pause(t)
 	id := r.enqueue("work", nil)
 	r.awaitRetried(id, 0)

@@ -79,10 +79,12 @@ func TestEvents_fields(t *testing.T) {
 		r.take("skip", "1")
 		id = r.enqueue("skip", one)
 		key := r.lockOf("skip", "1").Key()
-		is(automutex.Event{Kind: automutex.EventSkipped, Rule: "skip", Key: key, Task: "skip", Policy: automutex.Skip}, id, nil)
+		is(automutex.Event{Kind: automutex.EventSkipped, Rule: "skip", Key: key, Task: "skip", Policy: automutex.Skip}, id,
+			nil)
 
 		id = r.enqueue("work", `{}`)
-		if e := r.awaitEvent(automutex.EventKeyError, id); e.Err == nil || e.Key != "" || e.Task != "work" || e.Queue != r.queue {
+		if e := r.awaitEvent(automutex.EventKeyError, id); e.Err == nil || e.Key != "" || e.Task != "work" ||
+			e.Queue != r.queue {
 			t.Errorf("got %+v", e)
 		}
 		away(p)
@@ -95,7 +97,8 @@ func TestEvents_fields(t *testing.T) {
 func TestEvents_quietLog(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		policies := []automutex.Policy{automutex.Retry, automutex.RetryIn(time.Minute), automutex.Skip, automutex.Archive, automutex.Fail, automutex.Allow, automutex.AfterFailure(answers)}
+		policies := []automutex.Policy{automutex.Retry, automutex.RetryIn(time.Minute), automutex.Skip, automutex.Archive,
+			automutex.Fail, automutex.Allow, automutex.AfterFailure(answers)}
 		var rules []automutex.Rule
 		for i, policy := range policies {
 			rules = append(rules, automutex.Rule{Task: fmt.Sprintf("%d: %s", i, policy), Busy: policy})
@@ -125,8 +128,8 @@ func TestEvents_quietLog(t *testing.T) {
 	})
 }
 
-// The context of an event is the task's: a tracer finds its span there. Of joined observers each is called with every event, in
-// order; nil is no observer.
+// The context of an event is the task's: a tracer finds its span there. Of joined observers each is called with every
+// event, in order; nil is no observer.
 func TestJoinObservers(t *testing.T) {
 	t.Parallel()
 	type key struct{}
@@ -137,13 +140,15 @@ func TestJoinObservers(t *testing.T) {
 		}
 	}
 	guard, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{
-		Rules: []automutex.Rule{{Task: "work"}}, Prefix: redistest.Name(t), Observe: automutex.JoinObservers(observer("a"), nil, observer("b")),
+		Rules: []automutex.Rule{{Task: "work"}}, Prefix: redistest.Name(t),
+		Observe: automutex.JoinObservers(observer("a"), nil, observer("b")),
 	})
 	redistest.Must(t, err)
 	handler := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
 	redistest.Must(t, handler.ProcessTask(context.WithValue(t.Context(), key{}, "mine"), asynq.NewTask("work", nil)))
 	redistest.Must(t, guard.Close(t.Context()))
-	if want := []string{"a acquired mine", "b acquired mine", "a released mine", "b released mine"}; !slices.Equal(called, want) {
+	if want := []string{"a acquired mine", "b acquired mine", "a released mine", "b released mine"}; !slices.Equal(called,
+		want) {
 		t.Errorf("called %q, want %q", called, want)
 	}
 	automutex.JoinObservers()(t.Context(), automutex.Event{})
@@ -154,7 +159,8 @@ func TestJoinObservers(t *testing.T) {
 // applied.
 func (r *rig) wantPolicy(id string, want automutex.Policy) {
 	r.t.Helper()
-	for _, event := range r.seen.list(automutex.EventBusy, automutex.EventSkipped, automutex.EventRetried, automutex.EventParked, automutex.EventReplaced) {
+	for _, event := range r.seen.list(automutex.EventBusy, automutex.EventSkipped, automutex.EventRetried,
+		automutex.EventParked, automutex.EventReplaced) {
 		if event.TaskID == id && event.Policy != want {
 			r.t.Errorf("%s names the policy %s, want %s", event.Kind, event.Policy, want)
 		}
@@ -170,19 +176,22 @@ func TestWaiting_events(t *testing.T) {
 			end  func(r *rig, id string, free func())
 			then []automutex.EventKind
 		}{
-			"granted": {automutex.Rule{Wait: time.Minute, Busy: automutex.Retry}, func(_ *rig, _ string, free func()) { free() }, []automutex.EventKind{automutex.EventAcquired, automutex.EventReleased}},
-			"in vain": {automutex.Rule{Wait: 900 * time.Millisecond, Busy: automutex.Retry}, func(*rig, string, func()) {}, []automutex.EventKind{automutex.EventBusy, automutex.EventRetried}},
+			"granted": {automutex.Rule{Wait: time.Minute, Busy: automutex.Retry}, func(_ *rig, _ string, free func()) { free() },
+				[]automutex.EventKind{automutex.EventAcquired, automutex.EventReleased}},
+			"in vain": {automutex.Rule{Wait: 900 * time.Millisecond, Busy: automutex.Retry}, func(*rig, string, func()) {},
+				[]automutex.EventKind{automutex.EventBusy, automutex.EventRetried}},
 			"closed": {automutex.Rule{Wait: time.Minute, Busy: automutex.Retry}, func(r *rig, _ string, _ func()) {
 				if err := r.guard.Close(context.Background()); err != nil {
 					r.t.Error(err)
 				}
 			}, []automutex.EventKind{automutex.EventRetried}},
-			"the task's context ends": {automutex.Rule{Wait: time.Minute, Busy: automutex.Retry}, func(r *rig, id string, _ func()) {
-				// A server that has only begun may not listen for it yet.
-				redistest.Eventually(r.t, patience, func() bool {
-					return r.inspector.CancelProcessing(id) == nil && len(r.seen.list(automutex.EventWaited)) > 0
-				}, "the wait of %s ends with its context", id)
-			}, nil},
+			"the task's context ends": {automutex.Rule{Wait: time.Minute, Busy: automutex.Retry},
+				func(r *rig, id string, _ func()) {
+					// A server that has only begun may not listen for it yet.
+					redistest.Eventually(r.t, patience, func() bool {
+						return r.inspector.CancelProcessing(id) == nil && len(r.seen.list(automutex.EventWaited)) > 0
+					}, "the wait of %s ends with its context", id)
+				}, nil},
 			"the last worker is wanted": {automutex.Rule{Busy: automutex.Park}, func(r *rig, _ string, _ func()) {
 				r.enqueue("another", nil)
 				r.stage.next(r.t)
@@ -194,13 +203,15 @@ func TestWaiting_events(t *testing.T) {
 				came, id := time.Now(), r.enqueue("work", one)
 				began := r.awaitEvent(automutex.EventWaiting, id)
 				if want := (automutex.Event{
-					Kind: automutex.EventWaiting, Rule: "work", Key: r.lockOf("work", "1").Key(), Task: "work", Queue: r.queue, TaskID: id,
+					Kind: automutex.EventWaiting, Rule: "work", Key: r.lockOf("work", "1").Key(), Task: "work", Queue: r.queue,
+					TaskID: id,
 				}); began != want {
 					t.Errorf("got  %+v\nwant %+v", began, want)
 				}
 				o.end(r, id, free)
 				ended := r.awaitEvent(automutex.EventWaited, id)
-				if ended.Waited <= 0 || ended.Waited > time.Since(came) || o.rule.Wait < time.Second && time.Since(came) < o.rule.Wait {
+				if ended.Waited <= 0 || ended.Waited > time.Since(came) || o.rule.Wait < time.Second &&
+					time.Since(came) < o.rule.Wait {
 					t.Errorf("waited %s of %s", ended.Waited, o.rule.Wait)
 				}
 				if began.Kind, began.Waited = automutex.EventWaited, ended.Waited; ended != began {
@@ -229,13 +240,14 @@ func TestObserve_panics(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, kind := range []automutex.EventKind{automutex.EventAcquired, automutex.EventReleased, automutex.EventOverdue} {
-			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, guarded: func(c *automutex.Config) {
-				c.Observe = automutex.JoinObservers(c.Observe, func(_ context.Context, e automutex.Event) {
-					if e.Kind == kind {
-						panic("the observer's own fault")
-					}
-				})
-			}})
+			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}},
+				guarded: func(c *automutex.Config) {
+					c.Observe = automutex.JoinObservers(c.Observe, func(_ context.Context, e automutex.Event) {
+						if e.Kind == kind {
+							panic("the observer's own fault")
+						}
+					})
+				}})
 			id := r.enqueue("work", nil)
 			if run := r.stage.next(t); kind == automutex.EventOverdue {
 				run.cut()
@@ -250,11 +262,15 @@ func TestObserve_panics(t *testing.T) {
 	})
 }
 
-// A function of AfterFailure that panics costs its task an attempt as a handler does, and what it holds already is given back.
+// A function of AfterFailure that panics costs its task an attempt as a handler does, and what it holds already is
+// given back.
 func TestRule_functionsPanic(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		panics := automutex.AfterFailure(func(context.Context, *asynq.Task, *automutex.BusyError) error { panic("the rule's own fault") })
+		panics := automutex.AfterFailure(func(context.Context, *asynq.Task,
+			*automutex.BusyError) error {
+			panic("the rule's own fault")
+		})
 		r := start(t, s, setup{rules: []automutex.Rule{
 			{Task: "work", Name: "first", Scope: "first", TTL: time.Hour, Busy: automutex.Retry},
 			{Task: "work", Name: "second", Scope: "second", Busy: panics},
@@ -317,18 +333,22 @@ func TestPrivacy_nothingOfThePayload(t *testing.T) {
 // gives all of it.
 func tellAll(t *testing.T, s *redistest.Server, secret string) string {
 	policies := map[string]automutex.Policy{
-		"retry": automutex.Retry, "skip": automutex.Skip, "archive": automutex.Archive, "fail": automutex.Fail, "park": automutex.Park, "replace": automutex.Replace, "allow": automutex.Allow,
+		"retry": automutex.Retry, "skip": automutex.Skip, "archive": automutex.Archive, "fail": automutex.Fail,
+		"park": automutex.Park, "replace": automutex.Replace, "allow": automutex.Allow,
 	}
 	rules := []automutex.Rule{
 		{Task: "lost", On: []string{"email"}, Busy: automutex.Retry},
 		{Task: "overdue", On: []string{"email"}, Busy: automutex.Retry},
 		{Task: "newest", On: []string{"email"}, Busy: automutex.Replace, Wait: time.Minute},
 		{Task: "nofield", On: []string{"email", "phone"}, Busy: automutex.Retry},
-		{Task: "unfit", Key: automutex.KeyOf(func(v struct{ Card int8 }) []string { return []string{fmt.Sprint(v.Card)} }), Busy: automutex.Retry},
-		{Task: "unread", Key: automutex.KeyOf(func(v struct{ Note time.Time }) []string { return []string{v.Note.String()} }), Busy: automutex.Retry},
+		{Task: "unfit", Key: automutex.KeyOf(func(v struct{ Card int8 }) []string { return []string{fmt.Sprint(v.Card)} }),
+			Busy: automutex.Retry},
+		{Task: "unread", Key: automutex.KeyOf(func(v struct{ Note time.Time }) []string { return []string{v.Note.String()} }),
+			Busy: automutex.Retry},
 	}
 	for name, policy := range policies {
-		rules = append(rules, automutex.Rule{Task: name, On: []string{"email"}, Busy: policy, Wait: time.Duration(len(name)) * time.Millisecond})
+		rules = append(rules, automutex.Rule{Task: name, On: []string{"email"}, Busy: policy,
+			Wait: time.Duration(len(name)) * time.Millisecond})
 	}
 	fail := &redistest.FailHook{}
 	locks := s.Client(t)
@@ -407,7 +427,8 @@ func tellAll(t *testing.T, s *redistest.Server, secret string) string {
 	}
 	told.WriteString(r.log.Text(-100))
 	for _, kind := range []automutex.EventKind{
-		automutex.EventAcquired, automutex.EventWaiting, automutex.EventBusy, automutex.EventSkipped, automutex.EventRetried, automutex.EventReplaced, automutex.EventReleased,
+		automutex.EventAcquired, automutex.EventWaiting, automutex.EventBusy, automutex.EventSkipped, automutex.EventRetried,
+		automutex.EventReplaced, automutex.EventReleased,
 		automutex.EventLost, automutex.EventOverdue, automutex.EventKeyError, automutex.EventBackendError,
 	} {
 		if len(r.seen.list(kind)) == 0 {
@@ -441,7 +462,8 @@ func storedText(t *testing.T, w *strings.Builder, s *redistest.Server, r *rig) {
 func TestPrivacy_shortSecret(t *testing.T) {
 	t.Parallel()
 	_, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{HashKeys: "hunter2"})
-	if err == nil || !strings.HasPrefix(err.Error(), "automutex: Config.HashKeys: ") || strings.Contains(err.Error(), "hunter2") {
+	if err == nil || !strings.HasPrefix(err.Error(), "automutex: Config.HashKeys: ") ||
+		strings.Contains(err.Error(), "hunter2") {
 		t.Errorf("got %v", err)
 	}
 }

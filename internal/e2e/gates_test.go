@@ -27,7 +27,8 @@ func TestGate_policies(t *testing.T) {
 	rate := automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}
 	for _, reason := range []string{automutex.ReasonRate, automutex.ReasonClosed, automutex.ReasonCooldown} {
 		for _, policy := range []automutex.Policy{
-			automutex.Retry, automutex.RetryIn(3 * time.Minute), automutex.Park, automutex.Replace, automutex.Skip, automutex.Archive, automutex.Fail,
+			automutex.Retry, automutex.RetryIn(3 * time.Minute), automutex.Park, automutex.Replace, automutex.Skip,
+			automutex.Archive, automutex.Fail,
 			automutex.AfterFailure(func(_ context.Context, _ *asynq.Task, busy *automutex.BusyError) error {
 				return fmt.Errorf("after: %s", busy.Reason)
 			}),
@@ -58,10 +59,12 @@ func meetGate(t *testing.T, s *redistest.Server, reason string, policy automutex
 	r.await(first, asynq.TaskStateCompleted)
 	id := r.enqueue("work", one)
 	event := r.awaitEvent(automutex.EventBusy, id)
-	if event.Busy == nil || event.Busy.Reason != reason || event.Busy.ExpiresIn < 50*time.Minute || event.Busy.ExpiresIn > time.Hour || event.Busy.Holder != "" {
+	if event.Busy == nil || event.Busy.Reason != reason || event.Busy.ExpiresIn < 50*time.Minute ||
+		event.Busy.ExpiresIn > time.Hour || event.Busy.Holder != "" {
 		t.Errorf("got %+v, %+v", event, event.Busy)
 	}
-	mayEnd := policy != automutex.Retry && policy != automutex.RetryIn(3*time.Minute) && policy != automutex.Replace && policy != automutex.Park
+	mayEnd := policy != automutex.Retry && policy != automutex.RetryIn(3*time.Minute) && policy != automutex.Replace &&
+		policy != automutex.Park
 	back := !mayEnd && policy != automutex.Park || reason == automutex.ReasonClosed
 	switch {
 	case policy == automutex.Park:
@@ -99,8 +102,10 @@ func TestGate_waitInTime(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "soon", Wait: 5 * time.Minute, Busy: automutex.Skip, Rate: automutex.Rate{Starts: 1, Per: 300 * time.Millisecond, Burst: 1}, Limit: 1},
-			{Task: "late", Wait: 5 * time.Minute, Busy: automutex.Skip, Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}, Limit: 1},
+			{Task: "soon", Wait: 5 * time.Minute, Busy: automutex.Skip,
+				Rate: automutex.Rate{Starts: 1, Per: 300 * time.Millisecond, Burst: 1}, Limit: 1},
+			{Task: "late", Wait: 5 * time.Minute, Busy: automutex.Skip,
+				Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}, Limit: 1},
 		}})
 		r.finish(r.enqueue("late", nil))
 		id := r.enqueue("late", nil)
@@ -123,8 +128,10 @@ func TestRate_severalRules(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rules := []automutex.Rule{
-			{Task: "work", Name: "all", Scope: "all", Busy: automutex.Skip, Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 3}, Limit: 5},
-			{Task: "work", Name: "tenant", Scope: "tenant", On: []string{"id"}, Busy: automutex.Skip, Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}, Limit: 5},
+			{Task: "work", Name: "all", Scope: "all", Busy: automutex.Skip,
+				Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 3}, Limit: 5},
+			{Task: "work", Name: "tenant", Scope: "tenant", On: []string{"id"}, Busy: automutex.Skip,
+				Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}, Limit: 5},
 		}
 		r := start(t, s, setup{rules: rules})
 		r.finish(r.enqueue("work", one))
@@ -234,14 +241,15 @@ func TestHold_andRetryAfter(t *testing.T) {
 				const d = 4 * time.Second // a busy machine may take seconds until the other task meets the hold
 				var failures []error
 				var mu sync.Mutex
-				r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: policy}}, served: func(c *asynq.Config) {
-					comingBack(c)
-					c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) {
-						mu.Lock()
-						defer mu.Unlock()
-						failures = append(failures, err)
-					})
-				}})
+				r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: policy}},
+					served: func(c *asynq.Config) {
+						comingBack(c)
+						c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) {
+							mu.Lock()
+							defer mu.Unlock()
+							failures = append(failures, err)
+						})
+					}})
 				id := r.enqueue("work", one)
 				run := r.stage.next(t)
 				began := time.Now()
@@ -267,9 +275,11 @@ func TestHold_andRetryAfter(t *testing.T) {
 					t.Errorf("%s: got %+v", policy, e)
 				}
 				// A task that came while the other one ran has returned once more, with EventBusy before.
-				returned, busy := len(r.seen.list(automutex.EventRetried, automutex.EventParked)), len(r.seen.list(automutex.EventBusy))
+				returned, busy := len(r.seen.list(automutex.EventRetried, automutex.EventParked)),
+					len(r.seen.list(automutex.EventBusy))
 				if returned != busy+1 {
-					t.Errorf("%s: tasks returned once of themselves and %d times since it was busy, and there are %d events of it", policy, busy, returned)
+					t.Errorf("%s: tasks returned once of themselves and %d times since it was busy, and there are %d events of it",
+						policy, busy, returned)
 				}
 				r.stop()
 				if len(failures) > 0 {
@@ -288,7 +298,8 @@ func TestRetryAfter_withoutRule(t *testing.T) {
 		id := r.enqueue("other", nil)
 		r.stage.next(t).returns(fmt.Errorf("upstream: %w", automutex.RetryAfter(20*time.Minute, errors.New("429 \xff"))))
 		info := r.awaitRetried(id, 0)
-		if left := time.Until(info.NextProcessAt); left < 19*time.Minute || left > 20*time.Minute+2*time.Second || !strings.Contains(info.LastErr, "429") {
+		if left := time.Until(info.NextProcessAt); left < 19*time.Minute || left > 20*time.Minute+2*time.Second ||
+			!strings.Contains(info.LastErr, "429") {
 			t.Errorf("it comes back in %s, last error %q", left, info.LastErr)
 		}
 		id = r.enqueue("other", nil)
@@ -350,7 +361,8 @@ func TestHold_outsideOfAHandler(t *testing.T) {
 		r.enqueue("work", nil)
 		run := r.stage.next(t)
 		for _, d := range []time.Duration{0, -1, 30} { // the last one is a bare number
-			if err := automutex.CloseGate(run.ctx, d); err == nil || strings.Contains(err.Error(), "did you mean 30s?") != (d == 30) {
+			if err := automutex.CloseGate(run.ctx, d); err == nil || strings.Contains(err.Error(),
+				"did you mean 30s?") != (d == 30) {
 				t.Errorf("CloseGate for %s: %v", d, err)
 			}
 		}
@@ -362,7 +374,8 @@ func TestHold_outsideOfAHandler(t *testing.T) {
 func TestLifetime_cooldown(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Cooldown: time.Hour, Busy: automutex.Skip}}})
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Cooldown: time.Hour,
+			Busy: automutex.Skip}}})
 		failed := r.enqueue("work", one)
 		r.stage.next(t).returns(errors.New("own"))
 		r.awaitRetried(failed, 1)
@@ -375,7 +388,8 @@ func TestLifetime_cooldown(t *testing.T) {
 		skipped := r.enqueue("work", one)
 		r.await(skipped, asynq.TaskStateCompleted)
 		busy := r.awaitEvent(automutex.EventBusy, skipped).Busy
-		if busy.Holder != "" || busy.HolderTask != "" || busy.SameTask || busy.ExpiresIn < 59*time.Minute || busy.ExpiresIn > time.Hour {
+		if busy.Holder != "" || busy.HolderTask != "" || busy.SameTask || busy.ExpiresIn < 59*time.Minute ||
+			busy.ExpiresIn > time.Hour {
 			t.Errorf("got %+v", busy)
 		}
 		// The failed one's retry is the same task as none: it was not the
@@ -409,7 +423,8 @@ func TestLifetime_cooldownEnds(t *testing.T) {
 		run.returns(nil)
 		r.await(long, asynq.TaskStateCompleted)
 		gate, rest := r.stored("long").Gate, time.Minute-time.Since(before)
-		if gate.Reason != automutex.ReasonCooldown || gate.OpensIn > time.Minute-took || gate.OpensIn < rest-10*time.Millisecond {
+		if gate.Reason != automutex.ReasonCooldown || gate.OpensIn > time.Minute-took ||
+			gate.OpensIn < rest-10*time.Millisecond {
 			t.Errorf("got %+v; want a cooldown for %s", gate, rest)
 		}
 		before = time.Now()
@@ -445,7 +460,8 @@ func TestLifetime_maxHold(t *testing.T) {
 		}
 		run.returns(nil)
 		r.await(id, asynq.TaskStateCompleted)
-		redistest.Eventually(t, patience, func() bool { return !r.locked("long") }, "the key is free when the handler has returned")
+		redistest.Eventually(t, patience, func() bool { return !r.locked("long") },
+			"the key is free when the handler has returned")
 
 		// The deadline passes, and the next in line has the key.
 		began := time.Now()
@@ -482,7 +498,8 @@ func TestLifetime_cancelProcessing(t *testing.T) {
 		if cause := context.Cause(run.ctx); !errors.Is(cause, context.Canceled) || errors.Is(cause, lock.ErrLost) {
 			t.Errorf("the context ended with %v", cause)
 		}
-		if event := r.awaitEvent(automutex.EventOverdue, id); event.Held <= 0 || event.Rule != "work" || event.Key != r.lockOf("work").Key() {
+		if event := r.awaitEvent(automutex.EventOverdue, id); event.Held <= 0 || event.Rule != "work" ||
+			event.Key != r.lockOf("work").Key() {
 			t.Errorf("got %+v", event)
 		}
 		if !strings.Contains(r.log.Text(0), "although its task's context has ended") {

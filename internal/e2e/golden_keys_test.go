@@ -23,7 +23,8 @@ type goldenKey struct {
 }
 
 // goldenRules make the keys of testdata/keys.jsonl.
-var goldenRules = []automutex.Rule{{Task: "t", Scope: "s c", On: []string{"v", "w"}, OnHeaders: []string{"h"}, Busy: automutex.Retry}}
+var goldenRules = []automutex.Rule{{Task: "t", Scope: "s c", On: []string{"v", "w"}, OnHeaders: []string{"h"},
+	Busy: automutex.Retry}}
 
 // goldenLarge are payloads too large for the file, which has their names instead.
 var goldenLarge = map[string]func() string{

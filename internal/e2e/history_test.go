@@ -73,7 +73,8 @@ func TestHistory(t *testing.T) {
 		byTask := map[string]history.Run{}
 		for _, run := range runs {
 			byTask[run.Task] = run
-			if run.Worker != "this-worker" || run.Start.IsZero() && run.Outcome != "skipped" || run.End.Before(run.Start) || run.Came.After(run.End) {
+			if run.Worker != "this-worker" || run.Start.IsZero() && run.Outcome != "skipped" || run.End.Before(run.Start) ||
+				run.Came.After(run.End) {
 				t.Errorf("%+v", run)
 			}
 			if strings.Contains(fmt.Sprint(run), value) {
@@ -103,7 +104,8 @@ func TestHistory(t *testing.T) {
 // then: if it runs again, the next wait begins anew.
 func TestHistory_withoutTheLock(t *testing.T) {
 	t.Parallel()
-	r := start(t, redistest.Mini(t), setup{rules: []automutex.Rule{{Task: "allow", Busy: automutex.Allow, Wait: 50 * time.Millisecond}}, guarded: keepRuns(9)})
+	r := start(t, redistest.Mini(t), setup{rules: []automutex.Rule{{Task: "allow", Busy: automutex.Allow,
+		Wait: 50 * time.Millisecond}}, guarded: keepRuns(9)})
 	r.enqueue("allow", nil)
 	first := r.stage.next(t)
 	second := r.enqueue("allow", nil)
@@ -124,7 +126,8 @@ func TestHistory_withoutTheLock(t *testing.T) {
 		outcomes = append(outcomes, run.Outcome)
 	}
 	slices.Sort(outcomes)
-	if want := []string{"archived, without the lock", "comes back, without the lock", "done", "done"}; !slices.Equal(outcomes, want) {
+	if want := []string{"archived, without the lock", "comes back, without the lock", "done",
+		"done"}; !slices.Equal(outcomes, want) {
 		t.Errorf("%q, want %q", outcomes, want)
 	}
 }
@@ -133,7 +136,8 @@ func TestHistory_withoutTheLock(t *testing.T) {
 func TestHistory_lockLost(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry, TTL: time.Second}}, guarded: keepRuns(10), served: comingBack})
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry, TTL: time.Second}},
+			guarded: keepRuns(10), served: comingBack})
 		id := r.enqueue("work", nil)
 		run := r.stage.next(t)
 		redistest.Must(t, r.lockOf("work").Delete(t.Context()))
@@ -152,11 +156,14 @@ func TestFleet(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		const secret, value = "a secret of many bytes", "a-value-of-a-payload"
-		rule := automutex.Rule{Task: "fleet", On: []string{"id"}, Limit: 3, Cooldown: time.Millisecond, Rate: automutex.Rate{Starts: 100, Per: time.Minute, Burst: 2}, Busy: automutex.Park,
+		rule := automutex.Rule{Task: "fleet", On: []string{"id"}, Limit: 3, Cooldown: time.Millisecond,
+			Rate: automutex.Rate{Starts: 100, Per: time.Minute, Burst: 2}, Busy: automutex.Park,
 			Name: "named"}
-		r := start(t, s, setup{rules: []automutex.Rule{rule, {Task: "other", LimitField: &automutex.LimitField{Path: "max", Default: 2, Most: 0}, Busy: automutex.Retry}}, guarded: func(c *automutex.Config) {
-			c.Private, c.HashKeys = false, secret
-		}})
+		r := start(t, s, setup{rules: []automutex.Rule{rule, {Task: "other",
+			LimitField: &automutex.LimitField{Path: "max", Default: 2, Most: 0}, Busy: automutex.Retry}},
+			guarded: func(c *automutex.Config) {
+				c.Private, c.HashKeys = false, secret
+			}})
 		ctx := context.Background()
 		r.finish(r.enqueue("fleet", `{"id": "`+value+`"}`))
 		r.finish(r.enqueue("no-rule", nil))
@@ -170,17 +177,20 @@ func TestFleet(t *testing.T) {
 			t.Errorf("the process: %+v", p)
 		}
 		rules := fleet.Rules(all)
-		if len(rules) != 2 || rules[0].Name != "named" || rules[1].Name != "other" || rules[0].Limit != "3" || rules[1].Limit != "<max> (default 2)" ||
+		if len(rules) != 2 || rules[0].Name != "named" || rules[1].Name != "other" || rules[0].Limit != "3" ||
+			rules[1].Limit != "<max> (default 2)" ||
 			strings.Join(slices.Concat(rules[0].Shares, rules[0].Also), "; ") != "rate 100 per 1m, burst 2; cooldown 1ms" {
 			t.Errorf("the rules: %+v", rules)
 		}
-		if text := fmt.Sprint(r.rdb.HGetAll(ctx, fleet.Key(r.cfg.Prefix)).Val()); strings.Contains(text, value) || strings.Contains(text, secret) {
+		if text := fmt.Sprint(r.rdb.HGetAll(ctx, fleet.Key(r.cfg.Prefix)).Val()); strings.Contains(text, value) ||
+			strings.Contains(text, secret) {
 			t.Errorf("it says %s", text)
 		}
 	})
 }
 
-// A Guard with Private, and one whose Redis refuses, work as others and tell nothing. The former begins first, so it would also try first.
+// A Guard with Private, and one whose Redis refuses, work as others and tell nothing. The former begins first, so it
+// would also try first.
 func TestFleet_tellsNothing(t *testing.T) {
 	t.Parallel()
 	var tried [2]atomic.Int64
@@ -193,7 +203,8 @@ func TestFleet_tellsNothing(t *testing.T) {
 			}
 			return nil
 		})
-		r := start(t, redistest.Mini(t), setup{rules: []automutex.Rule{{Task: "fleet"}}, hook: hook, guarded: func(c *automutex.Config) { c.Private = private }})
+		r := start(t, redistest.Mini(t), setup{rules: []automutex.Rule{{Task: "fleet"}}, hook: hook,
+			guarded: func(c *automutex.Config) { c.Private = private }})
 		r.finish(r.enqueue("fleet", nil))
 		redistest.Eventually(t, patience, func() bool { return private || tried[i].Load() > 0 }, "it tries to tell")
 		r.finish(r.enqueue("fleet", nil))
@@ -214,7 +225,10 @@ func TestFleet_differ(t *testing.T) {
 	rule := automutex.Rule{Task: "fleet", Scope: "shared", Busy: automutex.Retry}
 	say := func(c *automutex.Config) { c.Private = false }
 	first := start(t, s, setup{rules: []automutex.Rule{rule}, guarded: say})
-	redistest.Eventually(t, patience, func() bool { return first.rdb.Exists(t.Context(), fleet.Key(first.cfg.Prefix)).Val() == 1 }, "the first one says what it is")
+	redistest.Eventually(t, patience, func() bool {
+		return first.rdb.Exists(t.Context(),
+			fleet.Key(first.cfg.Prefix)).Val() == 1
+	}, "the first one says what it is")
 	rule.Task, rule.Limit = "another", 3
 	second := start(t, s, setup{prefix: first.cfg.Prefix, rules: []automutex.Rule{rule}, guarded: say})
 	redistest.Eventually(t, patience, func() bool {

@@ -87,7 +87,8 @@ func TestKeyFailure(t *testing.T) {
 					r.finish(id)
 				}
 				text := r.log.Text(slog.LevelInfo)
-				for _, want := range []string{"a function fails with an error that is no *KeyError", "function=" + function, "rule=50%d"} {
+				for _, want := range []string{"a function fails with an error that is no *KeyError", "function=" + function,
+					"rule=50%d"} {
 					if strings.Count(text, want) != 1 && time.Now().Hour() == hour {
 						t.Errorf("want %q once in\n%s", want, text)
 					}
@@ -104,7 +105,8 @@ func endsAtOnce(t *testing.T, r *rig, function string) {
 		for _, says := range []string{"never", "archive", "never, free", "free, archive"} {
 			id := r.enqueue("work", says, asynq.MaxRetry(attempts))
 			info := r.await(id, asynq.TaskStateArchived)
-			if event := r.awaitEvent(automutex.EventKeyError, id); !errors.Is(event.Err, keyAnswers[says]) || len(r.seen.kindsOf(id)) != 1 {
+			if event := r.awaitEvent(automutex.EventKeyError, id); !errors.Is(event.Err, keyAnswers[says]) ||
+				len(r.seen.kindsOf(id)) != 1 {
 				t.Errorf("%s: %+v, of %q", says, event, r.seen.kindsOf(id))
 			}
 			want := `automutex: rule "50%d": ` + function + " failed: no plan"
@@ -114,7 +116,8 @@ func endsAtOnce(t *testing.T, r *rig, function string) {
 		}
 		r.awaitDropped(r.enqueue("work", "drop", asynq.MaxRetry(attempts)))
 		r.stage.none(t)
-		ids := []string{r.enqueue("work", "free", asynq.MaxRetry(attempts)), r.enqueue("work", "free", asynq.MaxRetry(attempts))}
+		ids := []string{r.enqueue("work", "free", asynq.MaxRetry(attempts)),
+			r.enqueue("work", "free", asynq.MaxRetry(attempts))}
 		for _, run := range []*run{r.stage.next(t), r.stage.next(t)} { // at once
 			if _, ok := automutex.Lease(run.ctx); ok {
 				t.Error("it has a lease")
@@ -130,15 +133,18 @@ func endsAtOnce(t *testing.T, r *rig, function string) {
 		t.Errorf("the last error is %q", info.LastErr)
 	}
 	text := r.log.Text(slog.LevelWarn)
-	if !strings.Contains(text, "it is archived") || !strings.Contains(text, "it is dropped") || strings.Contains(text, "no *KeyError") {
+	if !strings.Contains(text, "it is archived") || !strings.Contains(text, "it is dropped") ||
+		strings.Contains(text, "no *KeyError") {
 		t.Errorf("logged: %s", text)
 	}
 }
 
-// comesBackLater gives the tasks that asynq is to run again. On its last attempt a task waits in its worker, if there is time.
+// comesBackLater gives the tasks that asynq is to run again. On its last attempt a task waits in its worker, if there
+// is time.
 func comesBackLater(t *testing.T, r *rig) (ids []string) {
 	t.Helper()
-	for says, most := range map[string]time.Duration{"later": 30 * time.Second, "later, free": 30 * time.Second, "hour": time.Hour} {
+	for says, most := range map[string]time.Duration{"later": 30 * time.Second, "later, free": 30 * time.Second,
+		"hour": time.Hour} {
 		id := r.enqueue("work", says)
 		ids = append(ids, id)
 		info := r.awaitRetried(id, 0)
@@ -153,7 +159,8 @@ func comesBackLater(t *testing.T, r *rig) (ids []string) {
 			t.Errorf("%s: got %+v", says, event)
 		}
 	}
-	if info := r.await(r.enqueue("work", "hour", asynq.MaxRetry(0)), asynq.TaskStateArchived); !strings.Contains(info.LastErr, "to be run again after 1h0m0s") {
+	if info := r.await(r.enqueue("work", "hour", asynq.MaxRetry(0)),
+		asynq.TaskStateArchived); !strings.Contains(info.LastErr, "to be run again after 1h0m0s") {
 		t.Errorf("archived with %q", info.LastErr)
 	}
 	return ids
@@ -175,7 +182,8 @@ func TestKeyFailure_severalRules(t *testing.T) {
 		automutex.Rule{Task: "free", Name: "f", Scope: "f", On: []string{"id"}})
 	handler := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
 	for _, task := range []string{"work", "krow"} {
-		if err := handler.ProcessTask(t.Context(), asynq.NewTask(task, nil)); !errors.Is(err, errNever) || !errors.Is(err, asynq.SkipRetry) {
+		if err := handler.ProcessTask(t.Context(), asynq.NewTask(task, nil)); !errors.Is(err, errNever) ||
+			!errors.Is(err, asynq.SkipRetry) {
 			t.Errorf("%s: %v", task, err)
 		}
 	}
@@ -193,7 +201,8 @@ func TestAllow_noKey(t *testing.T) {
 			{Task: "measured", On: []string{"id"}, Busy: automutex.Allow},
 			{Task: "both", Name: "allow", Scope: "allow", On: []string{"idd"}, Busy: automutex.Allow},
 			{Task: "both", Name: "retry", Scope: "retry", On: []string{"id"}, Busy: automutex.Retry},
-			{Task: "later", Key: func(context.Context, *asynq.Task) ([]string, error) { return nil, errLater }, Busy: automutex.Allow},
+			{Task: "later", Key: func(context.Context, *asynq.Task) ([]string, error) { return nil, errLater },
+				Busy: automutex.Allow},
 		}})
 		for taskType, payload := range map[string]string{"measured": "not JSON", "both": `{"id":1}`, "later": ""} {
 			id := r.enqueue(taskType, payload)
@@ -222,7 +231,8 @@ func TestLimitOf(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "work", On: []string{"id"}, LimitField: &automutex.LimitField{Path: "plan.max", Default: 1, Most: 2}, Busy: automutex.Skip},
+			{Task: "work", On: []string{"id"}, LimitField: &automutex.LimitField{Path: "plan.max", Default: 1, Most: 2},
+				Busy: automutex.Skip},
 			{Task: "none", LimitOf: func(context.Context, *asynq.Task) (int, error) { return 0, nil }},
 		}})
 		larger := `{"id": 1, "plan": {"max": 7}}`
@@ -239,7 +249,8 @@ func TestLimitOf(t *testing.T) {
 		for _, run := range []*run{first, second, third, fourth} {
 			run.returns(nil)
 		}
-		if info := r.await(r.enqueue("none", nil), asynq.TaskStateArchived); !strings.Contains(info.LastErr, "LimitOf gave 0") {
+		if info := r.await(r.enqueue("none", nil), asynq.TaskStateArchived); !strings.Contains(info.LastErr,
+			"LimitOf gave 0") {
 			t.Errorf("a limit of 0: %q", info.LastErr)
 		}
 	})
@@ -254,8 +265,9 @@ func unwrap(calls *atomic.Int64) func(*asynq.Task) ([]byte, error) {
 	}
 }
 
-// Every way to make a key from the payload reads what Decode returned, once for all rules; headers and the type stay. Rules
-// that do not read the payload do not have it decoded. What Decode returns may be no JSON either; the error says whose it is.
+// Every way to make a key from the payload reads what Decode returned, once for all rules; headers and the type stay.
+// Rules that do not read the payload do not have it decoded. What Decode returns may be no JSON either; the error says
+// whose it is.
 func TestDecode(t *testing.T) {
 	t.Parallel()
 	type order struct {
@@ -267,19 +279,22 @@ func TestDecode(t *testing.T) {
 		{Task: "work", Scope: "on", On: []string{"id"}, Payload: order{}},
 		{Task: "work", Name: "on2", Scope: "on2", On: []string{"shop"}, OnHeaders: []string{"tenant"}},
 		{Task: "work", Name: "fields", Scope: "fields", Key: automutex.Fields("id")},
-		{Task: "work", Name: "typed", Scope: "typed", Key: automutex.KeyOf(func(o order) []string { return []string{o.Shop} })},
+		{Task: "work", Name: "typed", Scope: "typed",
+			Key: automutex.KeyOf(func(o order) []string { return []string{o.Shop} })},
 		{Task: "work", Name: "own", Scope: "own", Key: func(_ context.Context, t *asynq.Task) ([]string, error) {
 			return []string{t.Type(), t.Headers()["tenant"], string(t.Payload())}, nil
 		}},
 		{Task: "work", Name: "all", Scope: "all"},
 		{Task: "header", OnHeaders: []string{"tenant"}},
 		{Task: "on", On: []string{"id"}},
-		{Task: "typed", Name: "typed only", Key: automutex.KeyOf(func(v struct{ ID string }) []string { return []string{v.ID} })},
+		{Task: "typed", Name: "typed only",
+			Key: automutex.KeyOf(func(v struct{ ID string }) []string { return []string{v.ID} })},
 	}})
 	redistest.Must(t, err)
 	const envelope = `v1 {"id": 7, "shop": "a"}`
 	for taskType, want := range map[string][]string{
-		"work": {`{on|7}`, `{on2|a|acme}`, `{fields|7}`, `{typed|a}`, `{own|work|acme|`, `{all}`}, "header": {`{header|acme}`},
+		"work":   {`{on|7}`, `{on2|a|acme}`, `{fields|7}`, `{typed|a}`, `{own|work|acme|`, `{all}`},
+		"header": {`{header|acme}`},
 	} {
 		calls.Store(0)
 		task := asynq.NewTaskWithHeaders(taskType, []byte(envelope), map[string]string{"tenant": "acme"})
@@ -295,10 +310,12 @@ func TestDecode(t *testing.T) {
 		}
 	}
 	for _, c := range []struct{ task, payload, want string }{
-		{"on", "v1 id=7", `automutex: no key for task "on": field "id": the payload is not JSON (byte 1); set Rule.Key or Rule.OnHeaders for ` +
-			`other encodings, or Config.Decode for JSON in an envelope`},
+		{"on", "v1 id=7",
+			`automutex: no key for task "on": field "id": the payload is not JSON (byte 1); set Rule.Key or Rule.OnHeaders for ` +
+				`other encodings, or Config.Decode for JSON in an envelope`},
 		{"on", "v1", "the payload is empty; enqueue the task with a value there"},
-		{"on", "v1 {\"id\":\"\xff\"}", "the payload is not valid UTF-8; set Rule.Key or Rule.OnHeaders for other encodings, or Config.Decode"},
+		{"on", "v1 {\"id\":\"\xff\"}", "the payload is not valid UTF-8; set Rule.Key or Rule.OnHeaders for other " +
+			"encodings, or Config.Decode"},
 		{"on", "v1 {}", `field "id" is missing`},
 		{"typed", "v1 id=7", "or Config.Decode for JSON"},
 	} {
@@ -314,45 +331,55 @@ func TestDecode(t *testing.T) {
 func TestRule_optionalLimit(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Optional: true, LimitField: &automutex.LimitField{Path: "tenant.max"}, Busy: automutex.Retry}}})
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Optional: true,
+			LimitField: &automutex.LimitField{Path: "tenant.max"}, Busy: automutex.Retry}}})
 		r.await(r.enqueue("work", one), asynq.TaskStateArchived)
 		r.finish(r.enqueue("work", map[string]any{"tenant": map[string]int{"max": 2}}))
 	})
 }
 
-// With Optional a task without the field takes no lock of the rule; a field that is no value for a key, or that is there in another letter
-// case, still archives.
+// With Optional a task without the field takes no lock of the rule; a field that is no value for a key, or that is
+// there in another letter case, still archives.
 func TestRule_optional(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		g := newGuard(t, s, &redistest.Log{}, &events{},
-			automutex.Rule{Task: "work", Name: "tenant", Scope: "tenant", On: []string{"tenant"}, OnHeaders: []string{"region"}, Optional: true, Busy: automutex.Retry}, automutex.Rule{Task: "work", Name: "id", Scope: "id", On: []string{"id"}, Busy: automutex.Retry})
+			automutex.Rule{Task: "work", Name: "tenant", Scope: "tenant", On: []string{"tenant"}, OnHeaders: []string{"region"},
+				Optional: true, Busy: automutex.Retry}, automutex.Rule{Task: "work", Name: "id", Scope: "id", On: []string{"id"},
+				Busy: automutex.Retry})
 		headers := map[string]string{"region": "eu"}
 		for payload, want := range map[string]int{
 			`{"id":1,"tenant":"a"}`: 2, `{"id":1}`: 1, `{"id":1,"tenant":null}`: 1, `{"id":1,"tenant":""}`: 1,
 		} {
-			if keys, err := g.Keys(t.Context(), asynq.NewTaskWithHeaders("work", []byte(payload), headers)); err != nil || len(keys) != want {
+			if keys, err := g.Keys(t.Context(), asynq.NewTaskWithHeaders("work", []byte(payload), headers)); err != nil ||
+				len(keys) != want {
 				t.Errorf("%s: %d keys, %v, want %d", payload, len(keys), err, want)
 			}
 		}
-		if keys, err := g.Keys(t.Context(), asynq.NewTask("work", []byte(`{"id":1,"tenant":"a"}`))); err != nil || len(keys) != 1 {
+		if keys, err := g.Keys(t.Context(), asynq.NewTask("work", []byte(`{"id":1,"tenant":"a"}`))); err != nil ||
+			len(keys) != 1 {
 			t.Errorf("without the header: %d keys, %v", len(keys), err)
 		}
 		for _, payload := range []string{"", " ", "null", "{}", "7", `""`, "no JSON"} { // the last one is archived
 			for _, on := range []string{"tenant", "."} {
-				maker, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{{Task: "work", On: []string{on}, Optional: true}}})
+				maker, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{{Task: "work", On: []string{on},
+					Optional: true}}})
 				redistest.Must(t, err)
 				missing := strings.Contains(" null \"\"", payload) || on != "." && payload != "no JSON"
-				if keys, err := maker.Keys(t.Context(), asynq.NewTask("work", []byte(payload))); missing != (err == nil && len(keys) == 0) {
+				if keys, err := maker.Keys(t.Context(), asynq.NewTask("work", []byte(payload))); missing != (err == nil &&
+					len(keys) == 0) {
 					t.Errorf("%q of %q: %q, %v", on, payload, keys, err)
 				}
 			}
 		}
-		for _, payload := range []string{"", `{"tenant":"a"}`, `{"id":1,"tenant":1e999999}`, `{"id":1,"Tenant":"a"}`, `no JSON`} {
+		for _, payload := range []string{"", `{"tenant":"a"}`, `{"id":1,"tenant":1e999999}`, `{"id":1,"Tenant":"a"}`,
+			`no JSON`} {
 			var never *automutex.KeyError
-			if _, err := g.Keys(t.Context(), asynq.NewTaskWithHeaders("work", []byte(payload), headers)); !errors.As(err, &never) {
+			if _, err := g.Keys(t.Context(), asynq.NewTaskWithHeaders("work", []byte(payload), headers)); !errors.As(err,
+				&never) {
 				t.Errorf("%s: %v", payload, err)
-			} else if named := strings.HasSuffix(err.Error(), "; enqueue the task with a value there, or change the rule's On, or set its Optional"); named != (payload == "" || payload == `{"tenant":"a"}`) {
+			} else if named := strings.HasSuffix(err.Error(), "; enqueue the task with a value there, or change the rule's "+
+				"On, or set its Optional"); named != (payload == "" || payload == `{"tenant":"a"}`) {
 				t.Errorf("%s names Optional: %t: %v", payload, named, err)
 			}
 		}

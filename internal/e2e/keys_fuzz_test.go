@@ -68,7 +68,8 @@ func FuzzFields_oneSlot(f *testing.F) {
 			return
 		}
 		parts, err := automutex.Fields(path, "id")(t.Context(), keyTask(payload))
-		if one, oneErr := automutex.Fields(path)(t.Context(), keyTask(payload)); err == nil && (oneErr != nil || one[0] != parts[0]) {
+		if one, oneErr := automutex.Fields(path)(t.Context(), keyTask(payload)); err == nil &&
+			(oneErr != nil || one[0] != parts[0]) {
 			t.Errorf("alone %q gives %q (%v), with another path %q", path, one, oneErr, parts)
 		}
 		if err != nil {
@@ -168,7 +169,8 @@ var costly = map[string]func(n int) string{
 	},
 	"nested unsorted": func(n int) string { return nestedUnsorted(99, max(n-99*13, 1)) },
 	"nested numbers": func(n int) string {
-		return strings.Repeat(`{"b":`, 98) + "[" + strings.Repeat("1,", max(n/2-700, 1)) + "1]" + strings.Repeat(`,"a":1}`, 98)
+		return strings.Repeat(`{"b":`, 98) + "[" + strings.Repeat("1,", max(n/2-700, 1)) + "1]" +
+			strings.Repeat(`,"a":1}`, 98)
 	},
 	"lists": func(n int) string { return "[" + strings.Repeat("[],", n/3) + "[]]" },
 	"deep lists": func(n int) string {
@@ -214,7 +216,8 @@ func FuzzKeyCost(f *testing.F) {
 			// encoding/json notes each open list in a slice that doubles, in up to three passes, and stops at 10,000 levels.
 			const most, always, level = 32, 64 << 10, 256
 			deep := min(strings.Count(payload, "[")+strings.Count(payload, "{"), 10_000)
-			if taken := min(allocated(key), allocated(key), allocated(key)); taken > uint64(most*len(payload)+always+level*deep+writtenOut) {
+			if taken := min(allocated(key), allocated(key),
+				allocated(key)); taken > uint64(most*len(payload)+always+level*deep+writtenOut) {
 				t.Errorf("%.100q: %d bytes have %d allocated", payload, len(payload), taken)
 			}
 		}
@@ -223,7 +226,8 @@ func FuzzKeyCost(f *testing.F) {
 
 // valueKeys makes the keys of tasks by their field v.
 func valueKeys(secret string) *automutex.KeyMaker {
-	maker, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{{Task: "test", On: []string{"v"}}}, HashKeys: secret, Prefix: "p"})
+	maker, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{{Task: "test", On: []string{"v"}}},
+		HashKeys: secret, Prefix: "p"})
 	if err != nil {
 		panic(err)
 	}
@@ -232,12 +236,18 @@ func valueKeys(secret string) *automutex.KeyMaker {
 
 // badPayloads are what producers have been seen to send, and what nobody should.
 var badPayloads = []string{
-	"", " ", "null", "{}", "[]", `"id"`, "7", "{", `{"id"`, `{"id":`, `{"id":1`, `{"id":1}}`, `{"id":1} {"id":2}`, "\xef\xbb\xbf{\"id\":1}",
-	`{"id":null}`, `{"id":""}`, `{"id":"\u0000"}`, "{\"id\":\"\x00\"}", "{\"id\":\"\xff\"}", `{"id":"\ud800"}`, `{"id":"\udc00\ud800"}`,
-	`{"id":"\ud83d\ude00"}`, `{"id":1,"id":2}`, `{"ID":1}`, `{"\u0069d":1}`, `{"id":1e400}`, `{"id":1e-400}`, `{"id":-0}`, `{"id":1e99999999999999999999}`,
-	`{"id":123456789012345678901234567890}`, `{"id":{"b":[1,{}],"a":null}}`, `{"id":{"a":1,"a":1}}`, `{"id":[[[[[[]]]]]]}`, `{"id":NaN}`, `{"id":"a|b}{c~%7C"}`,
-	`{"id":"'; redis.call('FLUSHALL') --"}`, `{"id":"` + strings.Repeat("x", 5000) + `"}`, `{"id":` + strings.Repeat("9", 401) + `}`,
-	`{"id":` + strings.Repeat("[", 101) + strings.Repeat("]", 101) + `}`, strings.Repeat("[", 20_000), `{"id":"\u202e"}`, "\x80\x04}q\x00.", "<id>7</id>", "id=7",
+	"", " ", "null", "{}", "[]", `"id"`, "7", "{", `{"id"`, `{"id":`, `{"id":1`, `{"id":1}}`, `{"id":1} {"id":2}`,
+	"\xef\xbb\xbf{\"id\":1}",
+	`{"id":null}`, `{"id":""}`, `{"id":"\u0000"}`, "{\"id\":\"\x00\"}", "{\"id\":\"\xff\"}", `{"id":"\ud800"}`,
+	`{"id":"\udc00\ud800"}`,
+	`{"id":"\ud83d\ude00"}`, `{"id":1,"id":2}`, `{"ID":1}`, `{"\u0069d":1}`, `{"id":1e400}`, `{"id":1e-400}`, `{"id":-0}`,
+	`{"id":1e99999999999999999999}`,
+	`{"id":123456789012345678901234567890}`, `{"id":{"b":[1,{}],"a":null}}`, `{"id":{"a":1,"a":1}}`, `{"id":[[[[[[]]]]]]}`,
+	`{"id":NaN}`, `{"id":"a|b}{c~%7C"}`,
+	`{"id":"'; redis.call('FLUSHALL') --"}`, `{"id":"` + strings.Repeat("x", 5000) + `"}`, `{"id":` +
+		strings.Repeat("9", 401) + `}`,
+	`{"id":` + strings.Repeat("[", 101) + strings.Repeat("]", 101) + `}`, strings.Repeat("[", 20_000), `{"id":"\u202e"}`,
+	"\x80\x04}q\x00.", "<id>7</id>", "id=7",
 	`{"id":1,"note":300}`, `{"id":true,"note":{}}`, `{"id":1,"note":"\xff"}`,
 }
 
@@ -256,7 +266,10 @@ var badRules = []automutex.Rule{
 	}) []string {
 		return []string{fmt.Sprint(v.ID)}
 	}), Busy: automutex.Retry},
-	{Task: "raw", Key: func(_ context.Context, t *asynq.Task) ([]string, error) { return []string{string(t.Payload())}, nil }, Busy: automutex.Retry},
+	{Task: "raw", Key: func(_ context.Context, t *asynq.Task) ([]string, error) {
+		return []string{string(t.Payload())},
+			nil
+	}, Busy: automutex.Retry},
 	{Task: "says", Key: func(_ context.Context, t *asynq.Task) ([]string, error) {
 		return nil, fmt.Errorf("no shop %s", t.Payload())
 	}, Busy: automutex.Retry},
@@ -320,7 +333,8 @@ func FuzzPayload(f *testing.F) {
 			t.Errorf("done: it ran %d times, with the keys %q (%v)", ran, keys, keyless)
 		}
 		if rule.Task == "says" && matched {
-			if isFailure := guard.ServerConfig(asynq.Config{}).IsFailure; isFailure(err) || ran > 0 || keyless == nil || !utf8.ValidString(err.Error()) {
+			if isFailure := guard.ServerConfig(asynq.Config{}).IsFailure; isFailure(err) || ran > 0 || keyless == nil ||
+				!utf8.ValidString(err.Error()) {
 				t.Errorf("it ran %d times, and is not handed back: %v", ran, err)
 			}
 		} else if err != nil {

@@ -110,7 +110,8 @@ func TestFields_refusesPayload(t *testing.T) {
 		{"v", ``, `the payload is empty`},
 		{"v", " \n", `the payload is empty`},
 		{"v", `{"v":1`, `the payload is not JSON: it ends too early`},
-		{"v", `{"v":1}x`, `the payload is not JSON (byte 8); set Rule.Key or Rule.OnHeaders for other encodings, or Config.Decode for JSON in an envelope`},
+		{"v", `{"v":1}x`,
+			`the payload is not JSON (byte 8); set Rule.Key or Rule.OnHeaders for other encodings, or Config.Decode for JSON in an envelope`},
 		{"v", `{"v":1}{"v":1}`, `the payload is not JSON (byte 8)`},
 		{"v", `{"v":"\"[", "w" 1}`, `the payload is not JSON (byte 17)`},
 		{"v", `v=1`, `the payload is not JSON (byte 1)`},
@@ -135,7 +136,8 @@ func TestFields_refusesPayload(t *testing.T) {
 		{"u.v", `{"u":{"v":1},"u":{"w":1}}`, `the name "u" is there twice`},
 		{"v", `{"v":{"a":1,"b":2,"a":3}}`, `the same name twice`},
 		{"v", `{"v":[{"a":1,"\u0061":1}]}`, `the same name twice`},
-		{"account", `{"account":"zzz","Account":"acct-7"}`, `field "account" has two values: one object has the names "account" and "Account", and encoding/json, which ignores letter case, gives the handler the later one; send one of them`},
+		{"account", `{"account":"zzz","Account":"acct-7"}`,
+			`field "account" has two values: one object has the names "account" and "Account", and encoding/json, which ignores letter case, gives the handler the later one; send one of them`},
 		{"account", `{"ACCOUNT":"acct-7","account":"zzz"}`, `the names "account" and "ACCOUNT"`},
 		{"σίσυφος", `{"σίσυφος":1,"ΣΊΣΥΦΟΣ":2}`, `the names "σίσυφος" and "ΣΊΣΥΦΟΣ"`},
 		{"task", `{"task":"zzz","taſK":"acct-7"}`, `the names "task" and "taſK"`},
@@ -182,7 +184,8 @@ func TestHeaders(t *testing.T) {
 		"tenant": "acme", "region": "eu", "list": `["x"]`, "empty": "", "bad": "\xff",
 	})
 	keysOf := func(task *asynq.Task, names ...string) ([]string, error) {
-		maker, err := automutex.NewKeyMaker(automutex.Config{Prefix: "p", Rules: []automutex.Rule{{Task: "test", OnHeaders: names}}})
+		maker, err := automutex.NewKeyMaker(automutex.Config{Prefix: "p",
+			Rules: []automutex.Rule{{Task: "test", OnHeaders: names}}})
 		redistest.Must(t, err)
 		return maker.Keys(t.Context(), task)
 	}
@@ -207,7 +210,8 @@ func TestHeaders(t *testing.T) {
 	}
 }
 
-// Keys by functions of the user's: of a struct, of what a decoder of the user's makes (here a number of two bytes), of the task.
+// Keys by functions of the user's: of a struct, of what a decoder of the user's makes (here a number of two bytes), of
+// the task.
 func TestKeyOf(t *testing.T) {
 	t.Parallel()
 	type order struct {
@@ -273,7 +277,8 @@ func TestKeyOf(t *testing.T) {
 		case !errors.As(err, &keyErr) || !strings.Contains(err.Error(), c.want),
 			c.cause == nil && keyErr.Task != "test", c.cause != nil && !errors.Is(err, c.cause):
 			t.Errorf("%q: got %q and %v, want a *KeyError with %q", c.payload, got, err, c.want)
-		case c.payload == "4111" && (strings.Contains(err.Error(), c.payload) || keyErr.Unwrap().Error() != "secret 4111 is not two bytes"):
+		case c.payload == "4111" && (strings.Contains(err.Error(), c.payload) ||
+			keyErr.Unwrap().Error() != "secret 4111 is not two bytes"):
 			t.Errorf("%v quotes the payload, or has lost its cause, %v", err, keyErr.Unwrap())
 		}
 	}
@@ -294,8 +299,10 @@ func TestFields_wholePayload(t *testing.T) {
 	}
 	seen := map[string]string{}
 	for _, alike := range [][]string{
-		{`{"b":1,"a":[1.0,"x"]}`, ` {"a":[1e0,"\u0078"] , "b":1.00}` + "\n"}, {`{}`, `{ }`}, {`[]`}, {`{"b":1}`}, {`1`, `1.0`, ` 1`}, {`"1"`}, {`true`}, {`"true"`}, {`0`, `-0`},
-		{`"{}"`}, {`hello`}, {`"hello"`}, {"\x0a\x05hello"}, {"\xff"}, {"{\"a\":\"\xff\"}"}, {"0xff"}, {`"0xff"`}, {"hello "}, {"\x00"}, {`{"a":1}x`}, {`{"a":1}`}, {strings.Repeat("\x80", 1<<21)},
+		{`{"b":1,"a":[1.0,"x"]}`, ` {"a":[1e0,"\u0078"] , "b":1.00}` + "\n"}, {`{}`, `{ }`}, {`[]`}, {`{"b":1}`},
+		{`1`, `1.0`, ` 1`}, {`"1"`}, {`true`}, {`"true"`}, {`0`, `-0`},
+		{`"{}"`}, {`hello`}, {`"hello"`}, {"\x0a\x05hello"}, {"\xff"}, {"{\"a\":\"\xff\"}"}, {"0xff"}, {`"0xff"`}, {"hello "},
+		{"\x00"}, {`{"a":1}x`}, {`{"a":1}`}, {strings.Repeat("\x80", 1<<21)},
 	} {
 		part := of(alike[0])
 		if before, known := seen[part]; known {
@@ -309,11 +316,14 @@ func TestFields_wholePayload(t *testing.T) {
 		}
 	}
 	for payload, want := range map[string]string{
-		"": "the payload is empty", " ": "the payload is empty", "null": "the payload is null", `""`: "the payload is an empty string",
-		`{"a":1,"a":2}`: "the payload has an object with the same name twice", `["\ud800"]`: "the payload has half a surrogate pair",
+		"": "the payload is empty", " ": "the payload is empty", "null": "the payload is null",
+		`""`:            "the payload is an empty string",
+		`{"a":1,"a":2}`: "the payload has an object with the same name twice",
+		`["\ud800"]`:    "the payload has half a surrogate pair",
 	} {
 		var keyErr *automutex.KeyError
-		if _, err := automutex.Fields(".")(t.Context(), keyTask(payload)); !errors.As(err, &keyErr) || keyErr.Field != "." || !strings.Contains(err.Error(), want) {
+		if _, err := automutex.Fields(".")(t.Context(), keyTask(payload)); !errors.As(err, &keyErr) || keyErr.Field != "." ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, want %s", payload, err, want)
 		}
 	}
@@ -322,7 +332,8 @@ func TestFields_wholePayload(t *testing.T) {
 	if want := keys.Key("p", "test", "7", `{"a":1,"id":7}`); err != nil || both[0] != want {
 		t.Errorf("%q, %v; want %q", both, err, want)
 	}
-	if _, err := makeKeys([]string{".", "id"}).Keys(t.Context(), keyTask("hello")); err == nil || !strings.Contains(err.Error(), `field "id": the payload is not JSON`) {
+	if _, err := makeKeys([]string{".", "id"}).Keys(t.Context(), keyTask("hello")); err == nil ||
+		!strings.Contains(err.Error(), `field "id": the payload is not JSON`) {
 		t.Errorf("a payload that is not JSON, with another path: %v", err)
 	}
 }

@@ -100,9 +100,11 @@ func TestLeadScheduler_periodicTaskManager(t *testing.T) {
 	defer cancel()
 	err := automutex.LeadScheduler(ctx, locker, queue, func() (*asynq.PeriodicTaskManager, error) {
 		return asynq.NewPeriodicTaskManager(asynq.PeriodicTaskManagerOpts{
-			RedisUniversalClient:       rdb,
-			PeriodicTaskConfigProvider: periodic{{Cronspec: "@every 1s", Task: asynq.NewTask("tick", nil), Opts: []asynq.Option{asynq.Queue(queue)}}},
-			SchedulerOpts:              &asynq.SchedulerOpts{Logger: redistest.Silent{}, PostEnqueueFunc: func(*asynq.TaskInfo, error) { cancel() }},
+			RedisUniversalClient: rdb,
+			PeriodicTaskConfigProvider: periodic{{Cronspec: "@every 1s", Task: asynq.NewTask("tick", nil),
+				Opts: []asynq.Option{asynq.Queue(queue)}}},
+			SchedulerOpts: &asynq.SchedulerOpts{Logger: redistest.Silent{},
+				PostEnqueueFunc: func(*asynq.TaskInfo, error) { cancel() }},
 		})
 	})
 	if err != nil || errors.Is(ctx.Err(), context.DeadlineExceeded) {

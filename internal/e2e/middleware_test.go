@@ -26,7 +26,8 @@ func TestMiddleware_mux(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{
-			rules: []automutex.Rule{{Task: "itunes:verify", On: []string{"transaction_id"}, Wait: time.Minute, Busy: automutex.Retry}},
+			rules: []automutex.Rule{{Task: "itunes:verify", On: []string{"transaction_id"}, Wait: time.Minute,
+				Busy: automutex.Retry}},
 			wrap: func(g *automutex.Guard, h asynq.Handler) asynq.Handler {
 				mux := asynq.NewServeMux()
 				mux.Use(g.Middleware)
@@ -63,7 +64,8 @@ func TestMiddleware_unmatched(t *testing.T) {
 	redistest.Must(t, err)
 	defer func() { _ = guard.Close(context.Background()) }()
 	type key struct{}
-	given, task, failed := context.WithValue(context.Background(), key{}, 1), asynq.NewTask("play", nil), errors.New("failed")
+	given, task, failed := context.WithValue(context.Background(), key{}, 1), asynq.NewTask("play", nil),
+		errors.New("failed")
 	handler := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, got *asynq.Task) error {
 		if ctx != given || got != task {
 			t.Error("not what was given")
@@ -82,7 +84,8 @@ func TestMiddleware_direct(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		log, seen := &redistest.Log{}, &events{}
-		guard := newGuard(t, s, log, seen, automutex.Rule{Task: "work", On: []string{"id"}, Fence: true, Busy: automutex.Retry})
+		guard := newGuard(t, s, log, seen, automutex.Rule{Task: "work", On: []string{"id"}, Fence: true,
+			Busy: automutex.Retry})
 		task := asynq.NewTask("work", []byte(`{"id":1}`))
 		inner := errors.New("inner")
 		err := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
@@ -144,19 +147,21 @@ func TestMiddleware_panic(t *testing.T) {
 		if r.locked("work") {
 			t.Error("the key stayed taken")
 		}
-		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventAcquired, automutex.EventReleased}) {
+		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventAcquired,
+			automutex.EventReleased}) {
 			t.Errorf("events %v", kinds)
 		}
 	})
 }
 
-// The same Middleware twice around one handler does not wait for itself. The inner one leaves RetryAfter to the outer one, which
-// has the locks, and gives them back for the pause.
+// The same Middleware twice around one handler does not wait for itself. The inner one leaves RetryAfter to the outer
+// one, which has the locks, and gives them back for the pause.
 func TestMiddleware_twice(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{
-			rules: []automutex.Rule{{Task: "work", Scope: "a", Busy: automutex.Retry}, {Task: "work", Scope: "b", Busy: automutex.Retry}},
+			rules: []automutex.Rule{{Task: "work", Scope: "a", Busy: automutex.Retry},
+				{Task: "work", Scope: "b", Busy: automutex.Retry}},
 			wrap: func(g *automutex.Guard, h asynq.Handler) asynq.Handler {
 				return g.Middleware(g.Middleware(h))
 			},
@@ -171,7 +176,8 @@ func TestMiddleware_twice(t *testing.T) {
 		r.awaitRetried(r.enqueue("work", nil), 0)
 		began := time.Now()
 		run.returns(automutex.RetryAfter(time.Second, nil))
-		redistest.Eventually(t, patience, func() bool { return !r.locked("a") && !r.locked("b") || len(r.stage.started) > 0 }, "the locks are free")
+		redistest.Eventually(t, patience, func() bool { return !r.locked("a") && !r.locked("b") || len(r.stage.started) > 0 },
+			"the locks are free")
 		r.finish(id)
 		if took := time.Since(began); took < time.Second {
 			t.Errorf("it ran again after %s", took)
@@ -182,12 +188,13 @@ func TestMiddleware_twice(t *testing.T) {
 	})
 }
 
-// A handler that runs another task of its key in the same call does not wait for itself, and the key stays taken until it
-// returns.
+// A handler that runs another task of its key in the same call does not wait for itself, and the key stays taken until
+// it returns.
 func TestMiddleware_taskWithinATask(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		guard := newGuard(t, s, &redistest.Log{}, &events{}, automutex.Rule{Task: "work", On: []string{"id"}, Busy: automutex.Fail})
+		guard := newGuard(t, s, &redistest.Log{}, &events{}, automutex.Rule{Task: "work", On: []string{"id"},
+			Busy: automutex.Fail})
 		var ran []string
 		var handler asynq.Handler
 		handler = guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
@@ -218,7 +225,10 @@ func TestMiddleware_withinTheLastAttempt(t *testing.T) {
 	r := start(t, redistest.Mini(t), setup{
 		rules: []automutex.Rule{{Task: "work"}, {Task: "part"}},
 		wrap: func(g *automutex.Guard, stage asynq.Handler) asynq.Handler {
-			part := g.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return automutex.RetryAfter(0, nil) }))
+			part := g.Middleware(asynq.HandlerFunc(func(context.Context,
+				*asynq.Task) error {
+				return automutex.RetryAfter(0, nil)
+			}))
 			free := g.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
 			return g.Middleware(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 				err := part.ProcessTask(ctx, asynq.NewTask("part", nil))
@@ -229,7 +239,8 @@ func TestMiddleware_withinTheLastAttempt(t *testing.T) {
 			}))
 		},
 	})
-	_, err := r.once(unique.Rule{Task: "work", Duplicate: unique.Replace}).Enqueue(asynq.NewTask("work", nil), asynq.MaxRetry(0))
+	_, err := r.once(unique.Rule{Task: "work", Duplicate: unique.Replace}).Enqueue(asynq.NewTask("work", nil),
+		asynq.MaxRetry(0))
 	redistest.Must(t, err)
 	for _, result := range []error{nil, asynq.RevokeTask} {
 		run := r.stage.next(t)
@@ -243,7 +254,8 @@ func TestMiddleware_withinTheLastAttempt(t *testing.T) {
 func TestMiddleware_lease(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Name: "turns", On: []string{"id"}, Fence: true, Busy: automutex.Retry}, {Task: "free", Busy: automutex.Retry}}})
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Name: "turns", On: []string{"id"}, Fence: true,
+			Busy: automutex.Retry}, {Task: "free", Busy: automutex.Retry}}})
 		var last int64
 		for range 5 {
 			id := r.enqueue("work", one)
@@ -287,7 +299,8 @@ func TestMiddleware_limit(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		const limit, workers, tasks = 3, 16, 15
-		r := start(t, s, setup{workers: workers, rules: []automutex.Rule{{Task: "work", Limit: limit, Wait: time.Minute, Busy: automutex.Retry}}})
+		r := start(t, s, setup{workers: workers, rules: []automutex.Rule{{Task: "work", Limit: limit, Wait: time.Minute,
+			Busy: automutex.Retry}}})
 		var ids []string
 		for range tasks {
 			ids = append(ids, r.enqueue("work", nil))
@@ -318,7 +331,8 @@ func TestMiddleware_keyError(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		told, served := telling()
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"user.id"}, Busy: automutex.Skip}}, served: served})
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"user.id"}, Busy: automutex.Skip}},
+			served: served})
 		for payload, text := range map[string]string{
 			`{"user":{"id":`:           "JSON",
 			``:                         "payload",
@@ -435,7 +449,8 @@ func TestSeveral_equalKeys(t *testing.T) {
 		}
 		run.returns(nil)
 		r.await(id, asynq.TaskStateCompleted)
-		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventAcquired, automutex.EventReleased}) {
+		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventAcquired,
+			automutex.EventReleased}) {
 			t.Errorf("events %v", kinds)
 		}
 	})
@@ -486,8 +501,8 @@ func TestSeveral_busyInTheMiddle(t *testing.T) {
 	})
 }
 
-// The key of a lease is deleted while its handler runs, which is found out at the end if not before. That a handler unlocks its
-// lease itself is nothing to tell of.
+// The key of a lease is deleted while its handler runs, which is found out at the end if not before. That a handler
+// unlocks its lease itself is nothing to tell of.
 func TestSeveral_keyDeleted(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

@@ -23,7 +23,8 @@ import (
 // What New refuses of two fields or two rules together; TestCompile_refuses has the fields by themselves.
 func TestNew_mistakes(t *testing.T) {
 	t.Parallel()
-	of, field := func(context.Context, *asynq.Task) (int, error) { return 1, nil }, &automutex.LimitField{Path: "n", Default: 1}
+	of, field := func(context.Context, *asynq.Task) (int, error) { return 1, nil },
+		&automutex.LimitField{Path: "n", Default: 1}
 	ordered := func(change func(*automutex.Rule)) []automutex.Rule {
 		rule := automutex.Rule{Task: "work", InOrder: true}
 		change(&rule)
@@ -38,24 +39,29 @@ func TestNew_mistakes(t *testing.T) {
 		`LimitField: "." is the whole payload`:            limited(automutex.LimitField{Path: "."}),
 		"none may be below 0":                             limited(automutex.LimitField{Path: "max", Default: -1, Most: 2}),
 		"which is more than Most, 2":                      limited(automutex.LimitField{Path: "max", Default: 9, Most: 2}),
-		"one scope has one LimitField":                    {{Task: "a", Scope: "s", LimitField: field}, {Task: "b", Scope: "s", Limit: 3}},
-		"one scope has one Limit":                         {{Task: "a", Scope: "s", LimitOf: of}, {Task: "b", Scope: "s"}},
-		"Fence: needs a Limit of 1":                       {{Task: "work", LimitOf: of, Fence: true}},
-		"Fence: needs a Limit of 1: fences of holders":    {{Task: "work", Limit: 2, Fence: true}},
-		"one scope has one Fence":                         {{Task: "a", Scope: "s", Fence: true}, {Task: "b", Scope: "s"}},
-		"automutex.Unlimited":                             {{Task: "work", Rate: automutex.Rate{Starts: 1, Per: time.Second}}},
-		"InOrder: needs a Limit of 1":                     ordered(func(r *automutex.Rule) { r.LimitField = field }),
-		"InOrder: needs the policy park, not skip":        ordered(func(r *automutex.Rule) { r.Busy = automutex.Skip }),
-		"MaxQueued: -1 is negative":                       ordered(func(r *automutex.Rule) { r.MaxQueued = -1 }),
-		"InOrder: is set in":                              {{Task: "a", Scope: "x", InOrder: true}, {Task: "a", Scope: "y", InOrder: true}},
-		"one scope has one InOrder":                       {{Task: "a", Scope: "x", InOrder: true}, {Task: "b", Scope: "x"}},
+		"one scope has one LimitField": {{Task: "a", Scope: "s", LimitField: field},
+			{Task: "b", Scope: "s", Limit: 3}},
+		"one scope has one Limit":                      {{Task: "a", Scope: "s", LimitOf: of}, {Task: "b", Scope: "s"}},
+		"Fence: needs a Limit of 1":                    {{Task: "work", LimitOf: of, Fence: true}},
+		"Fence: needs a Limit of 1: fences of holders": {{Task: "work", Limit: 2, Fence: true}},
+		"one scope has one Fence":                      {{Task: "a", Scope: "s", Fence: true}, {Task: "b", Scope: "s"}},
+		"automutex.Unlimited": {{Task: "work",
+			Rate: automutex.Rate{Starts: 1, Per: time.Second}}},
+		"InOrder: needs a Limit of 1":              ordered(func(r *automutex.Rule) { r.LimitField = field }),
+		"InOrder: needs the policy park, not skip": ordered(func(r *automutex.Rule) { r.Busy = automutex.Skip }),
+		"MaxQueued: -1 is negative":                ordered(func(r *automutex.Rule) { r.MaxQueued = -1 }),
+		"InOrder: is set in": {{Task: "a", Scope: "x", InOrder: true},
+			{Task: "a", Scope: "y", InOrder: true}},
+		"one scope has one InOrder": {{Task: "a", Scope: "x", InOrder: true}, {Task: "b", Scope: "x"}},
 	} {
-		if _, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{Rules: rules}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := automutex.New(redistest.Mini(t).Client(t), automutex.Config{Rules: rules}); err == nil ||
+			!strings.Contains(err.Error(), want) {
 			t.Errorf("%v: want %q", err, want)
 		}
 	}
 	for want, cfg := range map[string]automutex.Config{
-		"Config.History: 1001 is not from 0 to 1000": {History: history.Most + 1}, "Config.MinReplicas: lock: MinReplicas is -1": {MinReplicas: -1}, "MinReplicas is 1001": {MinReplicas: 1001},
+		"Config.History: 1001 is not from 0 to 1000":  {History: history.Most + 1},
+		"Config.MinReplicas: lock: MinReplicas is -1": {MinReplicas: -1}, "MinReplicas is 1001": {MinReplicas: 1001},
 	} {
 		if _, err := automutex.New(redistest.Mini(t).Client(t), cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: want %q", err, want)
@@ -86,10 +92,11 @@ func TestNew_clients(t *testing.T) {
 func TestNew_noIO(t *testing.T) {
 	t.Parallel()
 	dialled := false
-	rdb := redis.NewClient(&redis.Options{Addr: "203.0.113.1:1", Dialer: func(context.Context, string, string) (net.Conn, error) {
-		dialled = true
-		return nil, errors.New("no")
-	}})
+	rdb := redis.NewClient(&redis.Options{Addr: "203.0.113.1:1",
+		Dialer: func(context.Context, string, string) (net.Conn, error) {
+			dialled = true
+			return nil, errors.New("no")
+		}})
 	defer func() { _ = rdb.Close() }()
 	guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{{Task: "work", On: []string{"id"}}}})
 	redistest.Must(t, err)
@@ -137,8 +144,12 @@ func TestNew_fromConnOpt(t *testing.T) {
 		ended, end := context.WithCancel(t.Context())
 		end()
 		late := errors.New("late")
-		handler := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return errors.Join(late, guard.Close(ended)) }))
-		if err := handler.ProcessTask(t.Context(), asynq.NewTask("work", nil)); !errors.Is(err, late) || !errors.Is(err, context.Canceled) {
+		handler := guard.Middleware(asynq.HandlerFunc(func(context.Context,
+			*asynq.Task) error {
+			return errors.Join(late, guard.Close(ended))
+		}))
+		if err := handler.ProcessTask(t.Context(), asynq.NewTask("work", nil)); !errors.Is(err, late) ||
+			!errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
 		rdb := s.Client(t)
@@ -153,7 +164,8 @@ func TestNew_fromConnOpt(t *testing.T) {
 		}
 
 		// A mistake leaves no client behind.
-		if _, err := automutex.NewFromConnOpt(opt, automutex.Config{Rules: []automutex.Rule{{}}}); err == nil || strings.Contains(err.Error(), "closed") {
+		if _, err := automutex.NewFromConnOpt(opt, automutex.Config{Rules: []automutex.Rule{{}}}); err == nil ||
+			strings.Contains(err.Error(), "closed") {
 			t.Errorf("got %v", err)
 		}
 		if err := made.(redis.UniversalClient).Ping(t.Context()).Err(); !errors.Is(err, redis.ErrClosed) {
@@ -168,7 +180,8 @@ func TestNew_fromConnOpt(t *testing.T) {
 	})
 }
 
-// asynq's own kinds of RedisConnOpt are taken, and what makes no client is refused. NewClient and unique.New take what they make.
+// asynq's own kinds of RedisConnOpt are taken, and what makes no client is refused. NewClient and unique.New take what
+// they make.
 func TestNew_fromAsynqConnOpt(t *testing.T) {
 	t.Parallel()
 	var made any
@@ -189,9 +202,11 @@ func TestNew_fromAsynqConnOpt(t *testing.T) {
 		}
 		redistest.Must(t, guard.Close(t.Context()))
 		rdb := opt.MakeRedisClient().(redis.UniversalClient)
-		client, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), automutex.Config{Rules: []automutex.Rule{{Task: "work"}}})
+		client, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb),
+			automutex.Config{Rules: []automutex.Rule{{Task: "work"}}})
 		redistest.Must(t, err)
-		_, err = unique.New(client, asynq.NewInspectorFromRedisClient(rdb), rdb, unique.Config{Rules: []unique.Rule{{Task: "work"}}})
+		_, err = unique.New(client, asynq.NewInspectorFromRedisClient(rdb), rdb,
+			unique.Config{Rules: []unique.Rule{{Task: "work"}}})
 		redistest.Must(t, errors.Join(err, rdb.Close()))
 	}
 }
@@ -199,10 +214,11 @@ func TestNew_fromAsynqConnOpt(t *testing.T) {
 // NewClient says every mistake at once, and asks nobody.
 func TestNewClient_everyMistake(t *testing.T) {
 	t.Parallel()
-	rdb := redis.NewClient(&redis.Options{Addr: "203.0.113.1:1", Dialer: func(context.Context, string, string) (net.Conn, error) {
-		t.Error("NewClient dials")
-		return nil, errors.New("dialed")
-	}})
+	rdb := redis.NewClient(&redis.Options{Addr: "203.0.113.1:1",
+		Dialer: func(context.Context, string, string) (net.Conn, error) {
+			t.Error("NewClient dials")
+			return nil, errors.New("dialed")
+		}})
 	defer rdb.Close()
 	ordered := automutex.Config{Rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true}}}
 	wrong := automutex.Config{Rules: []automutex.Rule{{Task: "work", TTL: -1}}}
@@ -233,8 +249,8 @@ func TestNewClient_everyMistake(t *testing.T) {
 	}
 }
 
-// What asynq itself refuses stays asynq's refusal, and leaves no place in order behind. A task that go-redis has sent twice is
-// enqueued.
+// What asynq itself refuses stays asynq's refusal, and leaves no place in order behind. A task that go-redis has sent
+// twice is enqueued.
 func TestClient_asynqRefuses(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -248,7 +264,8 @@ func TestClient_asynqRefuses(t *testing.T) {
 		}
 		first := r.enqueueInOrder(c, 1)
 		run := r.stage.next(t)
-		if _, err := c.Enqueue(work, nil, asynq.Queue(r.queue), asynq.TaskID(first)); !errors.Is(err, asynq.ErrTaskIDConflict) || !strings.Contains(err.Error(), first) {
+		if _, err := c.Enqueue(work, nil, asynq.Queue(r.queue), asynq.TaskID(first)); !errors.Is(err,
+			asynq.ErrTaskIDConflict) || !strings.Contains(err.Error(), first) {
 			t.Errorf("an ID that is taken: %v", err)
 		}
 		rdb := s.Client(t)

@@ -68,8 +68,9 @@ func (o *orderOracle) missing() (ids []string) {
 	return ids
 }
 
-// Two servers and two producers, whose replies get lost and whose connections break, and handlers that fail: the
-// order holds, and every task ends. A fault comes with a run or an Enqueue, so that there are no more of them on a slow machine.
+// Two servers and two producers, whose replies get lost and whose connections break, and handlers that fail: the order
+// holds, and every task ends. A fault comes with a run or an Enqueue, so that there are no more of them on a slow
+// machine.
 func TestInOrder_stress(t *testing.T) {
 	t.Parallel()
 	const keys, each, producers = 4, 6, 2
@@ -86,7 +87,8 @@ func TestInOrder_stress(t *testing.T) {
 			proxy.DropReplyTo(func(command []string) bool { return strings.HasPrefix(command[0], "EVAL") }, 1+rand.N(3))
 		}
 	}
-	soonAgain := func(o *redis.UniversalOptions) { o.ReadTimeout, o.MaxRetries = 500*time.Millisecond, 10 } // after a reply that was lost
+	// after a reply that was lost
+	soonAgain := func(o *redis.UniversalOptions) { o.ReadTimeout, o.MaxRetries = 500*time.Millisecond, 10 }
 	oracle := &orderOracle{before: map[string][]string{}, known: map[string][]string{}, ended: map[string]bool{}}
 	o := setup{
 		rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue}},
@@ -119,7 +121,8 @@ func TestInOrder_stress(t *testing.T) {
 		start(t, s, o)
 	}
 	rdb := proxies[2].Client(t, soonAgain)
-	client, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), automutex.Config{Rules: o.rules, Prefix: o.prefix})
+	client, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb),
+		automutex.Config{Rules: o.rules, Prefix: o.prefix})
 	redistest.Must(t, err)
 	var enqueuing sync.WaitGroup
 	for p := range producers {
@@ -128,7 +131,8 @@ func TestInOrder_stress(t *testing.T) {
 				key, id := fmt.Sprint(i%keys), fmt.Sprintf("%d-%d", p, i)
 				fault()
 				oracle.begins(key, id)
-				_, err := client.Enqueue(asynq.NewTask("work", []byte(`{"id":`+key+`}`)), asynq.Queue(o.queue), asynq.TaskID(id), asynq.MaxRetry(3), asynq.Timeout(time.Minute))
+				_, err := client.Enqueue(asynq.NewTask("work", []byte(`{"id":`+key+`}`)), asynq.Queue(o.queue), asynq.TaskID(id),
+					asynq.MaxRetry(3), asynq.Timeout(time.Minute))
 				if err == nil {
 					oracle.returned(key, id)
 				}

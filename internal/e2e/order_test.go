@@ -82,7 +82,8 @@ func TestInOrder_holdKey(t *testing.T) {
 		if info := r.await(first, asynq.TaskStateArchived); info.LastErr != "broken" || info.Retried != 0 {
 			t.Fatalf("%+v", info)
 		}
-		if info := r.awaitParked(second); !strings.Contains(info.LastErr, "behind task "+r.queue+"/"+first+", which is archived") || time.Until(info.NextProcessAt) < 4*time.Minute {
+		if info := r.awaitParked(second); !strings.Contains(info.LastErr,
+			"behind task "+r.queue+"/"+first+", which is archived") || time.Until(info.NextProcessAt) < 4*time.Minute {
 			t.Errorf("%q, back in %s", info.LastErr, time.Until(info.NextProcessAt))
 		}
 		r.stage.none(t)
@@ -106,7 +107,8 @@ func TestInOrder_holdKey(t *testing.T) {
 func TestInOrder_full(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true, MaxQueued: 2}}})
+		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true,
+			MaxQueued: 2}}})
 		first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
 		_, err := c.Enqueue(asynq.NewTask("work", []byte(`{"id":1}`)), asynq.Queue(r.queue))
 		var full *automutex.FullError
@@ -130,16 +132,19 @@ func TestInOrder_enqueuedForAnotherKey(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r, c := orderRig(t, s, setup{workers: 4})
-		older, err := automutex.NewClient(r.rdb, r.client, automutex.Config{Rules: []automutex.Rule{{Task: "work", On: []string{"was"}, InOrder: true}}, Prefix: r.cfg.Prefix})
+		older, err := automutex.NewClient(r.rdb, r.client, automutex.Config{Rules: []automutex.Rule{{Task: "work",
+			On: []string{"was"}, InOrder: true}}, Prefix: r.cfg.Prefix})
 		redistest.Must(t, err)
 		first := r.enqueueInOrder(c, 1)
 		running := r.stage.nextIs(t, first)
-		moved, err := older.Enqueue(asynq.NewTask("work", []byte(`{"id":1,"was":9}`)), asynq.Queue(r.queue), asynq.Retention(time.Hour))
+		moved, err := older.Enqueue(asynq.NewTask("work", []byte(`{"id":1,"was":9}`)), asynq.Queue(r.queue),
+			asynq.Retention(time.Hour))
 		redistest.Must(t, err)
 		behind := r.enqueueInOrder(c, 9)
 		r.stage.nextIs(t, behind).returns(nil)          // at once, not when the stamp before it is overdue
 		redistest.Eventually(t, patience, func() bool { // behind may have waited as well, until moved gave up its place
-			return slices.ContainsFunc(r.seen.list(automutex.EventWaiting), func(e automutex.Event) bool { return e.TaskID == moved.ID })
+			return slices.ContainsFunc(r.seen.list(automutex.EventWaiting),
+				func(e automutex.Event) bool { return e.TaskID == moved.ID })
 		}, "the task has come to its new key")
 		second := r.enqueueInOrder(c, 1)
 		r.stage.none(t)
@@ -200,7 +205,8 @@ func TestInOrder_anyText(t *testing.T) {
 			log := &orderLog{}
 			hash := func(c *automutex.Config) { c.HashKeys = secret }
 			r := start(t, s, setup{rules: rules, workers: 3, guarded: hash, served: atOnce, handler: log.failOnce("")})
-			c, err := automutex.NewClient(r.rdb, r.client, automutex.Config{Rules: rules, Prefix: r.cfg.Prefix, HashKeys: secret})
+			c, err := automutex.NewClient(r.rdb, r.client, automutex.Config{Rules: rules, Prefix: r.cfg.Prefix,
+				HashKeys: secret})
 			redistest.Must(t, err)
 			var want []string
 			for i := range 3 {
@@ -250,7 +256,8 @@ func TestInOrder_usedAgain(t *testing.T) {
 		r.enqueueInOrder(c, 1, asynq.TaskID("same"))
 		redistest.Eventually(t, patience, func() bool {
 			info, err := r.inspector.GetTaskInfo(r.queue, "same")
-			return err == nil && strings.Contains(info.LastErr, "behind an earlier task with the same ID ("+r.queue+"/same), which is gone: skip it to go on")
+			return err == nil && strings.Contains(info.LastErr,
+				"behind an earlier task with the same ID ("+r.queue+"/same), which is gone: skip it to go on")
 		}, "it is behind the earlier one")
 		blocked, err := r.guard.Blocked(t.Context())
 		if err != nil || len(blocked) != 1 || !strings.Contains(blocked[0].Why, "gone from asynq") {
@@ -265,11 +272,13 @@ func TestInOrder_usedAgain(t *testing.T) {
 func TestInOrder_optional(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Optional: true, InOrder: true}}})
+		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Optional: true,
+			InOrder: true}}})
 		first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
 		run := r.stage.nextIs(t, first)
 		for _, payload := range []string{`{}`, `{"id":null}`} {
-			info, err := c.Enqueue(asynq.NewTask("work", []byte(payload)), asynq.Queue(r.queue), asynq.MaxRetry(5), asynq.Retention(time.Hour))
+			info, err := c.Enqueue(asynq.NewTask("work", []byte(payload)), asynq.Queue(r.queue), asynq.MaxRetry(5),
+				asynq.Retention(time.Hour))
 			redistest.Must(t, err)
 			r.finish(info.ID)
 		}
@@ -281,16 +290,18 @@ func TestInOrder_optional(t *testing.T) {
 func (r *rig) deadProducer(id int, deadline time.Duration) {
 	r.t.Helper()
 	m := r.lockOf("work", strconv.Itoa(id))
-	_, _, _, err := engineOf(m).Stamp(context.Background(), refOf(m), tasknote.Of(r.queue, "ghost"), stamp.NewNonce(), deadline, 0)
+	_, _, _, err := engineOf(m).Stamp(context.Background(), refOf(m), tasknote.Of(r.queue, "ghost"), stamp.NewNonce(),
+		deadline, 0)
 	redistest.Must(r.t, err)
 }
 
-// A producer that dies after its stamp keeps a key waiting until the stamp's deadline, and no longer. The stamp counts for
-// MaxQueued only until its producer is found dead.
+// A producer that dies after its stamp keeps a key waiting until the stamp's deadline, and no longer. The stamp counts
+// for MaxQueued only until its producer is found dead.
 func TestInOrder_producerDiesAfterItsStamp(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true, MaxQueued: 2}}})
+		r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true,
+			MaxQueued: 2}}})
 		r.deadProducer(1, 300*time.Millisecond)
 		r.finish(r.enqueueInOrder(c, 1))
 		r.deadProducer(2, time.Millisecond)
@@ -304,7 +315,8 @@ func TestInOrder_producerDiesAfterItsStamp(t *testing.T) {
 func TestInOrder_operators(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		for name, act := range map[string]func(*asynq.Inspector, string, string) error{"delete": (*asynq.Inspector).DeleteTask, "archive": (*asynq.Inspector).ArchiveTask} {
+		for name, act := range map[string]func(*asynq.Inspector, string,
+			string) error{"delete": (*asynq.Inspector).DeleteTask, "archive": (*asynq.Inspector).ArchiveTask} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				rules := []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue}}
@@ -335,13 +347,15 @@ func TestInOrder_redelivery(t *testing.T) {
 		run.returns(nil)
 		r.awaitDropped(id)
 		// The same task, as the recoverer delivers it when its end was not noted.
-		again := asynq.NewTaskWithHeaders("work", info.Payload, info.Headers, asynq.Queue(r.queue), asynq.TaskID(id), asynq.MaxRetry(info.MaxRetry), asynq.Retention(time.Hour))
+		again := asynq.NewTaskWithHeaders("work", info.Payload, info.Headers, asynq.Queue(r.queue), asynq.TaskID(id),
+			asynq.MaxRetry(info.MaxRetry), asynq.Retention(time.Hour))
 		_, err = r.client.Enqueue(again)
 		redistest.Must(t, err)
 		r.await(id, asynq.TaskStateCompleted)
 		r.stage.none(t)
 		// A copy of the header in another task is no stamp: that task runs.
-		other, err := r.client.Enqueue(asynq.NewTaskWithHeaders("work", info.Payload, info.Headers), asynq.Queue(r.queue), asynq.Retention(time.Hour))
+		other, err := r.client.Enqueue(asynq.NewTaskWithHeaders("work", info.Payload, info.Headers), asynq.Queue(r.queue),
+			asynq.Retention(time.Hour))
 		redistest.Must(t, err)
 		r.finish(other.ID)
 	})
@@ -379,7 +393,8 @@ func TestInOrder_plainClient(t *testing.T) {
 func TestInOrder_continue(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue}}})
+		r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true,
+			OnArchive: automutex.Continue}}})
 		first, second, third := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
 		r.stage.next(t).returns(fmt.Errorf("broken: %w", asynq.SkipRetry))
 		r.await(first, asynq.TaskStateArchived)
@@ -397,9 +412,11 @@ func TestInOrder_lostKeys(t *testing.T) {
 		r, c := orderRig(t, s, setup{workers: 3, served: atOnce})
 		first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
 		run := r.stage.next(t)
-		redistest.Eventually(t, patience, func() bool { return len(r.seen.list(automutex.EventWaiting)) == 1 }, "the second one waits")
+		redistest.Eventually(t, patience, func() bool { return len(r.seen.list(automutex.EventWaiting)) == 1 },
+			"the second one waits")
 		key := r.lockOf("work", "1").Key() // all that is stored, by hand
-		redistest.Must(t, r.rdb.Del(t.Context(), key, key+":holders", key+":line", key+":info", key+":order", key+":marks").Err())
+		redistest.Must(t, r.rdb.Del(t.Context(), key, key+":holders", key+":line", key+":info", key+":order",
+			key+":marks").Err())
 		// Nobody knows of the first one any more, so the second runs beside it: docs/guarantees.md says so.
 		redistest.Eventually(t, patience, func() bool { return r.stage.count() >= 2 }, "the second one runs")
 		third := r.enqueueInOrder(c, 1)
@@ -417,8 +434,9 @@ func TestInOrder_refusedOptions(t *testing.T) {
 	r, c := orderRig(t, s, setup{})
 	later := time.Now().Add(time.Hour)
 	for option, opt := range map[string]asynq.Option{
-		"ProcessAt, or ProcessIn": asynq.ProcessIn(time.Hour), "ProcessAt": asynq.ProcessAt(later), "Deadline": asynq.Deadline(later),
-		"Group": asynq.Group("g"), "Unique": asynq.Unique(time.Hour),
+		"ProcessAt, or ProcessIn": asynq.ProcessIn(time.Hour), "ProcessAt": asynq.ProcessAt(later),
+		"Deadline": asynq.Deadline(later),
+		"Group":    asynq.Group("g"), "Unique": asynq.Unique(time.Hour),
 	} {
 		given := map[string]func() (*asynq.TaskInfo, error){
 			"at Enqueue": func() (*asynq.TaskInfo, error) {
@@ -430,7 +448,8 @@ func TestInOrder_refusedOptions(t *testing.T) {
 		}
 		for where, enqueue := range given {
 			_, err := enqueue()
-			if want := `rule "work" is InOrder, and task "work" has the option asynq.` + option; !strings.Contains(fmt.Sprint(err), want) {
+			if want := `rule "work" is InOrder, and task "work" has the option asynq.` +
+				option; !strings.Contains(fmt.Sprint(err), want) {
 				t.Errorf("%s %s: %v", option, where, err)
 			}
 		}
@@ -445,7 +464,8 @@ func TestInOrder_refusedOptions(t *testing.T) {
 	}
 }
 
-// A task of a plain client on its last attempt holds a worker while it waits for its turn, since asynq would archive it.
+// A task of a plain client on its last attempt holds a worker while it waits for its turn, since asynq would archive
+// it.
 func TestInOrder_plainLastAttempt(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -523,25 +543,30 @@ func TestInOrder_isSeen(t *testing.T) {
 		}
 		run.returns(errors.New("the bank is closed"))
 		r.await(first, asynq.TaskStateRetry)
-		if e := seen(); e.Task != r.queue+"/"+first || e.Behind != 1 || !strings.Contains(e.Why, "failed and is retried in") || !strings.Contains(e.Why, "the bank is closed") {
+		if e := seen(); e.Task != r.queue+"/"+first || e.Behind != 1 ||
+			!strings.Contains(e.Why, "failed and is retried in") || !strings.Contains(e.Why, "the bank is closed") {
 			t.Errorf("%+v", e)
 		}
 		redistest.Must(t, r.inspector.RunTask(r.queue, first))
 		r.stage.next(t).returns(errors.New("no such account"))
 		r.await(first, asynq.TaskStateArchived)
 		e := seen()
-		if e.Task != r.queue+"/"+first || !strings.Contains(e.Why, "is archived; run it again or skip it to go on: no such account") {
+		if e.Task != r.queue+"/"+first || !strings.Contains(e.Why, "is archived; run it again or skip it to go on: no "+
+			"such account") {
 			t.Errorf("%+v", e)
 		}
 		got := r.awaitEvent(automutex.EventBlocked, first)
-		if got.Key != e.Key || got.Rule != "work" || got.Task != "work" || got.Err == nil || !strings.Contains(got.Err.Error(), "no such account") {
+		if got.Key != e.Key || got.Rule != "work" || got.Task != "work" || got.Err == nil ||
+			!strings.Contains(got.Err.Error(), "no such account") {
 			t.Errorf("%+v", got)
 		}
-		if text := r.log.Text(slog.LevelWarn); strings.Count(text, "is archived and holds its key") != 1 || !strings.Contains(text, e.Key) {
+		if text := r.log.Text(slog.LevelWarn); strings.Count(text, "is archived and holds its key") != 1 ||
+			!strings.Contains(text, e.Key) {
 			t.Errorf("logged: %s", text)
 		}
 		redistest.Must(t, r.guard.SkipHead(t.Context(), e.Key, r.queue+"/"+first))
-		if got := r.awaitEvent(automutex.EventHeadSkipped, first); got.Key != e.Key || got.Rule != "work" || got.Queue != r.queue {
+		if got := r.awaitEvent(automutex.EventHeadSkipped, first); got.Key != e.Key || got.Rule != "work" ||
+			got.Queue != r.queue {
 			t.Errorf("%+v", got)
 		}
 		r.stage.next(t).returns(nil)
@@ -589,7 +614,8 @@ func TestInOrder_inspectorElsewhere(t *testing.T) {
 		c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
 	}})
 	log := &redistest.Log{}
-	c, err := automutex.NewClient(other.Client(t), r.client, automutex.Config{Rules: rules, Prefix: r.cfg.Prefix, Logger: log.Logger()})
+	c, err := automutex.NewClient(other.Client(t), r.client, automutex.Config{Rules: rules, Prefix: r.cfg.Prefix,
+		Logger: log.Logger()})
 	redistest.Must(t, err)
 	first := r.enqueueInOrder(c, 1)
 	r.stage.nextIs(t, first).returns(errors.New("not now"))
@@ -603,13 +629,14 @@ func TestInOrder_inspectorElsewhere(t *testing.T) {
 		return strings.Contains(log.String(), "does not see the queue") && strings.Contains(log.String(), elsewhere)
 	}, "the producer has looked")
 	r.stage.none(t)
-	if n := strings.Count(r.log.Text(slog.LevelWarn), "a key in order stands when its next task is deleted; "+elsewhere); n != 1 {
+	if n := strings.Count(r.log.Text(slog.LevelWarn),
+		"a key in order stands when its next task is deleted; "+elsewhere); n != 1 {
 		t.Errorf("%d warnings", n)
 	}
 }
 
-// A task of an ordered key that another rule ends unrun leaves its place at once: were each looked for first, eight of them would
-// take longer than the test has.
+// A task of an ordered key that another rule ends unrun leaves its place at once: were each looked for first, eight of
+// them would take longer than the test has.
 func TestInOrder_endedByAnotherRule(t *testing.T) {
 	t.Parallel()
 	for name, busy := range map[string]automutex.Policy{"skip": automutex.Skip, "archive": automutex.Archive} {
@@ -636,13 +663,14 @@ func TestInOrder_endedByAnotherRule(t *testing.T) {
 	}
 }
 
-// So does one for which no key of another rule can be made, and which never comes to its ordered lock: before it is archived there is room
-// for the next one.
+// So does one for which no key of another rule can be made, and which never comes to its ordered lock: before it is
+// archived there is room for the next one.
 func TestInOrder_noKeyForAnotherRule(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{
-			{Task: "work", Name: "order", Scope: "order", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue, MaxQueued: 1},
+			{Task: "work", Name: "order", Scope: "order", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue,
+				MaxQueued: 1},
 			{Task: "work", Name: "other", Scope: "other", On: []string{"tenant"}},
 			{Task: "work", Name: "asks", Scope: "asks", LimitOf: func(ctx context.Context, _ *asynq.Task) (int, error) {
 				if _, worker := asynq.GetTaskID(ctx); !worker {
@@ -657,8 +685,8 @@ func TestInOrder_noKeyForAnotherRule(t *testing.T) {
 	})
 }
 
-// Who waits for the lock of an ordered key in no order, as package lock does, and the tasks of a rule of which InOrder was taken out, takes
-// turns with the tasks in order: it has the lock after the one that holds it, and before the next.
+// Who waits for the lock of an ordered key in no order, as package lock does, and the tasks of a rule of which InOrder
+// was taken out, takes turns with the tasks in order: it has the lock after the one that holds it, and before the next.
 func TestInOrder_besideAPlainWaiter(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -666,7 +694,8 @@ func TestInOrder_besideAPlainWaiter(t *testing.T) {
 		ids := []string{r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)}
 		for i, id := range ids[:2] {
 			run := r.stage.nextIs(t, id)
-			redistest.Eventually(t, patience, func() bool { return len(r.seen.list(automutex.EventWaiting)) >= 2 }, "the others wait in their workers")
+			redistest.Eventually(t, patience, func() bool { return len(r.seen.list(automutex.EventWaiting)) >= 2 },
+				"the others wait in their workers")
 			got := make(chan *lock.Lease, 1)
 			go func() {
 				lease, err := r.lockOf("work", "1").Lock(t.Context())
@@ -690,7 +719,8 @@ func TestInOrder_besideAPlainWaiter(t *testing.T) {
 	})
 }
 
-// A task in order that parks behind who holds its key in no order is called as soon as that leaves, also when it is the only one.
+// A task in order that parks behind who holds its key in no order is called as soon as that leaves, also when it is the
+// only one.
 func TestInOrder_parkedBehindAPlainHolder(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -710,8 +740,8 @@ func TestInOrder_parkedBehindAPlainHolder(t *testing.T) {
 	})
 }
 
-// InOrder was taken out of a rule while tasks of a key were in order, one of them archived: what is left of the order hides nothing that
-// parks on the key. Only a call brings a task back here within the hour.
+// InOrder was taken out of a rule while tasks of a key were in order, one of them archived: what is left of the order
+// hides nothing that parks on the key. Only a call brings a task back here within the hour.
 func TestPark_besideWhatIsLeftOfAnOrder(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

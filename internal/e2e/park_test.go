@@ -23,8 +23,8 @@ import (
 
 // Park: what a task sees of it. Faults at each command are in examples/trust/simulate.
 //
-// A key that rig.hold took is released by a Guard, which then calls at once. After the release of one that rig.take took,
-// the look-after of the Guard that parked calls.
+// A key that rig.hold took is released by a Guard, which then calls at once. After the release of one that rig.take
+// took, the look-after of the Guard that parked calls.
 
 // heldRig is a rig whose tasks "work", keyed on id, park, and whose key of id 1 is held.
 func heldRig(t *testing.T, s *redistest.Server, o setup) (*rig, func()) {
@@ -137,7 +137,8 @@ func TestPark_explainsItself(t *testing.T) {
 			began := time.Now()
 			info := r.awaitParked(id)
 			for _, text := range []string{
-				`rule "work"`, "parked on " + m.Key() + ",", fmt.Sprintf("place %d in line", i+1), "held by task far/away on somebody-else", "deadline in",
+				`rule "work"`, "parked on " + m.Key() + ",", fmt.Sprintf("place %d in line", i+1),
+				"held by task far/away on somebody-else", "deadline in",
 			} {
 				if !strings.Contains(info.LastErr, text) {
 					t.Errorf("the last error %q does not say %q", info.LastErr, text)
@@ -145,7 +146,8 @@ func TestPark_explainsItself(t *testing.T) {
 			}
 			event := r.awaitEvent(automutex.EventParked, id)
 			busy := event.Busy
-			if event.Rule != "work" || event.Key != m.Key() || event.Policy != automutex.Park || busy.Place != i || busy.HolderTask != "far/away" || busy.Waited <= 0 {
+			if event.Rule != "work" || event.Key != m.Key() || event.Policy != automutex.Park || busy.Place != i ||
+				busy.HolderTask != "far/away" || busy.Waited <= 0 {
 				t.Errorf("got %+v of %+v", event, busy)
 			}
 			// Not before the holder's deadline, which is a minute away.
@@ -164,7 +166,8 @@ func TestPark_explainsItself(t *testing.T) {
 				t.Errorf("it was parked, and got %+v", event)
 			}
 			kinds := r.seen.kindsOf(id)
-			if !slices.Equal(kinds[:4], []automutex.EventKind{automutex.EventWaiting, automutex.EventWaited, automutex.EventBusy, automutex.EventParked}) {
+			if !slices.Equal(kinds[:4], []automutex.EventKind{automutex.EventWaiting, automutex.EventWaited, automutex.EventBusy,
+				automutex.EventParked}) {
 				t.Errorf("events %v", kinds)
 			}
 		}
@@ -231,7 +234,8 @@ func TestPark_unmarked(t *testing.T) {
 		r, free := heldRig(t, s, setup{unmarked: true})
 		id := r.enqueue("work", one)
 		info := r.awaitRetried(id, 1)
-		if busy := r.awaitEvent(automutex.EventParked, id).Busy; busy.Waited != 0 || !strings.Contains(info.LastErr, "parked on ") {
+		if busy := r.awaitEvent(automutex.EventParked, id).Busy; busy.Waited != 0 ||
+			!strings.Contains(info.LastErr, "parked on ") {
 			t.Errorf("got %+v, %q", busy, info.LastErr)
 		}
 		// On its last attempt then, it goes on from its place, in its worker.
@@ -255,9 +259,10 @@ func TestPark_oddNames(t *testing.T) {
 		odd := []string{"a/b", "a|b|c", "100%|%2F", "two words\t", "größe 錠", "x{y}z", ", place 1 in line", "line\nbreak"}
 		r := start(t, s, setup{
 			workers: 1, queue: redistest.Name(t) + `/q|%2F {x} ü`,
-			rules: []automutex.Rule{{Task: "work", Busy: automutex.Park, Key: func(_ context.Context, t *asynq.Task) ([]string, error) {
-				return []string{string(t.Payload()), "x"}, nil
-			}}},
+			rules: []automutex.Rule{{Task: "work", Busy: automutex.Park,
+				Key: func(_ context.Context, t *asynq.Task) ([]string, error) {
+					return []string{string(t.Payload()), "x"}, nil
+				}}},
 		})
 		var leases []*lock.Lease
 		for _, name := range odd {
@@ -298,9 +303,12 @@ func TestPark_new(t *testing.T) {
 			{rdb, automutex.Config{Rules: rules, WakeAtFront: true}, ""},
 			{bare{rdb}, automutex.Config{Rules: rules, Inspector: inspector}, ""},
 			{bare{rdb}, automutex.Config{Rules: rules[:1], WakeAtFront: true}, ""},
-			{bare{rdb}, automutex.Config{MinReplicas: 1}, "automutex: Config.MinReplicas: lock: MinReplicas does not go with a e2e.bare"},
-			{bare{rdb}, automutex.Config{Rules: rules}, "automutex: Config.Inspector: is nil, and none can be made from a e2e.bare for the policy park of Rules[1], which is that of a rule without Busy"},
-			{bare{rdb}, automutex.Config{Rules: rules, Inspector: inspector, WakeAtFront: true}, "automutex: Config.WakeAtFront: needs a redis.UniversalClient"},
+			{bare{rdb}, automutex.Config{MinReplicas: 1}, "automutex: Config.MinReplicas: lock: MinReplicas does not go with " +
+				"a e2e.bare"},
+			{bare{rdb}, automutex.Config{Rules: rules}, "automutex: Config.Inspector: is nil, and none can be made from a " +
+				"e2e.bare for the policy park of Rules[1], which is that of a rule without Busy"},
+			{bare{rdb}, automutex.Config{Rules: rules, Inspector: inspector, WakeAtFront: true},
+				"automutex: Config.WakeAtFront: needs a redis.UniversalClient"},
 		} {
 			g, err := automutex.New(c.rdb, c.cfg)
 			if c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) || c.want == "" && err != nil {
@@ -381,8 +389,8 @@ func TestPark_releaserKilled(t *testing.T) {
 	})
 }
 
-// The key comes free after the parked task's handler has returned, before asynq has filed its retry: the task, called while
-// it is active, keeps its place.
+// The key comes free after the parked task's handler has returned, before asynq has filed its retry: the task, called
+// while it is active, keeps its place.
 func TestPark_releaseBeforeFiling(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -503,7 +511,8 @@ func TestPark_linesLost(t *testing.T) {
 	prefix := redistest.Name(t)
 	r := start(t, s, setup{
 		rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}, workers: 1, prefix: prefix,
-		locks:   bare{locks.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries = -1 })}, // asynq could not use it: the Inspector wakes
+		// asynq could not use it: the Inspector wakes
+		locks:   bare{locks.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries = -1 })},
 		guarded: func(c *automutex.Config) { c.Inspector = asynq.NewInspectorFromRedisClient(rdb) },
 	})
 	others := lock.New(locks.Client(t), lock.Options{Prefix: prefix, Logger: slog.New(slog.DiscardHandler)})
@@ -541,8 +550,8 @@ func (r *rig) comesBackToItsGroup(id string) {
 	}
 }
 
-// An operator runs a task of a group by hand, and its key is busy. A parked one is woken in its turn, though asynq has put
-// it back into its group.
+// An operator runs a task of a group by hand, and its key is busy. A parked one is woken in its turn, though asynq has
+// put it back into its group.
 func TestGroup_runByHandAndParked(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := heldRig(t, s, setup{served: comingBack, workers: 1})
@@ -558,7 +567,8 @@ func TestGroup_runByHandAndParked(t *testing.T) {
 // Under Retry it waits in its group until the next task of that group comes, or until it is run by hand again.
 func TestGroup_runByHandAndReturned(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.RetryIn(time.Hour)}}, served: comingBack})
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"},
+			Busy: automutex.RetryIn(time.Hour)}}, served: comingBack})
 		lease := r.hold("work", "1")
 		id := r.enqueue("work", map[string]any{"id": "1"}, asynq.Group("g"))
 		r.rerun(id)
@@ -584,7 +594,8 @@ func TestPark_allWorkersBusy(t *testing.T) {
 		r.awaitParked(head)
 		other := r.enqueue("other", nil)
 		blocks := r.stage.next(t)
-		redistest.Must(t, r.rdb.SRem(t.Context(), "asynq:queues", r.queue).Err()) // as somebody does who deletes a queue that is empty
+		// as somebody does who deletes a queue that is empty
+		redistest.Must(t, r.rdb.SRem(t.Context(), "asynq:queues", r.queue).Err())
 		free()
 		r.await(head, asynq.TaskStatePending)
 		for range 5 {
@@ -604,8 +615,10 @@ func TestPark_endsUnseen(t *testing.T) {
 		rule automutex.Rule
 		ends []string
 	}{
-		"parked":   {automutex.Rule{Task: "work", On: []string{"id"}}, []string{"deadline", "skip", "fail", "panic", "drop", "deadline"}},
-		"in order": {automutex.Rule{Task: "work", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue}, []string{"skip", "drop", "drop"}},
+		"parked": {automutex.Rule{Task: "work", On: []string{"id"}},
+			[]string{"deadline", "skip", "fail", "panic", "drop", "deadline"}},
+		"in order": {automutex.Rule{Task: "work", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue},
+			[]string{"skip", "drop", "drop"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -613,25 +626,26 @@ func TestPark_endsUnseen(t *testing.T) {
 				dead := map[string]string{} // by ID
 				var ends map[string]string  // dead, once no task comes to the Middleware that is in it
 				var passing sync.RWMutex    // guards ends; a check may call the head while the key is held
-				r, client := orderRig(t, s, setup{rules: []automutex.Rule{c.rule}, workers: 1, served: func(*asynq.Config) {}, wrap: func(g *automutex.Guard, h asynq.Handler) asynq.Handler {
-					guarded := g.Middleware(h)
-					return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-						id, _ := asynq.GetTaskID(ctx)
-						passing.RLock()
-						defer passing.RUnlock()
-						switch ends[id] {
-						case "":
-							return guarded.ProcessTask(ctx, task)
-						case "panic":
-							panic("an outer middleware")
-						case "fail":
-							return errors.New("refused")
-						case "drop":
-							return nil // no function of asynq sees this end
-						}
-						return asynq.SkipRetry
-					})
-				}})
+				r, client := orderRig(t, s, setup{rules: []automutex.Rule{c.rule}, workers: 1, served: func(*asynq.Config) {},
+					wrap: func(g *automutex.Guard, h asynq.Handler) asynq.Handler {
+						guarded := g.Middleware(h)
+						return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+							id, _ := asynq.GetTaskID(ctx)
+							passing.RLock()
+							defer passing.RUnlock()
+							switch ends[id] {
+							case "":
+								return guarded.ProcessTask(ctx, task)
+							case "panic":
+								panic("an outer middleware")
+							case "fail":
+								return errors.New("refused")
+							case "drop":
+								return nil // no function of asynq sees this end
+							}
+							return asynq.SkipRetry
+						})
+					}})
 				held := r.take("work", "1")
 				deadline := time.Now().Add(4 * time.Second)
 				for _, how := range c.ends {
@@ -644,7 +658,9 @@ func TestPark_endsUnseen(t *testing.T) {
 					r.enqueueInOrder(client, 1, append(options, asynq.TaskID(id))...)
 					redistest.Eventually(t, patience, func() bool {
 						info, err := r.inspector.GetTaskInfo(r.queue, id)
-						return err == nil && (info.State == asynq.TaskStateRetry || how == "deadline" && info.State == asynq.TaskStateArchived) // at its deadline
+						// at its deadline
+						return err == nil && (info.State == asynq.TaskStateRetry || how == "deadline" &&
+							info.State == asynq.TaskStateArchived)
 					}, "%s parks", id)
 				}
 				live := []string{r.enqueueInOrder(client, 1), r.enqueueInOrder(client, 1)}
@@ -678,7 +694,8 @@ func TestPark_overdue(t *testing.T) {
 		r.awaitParked(live)
 		blocks := r.enqueue("other", nil)
 		run := r.stage.nextIs(t, blocks)
-		redistest.Eventually(t, patience, func() bool { return time.Now().After(deadline.Add(time.Second)) }, "the deadline passes")
+		redistest.Eventually(t, patience, func() bool { return time.Now().After(deadline.Add(time.Second)) },
+			"the deadline passes")
 		r.free(held)
 		r.awaitStored(0, 1, "work", "1")
 		run.returns(nil)

@@ -33,9 +33,14 @@ func TestPaused_everyPolicy(t *testing.T) {
 			return nil
 		})
 		for name, rule := range map[string]automutex.Rule{
-			"retry": {Busy: automutex.Retry}, "retry in": {Busy: automutex.RetryIn(time.Second)}, "wait": {Wait: time.Hour, Busy: automutex.Retry}, "skip": {Busy: automutex.Skip}, "archive": {Busy: automutex.Archive},
-			"fail": {Busy: automutex.Fail}, "park": {Busy: automutex.Park}, "replace": {Busy: automutex.Replace}, "allow": {Busy: automutex.Allow}, "after": {Busy: after},
-			"wait and skip": {Wait: time.Hour, Busy: automutex.Skip}, "limit": {Limit: 3, Busy: automutex.Retry}, "cooldown": {Cooldown: time.Second, Busy: automutex.Retry}, "max hold": {MaxHold: time.Minute, Busy: automutex.Retry},
+			"retry": {Busy: automutex.Retry}, "retry in": {Busy: automutex.RetryIn(time.Second)},
+			"wait": {Wait: time.Hour, Busy: automutex.Retry}, "skip": {Busy: automutex.Skip},
+			"archive": {Busy: automutex.Archive},
+			"fail":    {Busy: automutex.Fail}, "park": {Busy: automutex.Park}, "replace": {Busy: automutex.Replace},
+			"allow": {Busy: automutex.Allow}, "after": {Busy: after},
+			"wait and skip": {Wait: time.Hour, Busy: automutex.Skip}, "limit": {Limit: 3, Busy: automutex.Retry},
+			"cooldown": {Cooldown: time.Second, Busy: automutex.Retry},
+			"max hold": {MaxHold: time.Minute, Busy: automutex.Retry},
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -45,13 +50,15 @@ func TestPaused_everyPolicy(t *testing.T) {
 				id := r.enqueue("work", one)
 				info := r.awaitRetried(id, 0)
 				r.stage.none(t)
-				for _, text := range []string{`rule "work"`, r.lockOf("work", "1").Key(), "paused until somebody resumes it", "this-worker", "repair"} {
+				for _, text := range []string{`rule "work"`, r.lockOf("work", "1").Key(), "paused until somebody resumes it",
+					"this-worker", "repair"} {
 					if !strings.Contains(info.LastErr, text) {
 						t.Errorf("the last error %q does not say %q", info.LastErr, text)
 					}
 				}
 				event := r.awaitEvent(automutex.EventBusy, id)
-				if event.Busy == nil || event.Busy.Reason != "paused" || event.Busy.Pause == nil || event.Busy.Pause.Why != "repair" {
+				if event.Busy == nil || event.Busy.Reason != "paused" || event.Busy.Pause == nil ||
+					event.Busy.Pause.Why != "repair" {
 					t.Errorf("event %+v, busy %+v: want who paused it, and why", event, event.Busy)
 				}
 				policy := automutex.Retry // what may end or run a task does not for a pause
@@ -88,7 +95,8 @@ func TestPaused_everyPolicy(t *testing.T) {
 func TestPaused_lastAttempt(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		for name, policy := range map[string]automutex.Policy{"retry": automutex.Retry, "skip": automutex.Skip, "archive": automutex.Archive, "fail": automutex.Fail, "park": automutex.Park, "replace": automutex.Replace} {
+		for name, policy := range map[string]automutex.Policy{"retry": automutex.Retry, "skip": automutex.Skip,
+			"archive": automutex.Archive, "fail": automutex.Fail, "park": automutex.Park, "replace": automutex.Replace} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: policy}}})
@@ -109,7 +117,9 @@ func TestPaused_lastAttempt(t *testing.T) {
 func TestPaused_whileItWaits(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		for name, rule := range map[string]automutex.Rule{"wait": {Wait: time.Hour, Busy: automutex.Retry}, "skip": {Wait: time.Hour, Busy: automutex.Skip}, "park": {Busy: automutex.Park}, "replace": {Wait: time.Hour, Busy: automutex.Replace}} {
+		for name, rule := range map[string]automutex.Rule{"wait": {Wait: time.Hour, Busy: automutex.Retry},
+			"skip": {Wait: time.Hour, Busy: automutex.Skip}, "park": {Busy: automutex.Park},
+			"replace": {Wait: time.Hour, Busy: automutex.Replace}} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				r, free := busyRig(t, s, rule, setup{})
@@ -118,7 +128,8 @@ func TestPaused_whileItWaits(t *testing.T) {
 				r.pauseTarget("work", time.Time{})
 				r.awaitRetried(id, 0)
 				r.awaitEvent(automutex.EventBusy, id)
-				if busy := r.seen.list(automutex.EventBusy, automutex.EventSkipped); len(busy) != 1 || busy[0].Busy.Reason != automutex.ReasonPaused {
+				if busy := r.seen.list(automutex.EventBusy, automutex.EventSkipped); len(busy) != 1 ||
+					busy[0].Busy.Reason != automutex.ReasonPaused {
 					t.Errorf("the policy was applied: %v", busy)
 				}
 				r.awaitLine(0, "work", "1")
@@ -146,7 +157,8 @@ func TestPaused_severalRules(t *testing.T) {
 		r.pauseTarget("api", time.Time{})
 		id := r.enqueue("work", one)
 		r.awaitRetried(id, 0)
-		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventBusy, automutex.EventRetried}) {
+		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventBusy,
+			automutex.EventRetried}) {
 			t.Errorf("events %q: want no lock taken", kinds)
 		}
 		r.resumeTarget("api")
@@ -171,12 +183,13 @@ func TestControls_limitOfTasks(t *testing.T) {
 	})
 }
 
-// A rule whose Task is a beginning of types, without a Scope, has a scope for each of them. An operator pauses all of them
-// by the Task.
+// A rule whose Task is a beginning of types, without a Scope, has a scope for each of them. An operator pauses all of
+// them by the Task.
 func TestPaused_allTypesOfARule(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "report:", On: []string{"id"}, Busy: automutex.Park}, {Task: "mail:send", On: []string{"id"}, Busy: automutex.Retry}}})
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "report:", On: []string{"id"}, Busy: automutex.Park},
+			{Task: "mail:send", On: []string{"id"}, Busy: automutex.Retry}}})
 		r.pauseTarget("report:", time.Time{})
 		r.pauseTarget("mail:", time.Time{})
 		ids := []string{r.enqueue("report:monthly", one), r.enqueue("report:daily", one), r.enqueue("mail:send", one)}

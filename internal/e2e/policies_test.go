@@ -19,9 +19,9 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// The tests of the table "What happens when" in docs/guide.md: TestPolicy_*, and in files of their own TestPark_*, TestReplace_*, TestPaused_*
-// and TestBackend_*. Its column "key busy" is tested here, "held by the task's own earlier attempt" in attempts_test.go, "no attempts left"
-// in both.
+// The tests of the table "What happens when" in docs/guide.md: TestPolicy_*, and in files of their own TestPark_*,
+// TestReplace_*, TestPaused_* and TestBackend_*. Its column "key busy" is tested here, "held by the task's own earlier
+// attempt" in attempts_test.go, "no attempts left" in both.
 
 // busyRig is a rig with one rule for tasks of type "work", keyed on id, and
 // with the key of id 1 taken.
@@ -85,7 +85,8 @@ func TestPolicy_retryIn(t *testing.T) {
 		id := r.enqueue("work", one)
 		info := r.awaitRetried(id, 0)
 		r.stage.none(t)
-		if event := r.awaitEvent(automutex.EventRetried, id); event.Delay != 90*time.Second || event.Policy != automutex.RetryIn(90*time.Second) {
+		if event := r.awaitEvent(automutex.EventRetried, id); event.Delay != 90*time.Second ||
+			event.Policy != automutex.RetryIn(90*time.Second) {
 			t.Errorf("got %+v", event)
 		}
 		early, late := began.Add(89*time.Second), time.Now().Add(90*time.Second)
@@ -103,7 +104,8 @@ func TestPolicy_skip(t *testing.T) {
 			id := r.enqueue("work", one, asynq.MaxRetry(attempts))
 			r.await(id, asynq.TaskStateCompleted)
 			r.stage.none(t)
-			if event := r.awaitEvent(automutex.EventSkipped, id); event.Policy != automutex.Skip || event.Key != r.lockOf("work", "1").Key() {
+			if event := r.awaitEvent(automutex.EventSkipped, id); event.Policy != automutex.Skip ||
+				event.Key != r.lockOf("work", "1").Key() {
 				t.Errorf("got %+v", event)
 			}
 		}
@@ -186,7 +188,8 @@ func TestPolicy_afterFailure(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		given := make(chan *automutex.BusyError, 10)
-		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.AfterFailure(func(ctx context.Context, t *asynq.Task, busy *automutex.BusyError) error {
+		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.AfterFailure(func(ctx context.Context, t *asynq.Task,
+			busy *automutex.BusyError) error {
 			given <- busy
 			return answers(ctx, t, busy)
 		})}, setup{})
@@ -195,7 +198,8 @@ func TestPolicy_afterFailure(t *testing.T) {
 			id := r.enqueue("work", `{"id":1,"say":"`+say+`"}`)
 			select {
 			case busy := <-given:
-				if busy.Rule != "work" || busy.Key != r.lockOf("work", "1").Key() || busy.Holder != "somebody-else" || busy.SameTask || busy.ExpiresIn <= 0 {
+				if busy.Rule != "work" || busy.Key != r.lockOf("work", "1").Key() || busy.Holder != "somebody-else" ||
+					busy.SameTask || busy.ExpiresIn <= 0 {
 					t.Errorf("AfterFailure was given %+v", busy)
 				}
 			case <-time.After(patience):
@@ -217,7 +221,8 @@ func TestPolicy_afterFailure(t *testing.T) {
 		again := []string{enqueue("busy"), enqueue("wrapped"), enqueue("copy")}
 		for i, id := range again {
 			info := r.awaitRetried(id, 0)
-			if until := time.Until(info.NextProcessAt); until > 5*time.Second || i == 1 && !strings.Contains(info.LastErr, "later, please") {
+			if until := time.Until(info.NextProcessAt); until > 5*time.Second || i == 1 &&
+				!strings.Contains(info.LastErr, "later, please") {
 				t.Errorf("it comes back in %s, last error %q", until, info.LastErr)
 			}
 		}
@@ -250,7 +255,8 @@ func TestPolicy_allow(t *testing.T) {
 		if _, ok := automutex.Lease(beside.ctx); ok {
 			t.Error("the second has a lease")
 		}
-		if event := r.awaitEvent(automutex.EventBusy, second); event.Policy != automutex.Allow || !strings.HasSuffix(event.Busy.HolderTask, first) {
+		if event := r.awaitEvent(automutex.EventBusy, second); event.Policy != automutex.Allow ||
+			!strings.HasSuffix(event.Busy.HolderTask, first) {
 			t.Errorf("got %+v", event)
 		}
 		beside.returns(nil)
@@ -293,7 +299,8 @@ var updatePolicies = flag.Bool("update-policies", false, "write testdata/policie
 func TestPolicies_withEachField(t *testing.T) {
 	t.Parallel()
 	var b strings.Builder
-	b.WriteString("What New says of each policy with each field. Written by go test ./internal/e2e -run TestPolicies_ -update-policies.\n\n")
+	b.WriteString("What New says of each policy with each field. Written by go test ./internal/e2e -run TestPolicies_ " +
+		"-update-policies.\n\n")
 	fields := []struct {
 		name string
 		set  func(*automutex.Rule)
@@ -312,7 +319,8 @@ func TestPolicies_withEachField(t *testing.T) {
 	}
 	var notes strings.Builder
 	for _, policy := range []automutex.Policy{
-		automutex.Park, automutex.Retry, automutex.RetryIn(time.Second), automutex.Skip, automutex.Archive, automutex.Fail, automutex.Replace, automutex.Allow,
+		automutex.Park, automutex.Retry, automutex.RetryIn(time.Second), automutex.Skip, automutex.Archive, automutex.Fail,
+		automutex.Replace, automutex.Allow,
 		automutex.AfterFailure(func(context.Context, *asynq.Task, *automutex.BusyError) error { return nil }),
 	} {
 		for _, f := range fields {
@@ -350,7 +358,8 @@ func TestPolicies_withEachField(t *testing.T) {
 func TestPark_oneAttemptIsWarnedOf(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Park}, {Task: "again", Busy: automutex.Retry}}})
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Park},
+			{Task: "again", Busy: automutex.Retry}}})
 		for _, task := range []string{"again", "work", "work"} {
 			lease := r.take(task)
 			id := r.enqueue(task, nil, asynq.MaxRetry(-1))

@@ -63,11 +63,13 @@ func TestReplace_holderReturnsAnError(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{})}, served: untouched(t)})
-		for i, answer := range []error{automutex.ErrReplaced, errors.New("cut short"), context.Canceled, fmt.Errorf("no: %w", asynq.SkipRetry)} {
+		for i, answer := range []error{automutex.ErrReplaced, errors.New("cut short"), context.Canceled,
+			fmt.Errorf("no: %w", asynq.SkipRetry)} {
 			old := r.enqueue("work", one, asynq.MaxRetry(i%2))
 			running := r.stage.next(t)
 			young := r.enqueue("work", one)
-			if cause := running.awaitEnd(t); !errors.Is(cause, automutex.ErrReplaced) || !errors.Is(running.ctx.Err(), context.Canceled) {
+			if cause := running.awaitEnd(t); !errors.Is(cause, automutex.ErrReplaced) ||
+				!errors.Is(running.ctx.Err(), context.Canceled) {
 				t.Errorf("the context ended with %v, cause %v", running.ctx.Err(), cause)
 			}
 			r.awaitLine(1, "work", "1")
@@ -75,15 +77,18 @@ func TestReplace_holderReturnsAnError(t *testing.T) {
 			running.returns(answer)
 			next := r.stage.nextIs(t, young)
 			event := r.awaitRevoked(old)
-			if event.Rule != "work" || event.Key != r.lockOf("work", "1").Key() || event.Policy != automutex.Replace || event.Held <= 0 || event.Waited != 0 {
+			if event.Rule != "work" || event.Key != r.lockOf("work", "1").Key() || event.Policy != automutex.Replace ||
+				event.Held <= 0 || event.Waited != 0 {
 				t.Errorf("got %+v", event)
 			}
 			next.returns(nil)
 			r.await(young, asynq.TaskStateCompleted)
-			if kinds := r.seen.kindsOf(old); !slices.Equal(kinds, []automutex.EventKind{automutex.EventAcquired, automutex.EventReplaced, automutex.EventReleased}) {
+			if kinds := r.seen.kindsOf(old); !slices.Equal(kinds, []automutex.EventKind{automutex.EventAcquired,
+				automutex.EventReplaced, automutex.EventReleased}) {
 				t.Errorf("events of the old one: %v", kinds)
 			}
-			if kinds := r.seen.kindsOf(young); !slices.Equal(kinds, []automutex.EventKind{automutex.EventWaiting, automutex.EventWaited, automutex.EventAcquired, automutex.EventReleased}) {
+			if kinds := r.seen.kindsOf(young); !slices.Equal(kinds, []automutex.EventKind{automutex.EventWaiting,
+				automutex.EventWaited, automutex.EventAcquired, automutex.EventReleased}) {
 				t.Errorf("events of the new one: %v", kinds)
 			}
 		}
@@ -105,10 +110,12 @@ func TestReplace_waiting(t *testing.T) {
 		for i := range 3 {
 			young := r.enqueue("work", one, asynq.MaxRetry(i)) // on its last attempt, too
 			if waits != "" {
-				if event := r.awaitRevoked(waits); event.Waited <= 0 || event.Held != 0 || event.Rule != "work" || event.Policy != automutex.Replace {
+				if event := r.awaitRevoked(waits); event.Waited <= 0 || event.Held != 0 || event.Rule != "work" ||
+					event.Policy != automutex.Replace {
 					t.Errorf("got %+v", event)
 				}
-				if kinds := r.seen.kindsOf(waits); !slices.Equal(kinds, []automutex.EventKind{automutex.EventWaiting, automutex.EventWaited, automutex.EventBusy, automutex.EventReplaced}) {
+				if kinds := r.seen.kindsOf(waits); !slices.Equal(kinds, []automutex.EventKind{automutex.EventWaiting,
+					automutex.EventWaited, automutex.EventBusy, automutex.EventReplaced}) {
 					t.Errorf("events %v", kinds)
 				}
 			}
@@ -209,7 +216,8 @@ func TestReplace_manyAtOnce(t *testing.T) {
 		var rigs []*rig
 		for range 2 {
 			rigs = append(rigs, start(t, s, setup{
-				rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}, prefix: prefix, locks: locks, workers: all, handler: shared.ProcessTask,
+				rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}, prefix: prefix, locks: locks, workers: all,
+				handler: shared.ProcessTask,
 			}))
 		}
 		t.Cleanup(shared.end) // before the rigs stop

@@ -28,7 +28,8 @@ const patience = redistest.Patience
 // before a busy machine has come to the handler.
 const soon = 2 * time.Second
 
-// rig is an asynq server with a guard, with a queue and a prefix of its own, so that tests share a Redis and nothing else.
+// rig is an asynq server with a guard, with a queue and a prefix of its own, so that tests share a Redis and nothing
+// else.
 type rig struct {
 	t         *testing.T
 	queue     string
@@ -81,7 +82,8 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	if o.prefix == "" {
 		o.prefix = redistest.Name(t)
 	}
-	cfg := automutex.Config{Rules: o.rules, Prefix: o.prefix, Owner: "this-worker", Logger: r.log.Logger(), Observe: r.seen.observe, Private: true}
+	cfg := automutex.Config{Rules: o.rules, Prefix: o.prefix, Owner: "this-worker", Logger: r.log.Logger(),
+		Observe: r.seen.observe, Private: true}
 	if o.guarded != nil {
 		o.guarded(&cfg)
 	}
@@ -134,9 +136,12 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	return r
 }
 
-func newGuard(t *testing.T, s *redistest.Server, log *redistest.Log, seen *events, rules ...automutex.Rule) *automutex.Guard {
+func newGuard(
+	t *testing.T, s *redistest.Server, log *redistest.Log, seen *events, rules ...automutex.Rule,
+) *automutex.Guard {
 	t.Helper()
-	guard, err := automutex.New(s.Client(t), automutex.Config{Rules: rules, Prefix: redistest.Name(t), Logger: log.Logger(), Observe: seen.observe})
+	guard, err := automutex.New(s.Client(t), automutex.Config{Rules: rules, Prefix: redistest.Name(t),
+		Logger: log.Logger(), Observe: seen.observe})
 	redistest.Must(t, err)
 	t.Cleanup(func() { redistest.Must(t, guard.Close(context.Background())) })
 	return guard
@@ -162,7 +167,8 @@ func atOnce(c *asynq.Config) {
 	c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 }
 }
 
-// shutdown returns when the server is down: asynq's own second Shutdown returns at once, and the client would be closed under the first.
+// shutdown returns when the server is down: asynq's own second Shutdown returns at once, and the client would be closed
+// under the first.
 func (r *rig) shutdown() { r.down.Do(r.server.Shutdown) }
 
 // stop ends what start began, as a program would: Close beside Shutdown.
@@ -184,7 +190,8 @@ func (r *rig) stop() {
 		}
 		if r.t.Failed() {
 			for _, e := range r.seen.list() {
-				r.t.Logf("event %q of %s (%s): waited %s, held %s, delay %s, %v %v", e.Kind, e.TaskID, e.Rule, e.Waited, e.Held, e.Delay, e.Busy, e.Err)
+				r.t.Logf("event %q of %s (%s): waited %s, held %s, delay %s, %v %v", e.Kind, e.TaskID, e.Rule, e.Waited, e.Held,
+					e.Delay, e.Busy, e.Err)
 			}
 			r.t.Logf("log: %s", r.log.Text(slog.LevelDebug))
 		}
@@ -193,7 +200,8 @@ func (r *rig) stop() {
 
 // options are those of a task. With Retention one that is done can be told from one that is lost.
 func (r *rig) options(more []asynq.Option) []asynq.Option {
-	return append([]asynq.Option{asynq.Queue(r.queue), asynq.Retention(time.Hour), asynq.MaxRetry(5), asynq.Timeout(10 * time.Minute)}, more...)
+	return append([]asynq.Option{asynq.Queue(r.queue), asynq.Retention(time.Hour), asynq.MaxRetry(5),
+		asynq.Timeout(10 * time.Minute)}, more...)
 }
 
 // enqueue gives the ID of a new task. A payload that is no string is marshalled.
@@ -235,7 +243,8 @@ func (r *rig) await(id string, state asynq.TaskState) *asynq.TaskInfo {
 		case err != nil:
 			r.t.Fatalf("the task %s is to be %s: %v", id, state, err)
 		default:
-			r.t.Fatalf("the task %s is %s, not %s; tried %d times, last error %q", id, info.State, state, info.Retried, info.LastErr)
+			r.t.Fatalf("the task %s is %s, not %s; tried %d times, last error %q", id, info.State, state, info.Retried,
+				info.LastErr)
 		}
 	}
 }
@@ -355,8 +364,8 @@ const (
 	minPauseSpread = 5 * time.Second // how far apart the tasks of a paused key come back, at least
 )
 
-// hold holds a key, which has to be free, under a Guard of its own, as a task would, until the lease is released or the test ends.
-// That Guard can wake parked tasks, so whoever is next is called as soon as the lease is released.
+// hold holds a key, which has to be free, under a Guard of its own, as a task would, until the lease is released or the
+// test ends. That Guard can wake parked tasks, so whoever is next is called as soon as the lease is released.
 func (r *rig) hold(scope string, parts ...string) *lock.Lease {
 	r.t.Helper()
 	cfg := r.cfg
@@ -379,7 +388,8 @@ func (r *rig) hold(scope string, parts ...string) *lock.Lease {
 		close(end)
 		redistest.Must(r.t, guard.Close(context.Background()))
 	})
-	go func() { ended <- handler.ProcessTask(context.Background(), asynq.NewTask(scope, nil)) }() // ends with the lease, or with the test
+	// ends with the lease, or with the test
+	go func() { ended <- handler.ProcessTask(context.Background(), asynq.NewTask(scope, nil)) }()
 	select {
 	case lease := <-taken:
 		return lease

@@ -93,40 +93,44 @@ func race(t *testing.T, r *rig, taskType string, first, second string) string {
 
 func TestSeedMacro_OneLockPerTaskType(t *testing.T) {
 	t.Parallel()
-	macro(t, "without on, one task of the type runs at a time, whatever its arguments", func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "run_singularly", Busy: automutex.AfterFailure(failure)}}})
-		if got := race(t, r, "run_singularly", `{"id":1}`, `{"id":2}`); got != `failure: {"id":2}` {
-			t.Errorf("the second ends with %q", got)
-		}
-		if r.locked("run_singularly") {
-			t.Error("it is locked after both")
-		}
-	})
+	macro(t, "without on, one task of the type runs at a time, whatever its arguments",
+		func(t *testing.T, s *redistest.Server) {
+			r := start(t, s, setup{rules: []automutex.Rule{{Task: "run_singularly", Busy: automutex.AfterFailure(failure)}}})
+			if got := race(t, r, "run_singularly", `{"id":1}`, `{"id":2}`); got != `failure: {"id":2}` {
+				t.Errorf("the second ends with %q", got)
+			}
+			if r.locked("run_singularly") {
+				t.Error("it is locked after both")
+			}
+		})
 }
 
 func TestSeedMacro_OnArguments(t *testing.T) {
 	t.Parallel()
-	macro(t, "with on, one task runs at a time for each combination of the arguments named", func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "run_on_args", On: []string{"id", "bar"}, Busy: automutex.AfterFailure(failure)}}})
-		const first = `{"id":1,"foo":"2","bar":{"a":1,"b":[2]}}`
-		for second, want := range map[string]string{
-			`{"id":2,"foo":"2","bar":{"a":1,"b":[2]}}`:     "success", // another id
-			`{"id":1,"foo":"2","bar":{"a":1,"b":[3]}}`:     "success", // another bar
-			`{"id":1,"foo":"2","bar":{"a":1,"b":[2]}}`:     "failure",
-			`{"id":1,"foo":"other","bar":{"a":1,"b":[2]}}`: "failure", // foo is not named
-			`{"bar":{"b":[2],"a":1},"id":"1"}`:             "failure", // the same, by content
-		} {
-			got := race(t, r, "run_on_args", first, second)
-			if want == "failure" {
-				want += ": " + second
+	macro(t, "with on, one task runs at a time for each combination of the arguments named",
+		func(t *testing.T, s *redistest.Server) {
+			r := start(t, s, setup{rules: []automutex.Rule{{Task: "run_on_args", On: []string{"id", "bar"},
+				Busy: automutex.AfterFailure(failure)}}})
+			const first = `{"id":1,"foo":"2","bar":{"a":1,"b":[2]}}`
+			for second, want := range map[string]string{
+				`{"id":2,"foo":"2","bar":{"a":1,"b":[2]}}`:     "success", // another id
+				`{"id":1,"foo":"2","bar":{"a":1,"b":[3]}}`:     "success", // another bar
+				`{"id":1,"foo":"2","bar":{"a":1,"b":[2]}}`:     "failure",
+				`{"id":1,"foo":"other","bar":{"a":1,"b":[2]}}`: "failure", // foo is not named
+				`{"bar":{"b":[2],"a":1},"id":"1"}`:             "failure", // the same, by content
+			} {
+				got := race(t, r, "run_on_args", first, second)
+				if want == "failure" {
+					want += ": " + second
+				}
+				if got != want {
+					t.Errorf("%s beside %s ends with %q, want %q", second, first, got, want)
+				}
 			}
-			if got != want {
-				t.Errorf("%s beside %s ends with %q, want %q", second, first, got, want)
-			}
-		}
-	})
+		})
 	macro(t, "values with separators in them do not collide", func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "run", On: []string{"a", "b"}, Busy: automutex.AfterFailure(failure)}}})
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "run", On: []string{"a", "b"},
+			Busy: automutex.AfterFailure(failure)}}})
 		if got := race(t, r, "run", `{"a":"x:y","b":"z"}`, `{"a":"x","b":"y:z"}`); got != "success" {
 			t.Errorf("the second ends with %q", got)
 		}
@@ -148,7 +152,8 @@ func TestSeedMacro_SharedScope(t *testing.T) {
 			{Task: "charge", Scope: "account", On: []string{"account"}, Busy: automutex.Skip},
 			{Task: "refund", Scope: "account", On: []string{"to"}, Busy: automutex.Skip},
 		}})
-		other := start(t, s, setup{rules: []automutex.Rule{{Task: "audit", Scope: "account", On: []string{"account"}, Busy: automutex.Skip}}, prefix: r.cfg.Prefix})
+		other := start(t, s, setup{rules: []automutex.Rule{{Task: "audit", Scope: "account", On: []string{"account"},
+			Busy: automutex.Skip}}, prefix: r.cfg.Prefix})
 		charge := r.enqueue("charge", `{"account":7}`)
 		running := r.stage.next(t)
 		refund := r.enqueue("refund", `{"to":7}`)
@@ -167,22 +172,25 @@ func TestSeedMacro_SharedScope(t *testing.T) {
 
 func TestSeedMacro_UnknownArgument(t *testing.T) {
 	t.Parallel()
-	macro(t, "an argument that does not exist is an error at definition, which names it", func(t *testing.T, s *redistest.Server) {
-		type arguments struct {
-			ID int `json:"id"`
-		}
-		define := func(on ...string) error {
-			guard, err := automutex.New(s.Client(t), automutex.Config{Rules: []automutex.Rule{{Task: "run_without_such_args", On: on, Payload: arguments{}}}})
-			if guard != nil {
-				_ = guard.Close(context.Background())
+	macro(t, "an argument that does not exist is an error at definition, which names it",
+		func(t *testing.T, s *redistest.Server) {
+			type arguments struct {
+				ID int `json:"id"`
 			}
-			return err
-		}
-		if err := define("missing_arg"); err == nil || !strings.Contains(err.Error(), `"missing_arg"`) || !strings.Contains(err.Error(), "run_without_such_args") {
-			t.Errorf("got %v", err)
-		}
-		redistest.Must(t, define("id"))
-	})
+			define := func(on ...string) error {
+				guard, err := automutex.New(s.Client(t), automutex.Config{Rules: []automutex.Rule{{Task: "run_without_such_args",
+					On: on, Payload: arguments{}}}})
+				if guard != nil {
+					_ = guard.Close(context.Background())
+				}
+				return err
+			}
+			if err := define("missing_arg"); err == nil || !strings.Contains(err.Error(), `"missing_arg"`) ||
+				!strings.Contains(err.Error(), "run_without_such_args") {
+				t.Errorf("got %v", err)
+			}
+			redistest.Must(t, define("id"))
+		})
 }
 
 func TestSeedMacro_Block(t *testing.T) {
@@ -228,36 +236,37 @@ func TestSeedMacro_WithoutAfterFailure(t *testing.T) {
 
 func TestSeedMacro_ResultOfTheHandler(t *testing.T) {
 	t.Parallel()
-	macro(t, "what the handler returns is the result, and the lock is free after, after a panic too", func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{
-			rules: []automutex.Rule{{Task: "run", Busy: automutex.AfterFailure(failure)}},
-			handler: func(_ context.Context, t *asynq.Task) error {
-				switch string(t.Payload()) {
-				case "error":
-					return errors.New("something went wrong")
-				case "panic":
-					panic("something went very wrong")
-				case "busy":
-					// A lock error of the handler's own is not ours to answer.
-					return &lock.BusyError{Name: "another lock"}
+	macro(t, "what the handler returns is the result, and the lock is free after, after a panic too",
+		func(t *testing.T, s *redistest.Server) {
+			r := start(t, s, setup{
+				rules: []automutex.Rule{{Task: "run", Busy: automutex.AfterFailure(failure)}},
+				handler: func(_ context.Context, t *asynq.Task) error {
+					switch string(t.Payload()) {
+					case "error":
+						return errors.New("something went wrong")
+					case "panic":
+						panic("something went very wrong")
+					case "busy":
+						// A lock error of the handler's own is not ours to answer.
+						return &lock.BusyError{Name: "another lock"}
+					}
+					return nil
+				},
+			})
+			for payload, want := range map[string]string{
+				"error": "something went wrong", "panic": "something went very wrong", "busy": "another lock",
+			} {
+				info := r.awaitRetried(r.enqueue("run", payload), 1)
+				if !strings.Contains(info.LastErr, want) || strings.Contains(info.LastErr, "failure: ") {
+					t.Errorf("%s: the last error is %q", payload, info.LastErr)
 				}
-				return nil
-			},
-		})
-		for payload, want := range map[string]string{
-			"error": "something went wrong", "panic": "something went very wrong", "busy": "another lock",
-		} {
-			info := r.awaitRetried(r.enqueue("run", payload), 1)
-			if !strings.Contains(info.LastErr, want) || strings.Contains(info.LastErr, "failure: ") {
-				t.Errorf("%s: the last error is %q", payload, info.LastErr)
+				if r.locked("run") {
+					t.Errorf("%s: locked after it", payload)
+				}
 			}
+			r.await(r.enqueue("run", "fine"), asynq.TaskStateCompleted)
 			if r.locked("run") {
-				t.Errorf("%s: locked after it", payload)
+				t.Error("locked after success")
 			}
-		}
-		r.await(r.enqueue("run", "fine"), asynq.TaskStateCompleted)
-		if r.locked("run") {
-			t.Error("locked after success")
-		}
-	})
+		})
 }

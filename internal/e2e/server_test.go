@@ -64,7 +64,8 @@ func (u *theirs) told(t *testing.T, what string, failure, delay, handled int, er
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if len(u.failure) != failure || len(u.delay) != delay || len(u.handled) != handled {
-		t.Errorf("%s: IsFailure %v, RetryDelayFunc %v, ErrorHandler %v; want %d, %d, %d", what, u.failure, u.delay, u.handled, failure, delay, handled)
+		t.Errorf("%s: IsFailure %v, RetryDelayFunc %v, ErrorHandler %v; want %d, %d, %d", what, u.failure, u.delay, u.handled,
+			failure, delay, handled)
 	}
 	for _, list := range [][]error{u.failure, u.delay, u.handled} {
 		for _, got := range list {
@@ -82,7 +83,8 @@ func TestServer_composes(t *testing.T) {
 		u := &theirs{}
 		r := start(t, s, setup{
 			rules: []automutex.Rule{
-				{Task: "retry", Busy: automutex.Retry}, {Task: "archive", Busy: automutex.Archive}, {Task: "fail", Busy: automutex.Fail},
+				{Task: "retry", Busy: automutex.Retry}, {Task: "archive", Busy: automutex.Archive},
+				{Task: "fail", Busy: automutex.Fail},
 				{Task: "keyed", On: []string{"id"}, Busy: automutex.Retry}, {Task: "free", Scope: "free", Busy: automutex.Retry},
 			},
 			served: u.install,
@@ -128,8 +130,10 @@ func TestServer_composes(t *testing.T) {
 // ServerConfig leaves everything else alone.
 func TestServer_keepsTheRest(t *testing.T) {
 	t.Parallel()
-	guard := newGuard(t, redistest.Mini(t), &redistest.Log{}, &events{}, automutex.Rule{Task: "work", Busy: automutex.Retry})
-	got := guard.ServerConfig(asynq.Config{Concurrency: 7, Queues: map[string]int{"q": 1}, StrictPriority: true, ShutdownTimeout: time.Hour})
+	guard := newGuard(t, redistest.Mini(t), &redistest.Log{}, &events{},
+		automutex.Rule{Task: "work", Busy: automutex.Retry})
+	got := guard.ServerConfig(asynq.Config{Concurrency: 7, Queues: map[string]int{"q": 1}, StrictPriority: true,
+		ShutdownTimeout: time.Hour})
 	if got.Concurrency != 7 || got.Queues["q"] != 1 || !got.StrictPriority || got.ShutdownTimeout != time.Hour {
 		t.Errorf("got %+v", got)
 	}
@@ -139,8 +143,8 @@ func TestServer_keepsTheRest(t *testing.T) {
 	}
 }
 
-// Two servers in one process, one of them without ServerConfig: there, and only there, a hand-back costs an attempt. It is said
-// once.
+// Two servers in one process, one of them without ServerConfig: there, and only there, a hand-back costs an attempt. It
+// is said once.
 func TestServer_withoutServerConfig(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -173,8 +177,8 @@ func TestServer_withoutServerConfig(t *testing.T) {
 	})
 }
 
-// Without ServerConfig, and where BaseContext was set on what it returned, there is a warning for RetryAfter of a task without a rule, too,
-// and no EventRetried says that the attempt is not spent.
+// Without ServerConfig, and where BaseContext was set on what it returned, there is a warning for RetryAfter of a task
+// without a rule, too, and no EventRetried says that the attempt is not spent.
 func TestServer_withoutTheGuardsMark(t *testing.T) {
 	t.Parallel()
 	r := start(t, redistest.Mini(t), setup{
@@ -197,9 +201,11 @@ func TestServer_withoutTheGuardsMark(t *testing.T) {
 func TestRunContext(t *testing.T) {
 	t.Parallel()
 	s := redistest.Mini(t)
-	g, err := automutex.New(s.Client(t), automutex.Config{Prefix: redistest.Name(t), Rules: []automutex.Rule{{Task: "work"}}})
+	g, err := automutex.New(s.Client(t), automutex.Config{Prefix: redistest.Name(t),
+		Rules: []automutex.Rule{{Task: "work"}}})
 	redistest.Must(t, err)
-	srv := asynq.NewServerFromRedisClient(s.Client(t), g.ServerConfig(asynq.Config{Concurrency: 1, Logger: redistest.Silent{}, Queues: map[string]int{redistest.Name(t): 1}}))
+	srv := asynq.NewServerFromRedisClient(s.Client(t), g.ServerConfig(asynq.Config{Concurrency: 1,
+		Logger: redistest.Silent{}, Queues: map[string]int{redistest.Name(t): 1}}))
 	handler := asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil })
 	stopped := errors.New("stopped")
 	ended, end := context.WithCancelCause(t.Context())
@@ -235,7 +241,8 @@ const runShutdown = 20 * time.Second
 func runMain() {
 	words := strings.Fields(os.Getenv(runEnv))
 	rdb := redis.NewClient(&redis.Options{Addr: words[0]})
-	guard, err := automutex.New(rdb, automutex.Config{Prefix: words[2], Rules: []automutex.Rule{{Task: "work", Wait: time.Minute}}})
+	guard, err := automutex.New(rdb, automutex.Config{Prefix: words[2],
+		Rules: []automutex.Rule{{Task: "work", Wait: time.Minute}}})
 	if err != nil {
 		panic(err)
 	}
@@ -251,7 +258,8 @@ func runMain() {
 	})
 	mux.HandleFunc("other", func(context.Context, *asynq.Task) error { return nil })
 	srv := asynq.NewServerFromRedisClient(rdb, guard.ServerConfig(asynq.Config{
-		Concurrency: 4, Queues: map[string]int{words[1]: 1}, TaskCheckInterval: redistest.CheckEvery, ShutdownTimeout: runShutdown, Logger: redistest.Silent{},
+		Concurrency: 4, Queues: map[string]int{words[1]: 1}, TaskCheckInterval: redistest.CheckEvery,
+		ShutdownTimeout: runShutdown, Logger: redistest.Silent{},
 	}))
 	if err := guard.Run(srv, mux); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -350,13 +358,15 @@ func TestServerConfig_withoutMiddleware(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{
-			rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, handler: func(context.Context, *asynq.Task) error { return nil },
-			wrap: func(_ *automutex.Guard, h asynq.Handler) asynq.Handler { return h },
+			rules:   []automutex.Rule{{Task: "work", Busy: automutex.Retry}},
+			handler: func(context.Context, *asynq.Task) error { return nil },
+			wrap:    func(_ *automutex.Guard, h asynq.Handler) asynq.Handler { return h },
 		})
 		for range 3 {
 			r.await(r.enqueue("work", nil), asynq.TaskStateCompleted)
 		}
-		redistest.Eventually(t, patience, func() bool { return strings.Contains(r.log.Text(slog.LevelWarn), "UNGUARDED") }, "a warning")
+		redistest.Eventually(t, patience, func() bool { return strings.Contains(r.log.Text(slog.LevelWarn), "UNGUARDED") },
+			"a warning")
 		r.await(r.enqueue("work", nil), asynq.TaskStateCompleted)
 		if n := strings.Count(r.log.Text(slog.LevelWarn), "UNGUARDED"); n != 1 {
 			t.Errorf("%d warnings", n)
@@ -371,19 +381,23 @@ func TestRights(t *testing.T) {
 	t.Parallel()
 	redistest.AsUser(t, redistest.AllRights(t, "../../docs/redis.md"), []string{
 		"Middleware_mux", "Middleware_limit", "Middleware_keyError", "Policy_retry", "Policy_archive",
-		"Attempt_maxRetryZero", "Attempt_ignoredTimeout", "Park_explainsItself", "Park_yieldsTheLastWorker", "Park_concurrencyOne", "Park_wakeAtFront",
+		"Attempt_maxRetryZero", "Attempt_ignoredTimeout", "Park_explainsItself", "Park_yieldsTheLastWorker",
+		"Park_concurrencyOne", "Park_wakeAtFront",
 		"Replace_holderReturnsAnError", "Replace_waiting", "Shutdown_waiters",
-		"InOrder_throughFailures", "InOrder_holdKey", "InOrder_full", "InOrder_operators", "InOrder_isSeen", "InOrder_redelivery",
+		"InOrder_throughFailures", "InOrder_holdKey", "InOrder_full", "InOrder_operators", "InOrder_isSeen",
+		"InOrder_redelivery",
 	})
 }
 
-// Two guards around one handler serve their own tasks, and on the last attempt a RetryAfter waits without the lock. A task for which both
-// have a rule is archived: it would have two sets of locks and two policies; so is one that has a claim under the Prefix of both.
+// Two guards around one handler serve their own tasks, and on the last attempt a RetryAfter waits without the lock. A
+// task for which both have a rule is archived: it would have two sets of locks and two policies; so is one that has a
+// claim under the Prefix of both.
 func TestServer_stacked(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		prefix, seen := redistest.Name(t), &events{}
-		inner, err := automutex.New(s.Client(t), automutex.Config{Prefix: prefix, Observe: seen.observe, Rules: []automutex.Rule{{Task: "work"}, {Task: "other"}}})
+		inner, err := automutex.New(s.Client(t), automutex.Config{Prefix: prefix, Observe: seen.observe,
+			Rules: []automutex.Rule{{Task: "work"}, {Task: "other"}}})
 		redistest.Must(t, err)
 		t.Cleanup(func() { redistest.Must(t, inner.Close(context.Background())) })
 		r := start(t, s, setup{
@@ -406,7 +420,8 @@ func TestServer_stacked(t *testing.T) {
 		claimed, err := r.once(unique.Rule{Task: "mine", Until: unique.UntilStart}).Enqueue(asynq.NewTask("mine", nil))
 		redistest.Must(t, err)
 		for _, id := range []string{r.enqueue("work", nil), claimed.ID} {
-			if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, "give one Guard all rules of a type") {
+			if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr,
+				"give one Guard all rules of a type") {
 				t.Errorf("archived with %q", info.LastErr)
 			}
 		}
@@ -418,8 +433,13 @@ func TestServer_stacked(t *testing.T) {
 func TestServer_withOtherFunctions(t *testing.T) {
 	t.Parallel()
 	for name, set := range map[string]func(*asynq.Config){
-		"IsFailure":      func(c *asynq.Config) { c.IsFailure = func(error) bool { return true } },
-		"RetryDelayFunc": func(c *asynq.Config) { c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return 0 } },
+		"IsFailure": func(c *asynq.Config) { c.IsFailure = func(error) bool { return true } },
+		"RetryDelayFunc": func(c *asynq.Config) {
+			c.RetryDelayFunc = func(int, error,
+				*asynq.Task) time.Duration {
+				return 0
+			}
+		},
 		"ErrorHandler": func(c *asynq.Config) {
 			c.ErrorHandler = asynq.ErrorHandlerFunc(func(context.Context, *asynq.Task, error) {})
 		},
@@ -429,7 +449,8 @@ func TestServer_withOtherFunctions(t *testing.T) {
 			t.Parallel()
 			s := redistest.Mini(t)
 			for _, workers := range []int{1, 1000} {
-				r := start(t, s, setup{workers: workers, rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, after: set})
+				r := start(t, s, setup{workers: workers, rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}},
+					after: set})
 				lease := r.take("work")
 				returned, began := 0, time.Now()
 				redistest.Eventually(t, patience, func() bool {

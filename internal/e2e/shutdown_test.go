@@ -65,7 +65,8 @@ func TestShutdown_runningHandler(t *testing.T) {
 		down := make(chan struct{})
 		go func() { defer close(down); r.shutdown() }()
 		began := time.Now()
-		redistest.Eventually(t, patience, func() bool { return lease.Deadline().After(began.Add(ttl)) }, "the lease is renewed after Close")
+		redistest.Eventually(t, patience, func() bool { return lease.Deadline().After(began.Add(ttl)) },
+			"the lease is renewed after Close")
 		select {
 		case err := <-closed:
 			t.Errorf("Close returned %v while the handler runs", err)
@@ -88,8 +89,9 @@ func TestShutdown_runningHandler(t *testing.T) {
 	})
 }
 
-// Waiters end with Close, and their attempts are not spent. On its last attempt a waiter, or a task that RetryAfter keeps away, says
-// nothing until asynq has taken it back; Close does not wait for it, and neither the key that comes free nor Close starts it.
+// Waiters end with Close, and their attempts are not spent. On its last attempt a waiter, or a task that RetryAfter
+// keeps away, says nothing until asynq has taken it back; Close does not wait for it, and neither the key that comes
+// free nor Close starts it.
 func TestShutdown_waiters(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -143,7 +145,8 @@ func TestShutdown_afterClose(t *testing.T) {
 		}
 		r.stage.none(t)
 		r.finish(r.enqueue("play", nil))
-		if err := r.guard.Middleware(r.stage).ProcessTask(t.Context(), asynq.NewTask("work", nil)); !errors.Is(err, automutex.ErrClosed) {
+		if err := r.guard.Middleware(r.stage).ProcessTask(t.Context(), asynq.NewTask("work", nil)); !errors.Is(err,
+			automutex.ErrClosed) {
 			t.Errorf("called directly: %v", err)
 		}
 	})
@@ -153,7 +156,8 @@ func TestShutdown_afterClose(t *testing.T) {
 func TestShutdown_withoutClose(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := busyRig(t, s, automutex.Rule{Wait: time.Hour, Busy: automutex.Retry}, setup{served: quickly(200 * time.Millisecond)})
+		r, free := busyRig(t, s, automutex.Rule{Wait: time.Hour, Busy: automutex.Retry},
+			setup{served: quickly(200 * time.Millisecond)})
 		ids := []string{r.enqueue("work", one), r.enqueue("work", one, asynq.MaxRetry(0))}
 		r.awaitLine(2, "work", "1")
 		r.shutdown()

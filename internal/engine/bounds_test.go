@@ -12,7 +12,8 @@ import (
 
 var commandCalls = regexp.MustCompile(`cmdstat_[a-z]+:calls=(\d+)`)
 
-// TestBounds: no script makes more than some hundred calls, however much there is; what is left comes with the next calls.
+// TestBounds: no script makes more than some hundred calls, however much there is; what is left comes with the next
+// calls.
 func TestBounds(t *testing.T) {
 	t.Parallel()
 	w := realWorld(t)

@@ -1,9 +1,9 @@
 // Package engine is the lock: who holds it, who waits for it, and for how long. It knows no tasks.
 //
-// In Redis a lock is a word, and only if somebody wants it besides its holder a record: lua/head.lua says how. An Engine is one process'
-// side: it takes locks for callers, renews their leases, asks again for those that wait, and listens for messages. A turn decides
-// what becomes of a waiter. What is due, of waiters and of leases, stands in two heaps; one alarm rings for the first; what is due
-// together is sent in pipelines, a few at a time.
+// In Redis a lock is a word, and only if somebody wants it besides its holder a record: lua/head.lua says how. An
+// Engine is one process' side: it takes locks for callers, renews their leases, asks again for those that wait, and
+// listens for messages. A turn decides what becomes of a waiter. What is due, of waiters and of leases, stands in two
+// heaps; one alarm rings for the first; what is due together is sent in pipelines, a few at a time.
 package engine
 
 import (
@@ -43,14 +43,15 @@ var (
 )
 
 const (
-	// maxSenders is how many pipelines of waiters and renewals are under way at most, and maxSendersCluster so on a Cluster, where
-	// others go on while one master hangs. The rest of the client's connections is for single calls.
+	// maxSenders is how many pipelines of waiters and renewals are under way at most, and maxSendersCluster so on a
+	// Cluster, where others go on while one master hangs. The rest of the client's connections is for single calls.
 	maxSenders, maxSendersCluster = 4, 64
-	// maxFirstAsks is how many callers send their first ask for one key by themselves at a time, and maxFirstKeys for how many keys. The
-	// others' asks go in pipelines. So a crowd for one key delays nobody for another, and leaves connections.
+	// maxFirstAsks is how many callers send their first ask for one key by themselves at a time, and maxFirstKeys for how
+	// many keys. The others' asks go in pipelines. So a crowd for one key delays nobody for another, and leaves
+	// connections.
 	maxFirstAsks, maxFirstKeys = 8, 32
-	// maxGrant is the longest lease that a release grants to a waiter. The waiter may have died unnoticed: then the line waits for
-	// that long and no longer.
+	// maxGrant is the longest lease that a release grants to a waiter. The waiter may have died unnoticed: then the line
+	// waits for that long and no longer.
 	maxGrant = 3 * time.Second
 	// MaxLimit is the highest limit of a lock.
 	MaxLimit = 1<<31 - 1
@@ -116,7 +117,8 @@ func New(o Options) *Engine {
 	_, _ = rand.Read(id[:]) // it never fails
 	unfit := o.check()
 	e := &Engine{
-		o: o, owner: keys.Escape(o.Owner), life: life.New(), channel: base64.RawURLEncoding.EncodeToString(id[:]), waiters: map[string]*waiter{}, leases: map[string]*Lease{},
+		o: o, owner: keys.Escape(o.Owner), life: life.New(), channel: base64.RawURLEncoding.EncodeToString(id[:]),
+		waiters: map[string]*waiter{}, leases: map[string]*Lease{},
 		firsts: map[string]int{},
 	}
 	if e.life.Refuse(unfit); unfit == nil {
@@ -127,7 +129,8 @@ func New(o Options) *Engine {
 	e.parking = newParking(e, o.Call)
 	if o.Obeys {
 		e.controls = control.New(control.Options{
-			Life: e.life, Conn: e.conn, Log: o.Log, Prefix: o.Prefix, Secret: &e.o.HashKeys, Owner: o.Owner, HasScope: o.HasScope,
+			Life: e.life, Conn: e.conn, Log: o.Log, Prefix: o.Prefix, Secret: &e.o.HashKeys, Owner: o.Owner,
+			HasScope: o.HasScope,
 			Changed: func(now *control.State) {
 				e.AskAll()
 				if o.Changed != nil {
@@ -162,8 +165,8 @@ func (e *Engine) Life() *life.Life { return e.life }
 // Mark returns the mark beside the lock with that key.
 func (e *Engine) Mark(key string) mark.Mark { return mark.Of(e.life, e.conn, key) }
 
-// Close ends all waits with ErrClosed, and waits for what is under way. Leases are not renewed any more, and their contexts end with
-// them. They can still be released.
+// Close ends all waits with ErrClosed, and waits for what is under way. Leases are not renewed any more, and their
+// contexts end with them. They can still be released.
 func (e *Engine) Close() {
 	ended := e.life.End()
 	e.mu.Lock()
@@ -229,9 +232,11 @@ func (e *Engine) askCall(le *Lease, mode askMode, limit int) *redisx.Call {
 	}
 	args := []any{
 		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), r.grant().Milliseconds(), int64(limit),
-		oneOrZero(mode == askPark), oneOrZero((r.Notes || r.Park) && r.Note != ""), r.Every.Microseconds(), r.Spare.Microseconds(),
+		oneOrZero(mode == askPark), oneOrZero((r.Notes || r.Park) && r.Note != ""), r.Every.Microseconds(),
+		r.Spare.Microseconds(),
 	}
-	return &redisx.Call{Script: askScript, Keys: r.keys(), Args: shorten(args, int64(0), args[1], int64(1), int64(0), int64(0), int64(0), int64(0))}
+	return &redisx.Call{Script: askScript, Keys: r.keys(), Args: shorten(args, int64(0), args[1], int64(1), int64(0),
+		int64(0), int64(0), int64(0))}
 }
 
 // shorten leaves out the last arguments that a script takes anyway, those from the third on.
@@ -266,8 +271,8 @@ func (e *Engine) newLease(r Request) *Lease {
 	return le
 }
 
-// Take takes a lock. The error Is a *Busy if others hold it, and the caller holds nothing and has no place in line, unless Busy.Parked.
-// After any other error the lock may be taken until a lease ends, if Redis cannot be told.
+// Take takes a lock. The error Is a *Busy if others hold it, and the caller holds nothing and has no place in line,
+// unless Busy.Parked. After any other error the lock may be taken until a lease ends, if Redis cannot be told.
 func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, &Busy{Cause: err}
@@ -296,8 +301,8 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 		if err != nil {
 			return nil, err
 		}
-		// A process may be stopped between its look at the orders and here. So one that is late looks again: after a pause is in
-		// force nothing starts.
+		// A process may be stopped between its look at the orders and here. So one that is late looks again: after a pause is
+		// in force nothing starts.
 		if e.controls != nil && control.Old(looked, time.Now()) && ctx.Err() == nil {
 			if err = e.controls.Know(ctx, r.Key); err == nil && e.limit(&r.Ref) == 0 {
 				err = &Busy{Paused: true}
@@ -355,7 +360,8 @@ func (e *Engine) try(ctx context.Context, le *Lease) error {
 	}
 }
 
-// ask sends one ask by itself: as a SET or by take, if the lock is probably free. If the outcome is unknown, it is given back.
+// ask sends one ask by itself: as a SET or by take, if the lock is probably free. If the outcome is unknown, it is
+// given back.
 func (e *Engine) ask(ctx context.Context, le *Lease, mode askMode) (a Answer, sent time.Time, err error) {
 	r := &le.request
 	sent = time.Now()
@@ -431,7 +437,8 @@ func (e *Engine) loseReply(le *Lease, err error) {
 	}
 }
 
-// giveBack releases a lease that no caller has seen. It waits a moment; the release goes on in the background. Callers are counted in.
+// giveBack releases a lease that no caller has seen. It waits a moment; the release goes on in the background. Callers
+// are counted in.
 func (e *Engine) giveBack(le *Lease) {
 	e.drop(le)
 	done := make(chan struct{})
@@ -486,7 +493,8 @@ func (e *Engine) sendRelease(ctx context.Context, le *Lease) (released, error) {
 		if le.consumes {
 			consumed = le.value
 		}
-		c.Args = shorten([]any{body, int64(e.limit(&r.Ref)), inbound, life, cooldown, consumed}, int64(0), minCallLife.Milliseconds(), int64(0), "")
+		c.Args = shorten([]any{body, int64(e.limit(&r.Ref)), inbound, life, cooldown, consumed}, int64(0),
+			minCallLife.Milliseconds(), int64(0), "")
 	}
 	sent := time.Now()
 	reply, err := e.conn.Run(ctx, c.Script, c.Keys, c.Args...)
@@ -567,12 +575,13 @@ func (e *Engine) planHold(le *Lease) {
 	}
 }
 
-// ring handles what is due. The alarm calls it, and each sender at its end. What finds no sender stays due, and is looked at again: all
-// senders may hang, and leases end.
+// ring handles what is due. The alarm calls it, and each sender at its end. What finds no sender stays due, and is
+// looked at again: all senders may hang, and leases end.
 func (e *Engine) ring() {
 	e.ringing.Lock()
 	now := time.Now()
-	open := e.life.Enter() == nil // else nothing is taken to be sent: a waiter that was would have no reply, and send no leave
+	// else nothing is taken to be sent: a waiter that was would have no reply, and send no leave
+	open := e.life.Enter() == nil
 	if open {
 		defer e.life.Done()
 	}
@@ -622,7 +631,8 @@ func (e *Engine) branch(f func()) {
 // takeAsks takes the waiters that are due, a batch at most. Callers hold mu.
 func (e *Engine) takeAsks(now time.Time) (due []*waiter) {
 	var early []*waiter
-	for len(e.asks) > 0 && len(due) < redisx.MaxBatch && len(early) < redisx.MaxBatch && e.asks[0].at.Before(now.Add(together)) {
+	for len(e.asks) > 0 && len(due) < redisx.MaxBatch && len(early) < redisx.MaxBatch &&
+		e.asks[0].at.Before(now.Add(together)) {
 		if e.asks[0].at.After(now) && len(due) == 0 {
 			break
 		}
@@ -640,19 +650,22 @@ func (e *Engine) takeAsks(now time.Time) (due []*waiter) {
 	return due
 }
 
-// takeHolds takes the leases that end, and those that are to be renewed, a batch of these at most. Callers hold mu, and call what ends.
+// takeHolds takes the leases that end, and those that are to be renewed, a batch of these at most. Callers hold mu, and
+// call what ends.
 func (e *Engine) takeHolds(now time.Time, mayRenew bool) (ends []func(), renewals []*Lease) {
 	var early []*Lease
 	for len(e.holds) > 0 && len(renewals) < redisx.MaxBatch && e.holds[0].at.Before(now.Add(together)) {
 		le := e.holds[0].lease
-		if le.at.After(now) && len(renewals) == 0 { // what is due soon goes with what is due: else one that was refused would be sent at once
+		// what is due soon goes with what is due: else one that was refused would be sent at once
+		if le.at.After(now) && len(renewals) == 0 {
 			break
 		}
 		switch end := e.endDue(le, now); {
 		case end != nil:
 			ends = append(ends, end)
 			continue
-		case mayRenew && !e.closed && le.renewals < maxRenewals && !le.renewAt.IsZero() && le.renewAt.Before(now.Add(together)):
+		case mayRenew && !e.closed && le.renewals < maxRenewals && !le.renewAt.IsZero() &&
+			le.renewAt.Before(now.Add(together)):
 			le.noteSent(now)
 			renewals = append(renewals, le)
 		}
@@ -667,8 +680,8 @@ func (e *Engine) takeHolds(now time.Time, mayRenew bool) (ends []func(), renewal
 
 func jitter(d time.Duration) time.Duration { return d + mathrand.N(d) } //nolint:gosec // jitter, no secret
 
-// contended remembers which keys were contended lately: a SET for them would probably fail. Two keys may share a slot; then a command
-// is sent in vain.
+// contended remembers which keys were contended lately: a SET for them would probably fail. Two keys may share a slot;
+// then a command is sent in vain.
 type contended struct {
 	seed  maphash.Seed
 	began time.Time
@@ -690,14 +703,17 @@ func (c *contended) has(key string) bool {
 
 var errBroken = fmt.Errorf("%w: it was broken", ErrLost)
 
-// The newest wins: a newer arrival at a lock may ask older holders and waiters to stop. The request is only a message: a holder keeps its
-// lease until it releases it, and the newer one waits for that.
+// The newest wins: a newer arrival at a lock may ask older holders and waiters to stop. The request is only a message:
+// a holder keeps its lease until it releases it, and the newer one waits for that.
 
 func (r *Ref) arrivals() []string { return []string{r.Key + ":arrivals"} }
 
-// Arrive returns when the work with that note first came to the lock, and stores that with the first call: isNew. A later arrival has a
-// higher number, and no two have the same. It is kept for so long after the last arrival at the lock, and a month at most.
-func (e *Engine) Arrive(ctx context.Context, r Ref, note string, keep time.Duration) (arrival int64, isNew bool, err error) {
+// Arrive returns when the work with that note first came to the lock, and stores that with the first call: isNew. A
+// later arrival has a higher number, and no two have the same. It is kept for so long after the last arrival at the
+// lock, and a month at most.
+func (e *Engine) Arrive(
+	ctx context.Context, r Ref, note string, keep time.Duration,
+) (arrival int64, isNew bool, err error) {
 	reply, err := e.call(ctx, arriveScript, r.arrivals(), note, keep.Milliseconds())
 	if err != nil {
 		return 0, false, err
@@ -716,8 +732,9 @@ func (e *Engine) Forget(ctx context.Context, r Ref, note string) error {
 	return err
 }
 
-// Stop asks older holders and waiters to stop, as many as must so that the arrival is among the newest, and returns how it stands. The
-// request may be lost, and new holders may come: while the caller waits it calls Stop about once a second.
+// Stop asks older holders and waiters to stop, as many as must so that the arrival is among the newest, and returns how
+// it stands. The request may be lost, and new holders may come: while the caller waits it calls Stop about once a
+// second.
 func (e *Engine) Stop(ctx context.Context, r Ref, arrival int64) (Standing, error) {
 	if err := e.Know(ctx, r.Key); err != nil {
 		return First, err

@@ -117,8 +117,8 @@ func TestCrowdOfFreeLocks(t *testing.T) {
 	wg.Wait()
 }
 
-// TestFreeKeyBesideACrowd: a free key is had while a crowd has asked for another one, and no answer has come yet. The crowd sends few
-// commands at a time.
+// TestFreeKeyBesideACrowd: a free key is had while a crowd has asked for another one, and no answer has come yet. The
+// crowd sends few commands at a time.
 func TestFreeKeyBesideACrowd(t *testing.T) {
 	e := start(t, redistest.Mini(t))
 	hook, stuck := &redistest.FailHook{}, make(chan struct{})
@@ -165,7 +165,8 @@ func TestFreeKeyBesideACrowd(t *testing.T) {
 	wg.Wait()
 }
 
-// TestOrder_behindItsID: a task waits behind an earlier one that had its ID, as behind any other. It is no earlier run of its own.
+// TestOrder_behindItsID: a task waits behind an earlier one that had its ID, as behind any other. It is no earlier run
+// of its own.
 func TestOrder_behindItsID(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		e := start(t, s)
@@ -179,7 +180,8 @@ func TestOrder_behindItsID(t *testing.T) {
 		}
 		r.Place = &Place{Nonce: "new", Ticket: tickets[1], Most: -1}
 		r.OnWait = func() {
-			redistest.Must(t, e.Act(t.Context(), r.Ref, ActWithdraw, OrderItem{Nonce: "gone", Ticket: tickets[0], Note: r.Note}, 0))
+			redistest.Must(t, e.Act(t.Context(), r.Ref, ActWithdraw, OrderItem{Nonce: "gone", Ticket: tickets[0], Note: r.Note},
+				0))
 		}
 		release(t, must(t, e, r))
 	})
@@ -256,7 +258,8 @@ func (o ordered) isGone(t *testing.T) {
 	redistest.Must(t, o.e.Act(t.Context(), o.r.Ref, ActGone, look[0], 0))
 }
 
-// TestOrder_unavoidable: what cannot be avoided, by its number in docs/guarantees.md. Each is as bad as it says there, and no worse.
+// TestOrder_unavoidable: what cannot be avoided, by its number in docs/guarantees.md. Each is as bad as it says there,
+// and no worse.
 func TestOrder_unavoidable(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -325,9 +328,11 @@ func TestOrder_unavoidable(t *testing.T) {
 	tasks[0].run(t, OutcomeDone)
 }
 
-// TestLeaves_pausedBeforeItStands: a pause that comes after a waiter's first ask and before it stands in line ends its wait.
+// TestLeaves_pausedBeforeItStands: a pause that comes after a waiter's first ask and before it stands in line ends its
+// wait.
 func TestLeaves_pausedBeforeItStands(t *testing.T) {
-	e := New(Options{Client: redistest.Mini(t).Client(t), Prefix: redistest.Name(t), Owner: "test", Log: slog.New(slog.DiscardHandler), Obeys: true})
+	e := New(Options{Client: redistest.Mini(t).Client(t), Prefix: redistest.Name(t), Owner: "test",
+		Log: slog.New(slog.DiscardHandler), Obeys: true})
 	t.Cleanup(e.Close)
 	r := Request{Ref: Ref{Key: e.o.Prefix + ":{work}", Limit: 1}, TTL: 30 * time.Second}
 	held := must(t, e, r)
@@ -353,11 +358,13 @@ func TestLeaves_pausedBeforeItStands(t *testing.T) {
 	release(t, held)
 }
 
-// TestPausedByEachCommand: while a lock is paused no command gives it to who waits. One of them does so after the pause.
+// TestPausedByEachCommand: while a lock is paused no command gives it to who waits. One of them does so after the
+// pause.
 func TestPausedByEachCommand(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb, ctx := s.Client(t), t.Context()
-		e := New(Options{Client: rdb, Prefix: redistest.Name(t), Owner: "test", Log: slog.New(slog.DiscardHandler), Obeys: true})
+		e := New(Options{Client: rdb, Prefix: redistest.Name(t), Owner: "test", Log: slog.New(slog.DiscardHandler),
+			Obeys: true})
 		t.Cleanup(e.Close)
 		held := map[string]*Lease{}
 		for _, by := range []string{"release", "break", "sweep"} {
@@ -381,7 +388,8 @@ func TestPausedByEachCommand(t *testing.T) {
 		_, err = e.Skip(ctx, heads["skip"].r.Ref, "a", heads["skip"].r.Place.Ticket)
 		redistest.Must(t, err)
 		a := heads["act"].r.Place
-		redistest.Must(t, e.Act(ctx, heads["act"].r.Ref, ActWithdraw, OrderItem{Nonce: a.Nonce, Ticket: a.Ticket, Note: "a"}, 0))
+		redistest.Must(t, e.Act(ctx, heads["act"].r.Ref, ActWithdraw, OrderItem{Nonce: a.Nonce, Ticket: a.Ticket, Note: "a"},
+			0))
 		count := func(want int) {
 			t.Helper()
 			for _, by := range []string{"release", "break", "sweep", "skip", "act"} {
@@ -404,7 +412,8 @@ func TestPausedByEachCommand(t *testing.T) {
 	})
 }
 
-// TestBrokenBeforeItIsHeld: a waiter whose grant is broken before it has seen it does not take the message of that grant for the lock.
+// TestBrokenBeforeItIsHeld: a waiter whose grant is broken before it has seen it does not take the message of that
+// grant for the lock.
 func TestBrokenBeforeItIsHeld(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		e, r := start(t, s), request(t)

@@ -7,13 +7,15 @@ import (
 
 // This file is what the engine tells of a lock, and what its callers tell the engine.
 
-// MinTTL is the shortest lease: below it, a pause of the garbage collector or a slow network would lose leases in normal operation.
+// MinTTL is the shortest lease: below it, a pause of the garbage collector or a slow network would lose leases in
+// normal operation.
 const MinTTL = 100 * time.Millisecond
 
-// Caller brings parked work back: it has the work with that note, parked on the lock with that key, run again, and returns what happened.
-// An Engine calls it on goroutines of its own, up to sixteen at once, and again as long as the work does not come. All processes together
-// call at most one Caller at a time for one note of one lock, if the work runs before the deadline of ctx or not at all. ctx ends at that
-// deadline, and when the Engine is closed. The note of an ordered key is |c|... or |l|..., as lua/order_act.lua names a task.
+// Caller brings parked work back: it has the work with that note, parked on the lock with that key, run again, and
+// returns what happened. An Engine calls it on goroutines of its own, up to sixteen at once, and again as long as the
+// work does not come. All processes together call at most one Caller at a time for one note of one lock, if the work
+// runs before the deadline of ctx or not at all. ctx ends at that deadline, and when the Engine is closed. The note of
+// an ordered key is |c|... or |l|..., as lua/order_act.lua names a task.
 type Caller func(ctx context.Context, key, note string) Fate
 
 // Fate is what a call of parked work led to.
@@ -23,12 +25,14 @@ type Fate int
 const (
 	FateUnsure Fate = iota // nothing is known of the call, or it is not possible yet: it is repeated
 	FateComing             // the work is on its way
-	FateGone               // there is no such work any more, or it is not parked here: its place is given up, and the next is called at once
-	FateLater              // the work cannot run for now: it goes to the end of the line, and the next is called at once
+	// FateGone: there is no such work any more, or it is not parked here: its place is given up, and the next is called
+	// at once.
+	FateGone
+	FateLater // the work cannot run for now: it goes to the end of the line, and the next is called at once
 )
 
-// Standing says whom an arrival has before it when the newest win. Of a semaphore with N slots the N newest are first. A holder without an
-// arrival keeps its slot, which counts as one of the N.
+// Standing says whom an arrival has before it when the newest win. Of a semaphore with N slots the N newest are first.
+// A holder without an arrival keeps its slot, which counts as one of the N.
 type Standing int
 
 // The standings.
@@ -47,17 +51,20 @@ type Holder struct {
 
 // Info is what Redis stores of one lock.
 type Info struct {
-	Key            string        // the lock's Redis key
-	Held           int           // how many slots are taken
-	Gate           Gate          // for how long nobody starts; the zero Gate is open
-	Waiting        int           // how many stand in line
-	Parked, Called int           // how many keep a place in line without waiting, and how many of them were called and have not come yet
-	Queued         int           // how many tasks of an ordered key are in order and do not hold it; no other number counts them
-	Head           Head          // the first of all that are in order
-	Granted        time.Duration // how long ago the last slot was taken; by the clock of its holder if nobody else wanted it then
-	Holders        []Holder      // first deadline first, at most 1,000
-	Free           int           // how many values of a pool are free
-	Values         []string      // the first of them
+	Key     string // the lock's Redis key
+	Held    int    // how many slots are taken
+	Gate    Gate   // for how long nobody starts; the zero Gate is open
+	Waiting int    // how many stand in line
+	// how many keep a place in line without waiting, and how many of them were called and have not come yet
+	Parked, Called int
+	// how many tasks of an ordered key are in order and do not hold it; no other number counts them
+	Queued int
+	Head   Head // the first of all that are in order
+	// how long ago the last slot was taken; by the clock of its holder if nobody else wanted it then
+	Granted time.Duration
+	Holders []Holder // first deadline first, at most 1,000
+	Free    int      // how many values of a pool are free
+	Values  []string // the first of them
 }
 
 // InUse reports whether anything of the lock is in Redis: a holder, a closed gate, a waiter or parked work.
@@ -81,11 +88,12 @@ type Waiter struct {
 
 // Place is the place of a task in the order of its key.
 type Place struct {
-	Nonce    string // that of the task's stamp. For a task without a stamp it begins with "~" and is made of the task's note
-	Ticket   int64  // that of the stamp; 0 for a task without one
-	Retried  int    // asynq's count of the task's attempts
-	Most     int    // how often the caller lets the task be retried. -1: not known, so asynq ends it
-	Continue bool   // the next task runs when this one ends archived. Otherwise its key is held
+	// that of the task's stamp. For a task without a stamp it begins with "~" and is made of the task's note
+	Nonce    string
+	Ticket   int64 // that of the stamp; 0 for a task without one
+	Retried  int   // asynq's count of the task's attempts
+	Most     int   // how often the caller lets the task be retried. -1: not known, so asynq ends it
+	Continue bool  // the next task runs when this one ends archived. Otherwise its key is held
 }
 
 // Outcome says how an attempt of an ordered task has ended.
@@ -105,9 +113,11 @@ const OrderLook = 5 * time.Second
 
 // Why a lock is busy, as lock.BusyError.Reason says it. Only package automutex has ordered keys.
 const (
-	ReasonHeld     = "held"     // lock.ReasonHeld
-	ReasonBehind   = "behind"   // nobody holds the lock, and an earlier task comes first; BusyError.Note is that task
-	ReasonFailed   = "failed"   // so, and that task failed, and asynq retries it: at BusyError.ExpiresIn, if that is longer than OrderLook
+	ReasonHeld   = "held"   // lock.ReasonHeld
+	ReasonBehind = "behind" // nobody holds the lock, and an earlier task comes first; BusyError.Note is that task
+	// ReasonFailed: so, and that task failed, and asynq retries it: at BusyError.ExpiresIn, if that is longer than
+	// OrderLook.
+	ReasonFailed   = "failed"
 	ReasonArchived = "archived" // so, and asynq has archived that task, which holds its key
 )
 
@@ -152,9 +162,10 @@ type Head struct {
 // Held reports whether asynq has archived the head, and the key stands.
 func (h Head) Held() bool { return h.State == "h" }
 
-// Blocks reports whether the head keeps others waiting: it is held, or has failed and others are behind it. Whether asynq delivers it in
-// this moment is not known here.
+// Blocks reports whether the head keeps others waiting: it is held, or has failed and others are behind it. Whether
+// asynq delivers it in this moment is not known here.
 func (h Head) Blocks() bool { return h.Held() || h.Failed && h.Queued > 1 }
 
-// MayBlock reports whether the head keeps others waiting if asynq does not deliver it soon, as it does not from a queue that is paused.
+// MayBlock reports whether the head keeps others waiting if asynq does not deliver it soon, as it does not from a queue
+// that is paused.
 func (h Head) MayBlock() bool { return h.Held() || h.State != "" && !h.Runs && h.Queued > 1 }

@@ -13,8 +13,8 @@ import (
 	"github.com/automutex/automutex/internal/redisx"
 )
 
-// Lease is the right of one holder to a lock, until a deadline. It is renewed until it is released. A lease whose deadline passes
-// without a renewal is lost, and stays lost. Safe for concurrent use.
+// Lease is the right of one holder to a lock, until a deadline. It is renewed until it is released. A lease whose
+// deadline passes without a renewal is lost, and stays lost. Safe for concurrent use.
 type Lease struct {
 	engine  *Engine
 	request Request
@@ -31,7 +31,8 @@ type Lease struct {
 	parked time.Duration // how long its note was in line before, if it was parked
 	called bool          // its note was called
 
-	outcome atomic.Int32 // an Outcome. It is set before the lease ends, and read by each release, also by one in the background
+	// an Outcome. It is set before the lease ends, and read by each release, also by one in the background
+	outcome atomic.Int32
 
 	// These two are set before the first release.
 	consumes    bool      // the value leaves its pool
@@ -71,12 +72,13 @@ type binding struct {
 	cancel context.CancelCauseFunc
 }
 
-// believe returns for how long after an ask or renewal for length was sent the lease can be relied on: a thousandth and 1 ms less than
-// length, since clocks run at different speeds.
+// believe returns for how long after an ask or renewal for length was sent the lease can be relied on: a thousandth and
+// 1 ms less than length, since clocks run at different speeds.
 func believe(length time.Duration) time.Duration { return length - length/1000 - time.Millisecond }
 
-// margin returns how long before a lease for length can be taken over it counts as lost here: a tenth of the TTL and at least 100 ms,
-// but at most a fifth of the TTL. Work whose context ends has that time to stop. A shorter lease has the same share as its margin.
+// margin returns how long before a lease for length can be taken over it counts as lost here: a tenth of the TTL and at
+// least 100 ms, but at most a fifth of the TTL. Work whose context ends has that time to stop. A shorter lease has the
+// same share as its margin.
 func (r *Request) margin(length time.Duration) time.Duration {
 	margin := max(r.TTL/10, min(leastMargin, r.TTL/5))
 	if length >= r.TTL {
@@ -105,8 +107,8 @@ func (e *Engine) holdLocked(le *Lease, fence int64, value string, sent time.Time
 	e.planHold(le)
 }
 
-// moveDeadline sets the deadline to length after sent, less the margin, unless it is later already. The next renewal is due a third of
-// length after sent, and of the TTL at most.
+// moveDeadline sets the deadline to length after sent, less the margin, unless it is later already. The next renewal is
+// due a third of length after sent, and of the TTL at most.
 func (le *Lease) moveDeadline(sent time.Time, length time.Duration) {
 	d := sent.Add(believe(length) - le.request.margin(length))
 	moved := d.After(le.deadline)
@@ -139,15 +141,15 @@ func (le *Lease) next() time.Time {
 	return at
 }
 
-// noteSent notes that a renewal is sent now. The next one is due if this one has no reply after a third of the time that is left: it
-// may be stuck on its connection.
+// noteSent notes that a renewal is sent now. The next one is due if this one has no reply after a third of the time
+// that is left: it may be stuck on its connection.
 func (le *Lease) noteSent(now time.Time) {
 	le.renewals++
 	le.renewAt = now.Add(max(min(le.deadline.Sub(now), le.request.TTL)/3, together))
 }
 
-// endDue ends a lease whose deadline or MaxHold is over, and returns what tells its contexts; nil: it goes on. Callers hold mu, and call
-// that without mu.
+// endDue ends a lease whose deadline or MaxHold is over, and returns what tells its contexts; nil: it goes on. Callers
+// hold mu, and call that without mu.
 func (e *Engine) endDue(le *Lease, now time.Time) func() {
 	if now.Before(le.ends()) {
 		return nil
@@ -199,8 +201,8 @@ func (e *Engine) drop(le *Lease) (was state) {
 	return was
 }
 
-// sendRenewals renews a batch of leases in one pipeline. Of two renewals of one lease that are under way, each counts from when it was
-// sent. A lease that is released meanwhile stays so.
+// sendRenewals renews a batch of leases in one pipeline. Of two renewals of one lease that are under way, each counts
+// from when it was sent. A lease that is released meanwhile stays so.
 func (e *Engine) sendRenewals(batch []*Lease) {
 	sent := time.Now()
 	calls := make([]*redisx.Call, len(batch))
@@ -218,7 +220,8 @@ func (e *Engine) sendRenewals(batch []*Lease) {
 		case err == nil && sent.After(le.renewedAt):
 			le.renewedAt = sent
 		case err != nil && !le.renewedAt.After(sent): // try again soon
-			le.renewAt = life.Earliest(le.renewAt, time.Now().Add(jitter(min(max(le.request.TTL/20, 10*time.Millisecond), time.Second))))
+			le.renewAt = life.Earliest(le.renewAt, time.Now().Add(jitter(min(max(le.request.TTL/20, 10*time.Millisecond),
+				time.Second))))
 		}
 		if le.state == held {
 			e.planHold(le)
@@ -248,9 +251,10 @@ func (le *Lease) moreKeys(keys []string) []string {
 // ReplicasWithin is how long replicas have to acknowledge; a quarter of the TTL, if that is less.
 const ReplicasWithin = time.Second
 
-// renew runs renewals, again with more keys where the reply says so, and waits for replicas. The script always writes, WAIT covers what its
-// own connection wrote last, and replication keeps the order: so enough acknowledgements prove that the replicas have this deadline, and the
-// grant before it. If too few acknowledge, the lease keeps its old deadline here. Redis may keep the lock taken for longer, which is safe.
+// renew runs renewals, again with more keys where the reply says so, and waits for replicas. The script always writes,
+// WAIT covers what its own connection wrote last, and replication keeps the order: so enough acknowledgements prove
+// that the replicas have this deadline, and the grant before it. If too few acknowledge, the lease keeps its old
+// deadline here. Redis may keep the lock taken for longer, which is safe.
 func (e *Engine) renew(ctx context.Context, leases []*Lease, calls []*redisx.Call, within time.Duration) {
 	for again := calls; len(again) > 0; {
 		switch c := again[0]; {
@@ -290,7 +294,8 @@ func (e *Engine) replicate(ctx context.Context, le *Lease) error {
 	}
 	isHeld, err := e.extend(ctx, le, le.request.TTL, within)
 	if err == nil && !isHeld {
-		err = fmt.Errorf("%w: %q: it was gone when replicas were to be waited for, as after a failover that forgot it", ErrNotReplicated, le.request.Key)
+		err = fmt.Errorf("%w: %q: it was gone when replicas were to be waited for, as after a failover that forgot it",
+			ErrNotReplicated, le.request.Key)
 	}
 	if err != nil {
 		e.giveBack(le)
@@ -334,7 +339,8 @@ func (le *Lease) Token() string { return le.token }
 // Fence is a number that grows from holder to holder; ErrNotFenced without Request.Fenced.
 func (le *Lease) Fence() (int64, error) {
 	if !le.request.Fenced {
-		return 0, fmt.Errorf("%w: %q: make the lock with lock.Fenced(), or set Fence in the rule", ErrNotFenced, le.request.Name)
+		return 0, fmt.Errorf("%w: %q: make the lock with lock.Fenced(), or set Fence in the rule", ErrNotFenced,
+			le.request.Name)
 	}
 	return le.fence, nil
 }
@@ -356,7 +362,8 @@ func (le *Lease) Held() bool {
 	return le.isHeld()
 }
 
-// Err is nil while the lease is held, ErrLost after it was lost, by its deadline too, and ErrNotHeld after its owner ended it.
+// Err is nil while the lease is held, ErrLost after it was lost, by its deadline too, and ErrNotHeld after its owner
+// ended it.
 func (le *Lease) Err() error {
 	le.engine.mu.Lock()
 	defer le.engine.mu.Unlock()
@@ -388,8 +395,9 @@ func (le *Lease) Extend(ctx context.Context, length time.Duration) error {
 	return err
 }
 
-// CloseGate closes the gate of the lock for length from now: nobody gets the lock, however many slots are free. Holders go on, this one
-// included. A gate that is closed for longer stays so. It outlives the lease; a break ends it. It works on a context that has ended, too.
+// CloseGate closes the gate of the lock for length from now: nobody gets the lock, however many slots are free. Holders
+// go on, this one included. A gate that is closed for longer stays so. It outlives the lease; a break ends it. It works
+// on a context that has ended, too.
 func (le *Lease) CloseGate(ctx context.Context, length time.Duration) error {
 	e, r := le.engine, &le.request
 	if err := r.checkLength("CloseGate for", length); err != nil {
@@ -413,13 +421,14 @@ func (le *Lease) CloseGate(ctx context.Context, length time.Duration) error {
 	}
 	isHeld, err := e.extend(ctx, le, time.Millisecond, min(ReplicasWithin, r.TTL/4)) // never shortens the lease
 	if err == nil && !isHeld {
-		err = fmt.Errorf("%w: %q was gone when replicas were to be waited for, as after a failover that forgot it", ErrNotHeld, r.Name)
+		err = fmt.Errorf("%w: %q was gone when replicas were to be waited for, as after a failover that forgot it",
+			ErrNotHeld, r.Name)
 	}
 	return err
 }
 
-// Bind returns a context derived from parent that ends when the lease does: with cause ErrLost if it is lost, with context.Canceled if
-// it is released.
+// Bind returns a context derived from parent that ends when the lease does: with cause ErrLost if it is lost, with
+// context.Canceled if it is released.
 func (le *Lease) Bind(parent context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(parent)
 	e := le.engine
@@ -431,8 +440,8 @@ func (le *Lease) Bind(parent context.Context) context.Context {
 	case !le.isHeld():
 		cancel(ErrLost)
 	default:
-		// Keep the list short if a lease is bound often: when it has twice as many entries as were left the last time, drop those that
-		// have ended. A context.AfterFunc for each costs more.
+		// Keep the list short if a lease is bound often: when it has twice as many entries as were left the last time, drop
+		// those that have ended. A context.AfterFunc for each costs more.
 		if len(le.bindings) >= max(le.pruneAt, 4) {
 			le.bindings = slices.DeleteFunc(le.bindings, func(b binding) bool { return b.ctx.Err() != nil })
 			le.pruneAt = 2 * len(le.bindings)
@@ -451,10 +460,10 @@ type Ending struct {
 	Consume  bool          // its value leaves the pool
 }
 
-// Release gives the lock back, and returns how many slots are free then. One that was sent before the deadline, and then again, and finds
-// nothing is a success: the first one has run, or the lock was broken meanwhile. It ends the lease whatever it returns: ErrNotHeld if the
-// lease had ended before, an error of Redis if the release is tried again in the background while the lease lasts. Only the values of ctx
-// count.
+// Release gives the lock back, and returns how many slots are free then. One that was sent before the deadline, and
+// then again, and finds nothing is a success: the first one has run, or the lock was broken meanwhile. It ends the
+// lease whatever it returns: ErrNotHeld if the lease had ended before, an error of Redis if the release is tried again
+// in the background while the lease lasts. Only the values of ctx count.
 func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) {
 	e := le.engine
 	was := e.drop(le)
@@ -478,7 +487,8 @@ func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) 
 		return 0, err
 	case was == lost:
 		return back.free, fmt.Errorf("%w: %q: the lease was lost before", ErrNotHeld, le.request.Name)
-	case !back.held && back.resent && began.Before(le.deadline): // the first one gave it back, or came when nobody had it any more
+	case !back.held && back.resent && began.Before(le.deadline):
+		// the first one gave it back, or came when nobody had it any more
 	case !back.held:
 		return back.free, fmt.Errorf("%w: %q: its deadline had passed, or the key was deleted", ErrNotHeld, le.request.Name)
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/automutex/automutex/internal/redisx"
 )
 
-// waiter is one caller that waits. Engine.mu guards its fields but lease and done, which never change. turn.mode does not change while an
-// ask is under way, so who sends it reads it without mu.
+// waiter is one caller that waits. Engine.mu guards its fields but lease and done, which never change. turn.mode does
+// not change while an ask is under way, so who sends it reads it without mu.
 type waiter struct {
 	entry
 	lease *Lease
@@ -43,7 +43,8 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	if err != nil {
 		return err
 	}
-	own := r.Note != "" && holderOf(a.Holder).Note == r.Note && !strings.HasPrefix(a.Holder, "o:") // a head is another task with its ID
+	// a head is another task with its ID
+	own := r.Note != "" && holderOf(a.Holder).Note == r.Note && !strings.HasPrefix(a.Holder, "o:")
 	if r.Park && !a.Yours && !a.Parked && own && !isClosed(w.done) {
 		return &Busy{Answer: e.leave(w)} // its own earlier run: it returns
 	}
@@ -71,7 +72,8 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	return e.stand(w, began)
 }
 
-// askFirst sends the first ask of w, and returns its answer. With many first asks under way, this one goes in a pipeline.
+// askFirst sends the first ask of w, and returns its answer. With many first asks under way, this one goes in a
+// pipeline.
 func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (a Answer, asked bool, err error) {
 	le, r := w.lease, &w.lease.request
 	e.mu.Lock()
@@ -162,8 +164,8 @@ func (e *Engine) result(w *waiter, waited time.Duration) error {
 	return w.err
 }
 
-// leave takes w out of the line, and gives back a slot that it may have been granted. It waits a moment for the reply of an ask that is
-// under way, which may yet park w, and returns the last busy reply.
+// leave takes w out of the line, and gives back a slot that it may have been granted. It waits a moment for the reply
+// of an ask that is under way, which may yet park w, and returns the last busy reply.
 func (e *Engine) leave(w *waiter) Answer {
 	e.mu.Lock()
 	delete(e.waiters, w.lease.token)
@@ -312,8 +314,8 @@ func (e *Engine) receiveAll() {
 	}
 }
 
-// receive subscribes and listens until the subscription fails, or Close. worked: it was confirmed. go-redis by itself does not notice a
-// connection that loses everything, so receive pings a silent one, if a message may come.
+// receive subscribes and listens until the subscription fails, or Close. worked: it was confirmed. go-redis by itself
+// does not notice a connection that loses everything, so receive pings a silent one, if a message may come.
 func (e *Engine) receive() (worked bool) {
 	ctx, cancel := context.WithCancel(e.life.Closing)
 	defer cancel()

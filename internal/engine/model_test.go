@@ -23,10 +23,11 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// TestModel makes random steps of many clients on one lock, beside a model that knows no keys and no scripts, and compares each
-// reply, each message and what is stored: on a miniredis, and on a redis-server whose clock the test moves by a small C library
-// that is loaded before all others (cc is needed). TestMistakes plants mistakes in the scripts; each
-// must be found. RUNS=200 FIRST=0 says how many seeds and from which, ONLY=order or plain, SERVER=redis or miniredis.
+// TestModel makes random steps of many clients on one lock, beside a model that knows no keys and no scripts, and
+// compares each reply, each message and what is stored: on a miniredis, and on a redis-server whose clock the test
+// moves by a small C library that is loaded before all others (cc is needed). TestMistakes plants mistakes in the
+// scripts; each must be found. RUNS=200 FIRST=0 says how many seeds and from which, ONLY=order or plain, SERVER=redis
+// or miniredis.
 
 // sender sends the scripts of one lock. mutate changes them, to plant a mistake.
 type sender struct {
@@ -95,7 +96,9 @@ static int64_t now(void) {
   if (!at) at = mmap(0, 8, PROT_READ, MAP_SHARED, open(getenv("CLOCK_FILE"), O_RDONLY), 0);
   return *at;
 }
-int gettimeofday(struct timeval *tv, void *tz) { int64_t n = now(); tv->tv_sec = n / 1000000; tv->tv_usec = n % 1000000; return 0; }
+int gettimeofday(struct timeval *tv, void *tz) { 
+  int64_t n = now(); tv->tv_sec = n / 1000000; tv->tv_usec = n % 1000000; return 0;
+}
 time_t time(time_t *t) { time_t s = now() / 1000000; if (t) *t = s; return s; }
 int clock_gettime(clockid_t c, struct timespec *ts) {
   if (c != CLOCK_REALTIME && c != CLOCK_REALTIME_COARSE) return syscall(SYS_clock_gettime, c, ts);
@@ -123,7 +126,8 @@ func realWorld(t testing.TB) world {
 	set(startUS, 0)
 	s := redistest.StartRealIn(t, []string{"LD_PRELOAD=" + lib, "CLOCK_FILE=" + file})
 	// Nothing is sent twice, however long it takes on a busy machine: tests count the calls.
-	rdb := redis.NewClient(&redis.Options{Addr: s.Addr(), DisableIdentity: true, Protocol: 2, ReadTimeout: redistest.Patience, MaxRetries: -1})
+	rdb := redis.NewClient(&redis.Options{Addr: s.Addr(), DisableIdentity: true, Protocol: 2,
+		ReadTimeout: redistest.Patience, MaxRetries: -1})
 	t.Cleanup(func() { rdb.Close() })
 	return world{rdb, set}
 }
@@ -161,7 +165,8 @@ type sim struct {
 
 func (s *sim) ms() int64 { return s.now / 1000 }
 
-// advance moves the clock, and stops at no moment at which something ends: there Redis' TTLs, in its own rounding, decide.
+// advance moves the clock, and stops at no moment at which something ends: there Redis' TTLs, in its own rounding,
+// decide.
 func (s *sim) advance(us int64) {
 	was := s.now
 	s.now += us
@@ -319,8 +324,8 @@ func (m *model) take(body string, length int64) {
 	}
 }
 
-// grant gives free slots to the line, and then to asker. It returns what is free after that, and whether the asker got one.
-// fence stands for the number in a message, which the test does not foresee.
+// grant gives free slots to the line, and then to asker. It returns what is free after that, and whether the asker got
+// one. fence stands for the number in a message, which the test does not foresee.
 func (m *model) grant(limit int, moved bool, asker string, lease int64) (free int, mine bool) {
 	free = max(0, limit-len(m.holders))
 	for i := 0; free > 0; {
@@ -378,7 +383,10 @@ func (m *model) calledNotes() (notes []string) {
 func (m *model) called() int { return len(m.calledNotes()) }
 
 func (m *model) sortParked() {
-	slices.SortFunc(m.parked, func(a, b note) int { return cmp.Or(cmp.Compare(a.ticket, b.ticket), cmp.Compare(a.note, b.note)) })
+	slices.SortFunc(m.parked, func(a, b note) int {
+		return cmp.Or(cmp.Compare(a.ticket, b.ticket),
+			cmp.Compare(a.note, b.note))
+	})
 }
 
 // calls names notes; who is named of those called before is known, too.
@@ -402,7 +410,8 @@ func (m *model) calls(limit, free, inbound int, life int64) []string {
 		}
 	}
 	var names []string
-	for _, x := range slices.SortedStableFunc(slices.Values(m.parked), func(a, b note) int { return cmp.Compare(a.called, b.called) }) {
+	for _, x := range slices.SortedStableFunc(slices.Values(m.parked),
+		func(a, b note) int { return cmp.Compare(a.called, b.called) }) {
 		if x.called > 0 {
 			names = append(names, x.note)
 		}
@@ -466,7 +475,8 @@ func (s *sim) same(got, want []string) {
 	}
 }
 
-// published compares what was published with the model's, in which "fence" alone is the asker's, among those of the granted.
+// published compares what was published with the model's, in which "fence" alone is the asker's, among those of the
+// granted.
 func (s *sim) published(fence ...any) {
 	if len(s.m.out) > 0 {
 		got, want := messages(s.w.rdb, s.msgs), s.m.out
@@ -671,7 +681,10 @@ func (s *sim) ask() {
 				ticket = was.ticket
 			}
 			m.line = append(m.line, waiting{tokenOf(body), body, ticket, 0, 0})
-			slices.SortFunc(m.line, func(a, b waiting) int { return cmp.Or(cmp.Compare(a.ticket, b.ticket), cmp.Compare(a.token, b.token)) })
+			slices.SortFunc(m.line, func(a, b waiting) int {
+				return cmp.Or(cmp.Compare(a.ticket, b.ticket),
+					cmp.Compare(a.token, b.token))
+			})
 			li = slices.IndexFunc(m.line, func(x waiting) bool { return x.token == tokenOf(body) })
 		}
 		m.line[li].till, m.line[li].grant, m.line[li].body = m.ms()+stay, length, body
@@ -698,8 +711,10 @@ func (s *sim) ask() {
 		}
 		return
 	}
-	if len(l) != 8 || num(l[4]) != inline || num(l[5]) != calledAgo || num(l[6]) != int64(len(m.parked)-m.called()) || num(l[7]) != hasParked {
-		failf("%v, want inline %d, called %d, parked %d, has parked %d", l, inline, calledAgo, len(m.parked)-m.called(), hasParked)
+	if len(l) != 8 || num(l[4]) != inline || num(l[5]) != calledAgo || num(l[6]) != int64(len(m.parked)-m.called()) ||
+		num(l[7]) != hasParked {
+		failf("%v, want inline %d, called %d, parked %d, has parked %d", l, inline, calledAgo, len(m.parked)-m.called(),
+			hasParked)
 	}
 }
 
@@ -713,7 +728,8 @@ func texts(l []any) (out []string) {
 	return out
 }
 
-// names compares a reply, which is a list with names if anything is parked or in order. It returns when the first holder ends.
+// names compares a reply, which is a list with names if anything is parked or in order. It returns when the first
+// holder ends.
 func (s *sim) names(got any, code int64, is bool, parked int, names []string) int64 {
 	if !is {
 		if !num1(got) || num(got) != code {
@@ -742,7 +758,8 @@ func (s *sim) calls(got any, code int64, free, inbound int) {
 	}
 }
 
-// sent compares the messages that are in a reply to a release, and those that are published. It returns the rest of the reply.
+// sent compares the messages that are in a reply to a release, and those that are published. It returns the rest of the
+// reply.
 func (s *sim) sent(got any) any {
 	m := &s.m
 	if len(m.told) == 0 {
@@ -956,7 +973,8 @@ func (s *sim) inspect() {
 	why, until := m.gate(false)
 	if num(l[1]) != int64(len(m.holders)) || num(l[2]) != int64(waiting) || num(l[3]) != int64(len(m.parked)-m.called()) ||
 		num(l[4]) != int64(m.called()) || l[7] != why || num(l[8]) != until {
-		failf("inspect %v, want %d holders, %d in line, %d parked, %d called, %s for %d", l, len(m.holders), len(m.line), len(m.parked)-m.called(), m.called(), why, until)
+		failf("inspect %v, want %d holders, %d in line, %d parked, %d called, %s for %d", l, len(m.holders), len(m.line),
+			len(m.parked)-m.called(), m.called(), why, until)
 	}
 	listed := list(l[6])
 	for i := 0; i < len(listed); i += 2 {
@@ -964,13 +982,15 @@ func (s *sim) inspect() {
 		if at < 0 {
 			failf("holder %v, want %v", listed[i], m.holders)
 		}
-		if d := num(listed[i+1]) - m.holders[at].end; d < -2 || d > 1 { // a thin one ends when its key does, and a miniredis rounds its TTL down
+		// a thin one ends when its key does, and a miniredis rounds its TTL down
+		if d := num(listed[i+1]) - m.holders[at].end; d < -2 || d > 1 {
 			failf("holder %v until %v, want %d", listed[i], listed[i+1], m.holders[at].end)
 		}
 	}
 }
 
-// keysAreSound looks at what is stored: each key has a TTL that outlives what is in it, no key is left over, and the word says what there is.
+// keysAreSound looks at what is stored: each key has a TTL that outlives what is in it, no key is left over, and the
+// word says what there is.
 func (s *sim) keysAreSound(emptied bool) {
 	ctx := context.Background()
 	found := s.w.rdb.Keys(ctx, "*").Val()
@@ -1010,7 +1030,8 @@ func (s *sim) keysAreSound(emptied bool) {
 	if fat {
 		info := s.w.rdb.HGetAll(ctx, s.key+":info").Val()
 		gate := info["closed"] != "" || info["cooldown"] != "" || info["rate"] != ""
-		if parked != strings.Contains(word, " parked") || gate != strings.Contains(word, " gate") || order && !strings.Contains(word, " order") {
+		if parked != strings.Contains(word, " parked") || gate != strings.Contains(word, " gate") || order &&
+			!strings.Contains(word, " order") {
 			failf("the word is %q, parked %v, gate %v, order %v", word, parked, gate, order)
 		}
 		if called && !parked {
@@ -1026,7 +1047,8 @@ func (s *sim) keysAreSound(emptied bool) {
 			failf("%d records of waiters, want %d: %v", waiters, len(m.line), info)
 		}
 	}
-	if emptied && len(m.holders)+len(m.line)+len(m.parked)+len(m.tasks) == 0 && max(m.opens(), m.next+m.spare*min(1, m.next)) <= m.now {
+	if emptied && len(m.holders)+len(m.line)+len(m.parked)+len(m.tasks) == 0 &&
+		max(m.opens(), m.next+m.spare*min(1, m.next)) <= m.now {
 		for k := range ttls {
 			if k != ":marks" {
 				failf("left over: %v", ttls)
@@ -1038,7 +1060,8 @@ func (s *sim) keysAreSound(emptied bool) {
 // runModel makes random steps, and returns the first mistake.
 func runModel(w world, e *sender, seed uint64, steps int, ordered bool) (log []string, err error) {
 	ctx := context.Background()
-	s := &sim{w: w, e: e, r: rand.New(rand.NewPCG(seed, 7)), key: "automutex:{m|1}", limit: 1, ordered: ordered, tickets: map[string]int64{}}
+	s := &sim{w: w, e: e, r: rand.New(rand.NewPCG(seed, 7)), key: "automutex:{m|1}", limit: 1, ordered: ordered,
+		tickets: map[string]int64{}}
 	s.keys = keysOf(s.key)
 	s.m.marks = map[string]int64{}
 	if ordered {
@@ -1160,7 +1183,10 @@ func (m *model) put(t otask) {
 		return
 	}
 	m.tasks = append(m.tasks, t)
-	slices.SortFunc(m.tasks, func(a, b otask) int { return cmp.Or(cmp.Compare(a.ticket, b.ticket), cmp.Compare(a.nonce, b.nonce)) })
+	slices.SortFunc(m.tasks, func(a, b otask) int {
+		return cmp.Or(cmp.Compare(a.ticket, b.ticket),
+			cmp.Compare(a.nonce, b.nonce))
+	})
 }
 
 func (m *model) remove(nonce string) {
@@ -1466,7 +1492,8 @@ func (s *sim) orderRelease() {
 
 func (s *sim) orderAct() {
 	m := &s.m
-	act := []string{"none", "none", "gone", "archived", "left", "present", "confirm", "refused", "withdraw", "skip"}[s.r.IntN(10)]
+	act := []string{"none", "none", "gone", "archived", "left", "present", "confirm", "refused", "withdraw",
+		"skip"}[s.r.IntN(10)]
 	o := otask{}
 	if len(m.tasks) > 0 {
 		o = m.tasks[s.r.IntN(min(3, len(m.tasks)))]
@@ -1594,7 +1621,9 @@ func (s *sim) orderStep() bool {
 		if num(l[1]) != int64(len(m.holders)) || num(l[9]) != int64(len(m.tasks)) {
 			failf("inspect %v, want %d holders, %d tasks", l, len(m.holders), len(m.tasks))
 		}
-		if h := list(l[10]); len(h) > 0 && (h[0] != m.tasks[0].nonce || !strings.HasPrefix(h[2].(string), fmt.Sprintf("%s %d %d %d %d ", m.tasks[0].state, m.tasks[0].seen, m.tasks[0].begun, m.tasks[0].retried, m.tasks[0].since))) {
+		if h := list(l[10]); len(h) > 0 && (h[0] != m.tasks[0].nonce || !strings.HasPrefix(h[2].(string),
+			fmt.Sprintf("%s %d %d %d %d ", m.tasks[0].state, m.tasks[0].seen, m.tasks[0].begun, m.tasks[0].retried,
+				m.tasks[0].since))) {
 			failf("head %v, want %+v", h, m.tasks[0])
 		}
 	}
@@ -1647,43 +1676,61 @@ var mistakes = []struct {
 	{0, "a renewal shortens", "math.max(now_ms + length, deadline) + 1)", "now_ms + length + 1)"},
 	{0, "a fence does not grow", "math.max(now_us, fence + 1), true, true", "now_us, true, true"},
 	{1, "OnePerNote knows the first holder only", "local other = call('HGET', info, 'n:' .. note)", "local other = nil"},
-	{12, "who is passed over loses the place", "call('ZADD', line, unpack(passed))", "call('ZADD', line, now_us, passed[2])"},
-	{5, "CloseGate opens sooner", "'closed', math.max(gates.closed or 0, now_us + ARGV[2] * 1000)", "'closed', now_us + ARGV[2] * 1000"},
+	{12, "who is passed over loses the place", "call('ZADD', line, unpack(passed))",
+		"call('ZADD', line, now_us, passed[2])"},
+	{5, "CloseGate opens sooner", "'closed', math.max(gates.closed or 0, now_us + ARGV[2] * 1000)",
+		"'closed', now_us + ARGV[2] * 1000"},
 	{32, "a rate saves nothing up", "now_us - spare) + every", "now_us) + every"},
-	{14, "a rate is not charged for a grant", "if every > 0 then\n  local why, at = 'rate', math.max", "if every > 0 and not token then\n  local why, at = 'rate', math.max"},
+	{14, "a rate is not charged for a grant", "if every > 0 then\n  local why, at = 'rate', math.max",
+		"if every > 0 and not token then\n  local why, at = 'rate', math.max"},
 	{3, "called notes do not count", "math.max(inbound, free) - fresh", "math.max(inbound, free)"},
 	{5, "fewer are called than slots are free", "math.max(inbound, free) - fresh", "inbound - fresh"},
-	{0, "a fate drops a note that is not called", "fate ~= '' and call('ZREM', called, note) == 1", "fate ~= '' and call('ZREM', called, note) >= 0"},
+	{0, "a fate drops a note that is not called", "fate ~= '' and call('ZREM', called, note) == 1",
+		"fate ~= '' and call('ZREM', called, note) >= 0"},
 	{0, "a note that came counts as called", "if at then call('ZREM', called, note) end", ""},
 	{32, "an unused rate is forgotten", "if forgotten <= now_us then", "if opens <= now_us then"},
-	{0, "the last holder takes the parked with it", "count == 0 and not parks and not ordered", "count == 0 and not ordered"},
+	{0, "the last holder takes the parked with it", "count == 0 and not parks and not ordered",
+		"count == 0 and not ordered"},
 	{0, "the last holder takes the line with it", "(nobody or call('EXISTS', line) == 0)", "true"},
 	{0, "a waiter that parks loses its place", "ticket = call('ZSCORE', line, token) or ticket", "ticket = ticket"},
 	{9, "a paused lock is given", "none and limit > 0 and every_wanted", "none and every_wanted"},
-	{0, "one key keeps its short TTL", "ms / 8), true, true\n  for i = 2, #KEYS do", "ms / 8), true, true\n  for i = 2, #KEYS - 1 do"},
+	{0, "one key keeps its short TTL", "ms / 8), true, true\n  for i = 2, #KEYS do",
+		"ms / 8), true, true\n  for i = 2, #KEYS - 1 do"},
 	{0, "a long renewal leaves the keys as they are", "if tonumber(good) < now_ms + length then", "if false then"},
-	{0, "the first waiter is not told when the gate opens", "local head = moved and call('ZRANGE', line, '0', '0')[1]", "local head = nil"},
+	{0, "the first waiter is not told when the gate opens", "local head = moved and call('ZRANGE', line, '0', '0')[1]",
+		"local head = nil"},
 	{10, "who asks as the gate opens starts alone", "not (mine and nobody)", "not mine"},
-	{0, "who does not hold the lock frees a slot", "local late = was and limit", "was = was or count > 0\nlocal late = was and limit"},
-	{0, "an ask that is sent twice takes a second slot", "if first == body or count > 1 and tonumber(call('ZSCORE', holders, body) or 0) > now_ms then\n  local ms = lease", "if false then\n  local ms = lease"},
-	{0, "a thin lock's lease becomes longer", "call('ZADD', holders, int(now_ms + left + 1), w)", "call('ZADD', holders, int(now_ms + left + 100), w)"},
+	{0, "who does not hold the lock frees a slot", "local late = was and limit",
+		"was = was or count > 0\nlocal late = was and limit"},
+	{0, "an ask that is sent twice takes a second slot", "if first == body or count > 1 and tonumber(call('ZSCORE', " +
+		"holders, body) or 0) > now_ms then\n  local ms = lease", "if false then\n  local ms = lease"},
+	{0, "a thin lock's lease becomes longer", "call('ZADD', holders, int(now_ms + left + 1), w)",
+		"call('ZADD', holders, int(now_ms + left + 100), w)"},
 	{0, "a message goes to another channel", "local channel = string.match(message, '^[^.]*')", "local channel = 'c0'"},
-	{1, "more than two holders are counted as two", "if count == 2 then count = call('ZCOUNT'", "if false then count = call('ZCOUNT'"},
+	{1, "more than two holders are counted as two", "if count == 2 then count = call('ZCOUNT'",
+		"if false then count = call('ZCOUNT'"},
 	{1, "notes count only while the lock has one holder", "noted = string.find(what, ' notes', 1, true)", "noted = false"},
-	{0, "the word stays thin when somebody waits", "good, changed, moves = now_ms + slack, true, true", "good = now_ms + slack"},
-	{0, "only the word goes at the end", "call('UNLINK', unpack(KEYS))\n    changed = false", "call('DEL', word)\n    changed = false"},
+	{0, "the word stays thin when somebody waits", "good, changed, moves = now_ms + slack, true, true",
+		"good = now_ms + slack"},
+	{0, "only the word goes at the end", "call('UNLINK', unpack(KEYS))\n    changed = false",
+		"call('DEL', word)\n    changed = false"},
 	{0, "a thin release compares nothing", "if redis.call('GET', KEYS[1]) == ARGV[1] then return", "if true then return"},
-	{0, "order: not the head gets the lock", "if place == 0 and count < limit and opens <= now_us then", "if count < limit and opens <= now_us then"},
+	{0, "order: not the head gets the lock", "if place == 0 and count < limit and opens <= now_us then",
+		"if count < limit and opens <= now_us then"},
 	{0, "order: a task that is done runs again", "mark('done:' .. ARGV[5])", ""},
 	{0, "order: the release of another grant counts", "task and task.token == token and", "task and"},
-	{0, "order: tasks are called behind one that is not coming", "elseif not waits_alive(task) and not (i == 1 and count > 0) then", "elseif false then"},
-	{2, "order: a worker that died is given the lock", "task.state == 'w' and now_us - task.seen < task.since * 1000", "task.state == 'w'"},
-	{0, "order: a look that is old counts", "task.seen == tonumber(ARGV[7]) and", "task.seen and"},
-	{3, "order: a last attempt that began runs again", "may_be_spent and task.begun == task.retried then", "may_be_spent and false then"},
+	{0, "order: tasks are called behind one that is not coming", "elseif not waits_alive(task) and not (i == 1 and " +
+		"count > 0) then", "elseif false then"},
+	{2, "order: a worker that died is given the lock", "task.state == 'w' and now_us - task.seen < task.since * 1000",
+		"task.state == 'w'"},
+	{0, "order: a look that is old counts", "and task.seen == tonumber(ARGV[7])", "and task.seen"},
+	{3, "order: a last attempt that began runs again", "may_be_spent and task.begun == task.retried then",
+		"may_be_spent and false then"},
 	{3, "order: a refused arrival, sent again, runs", "mark('refused:' .. token)", ""},
 	{2, "order: who is skipped while it runs leaves", "if is_it and runs(task) then", "if false then"},
-	{7, "order: the head is not told when the gate opens", "if head and ended and opens > now_us and waits_alive(head) then", "if false then"},
-	{1, "order: nobody looks for a late head", "and not ended and is_due(head) then", "and false then"},
+	{7, "order: the head is not told when the gate opens", "if head and ended and opens > now_us and waits_alive(head) " +
+		"then", "if false then"},
+	{1, "order: nobody looks for a late head", "if unserved and is_due(head) then", "if false then"},
 }
 
 func TestMistakes(t *testing.T) {
@@ -1774,11 +1821,13 @@ func TestPool(t *testing.T) {
 						held := w.rdb.HGet(ctx, keys[5], "v:"+tokenOf(body)).Val()
 						slots := min(1, r.IntN(4)) // 0: paused
 						waiting := w.rdb.ZCard(ctx, keys[2]).Val()
-						if e.run("release", keys, body, slots, 0, 0, 0, consume); slots == 0 && held != "" && w.rdb.ZCard(ctx, keys[2]).Val() < waiting {
+						if e.run("release", keys, body, slots, 0, 0, 0, consume); slots == 0 && held != "" &&
+							w.rdb.ZCard(ctx, keys[2]).Val() < waiting {
 							t.Fatalf("seed %d step %d: a waiter is served in a pause", seed, step)
 						}
 						// If its lease had ended the value was free before, and still is.
-						if held != "" && held == consume && w.rdb.ZScore(ctx, keys[6], held).Err() != nil && w.rdb.HGet(ctx, keys[5], "v:"+tokenOf(body)).Val() == "" {
+						if held != "" && held == consume && w.rdb.ZScore(ctx, keys[6], held).Err() != nil &&
+							w.rdb.HGet(ctx, keys[5], "v:"+tokenOf(body)).Val() == "" {
 							delete(all, held)
 						}
 					default:

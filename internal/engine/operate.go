@@ -18,16 +18,16 @@ import (
 	"github.com/automutex/automutex/internal/redisx"
 )
 
-// This file has the calls of operators, who may not know what kind of lock a key is of. So the scripts see, and delete, what there may be of
-// any lock but a pool.
+// This file has the calls of operators, who may not know what kind of lock a key is of. So the scripts see, and delete,
+// what there may be of any lock but a pool.
 
 const (
 	// MaxHolders bounds how many holders one look lists, and how many entries of a line.
 	MaxHolders = 1000
 	// scanCount is how many keys Redis looks at for one SCAN.
 	scanCount = 1000
-	// walkTogether is how many scripts of a walk go to Redis in one pipeline. Each may list MaxHolders, so a longer pipeline would delay
-	// other clients, and fill the memory of this one.
+	// walkTogether is how many scripts of a walk go to Redis in one pipeline. Each may list MaxHolders, so a longer
+	// pipeline would delay other clients, and fill the memory of this one.
 	walkTogether = 100
 )
 
@@ -99,8 +99,8 @@ func (f *fields) score(i int) int64 {
 	return int64(n)
 }
 
-// Inspect returns what Redis stores of a lock, and at most so many of its holders; with none it does not know whether the head of an
-// ordered key runs.
+// Inspect returns what Redis stores of a lock, and at most so many of its holders; with none it does not know whether
+// the head of an ordered key runs.
 func (e *Engine) Inspect(ctx context.Context, r Ref, most int) (Info, error) {
 	r.Ordered = !r.Pool
 	reply, err := e.call(ctx, inspectScript, r.keys(), int64(most))
@@ -131,7 +131,8 @@ func parseInspect(key string, reply any) (Info, error) {
 	us := f.num(0)
 	info := Info{
 		Key: key, Held: int(f.num(1)), Waiting: int(f.num(2)), Parked: int(f.num(3)), Called: int(f.num(4)),
-		Gate: Gate{Reason: f.text(7), OpensIn: time.Duration(f.num(8)) * time.Microsecond}, Queued: int(f.num(9)), Free: int(f.num(11)),
+		Gate: Gate{Reason: f.text(7), OpensIn: time.Duration(f.num(8)) * time.Microsecond}, Queued: int(f.num(9)),
+		Free: int(f.num(11)),
 	}
 	fence, holders, head, values, taken := f.num(5), f.sub(6), f.sub(10), f.sub(12), &fields{}
 	if len(f.list) > 13 {
@@ -170,8 +171,8 @@ func parseInspect(key string, reply any) (Info, error) {
 	return info, nil
 }
 
-// takenAt is when a token was made, by the clock of its process (us); 0: it does not tell. See newLease: until the year 2085 a time in
-// microseconds has ten digits in base 36.
+// takenAt is when a token was made, by the clock of its process (us); 0: it does not tell. See newLease: until the year
+// 2085 a time in microseconds has ten digits in base 36.
 func takenAt(token string) int64 {
 	const digits = 10
 	_, nonce, _ := strings.Cut(token, ".")
@@ -185,8 +186,8 @@ func takenAt(token string) int64 {
 	return us
 }
 
-// Line returns the first ones in the line of a lock: waiters, then parked work, the called one among it, and then the tasks in order but
-// for the one at work. info is what Inspect has returned. Of a key of another type there is none.
+// Line returns the first ones in the line of a lock: waiters, then parked work, the called one among it, and then the
+// tasks in order but for the one at work. info is what Inspect has returned. Of a key of another type there is none.
 func (e *Engine) Line(ctx context.Context, r Ref, info Info, most int) ([]Waiter, error) {
 	most, r.Ordered = max(0, min(most, MaxHolders)), !r.Pool
 	reply, err := e.call(ctx, lineScript, r.keys(), int64(most+1)) // the task at work is left out
@@ -221,9 +222,9 @@ func (e *Engine) Line(ctx context.Context, r Ref, info Info, most int) ([]Waiter
 	return line[:min(len(line), most)], nil
 }
 
-// List yields every lock under the prefix that is held, waited for or parked on, or has a closed gate, in no order. It walks the keys with
-// SCAN, on every master of a Cluster, so it does not block Redis. It may miss locks that come and go meanwhile. After an error it ends. It
-// leaves out pools, whose keys have another form.
+// List yields every lock under the prefix that is held, waited for or parked on, or has a closed gate, in no order. It
+// walks the keys with SCAN, on every master of a Cluster, so it does not block Redis. It may miss locks that come and
+// go meanwhile. After an error it ends. It leaves out pools, whose keys have another form.
 func (e *Engine) List(ctx context.Context) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
 		for c, err := range e.walk(ctx, inspectScript, func(*Ref) []any { return []any{int64(MaxHolders)} }) {
@@ -244,8 +245,9 @@ func (e *Engine) List(ctx context.Context) iter.Seq2[Info, error] {
 	}
 }
 
-// Sweep removes what is dead from every lock under the prefix: holders past their deadlines, and waiters that do not ask any more. It
-// returns how many it removed, also with an error. Nothing depends on it: each ask prunes its lock, and unused keys expire.
+// Sweep removes what is dead from every lock under the prefix: holders past their deadlines, and waiters that do not
+// ask any more. It returns how many it removed, also with an error. Nothing depends on it: each ask prunes its lock,
+// and unused keys expire.
 func (e *Engine) Sweep(ctx context.Context) (removed int, err error) {
 	if err := e.Know(ctx, e.o.Prefix+":{}"); err != nil {
 		return 0, err
@@ -268,7 +270,8 @@ func (e *Engine) Sweep(ctx context.Context) (removed int, err error) {
 	return removed, nil
 }
 
-// walk runs a script once on every lock under the prefix, and yields the calls. After an error it ends. It leaves out what is no lock.
+// walk runs a script once on every lock under the prefix, and yields the calls. After an error it ends. It leaves out
+// what is no lock.
 func (e *Engine) walk(ctx context.Context, s *redisx.Script, args func(*Ref) []any) iter.Seq2[*redisx.Call, error] {
 	return func(yield func(*redisx.Call, error) bool) {
 		if err := e.walkAll(ctx, s, args, func(c *redisx.Call) bool { return yield(c, nil) }); err != nil {
@@ -277,13 +280,16 @@ func (e *Engine) walk(ctx context.Context, s *redisx.Script, args func(*Ref) []a
 	}
 }
 
-func (e *Engine) walkAll(ctx context.Context, s *redisx.Script, args func(*Ref) []any, yield func(*redisx.Call) bool) error {
+func (e *Engine) walkAll(
+	ctx context.Context, s *redisx.Script, args func(*Ref) []any, yield func(*redisx.Call) bool,
+) error {
 	nodes, err := e.nodes(ctx)
 	if err != nil {
 		return err
 	}
 	pattern := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(e.o.Prefix) + ":{*"
-	seed, seen := maphash.MakeSeed(), map[uint64]bool{} // SCAN may return a key twice, and a lock may have two that are looked for
+	// SCAN may return a key twice, and a lock may have two that are looked for
+	seed, seen := maphash.MakeSeed(), map[uint64]bool{}
 	for _, node := range nodes {
 		for cursor, more := uint64(0), true; more; more = cursor != 0 {
 			scanned, err := e.do(ctx, "scan", e.o.Prefix, func() (any, error) {
@@ -327,12 +333,15 @@ func (e *Engine) walkAll(ctx context.Context, s *redisx.Script, args func(*Ref) 
 	return nil
 }
 
-// isForeign reports whether a script has found something that no lock has: by the type of a key, or by what the word says (see head.lua).
+// isForeign reports whether a script has found something that no lock has: by the type of a key, or by what the word
+// says (see head.lua).
 func isForeign(err error) bool {
-	return redisx.IsWrongType(err) || err != nil && strings.Contains(err.Error(), "the word of this lock is none of a lock")
+	return redisx.IsWrongType(err) || err != nil && strings.Contains(err.Error(),
+		"the word of this lock is none of a lock")
 }
 
-// lockOf returns the key of the lock that a key under the prefix is of: the word, or, if that was lost, the record beside it.
+// lockOf returns the key of the lock that a key under the prefix is of: the word, or, if that was lost, the record
+// beside it.
 func (e *Engine) lockOf(name string) (key string, ok bool) {
 	text, ours := strings.CutPrefix(name, e.o.Prefix+":{")
 	text, after, closed := strings.Cut(text, "}")
@@ -372,20 +381,23 @@ type BreakKind int64
 
 // What Break removes.
 const (
-	BreakSlots BreakKind = iota // the holder with the token; without one all, and it opens a gate that is closed, or cools down
-	BreakKey                    // all there is of the lock
-	BreakGate                   // it opens that gate, and nothing else
+	// BreakSlots: the holder with the token; without one all, and it opens a gate that is closed, or cools down.
+	BreakSlots BreakKind = iota
+	BreakKey             // all there is of the lock
+	BreakGate            // it opens that gate, and nothing else
 )
 
 // breakTogether is how many holders the script looks at.
 const breakTogether = 100
 
-// Break takes slots away from their holders, and grants what is free then. It returns how many it took, and one more if it opened the
-// gate; with BreakKey, of a pool, how many values there were. The leases of this process among the tokens are lost before it returns, and
-// other processes get messages. Of more than 100 it takes 100 at a time: who gets a slot in between loses it too. If the client had to send
-// it twice, and the last one finds no holder with the token, no gate or no lock, it is taken that the first one did it; of all holders
-// nobody knows how many that broke.
-func (e *Engine) Break(ctx context.Context, r Ref, token string, how BreakKind) (taken int, tokens []string, err error) {
+// Break takes slots away from their holders, and grants what is free then. It returns how many it took, and one more if
+// it opened the gate; with BreakKey, of a pool, how many values there were. The leases of this process among the tokens
+// are lost before it returns, and other processes get messages. Of more than 100 it takes 100 at a time: who gets a
+// slot in between loses it too. If the client had to send it twice, and the last one finds no holder with the token, no
+// gate or no lock, it is taken that the first one did it; of all holders nobody knows how many that broke.
+func (e *Engine) Break(
+	ctx context.Context, r Ref, token string, how BreakKind,
+) (taken int, tokens []string, err error) {
 	if err := e.Know(ctx, r.Key); err != nil {
 		return 0, nil, err
 	}
@@ -432,16 +444,16 @@ func (e *Engine) BreakHolder(ctx context.Context, r Ref, token string) (bool, er
 	return n > 0, err
 }
 
-// OpenGate opens a gate that a hold or a cooldown has closed, and grants free slots to waiters. It returns false if there was none. Holders
-// keep their slots. A gate that a rate has closed stays closed.
+// OpenGate opens a gate that a hold or a cooldown has closed, and grants free slots to waiters. It returns false if
+// there was none. Holders keep their slots. A gate that a rate has closed stays closed.
 func (e *Engine) OpenGate(ctx context.Context, r Ref) (bool, error) {
 	n, _, err := e.Break(ctx, r, "", BreakGate)
 	return n > 0, err
 }
 
-// Ref is the lock with that key, as List returns it, for the calls of operators, or why there is none. A key does not say how many may
-// hold the lock, nor whether an operator's limit counts for it, so it is for one: a break that frees several slots of a semaphore grants
-// one, and waiters get the others when they ask again, within a second.
+// Ref is the lock with that key, as List returns it, for the calls of operators, or why there is none. A key does not
+// say how many may hold the lock, nor whether an operator's limit counts for it, so it is for one: a break that frees
+// several slots of a semaphore grants one, and waiters get the others when they ask again, within a second.
 func (e *Engine) Ref(key string) (Ref, error) {
 	_, err := ParseKey(e.o.Prefix, key)
 	return Ref{Key: key, Limit: 1, Fixed: true}, err
@@ -452,7 +464,8 @@ func ParseKey(prefix, key string) (string, error) {
 	text, ours := strings.CutPrefix(key, prefix+":{")
 	text, closed := strings.CutSuffix(text, "}")
 	if !ours || !closed || text == keys.Controls || !keys.IsKeyText(text) {
-		return "", fmt.Errorf("lock: %s is no key of a mutex or semaphore under the prefix %q; List tells the keys there are", printable.Short(strconv.Quote(key)), prefix)
+		return "", fmt.Errorf("lock: %s is no key of a mutex or semaphore under the prefix %q; List tells the keys there are",
+			printable.Short(strconv.Quote(key)), prefix)
 	}
 	return text, nil
 }

@@ -24,7 +24,8 @@ import (
 // startAt is start with a prefix of the test's own, made of what means something in patterns.
 func startAt(t *testing.T, rdb redisx.Client) *Engine {
 	t.Helper()
-	e := New(Options{Client: rdb, Prefix: redistest.Name(t) + `*?[a-z]\:^`, Owner: "a b|c", Log: slog.New(slog.DiscardHandler)})
+	e := New(Options{Client: rdb, Prefix: redistest.Name(t) + `*?[a-z]\:^`, Owner: "a b|c",
+		Log: slog.New(slog.DiscardHandler)})
 	t.Cleanup(e.Close)
 	return e
 }
@@ -51,7 +52,8 @@ func parkRaw(t *testing.T, e *Engine, r Ref, note string) {
 func arrives(t *testing.T, e *Engine, r Ref, note, nonce string, ticket int64, stay time.Duration, parks bool) any {
 	t.Helper()
 	r.Ordered = true
-	reply, err := e.conn.Run(t.Context(), orderAskScript, r.keys(), "w."+nonce+"|"+e.owner+"|"+note, 60000, stay.Milliseconds(), 1,
+	reply, err := e.conn.Run(t.Context(), orderAskScript, r.keys(), "w."+nonce+"|"+e.owner+"|"+note, 60000,
+		stay.Milliseconds(), 1,
 		oneOrZero(parks), 0, 0, 3000, nonce, ticket, 0, 25, 0)
 	redistest.Must(t, err)
 	return reply
@@ -102,7 +104,8 @@ func callsOf(e *Engine) map[string]func(context.Context, Ref) error {
 	}
 }
 
-// TestOperateFails: what each call makes of a key of another type, of an engine that is closed, and of a context that has ended.
+// TestOperateFails: what each call makes of a key of another type, of an engine that is closed, and of a context that
+// has ended.
 func TestOperateFails(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -121,7 +124,8 @@ func TestOperateFails(t *testing.T) {
 		cancel()
 		noLock := map[string]bool{"line": true, "list": true, "sweep": true} // no error, see there
 		for name, call := range calls {
-			if err := call(t.Context(), e.ref("list")); noLock[name] != (err == nil) || err != nil && !errors.Is(err, redisx.ErrBackend) {
+			if err := call(t.Context(), e.ref("list")); noLock[name] != (err == nil) || err != nil &&
+				!errors.Is(err, redisx.ErrBackend) {
 				t.Errorf("%s of a list: %v", name, err)
 			}
 			if err := call(over, e.ref("free")); !errors.Is(err, context.Canceled) {
@@ -196,7 +200,8 @@ func (a fixed) answers(cmd redis.Cmder) bool {
 func TestUnknownReplies(t *testing.T) {
 	t.Parallel()
 	for name, reply := range map[string]any{
-		"nil": nil, "empty": "", "text": "yes", "list of nil": []any{nil}, "nils for numbers": []any{nil, nil, nil, nil, nil}, "map": map[any]any{"yes": true},
+		"nil": nil, "empty": "", "text": "yes", "list of nil": []any{nil}, "nils for numbers": []any{nil, nil, nil, nil, nil},
+		"map": map[any]any{"yes": true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -213,7 +218,8 @@ func TestUnknownReplies(t *testing.T) {
 					t.Errorf("%s: %v; want ErrBackend", call, err)
 				}
 			}
-			redistest.Eventually(t, redistest.Patience, func() bool { return !le.Held() }, "the end of a lease that nothing renews")
+			redistest.Eventually(t, redistest.Patience, func() bool { return !le.Held() },
+				"the end of a lease that nothing renews")
 			if early := time.Until(le.Deadline()); early > 0 {
 				t.Errorf("lost %s before its deadline", early)
 			}
@@ -271,7 +277,8 @@ func TestInspect(t *testing.T) {
 			}
 			line[i].Since = time.Time{}
 		}
-		want := []Waiter{{Owner: "a b|c", Note: "first"}, {Note: "p1", Parked: true}, {Note: "p2", Parked: true, Called: true}}
+		want := []Waiter{{Owner: "a b|c", Note: "first"}, {Note: "p1", Parked: true},
+			{Note: "p2", Parked: true, Called: true}}
 		if !slices.Equal(line, want) {
 			t.Errorf("the line is %+v", line)
 		}
@@ -287,10 +294,12 @@ func TestInspect(t *testing.T) {
 // TestParseKey: what is no lock's key is refused.
 func TestParseKey(t *testing.T) {
 	for _, key := range []string{
-		"", "room", "other:{room}", "automutex:{room", "automutex:{}", "automutex:{room}x", "automutex:{ports}:pool", "automutex:{a b}", "automutex:{\xff}",
+		"", "room", "other:{room}", "automutex:{room", "automutex:{}", "automutex:{room}x", "automutex:{ports}:pool",
+		"automutex:{a b}", "automutex:{\xff}",
 		"automutex:{a\x1b[2J}", "automutex:{" + keys.Controls + "}", "automutex:{" + strings.Repeat("x", 1<<20),
 	} {
-		if _, err := ParseKey("automutex", key); err == nil || !strings.Contains(err.Error(), "is no key of a mutex or semaphore") || len(err.Error()) > 500 {
+		if _, err := ParseKey("automutex", key); err == nil ||
+			!strings.Contains(err.Error(), "is no key of a mutex or semaphore") || len(err.Error()) > 500 {
 			t.Errorf("%.40q: %.600v", key, err)
 		}
 	}
@@ -372,7 +381,8 @@ func TestBreakSentTwice(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		rdb.AddHook(redistest.Resend(func(cmd redis.Cmder) bool {
-			return strings.HasPrefix(cmd.Name(), "eval") && (cmd.Args()[1] == breakScript.SHA || cmd.Args()[1] == breakScript.Source)
+			return strings.HasPrefix(cmd.Name(), "eval") && (cmd.Args()[1] == breakScript.SHA ||
+				cmd.Args()[1] == breakScript.Source)
 		}))
 		e := startAt(t, rdb)
 		r := e.ref("twice")
@@ -476,7 +486,8 @@ func TestList(t *testing.T) {
 			redistest.Must(t, rdb.HSet(t.Context(), e.ref("lock 0").Key+":info", fmt.Sprint("w.", i), "0 3000 o|").Err())
 		}
 		passed := rdb.Time(t.Context()).Val()
-		redistest.Eventually(t, redistest.Patience, func() bool { return rdb.Time(t.Context()).Val().Sub(passed) > 5*time.Millisecond }, "dead waiters")
+		redistest.Eventually(t, redistest.Patience,
+			func() bool { return rdb.Time(t.Context()).Val().Sub(passed) > 5*time.Millisecond }, "dead waiters")
 		for _, want := range []int{115 + 250, 0} { // each second lock's dead waiter, and those of one lock
 			if n, err := e.Sweep(t.Context()); n != want || err != nil {
 				t.Errorf("Sweep removed %d, %v, want %d", n, err, want)
@@ -545,13 +556,15 @@ func TestPut(t *testing.T) {
 		redistest.Must(t, err)
 		put(1, append(values, "new")...)
 		info := inspect(t, e, r)
-		if h := info.Holders; info.Held != 1 || len(h) != 1 || h[0].Value != "a |%" || h[0].Note != "n" || h[0].Token != le.Token() {
+		if h := info.Holders; info.Held != 1 || len(h) != 1 || h[0].Value != "a |%" || h[0].Note != "n" ||
+			h[0].Token != le.Token() {
 			t.Errorf("%+v", info)
 		}
 		if want := append(values[1:], "new"); info.Free != 251 || !slices.Equal(info.Values, want) {
 			t.Errorf("%d are free: %q", info.Free, info.Values)
 		}
-		if few, err := e.Inspect(t.Context(), r, 2); err != nil || few.Free != 251 || !slices.Equal(few.Values, []string{"v 0", "v 1"}) {
+		if few, err := e.Inspect(t.Context(), r, 2); err != nil || few.Free != 251 ||
+			!slices.Equal(few.Values, []string{"v 0", "v 1"}) {
 			t.Errorf("%+v, %v", few, err)
 		}
 		for range 150 {
@@ -562,7 +575,8 @@ func TestPut(t *testing.T) {
 			t.Errorf("%+v", info.Holders)
 		}
 		// One is broken: its value is free again. And all of it goes.
-		if n, _, err := e.Break(t.Context(), r, le.Token(), BreakSlots); n != 1 || err != nil || inspect(t, e, r).Values[101] != "a |%" {
+		if n, _, err := e.Break(t.Context(), r, le.Token(), BreakSlots); n != 1 || err != nil ||
+			inspect(t, e, r).Values[101] != "a |%" {
 			t.Errorf("Break: %d, %v", n, err)
 		}
 		if n, tokens, err := e.Break(t.Context(), r, "", BreakKey); n != 252 || len(tokens) != 150 || err != nil {
@@ -614,7 +628,8 @@ func TestOrder(t *testing.T) {
 		if ticket != 0 || queued != 2 || !slices.Equal(look, due) {
 			t.Errorf("a full key: %d, %d, %+v", ticket, queued, look)
 		}
-		stamped := Head{Key: r.Key, Queued: 2, State: "i", Note: "q|1", Nonce: "N1", Ticket: first, Since: time.UnixMicro(first)}
+		stamped := Head{Key: r.Key, Queued: 2, State: "i", Note: "q|1", Nonce: "N1", Ticket: first,
+			Since: time.UnixMicro(first)}
 		if h := head(); h != stamped {
 			t.Errorf("%+v", h)
 		}
@@ -688,8 +703,8 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// TestDeadWaiters: while the lock is held, waiters that died leave the line before those that ask behind them: who is alive comes first, and
-// knows when the holder's lease ends.
+// TestDeadWaiters: while the lock is held, waiters that died leave the line before those that ask behind them: who is
+// alive comes first, and knows when the holder's lease ends.
 func TestDeadWaiters(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		e, rdb := start(t, s), s.Client(t)

@@ -39,7 +39,8 @@ type Options struct {
 
 // check fills in defaults, and returns what is wrong with the options.
 func (o *Options) check() error {
-	o.Prefix, o.Owner, o.Log = cmp.Or(o.Prefix, inside.DefaultPrefix), cmp.Or(o.Owner, Process()), cmp.Or(o.Log, slog.Default())
+	o.Prefix, o.Owner, o.Log = cmp.Or(o.Prefix, inside.DefaultPrefix), cmp.Or(o.Owner, Process()),
+		cmp.Or(o.Log, slog.Default())
 	if err := CheckClient(o.Client); err != nil {
 		return err
 	}
@@ -60,7 +61,8 @@ func CheckClient(rdb redisx.Client) error {
 		return fmt.Errorf("lock: the Redis client is a nil %T: pass one that was made with redis.NewClient or the like", rdb)
 	}
 	if _, ring := rdb.(*redis.Ring); ring {
-		return errors.New("lock: *redis.Ring cannot hold locks (a shard that is away would let a second holder in on another): " +
+		return errors.New("lock: *redis.Ring cannot hold locks (a shard that is away would let a second holder in on " +
+			"another): " +
 			"use *redis.Client or *redis.ClusterClient")
 	}
 	return nil
@@ -76,9 +78,9 @@ func CheckPrefix(prefix string) error {
 	return nil
 }
 
-// CheckSecret returns why a secret cannot hash keys, or nil. With an empty one keys are not hashed. Any other must be too long to guess,
-// and must not contain what differs between processes by accident, such as a line end. The longest one has 1,024 bytes: it is hashed for
-// each key.
+// CheckSecret returns why a secret cannot hash keys, or nil. With an empty one keys are not hashed. Any other must be
+// too long to guess, and must not contain what differs between processes by accident, such as a line end. The longest
+// one has 1,024 bytes: it is hashed for each key.
 func CheckSecret(secret string) error {
 	const least, most, like = 16, 1024, "such as openssl rand -hex 32 gives"
 	n := len(secret)
@@ -91,8 +93,8 @@ func CheckSecret(secret string) error {
 	case n > most:
 		return fmt.Errorf("lock: the secret for hashed keys has %d bytes: at most %d, %s", n, most, like)
 	case strings.ContainsFunc(secret, unicode.IsControl), strings.TrimSpace(secret) != secret:
-		return errors.New("lock: the secret for hashed keys has a control character, or space around it, such as the end of " +
-			"the line in its file: trim it, or processes that have it and such that have not would make different keys")
+		return errors.New("lock: the secret for hashed keys has a control character, or space around it, such as the end " +
+			"of the line in its file: trim it, or processes that have it and such that have not would make different keys")
 	case strings.HasPrefix(secret, "${"):
 		return errors.New("lock: the secret for hashed keys begins with ${, as a variable that nobody has expanded: " +
 			"take it from the environment in the program")
@@ -118,10 +120,12 @@ func CheckReplicas(rdb redisx.Client, n int) error {
 // CheckTTL returns why a lease cannot have that length, or nil. what names the length.
 func CheckTTL(what string, ttl time.Duration) error {
 	if ttl < MinTTL {
-		return fmt.Errorf("lock: %s is %s: at least %s, or pauses of the program or the network would lose leases%s", what, ttl, MinTTL, printable.MeantUnit(ttl))
+		return fmt.Errorf("lock: %s is %s: at least %s, or pauses of the program or the network would lose leases%s", what,
+			ttl, MinTTL, printable.MeantUnit(ttl))
 	}
 	if ttl > inside.MaxTTL {
-		return fmt.Errorf("lock: %s is %s: at most %s; leases are renewed, so a short one lasts as long as its holder", what, ttl, inside.MaxTTL)
+		return fmt.Errorf("lock: %s is %s: at most %s; leases are renewed, so a short one lasts as long as its holder", what,
+			ttl, inside.MaxTTL)
 	}
 	return nil
 }
@@ -181,7 +185,8 @@ func Rate(starts int, per time.Duration, burst int) (every, spare time.Duration,
 	unit := int64(starts) * int64(time.Microsecond) // no overflow: starts is at most a year's microseconds
 	every = time.Duration((int64(per)+unit-1)/unit) * time.Microsecond
 	if int64(burst) > int64(inside.MaxTTL/every) {
-		return 0, 0, fmt.Errorf("a rate of %d starts per %s with a burst of %d: that many take longer than %s; give a smaller burst", starts, per, burst, inside.MaxTTL)
+		return 0, 0, fmt.Errorf("a rate of %d starts per %s with a burst of %d: that many take longer than %s; give a "+
+			"smaller burst", starts, per, burst, inside.MaxTTL)
 	}
 	return every, every * time.Duration(burst-1), nil
 }

@@ -26,10 +26,12 @@ var (
 	ErrOrderSpent = errors.New("lock: the task's last attempt has begun before, and did not return")
 )
 
-// Stamp gives the task with that note and nonce the next place in order. If most tasks of the key or more are not done, it gives none, and
-// returns how many there are, and those of the first ones that should have come by now. The ticket is 0 then. deadline is when others may
-// look whether the task was enqueued. After an error it may have a place.
-func (e *Engine) Stamp(ctx context.Context, r Ref, note, nonce string, deadline time.Duration, most int) (ticket int64, queued int, look []OrderItem, err error) {
+// Stamp gives the task with that note and nonce the next place in order. If most tasks of the key or more are not done,
+// it gives none, and returns how many there are, and those of the first ones that should have come by now. The ticket
+// is 0 then. deadline is when others may look whether the task was enqueued. After an error it may have a place.
+func (e *Engine) Stamp(
+	ctx context.Context, r Ref, note, nonce string, deadline time.Duration, most int,
+) (ticket int64, queued int, look []OrderItem, err error) {
 	reply, err := e.callOrder(ctx, orderStampScript, r, nonce, note, deadline.Milliseconds(), int64(most))
 	if err != nil {
 		return 0, 0, nil, err
@@ -55,16 +57,19 @@ func (e *Engine) callOrder(ctx context.Context, s *redisx.Script, r Ref, args ..
 	return e.call(ctx, s, r.keys(), args...)
 }
 
-// actOrder runs order_act, and has those called that it names. The error Is ErrHeadRuns or ErrNotHead if a skip was refused; of the latter
-// the head is what is called.
-func (e *Engine) actOrder(ctx context.Context, r Ref, act OrderAct, item OrderItem, after time.Duration) (n named, err error) {
+// actOrder runs order_act, and has those called that it names. The error Is ErrHeadRuns or ErrNotHead if a skip was
+// refused; of the latter the head is what is called.
+func (e *Engine) actOrder(
+	ctx context.Context, r Ref, act OrderAct, item OrderItem, after time.Duration,
+) (n named, err error) {
 	if err := e.Know(ctx, r.Key); err != nil {
 		return n, err
 	}
 	r.Ordered = true
 	inbound, _ := e.parking.wanted(r)
 	sent := time.Now()
-	reply, err := e.callOrder(ctx, orderActScript, r, int64(e.limit(&r)), inbound, string(act), item.Nonce, item.Ticket, item.State, item.Seen,
+	reply, err := e.callOrder(ctx, orderActScript, r, int64(e.limit(&r)), inbound, string(act), item.Nonce, item.Ticket,
+		item.State, item.Seen,
 		after.Milliseconds(), item.Note)
 	if err != nil {
 		return n, err
@@ -82,16 +87,17 @@ func (e *Engine) actOrder(ctx context.Context, r Ref, act OrderAct, item OrderIt
 	return n, nil
 }
 
-// Act changes one task of an ordered key, and looks after the key. after is for ActPresent: nobody looks for the task again
-// before that.
+// Act changes one task of an ordered key, and looks after the key. after is for ActPresent: nobody looks for the task
+// again before that.
 func (e *Engine) Act(ctx context.Context, r Ref, act OrderAct, item OrderItem, after time.Duration) error {
 	_, err := e.actOrder(ctx, r, act, item, after)
 	return err
 }
 
-// Skip takes the head with that note and ticket out of the order, and calls the next. It does so once, however often the script is
-// executed: after that another task with the same note may be the head. A ticket of 0 is that of the head now. The error Is ErrHeadRuns if
-// the head holds the lock, and ErrNotHead if the task is not the head; head is the head's note then, empty without one.
+// Skip takes the head with that note and ticket out of the order, and calls the next. It does so once, however often
+// the script is executed: after that another task with the same note may be the head. A ticket of 0 is that of the head
+// now. The error Is ErrHeadRuns if the head holds the lock, and ErrNotHead if the task is not the head; head is the
+// head's note then, empty without one.
 func (e *Engine) Skip(ctx context.Context, r Ref, note string, ticket int64) (head string, err error) {
 	if ticket == 0 {
 		now, err := e.Head(ctx, r)
@@ -168,14 +174,16 @@ func ParseItem(named string) (item OrderItem, ok bool) {
 	return OrderItem{Call: f[1] == "c", State: f[2], Nonce: f[3], Ticket: ticket, Seen: f[5], Note: f[6]}, true
 }
 
-var outcomes = [...]string{OutcomeStays: "stays", OutcomeUnbegun: "unbegun", OutcomeDone: "done", OutcomeHeld: "held", OutcomeLeft: "left"}
+var outcomes = [...]string{OutcomeStays: "stays", OutcomeUnbegun: "unbegun", OutcomeDone: "done", OutcomeHeld: "held",
+	OutcomeLeft: "left"}
 
 // End sets how the attempt that holds le has ended. It does nothing for a lock that is not ordered.
 func (le *Lease) End(o Outcome) {
 	le.outcome.Store(int32(o))
 }
 
-// unbegun returns le, which no caller has seen: its release says that the handler of a task, which may have its turn, has not begun.
+// unbegun returns le, which no caller has seen: its release says that the handler of a task, which may have its turn,
+// has not begun.
 func (le *Lease) unbegun() *Lease {
 	le.End(OutcomeUnbegun)
 	return le
@@ -198,7 +206,8 @@ func (e *Engine) orderAsk(le *Lease, mode askMode, limit int) *redisx.Call {
 }
 
 func (e *Engine) orderRelease(le *Lease, body any, inbound, cooldown int64) []any {
-	return []any{body, int64(e.limit(&le.request.Ref)), inbound, cooldown, le.request.Place.Nonce, outcomes[le.outcome.Load()]}
+	return []any{body, int64(e.limit(&le.request.Ref)), inbound, cooldown, le.request.Place.Nonce,
+		outcomes[le.outcome.Load()]}
 }
 
 // refusalOf is the error of a reply that is neither the lock nor a place.
@@ -214,7 +223,8 @@ func refusalOf(reply any) error {
 	return nil
 }
 
-// Because returns why the lock is busy, and in how long that ends. The reason is empty if the caller left before Redis replied.
+// Because returns why the lock is busy, and in how long that ends. The reason is empty if the caller left before Redis
+// replied.
 func (b *Busy) Because() (reason string, ends time.Duration) {
 	if b.Gate > 0 {
 		return b.Reason, b.Gate
@@ -228,8 +238,8 @@ func (b *Busy) Because() (reason string, ends time.Duration) {
 	return reason, max(0, b.Deadline)
 }
 
-// behind returns the reason of an asker that is behind a head which does not hold the lock, and in how long that head comes or is
-// looked for. The reason is empty if the reply names no head.
+// behind returns the reason of an asker that is behind a head which does not hold the lock, and in how long that head
+// comes or is looked for. The reason is empty if the reply names no head.
 func (b *Busy) behind() (reason string, comes time.Duration) {
 	head, ok := strings.CutPrefix(b.Holder, "o:")
 	if !ok {
@@ -261,7 +271,8 @@ func holderOf(body string) Holder {
 	return Holder{}
 }
 
-// GateText says why nobody gets a lock whose gate is closed for that reason. It is empty for a reason that is not one of the gate.
+// GateText says why nobody gets a lock whose gate is closed for that reason. It is empty for a reason that is not one
+// of the gate.
 func GateText(reason string) string {
 	switch reason {
 	case "rate":

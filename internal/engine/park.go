@@ -14,40 +14,44 @@ import (
 
 const (
 	forgetAfter = 10 * time.Second // how long the figures of a line without parked work are kept after its last use
-	maxCallers  = 16               // calls at once, each of another line: those of one are made one after the other, in its order
-	// maxInboundInOrder is how many notes of all ordered keys are called at once, at most; but one of each. More of them would wait for
-	// each other in asynq's queue.
+	// calls at once, each of another line: those of one are made one after the other, in its order
+	maxCallers = 16
+	// maxInboundInOrder is how many notes of all ordered keys are called at once, at most; but one of each. More of them
+	// would wait for each other in asynq's queue.
 	maxInboundInOrder = 4 * maxInbound
-	// callTime is how long the claim of a process to call a note lasts. The Caller must end within the first half; the other half is for
-	// its last command to reach Redis.
+	// callTime is how long the claim of a process to call a note lasts. The Caller must end within the first half; the
+	// other half is for its last command to reach Redis.
 	callTime = 4 * time.Second
 	// slowCall is how long a call may take so that the next one is still made while the Engine closes.
 	slowCall = time.Second
-	// checksTogether is the grid on which checks are due that need not be exact: those of several lines go in one pipeline.
+	// checksTogether is the grid on which checks are due that need not be exact: those of several lines go in one
+	// pipeline.
 	checksTogether = checkEvery / 4
-	// maxRounds is how many rounds of checks are under way at most, each a pipeline on a goroutine of its own: a Redis that hangs does
-	// not collect more of them. On a Cluster a round has one pipeline for each master, and more rounds let the others go on while one hangs.
+	// maxRounds is how many rounds of checks are under way at most, each a pipeline on a goroutine of its own: a Redis
+	// that hangs does not collect more of them. On a Cluster a round has one pipeline for each master, and more rounds let
+	// the others go on while one hangs.
 	maxRounds, maxRoundsCluster = 4, 64
 )
 
-// parking calls parked work when its turn comes, and checks the lines that have parked work: a check names the notes whose turn has come,
-// so it repeats a call that was lost with its process, and notices a holder that died. What it knows is in memory: only speed depends on it. A
-// process without a Caller knows nothing, and leaves all to others.
+// parking calls parked work when its turn comes, and checks the lines that have parked work: a check names the notes
+// whose turn has come, so it repeats a call that was lost with its process, and notices a holder that died. What it
+// knows is in memory: only speed depends on it. A process without a Caller knows nothing, and leaves all to others.
 type parking struct {
 	engine *Engine
 	caller Caller // nil: this process calls nobody
 	began  time.Time
 	alarm  life.Alarm
 
-	mu        sync.Mutex             // guards what follows; never held across I/O
-	lines     map[string]*parkedLine // by key
-	due       agenda                 // lines by when to check or to forget them, but those with a check under way
-	parkedOn  int                    // how many of lines have parked work
-	rounds    int                    // rounds of checks under way
-	mayCheck  time.Time              // from when on one more check may begin: each that begins moves it on by an equal part of checkEvery
-	queue     []*parkedLine          // lines with queued calls, but those a call of which is made now
-	callers   int                    // goroutines in makeCalls; each ends when queue is empty
-	leastLife time.Duration          // the least callLife: minCallLife, unless arriveWithin has set more
+	mu       sync.Mutex             // guards what follows; never held across I/O
+	lines    map[string]*parkedLine // by key
+	due      agenda                 // lines by when to check or to forget them, but those with a check under way
+	parkedOn int                    // how many of lines have parked work
+	rounds   int                    // rounds of checks under way
+	// from when on one more check may begin: each that begins moves it on by an equal part of checkEvery
+	mayCheck  time.Time
+	queue     []*parkedLine // lines with queued calls, but those a call of which is made now
+	callers   int           // goroutines in makeCalls; each ends when queue is empty
+	leastLife time.Duration // the least callLife: minCallLife, unless arriveWithin has set more
 }
 
 // newParking makes a parking. It has no goroutine of its own: its alarm starts checks.
@@ -57,8 +61,8 @@ func newParking(e *Engine, caller Caller) *parking {
 	return p
 }
 
-// wanted returns two arguments of release and check: how much called and waiting work the lock is to have, and how long called work has to
-// arrive (ms).
+// wanted returns two arguments of release and check: how much called and waiting work the lock is to have, and how long
+// called work has to arrive (ms).
 func (p *parking) wanted(r Ref) (inbound, life int64) {
 	if p.caller == nil || p.engine.limit(&r) == 0 {
 		return 0, minCallLife.Milliseconds()
@@ -83,8 +87,8 @@ func (p *parking) arriveWithin(d time.Duration) {
 	p.leastLife = max(p.leastLife, min(d, maxCallLife))
 }
 
-// noteReturn notes the reply to an ask whose note was parked before, and is not now. It returns for how long it was, 0: never, and whether
-// it had been called.
+// noteReturn notes the reply to an ask whose note was parked before, and is not now. It returns for how long it was, 0:
+// never, and whether it had been called.
 func (p *parking) noteReturn(r Ref, note string, a Answer) (parkedFor time.Duration, called bool) {
 	if !a.Returned || a.Parked {
 		return 0, false
@@ -102,7 +106,8 @@ func (p *parking) noteReturn(r Ref, note string, a Answer) (parkedFor time.Durat
 	return max(a.InLine, 1), a.SinceCall >= 0 // Redis counts whole milliseconds
 }
 
-// noteParked notes the reply to an ask, if that parked its note. called: the note had been called before, in another ask of the caller's.
+// noteParked notes the reply to an ask, if that parked its note. called: the note had been called before, in another
+// ask of the caller's.
 func (p *parking) noteParked(r Ref, note string, a Answer, called bool) {
 	if !a.Parked || p.caller == nil {
 		return
@@ -114,7 +119,8 @@ func (p *parking) noteParked(r Ref, note string, a Answer, called bool) {
 	p.noteSeen(n, -1)
 }
 
-// checkOrder has an ordered key checked while a task of this process waits for its turn: the head that keeps it waiting may never come.
+// checkOrder has an ordered key checked while a task of this process waits for its turn: the head that keeps it waiting
+// may never come.
 func (p *parking) checkOrder(r Ref) {
 	if p.caller == nil {
 		return
@@ -124,8 +130,8 @@ func (p *parking) checkOrder(r Ref) {
 	p.noteSeen(p.line(r), -1)
 }
 
-// noteNamed takes what the reply to a release, or to a check, that was sent at sent, says of parked work. Nothing parked, and nobody to
-// call: nothing is there.
+// noteNamed takes what the reply to a release, or to a check, that was sent at sent, says of parked work. Nothing
+// parked, and nobody to call: nothing is there.
 func (p *parking) noteNamed(r Ref, back named, sent time.Time) {
 	if p.caller == nil {
 		return
@@ -200,8 +206,8 @@ func (p *parking) forget(n *parkedLine) {
 	}
 }
 
-// startChecks begins the checks that are due, as far as mayCheck and maxRounds allow, and forgets lines that were not used for long. The
-// alarm calls it. Two calls at a time are safe: takeDue gives each line to one of them.
+// startChecks begins the checks that are due, as far as mayCheck and maxRounds allow, and forgets lines that were not
+// used for long. The alarm calls it. Two calls at a time are safe: takeDue gives each line to one of them.
 func (p *parking) startChecks() {
 	e := p.engine
 	if e.life.Enter() != nil {
@@ -223,8 +229,8 @@ func (p *parking) hasRoom() bool {
 	return p.rounds < maxRounds || p.engine.conn.IsCluster() && p.rounds < maxRoundsCluster
 }
 
-// takeDue takes the lines that are due for a check and begins a round with them, if there are any, and forgets those that are due for that.
-// Callers hold mu.
+// takeDue takes the lines that are due for a check and begins a round with them, if there are any, and forgets those
+// that are due for that. Callers hold mu.
 func (p *parking) takeDue(now time.Time) (due []*parkedLine) {
 	hasRoom := p.hasRoom()
 	if full := now.Add(-checkEvery); p.mayCheck.Before(full) { // maxChecks may begin together
@@ -295,8 +301,8 @@ func (p *parking) check(batch []*parkedLine, left *int) {
 	p.alarm.Set(next)
 }
 
-// checkCall is the call of the script that checks r, and notes the fate of a note of a plain lock. (The Caller itself tells Redis what it
-// has seen of an ordered task.)
+// checkCall is the call of the script that checks r, and notes the fate of a note of a plain lock. (The Caller itself
+// tells Redis what it has seen of an ordered task.)
 func (p *parking) checkCall(r Ref, note, fate string) *redisx.Call {
 	inbound, life := p.wanted(r)
 	limit := int64(p.engine.limit(&r))
@@ -322,7 +328,8 @@ func (p *parking) queueCall(n *parkedLine, note string) {
 	}
 }
 
-// makeCalls makes the next call of each queued line in turn until the queue is empty. A line is not queued while a call of it is made.
+// makeCalls makes the next call of each queued line in turn until the queue is empty. A line is not queued while a call
+// of it is made.
 func (p *parking) makeCalls() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -359,8 +366,8 @@ func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
 		leaves := n.noteFate(note, fate)
 		p.mu.Unlock()
 		if leaves {
-			// Within the claim, and while this call is under way: so neither another process nor this one calls the note once more before
-			// it has left. After an error the next check tries again.
+			// Within the claim, and while this call is under way: so neither another process nor this one calls the note once
+			// more before it has left. After an error the next check tries again.
 			c, sent := p.checkCall(r, note, map[Fate]string{FateGone: "gone", FateLater: "later"}[fate]), time.Now()
 			reply, _ := p.engine.conn.Run(context.Background(), c.Script, c.Keys, c.Args...)
 			if back, err := parseNamed(reply); err == nil {
@@ -375,14 +382,17 @@ func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
 	}
 }
 
-// withClaim runs f, unless another process calls the same note now. Without the claim two processes could both find the work parked, and
-// the slower one would run it a second time after it is done. If f took longer than half of callTime, the claim is not dropped but lapses:
-// the last command of f may not have reached Redis yet. No context of it ends at Close, which waits for the calls of the last releases.
+// withClaim runs f, unless another process calls the same note now. Without the claim two processes could both find the
+// work parked, and the slower one would run it a second time after it is done. If f took longer than half of callTime,
+// the claim is not dropped but lapses: the last command of f may not have reached Redis yet. No context of it ends at
+// Close, which waits for the calls of the last releases.
 func (p *parking) withClaim(r Ref, note string, f func(context.Context)) {
-	e, claim, holder, began := p.engine, r.Key+":call:"+note, rand.Text(), time.Now() // not one of r.keys, but in their slot
+	// not one of r.keys, but in their slot
+	e, claim, holder, began := p.engine, r.Key+":call:"+note, rand.Text(), time.Now()
 	taken, err := e.conn.Run(context.Background(), takeScript, []string{claim}, holder, callTime.Milliseconds())
 	if err != nil || taken == int64(0) {
-		e.o.Log.Debug("lock: parked work is not called now, since another process calls it or Redis did not answer; a later check tries again",
+		e.o.Log.Debug("lock: parked work is not called now, since another process calls it or Redis did not answer; a "+
+			"later check tries again",
 			"lock", r.Key, "note", printable.Text(note), "error", err)
 		return
 	}

@@ -87,7 +87,8 @@ func (s *told) play(e *event) (string, error) {
 		seen(e.Number("lines", 1), -1)
 		return s.tell(""), nil
 	case "nothing":
-		return say(n.noteNothing(began.Add(e.Duration("sent", e.At))), "nothing is parked", "the reply is old, or it was known")
+		return say(n.noteNothing(began.Add(e.Duration("sent", e.At))), "nothing is parked",
+			"the reply is old, or it was known")
 	}
 	return "", fmt.Errorf("no event %q", e.Name)
 }
@@ -155,10 +156,13 @@ func (c *callers) count(note string) int {
 // waitFor waits until a note was called so often.
 func (c *callers) waitFor(t *testing.T, note string, times int) {
 	t.Helper()
-	redistest.Eventually(t, redistest.Patience, func() bool { return c.count(note) >= times }, "%d calls of %s", times, note)
+	redistest.Eventually(t, redistest.Patience, func() bool { return c.count(note) >= times }, "%d calls of %s", times,
+		note)
 }
 
-func startCalling(t *testing.T, s *redistest.Server, says func(ctx context.Context, note string, nth int) Fate) (*Engine, *callers) {
+func startCalling(
+	t *testing.T, s *redistest.Server, says func(ctx context.Context, note string, nth int) Fate,
+) (*Engine, *callers) {
 	t.Helper()
 	c := &callers{says: says}
 	e := New(Options{Client: s.Client(t), Prefix: "automutex", Owner: "test", Log: c.log.Logger(), Call: c.call})
@@ -225,8 +229,8 @@ func leftOf(t *testing.T, s *redistest.Server, r Request) (keys []string) {
 	return keys
 }
 
-// TestChecksCallParked: a holder that dies is noticed, and what it kept waiting is called; again, if the call fails in any way. Another
-// process's claim of a call keeps this one from making it too.
+// TestChecksCallParked: a holder that dies is noticed, and what it kept waiting is called; again, if the call fails in
+// any way. Another process's claim of a call keeps this one from making it too.
 func TestChecksCallParked(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -255,7 +259,10 @@ func TestChecksCallParked(t *testing.T) {
 		claim, rdb := r.Key+":call:a", s.Client(t)
 		redistest.Must(t, rdb.Set(context.Background(), claim, "another", 0).Err())
 		dead.Close()
-		redistest.Eventually(t, redistest.Patience, func() bool { return strings.Contains(c.log.Text(slog.LevelDebug), "another process calls it") }, "a call")
+		redistest.Eventually(t, redistest.Patience, func() bool {
+			return strings.Contains(c.log.Text(slog.LevelDebug),
+				"another process calls it")
+		}, "a call")
 		if n := c.count("a"); n > 0 {
 			t.Errorf("%d calls beside that of another process", n)
 		}
@@ -294,8 +301,8 @@ func idleParking(t *testing.T) *parking {
 
 func mutexOf(i int) Ref { return Ref{Key: fmt.Sprint(i), Limit: 1} }
 
-// TestChecksKeepToTheirBudget: however many locks have parked work, and however soon their holders end, there are a thousand checks a second
-// at most, and each lock has its turn.
+// TestChecksKeepToTheirBudget: however many locks have parked work, and however soon their holders end, there are a
+// thousand checks a second at most, and each lock has its turn.
 func TestChecksKeepToTheirBudget(t *testing.T) {
 	t.Parallel()
 	const locks, seconds = 5000, 20
@@ -333,8 +340,8 @@ func TestChecksKeepToTheirBudget(t *testing.T) {
 	}
 }
 
-// TestLinesAreForgotten: when nothing is parked any more, a line is remembered for a while, and longer while a call is under way. A round
-// checks some lines at most.
+// TestLinesAreForgotten: when nothing is parked any more, a line is remembered for a while, and longer while a call is
+// under way. A round checks some lines at most.
 func TestLinesAreForgotten(t *testing.T) {
 	t.Parallel()
 	const locks = maxChecks + 1000
@@ -342,7 +349,8 @@ func TestLinesAreForgotten(t *testing.T) {
 	sent := time.Now()
 	for i := range locks {
 		p.noteNamed(mutexOf(i), named{parked: 1, called: nil, opens: time.Minute}, sent)
-		p.noteNamed(mutexOf(i), named{parked: 0, called: nil, opens: -1}, sent) // from before something was parked, so it ends no checks
+		// from before something was parked, so it ends no checks
+		p.noteNamed(mutexOf(i), named{parked: 0, called: nil, opens: -1}, sent)
 	}
 	if len(p.lines) != locks || p.parkedOn != locks || len(p.due) != locks {
 		t.Fatalf("%d lines, %d parked on, %d due; want %d", len(p.lines), p.parkedOn, len(p.due), locks)

@@ -8,23 +8,25 @@ const (
 	maxInbound = 64 // notes of a line that are called at once, at most
 	// idleLimit is how long called work may take to come and find the lock idle. If it takes longer, inbound doubles.
 	idleLimit = 3 * time.Millisecond
-	// vainFloor is the share of inbound that is left at least when called work comes in vain, which takes one off, until other called
-	// work finds the lock idle.
+	// vainFloor is the share of inbound that is left at least when called work comes in vain, which takes one off, until
+	// other called work finds the lock idle.
 	vainFloor = 1.0 / 2
-	// How long called work has to arrive before it is overdue. Work that took an hour does not make the line wait as long for the next.
+	// How long called work has to arrive before it is overdue. Work that took an hour does not make the line wait as long
+	// for the next.
 	minCallLife, maxCallLife = time.Second, time.Minute
-	maxNotNow                = 64 // notes of a line that go to its end between two checks, because their Caller answered FateLater
+	// notes of a line that go to its end between two checks, because their Caller answered FateLater
+	maxNotNow = 64
 
-	// checkEvery is the shortest interval between two checks of a line; twice that is the longest, unless there are more than maxChecks
-	// lines: so many checks begin within checkEvery at most.
+	// checkEvery is the shortest interval between two checks of a line; twice that is the longest, unless there are more
+	// than maxChecks lines: so many checks begin within checkEvery at most.
 	checkEvery = 250 * time.Millisecond
 	maxChecks  = 250
 	maxStill   = 3 // how often the interval is doubled at most, for an ordered key whose next task does not come
 )
 
-// parkedLine is what a process knows of the parked work of one lock. The methods in this file are functions of what comes and of the time,
-// see testdata/parked.txt; they know nothing of other lines, of goroutines or of Redis. After those that change parked, checking, checkAt
-// or usedAt, parking calls plan. parking.mu guards it.
+// parkedLine is what a process knows of the parked work of one lock. The methods in this file are functions of what
+// comes and of the time, see testdata/parked.txt; they know nothing of other lines, of goroutines or of Redis. After
+// those that change parked, checking, checkAt or usedAt, parking calls plan. parking.mu guards it.
 type parkedLine struct {
 	key    string // never changes
 	ref    Ref
@@ -56,8 +58,8 @@ type call struct {
 	since time.Time // with coming: when the Caller answered so
 }
 
-// callState is how far a call is. A call that is under way goes on when its note arrives, so that no second one runs beside it; what the
-// Caller answers is ignored then.
+// callState is how far a call is. A call that is under way goes on when its note arrives, so that no second one runs
+// beside it; what the Caller answers is ignored then.
 type callState uint8
 
 const (
@@ -98,7 +100,8 @@ func (n *parkedLine) noteArrival(note string) {
 	}
 }
 
-// beginCall reports whether the queued call of a note is to be made: the note may have arrived while it stood in the queue.
+// beginCall reports whether the queued call of a note is to be made: the note may have arrived while it stood in the
+// queue.
 func (n *parkedLine) beginCall(note string) bool {
 	if n.calls[note].state == arrived {
 		n.dropCall(note)
@@ -108,8 +111,8 @@ func (n *parkedLine) beginCall(note string) bool {
 	return true
 }
 
-// noteFate reports whether a note leaves its place among the called, after that answer of its Caller. Of one that is gone others may be,
-// too: more are called at once.
+// noteFate reports whether a note leaves its place among the called, after that answer of its Caller. Of one that is
+// gone others may be, too: more are called at once.
 func (n *parkedLine) noteFate(note string, fate Fate) bool {
 	if n.calls[note].state != underWay {
 		return false
@@ -139,8 +142,8 @@ func (n *parkedLine) endCall(note string, fate Fate, now time.Time) (callAgain b
 	return state == again
 }
 
-// noteReturned notes that a note which was parked came back, so long after it was called; below 0: it was not. It holds the lock if that is
-// its own, or waits in a worker; others more are parked.
+// noteReturned notes that a note which was parked came back, so long after it was called; below 0: it was not. It holds
+// the lock if that is its own, or waits in a worker; others more are parked.
 func (n *parkedLine) noteReturned(note string, sinceCall time.Duration, own bool, others int) {
 	n.noteArrival(note)
 	if sinceCall < 0 {
@@ -154,16 +157,16 @@ func (n *parkedLine) noteReturned(note string, sinceCall time.Duration, own bool
 	if !own || sinceCall <= idleLimit || others == 0 {
 		return
 	}
-	// It found the lock idle while other work was parked, so more is to be called at once. If work came in vain since the last time, more
-	// of it would not help: it takes a while to arrive, and then it arrives together.
+	// It found the lock idle while other work was parked, so more is to be called at once. If work came in vain since the
+	// last time, more of it would not help: it takes a while to arrive, and then it arrives together.
 	if n.vain == 0 {
 		n.inbound = min(2*n.inbound, maxInbound)
 	}
 	n.vain, n.inboundMost = 0, n.inbound
 }
 
-// noteParked notes that a note is parked. If it had been called, the call was in vain. So it was if a task in order came, waited in its
-// worker, and parks for another one.
+// noteParked notes that a note is parked. If it had been called, the call was in vain. So it was if a task in order
+// came, waited in its worker, and parks for another one.
 func (n *parkedLine) noteParked(note string, called bool) {
 	if called || n.ref.Ordered {
 		n.noteArrival(note)
@@ -172,10 +175,10 @@ func (n *parkedLine) noteParked(note string, called bool) {
 	}
 }
 
-// noteNamed takes the notes whose turn has come, of the reply of a release or a check, and returns those that this process is to call: but
-// those that are queued, under way or coming, and those that cannot run now. One that is coming is called again after a sixth of life: it
-// may have ended unseen before it came to the lock, which its Caller finds. While the lock is paused it calls none: a later check does, when
-// the lock is resumed.
+// noteNamed takes the notes whose turn has come, of the reply of a release or a check, and returns those that this
+// process is to call: but those that are queued, under way or coming, and those that cannot run now. One that is coming
+// is called again after a sixth of life: it may have ended unseen before it came to the lock, which its Caller finds.
+// While the lock is paused it calls none: a later check does, when the lock is resumed.
 func (n *parkedLine) noteNamed(notes []string, paused bool, life time.Duration, now time.Time) (toCall []string) {
 	named := make(map[string]bool, len(notes))
 	for _, note := range notes {
@@ -197,14 +200,15 @@ func (n *parkedLine) noteNamed(notes []string, paused bool, life time.Duration, 
 	return toCall
 }
 
-// interval is the shortest until the next check, with so many lines that have parked work. It doubles with each check of an ordered key
-// that found nothing to do, a few times.
+// interval is the shortest until the next check, with so many lines that have parked work. It doubles with each check
+// of an ordered key that found nothing to do, a few times.
 func (n *parkedLine) interval(lines int) time.Duration {
 	return checkEvery * time.Duration(1+lines/maxChecks) << min(n.stillCount, maxStill)
 }
 
-// planCheck plans the next check for at, unless one is planned or under way; and, if that is sooner, for the end of the first holder's
-// lease or of the gate, in that time: so that a holder that died is noticed at once. Below 0: it is not known.
+// planCheck plans the next check for at, unless one is planned or under way; and, if that is sooner, for the end of the
+// first holder's lease or of the gate, in that time: so that a holder that died is noticed at once. Below 0: it is not
+// known.
 func (n *parkedLine) planCheck(at time.Time, opens time.Duration, now time.Time) {
 	if n.checkAt.IsZero() {
 		n.checkAt = at
@@ -224,8 +228,8 @@ func (n *parkedLine) endCheck(still bool) {
 	}
 }
 
-// noteNothing takes a reply, to a command sent at sent, that nothing is parked or called: checks end. It reports false if a reply that came
-// after sent named parked work: that command may have run later.
+// noteNothing takes a reply, to a command sent at sent, that nothing is parked or called: checks end. It reports false
+// if a reply that came after sent named parked work: that command may have run later.
 func (n *parkedLine) noteNothing(sent time.Time) bool {
 	if !n.parked || !n.seenAt.Before(sent) {
 		return false

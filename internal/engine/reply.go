@@ -20,7 +20,8 @@ func parseAsk(reply any, pool bool) (a Answer, ok bool) {
 	case len(f.list) == 2 && pool:
 		a = Answer{Yours: true, Fence: f.num(0), Value: f.text(1)}
 	case len(f.list) == 4 && f.isNum(3):
-		a = Answer{Yours: true, Fence: f.num(0), Returned: true, InLine: f.ms(1), SinceCall: f.ms(2), OthersParked: int(f.num(3))}
+		a = Answer{Yours: true, Fence: f.num(0), Returned: true, InLine: f.ms(1), SinceCall: f.ms(2),
+			OthersParked: int(f.num(3))}
 	case len(f.list) == 4 || len(f.list) == 8:
 		a = Answer{ServerUS: f.num(0), Deadline: f.ms(1), Place: int(f.num(2)), Holder: f.text(3)}
 		if gate, closed := strings.CutPrefix(a.Holder, "g:"); closed {

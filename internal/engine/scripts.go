@@ -7,7 +7,8 @@ import (
 	"github.com/automutex/automutex/internal/redisx"
 )
 
-// The scripts of a lock. The head of each file says what the script takes and replies; lua/head.lua says how to read sections.
+// The scripts of a lock. The head of each file says what the script takes and replies; lua/head.lua says how to read
+// sections.
 
 //go:embed lua/*.lua
 var files embed.FS

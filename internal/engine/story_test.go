@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// A test of code that is a function of what comes and of the time plays stories out of a data file: what comes, event by event, and what
-// each leads to.
+// A test of code that is a function of what comes and of the time plays stories out of a data file: what comes, event
+// by event, and what each leads to.
 //
 // A story begins with "## " and its title. Each of its lines that has an arrow is an event:
 //
@@ -92,8 +92,8 @@ func (e *event) unread() error {
 	return e.err
 }
 
-// play plays the stories of file: begin makes what each story is about, and the function that it returns plays one event and
-// says what that leads to. With -update it writes the file anew.
+// play plays the stories of file: begin makes what each story is about, and the function that it returns plays one
+// event and says what that leads to. With -update it writes the file anew.
 func play(t *testing.T, file string, begin func() func(*event) (string, error)) {
 	t.Helper()
 	b, err := os.ReadFile(file)

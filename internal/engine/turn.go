@@ -8,21 +8,21 @@ import (
 	"github.com/automutex/automutex/internal/life"
 )
 
-// This file decides how one caller waits for its turn in the line of a lock: when it asks Redis, for what, and how its wait ends. It sees
-// what comes (replies to asks, messages, what the caller wants) and the time, and does nothing itself: line.go sends the asks and carries
-// out the steps. testdata/waits.txt tells what it does in stories.
+// This file decides how one caller waits for its turn in the line of a lock: when it asks Redis, for what, and how its
+// wait ends. It sees what comes (replies to asks, messages, what the caller wants) and the time, and does nothing
+// itself: line.go sends the asks and carries out the steps. testdata/waits.txt tells what it does in stories.
 
 const (
 	// refreshEvery is how often a waiter asks again. A lost message delays a waiter by about that long at most.
 	refreshEvery = time.Second
 	// together is how soon an ask or a renewal must be due to go with one that is due now.
 	together = refreshEvery / 4
-	// entryLifetime is how long a line entry lives in Redis without another ask: three refreshes. With less, one slow exchange would cost
-	// a live waiter its place. With more, releases would grant the lock to more waiters of a dead process, each until its
-	// lease ends.
+	// entryLifetime is how long a line entry lives in Redis without another ask: three refreshes. With less, one slow
+	// exchange would cost a live waiter its place. With more, releases would grant the lock to more waiters of a dead
+	// process, each until its lease ends.
 	entryLifetime = 3 * refreshEvery
-	// patience is how long a waiter goes on asking while Redis does not answer. Its entry in Redis lives for entryLifetime only. After that
-	// a grant may drop the entry, and the next ask makes a new one, at the end of the line.
+	// patience is how long a waiter goes on asking while Redis does not answer. Its entry in Redis lives for entryLifetime
+	// only. After that a grant may drop the entry, and the next ask makes a new one, at the end of the line.
 	patience = 15 * time.Second
 	// longGate is how long the gate must yet be closed for a waiter to park at once.
 	longGate = time.Second
@@ -38,7 +38,8 @@ const (
 	askPark                      // keep a place in line without a goroutine
 )
 
-// lifetime is how long the line entry of an ask lives, in ms, as the scripts take it; 0: the ask does not join the line.
+// lifetime is how long the line entry of an ask lives, in ms, as the scripts take it; 0: the ask does not join the
+// line.
 func (a askMode) lifetime() int64 {
 	if a == askJoin || a == askJoinOrPark {
 		return entryLifetime.Milliseconds()
@@ -54,7 +55,8 @@ type terms struct {
 	leavesPaused bool          // a pause ends it
 	grant        time.Duration // how long a lease lasts that a message grants
 	counted      time.Duration // the part of grant that the holder counts on
-	short        bool          // grant is less than the caller wants, and is not renewed: it asks for the rest before it has the lock
+	// grant is less than the caller wants, and is not renewed: it asks for the rest before it has the lock
+	short bool
 }
 
 // step is what line.go does next for a wait. All but stay end it.
@@ -71,9 +73,9 @@ const (
 	leave                       // send the leave: the caller has given up, and no ask is under way any more
 )
 
-// turn is one caller's wait, from before its first ask. For one wait, asks and the leave never overlap: while an ask is under way, nothing
-// else is sent. (If the leave reached Redis before an ask that is still on its way, that ask would take the lock for a caller that is
-// gone.) It is not safe for concurrent use.
+// turn is one caller's wait, from before its first ask. For one wait, asks and the leave never overlap: while an ask is
+// under way, nothing else is sent. (If the leave reached Redis before an ask that is still on its way, that ask would
+// take the lock for a caller that is gone.) It is not safe for concurrent use.
 type turn struct {
 	terms terms
 
@@ -84,13 +86,16 @@ type turn struct {
 	mode     askMode // what it asks
 	repeat   bool    // ask once more after it: a message may have been missed since it ran
 
-	askedAt    time.Time // when the last ask with a busy reply was sent
-	repliedAt  time.Time // when Redis last replied, for patience
-	refreshAt  time.Time // when to ask again at the latest
-	slotFreeAt time.Time // when a slot may come free without a release: the first deadline, or the gate opens; zero: it does not ask then, since it is not known, or waiters with a better place do, see noteBusy
-	last       Answer    // the last busy reply
-	hint       message   // the newest message that grants it the lock, or takes it away; zero once a later ask was busy, which proves it stale
-	hintAt     time.Time // when it was received
+	askedAt   time.Time // when the last ask with a busy reply was sent
+	repliedAt time.Time // when Redis last replied, for patience
+	refreshAt time.Time // when to ask again at the latest
+	// when a slot may come free without a release: the first deadline, or the gate opens; zero: it does not ask then,
+	// since it is not known, or waiters with a better place do, see noteBusy
+	slotFreeAt time.Time
+	last       Answer // the last busy reply
+	// the newest message that grants it the lock, or takes it away; zero once a later ask was busy, which proves it stale
+	hint   message
+	hintAt time.Time // when it was received
 }
 
 // newTurn returns a turn whose first ask is under way: the caller sends it. With parkNow that ask parks.
@@ -155,7 +160,8 @@ func (w *turn) replied(r askReply, now time.Time) step {
 	case r.err != nil && (r.final || now.Sub(w.repliedAt) > patience):
 		return w.end(failed)
 	case r.err != nil:
-		// Clear slotFreeAt: it is from an older reply. If it has passed, it would have asks sent again and again without a pause.
+		// Clear slotFreeAt: it is from an older reply. If it has passed, it would have asks sent again and again without a
+		// pause.
 		w.refreshAt, w.slotFreeAt = now.Add(refreshEvery/4), time.Time{}
 		return stay
 	case r.Yours && w.hint.fence == brokenFence && r.Fence < w.hint.serverUS: // it was taken away since the ask ran
@@ -188,8 +194,8 @@ func (w *turn) noteBusy(r askReply, now time.Time) step {
 	if w.repeat || w.parkNext {
 		w.refreshAt = now
 	}
-	// Only the first waiters, one for each slot, watch the first deadline: one of them gets the slot that it frees. Only the first waiter
-	// watches the gate.
+	// Only the first waiters, one for each slot, watch the first deadline: one of them gets the slot that it frees. Only
+	// the first waiter watches the gate.
 	switch {
 	case r.Gate > 0 && r.Place == 0:
 		w.slotFreeAt = now.Add(r.Gate)
@@ -217,8 +223,8 @@ func (w *turn) noteGrant(m message, now time.Time) step {
 	return w.takeGrant(now)
 }
 
-// noteBroken takes a message that the lock which a message has granted, or is about to, was broken: the caller has neither the lock nor a
-// place in line, and asks again.
+// noteBroken takes a message that the lock which a message has granted, or is about to, was broken: the caller has
+// neither the lock nor a place in line, and asks again.
 func (w *turn) noteBroken(m message, now time.Time) {
 	if !w.over && m.serverUS >= w.hint.serverUS {
 		w.hint, w.hintAt = m, now
@@ -226,12 +232,12 @@ func (w *turn) noteBroken(m message, now time.Time) {
 	}
 }
 
-// takeGrant makes the caller the holder if its hint proves a grant, that is, if the message is newer than the last busy reply. (A busy
-// reply that is newer than the message means that the granted lease has ended.)
+// takeGrant makes the caller the holder if its hint proves a grant, that is, if the message is newer than the last busy
+// reply. (A busy reply that is newer than the message means that the granted lease has ended.)
 //
-// The lease counts from when the ask with that reply was sent. That was before the grant, so the caller never counts on the lease for
-// longer than Redis stores it. If less than half of the lease is left, or the lease is short, it asks instead, and the reply starts the
-// lease anew.
+// The lease counts from when the ask with that reply was sent. That was before the grant, so the caller never counts on
+// the lease for longer than Redis stores it. If less than half of the lease is left, or the lease is short, it asks
+// instead, and the reply starts the lease anew.
 func (w *turn) takeGrant(now time.Time) step {
 	if w.hint.serverUS <= w.last.ServerUS || w.hint.fence == brokenFence {
 		return stay
@@ -243,8 +249,8 @@ func (w *turn) takeGrant(now time.Time) step {
 	return w.end(granted)
 }
 
-// gateOpens takes the message that the gate opens after in, which tells the first in line to ask then. If the message is old, one ask is
-// in vain. If it is lost, the next refresh asks.
+// gateOpens takes the message that the gate opens after in, which tells the first in line to ask then. If the message
+// is old, one ask is in vain. If it is lost, the next refresh asks.
 func (w *turn) gateOpens(serverUS int64, in time.Duration, now time.Time) {
 	if serverUS > w.last.ServerUS {
 		w.slotFreeAt = now.Add(in)
@@ -255,8 +261,8 @@ func (w *turn) gateOpens(serverUS int64, in time.Duration, now time.Time) {
 // askAgain has the caller ask at once, or after the ask that is under way: a message may have been missed.
 func (w *turn) askAgain(now time.Time) { w.refreshAt, w.repeat = now, true }
 
-// parkSoon makes the next ask a parking one. It is due at once, or after the one that is under way. If the caller is granted the lock
-// meanwhile, it does not park.
+// parkSoon makes the next ask a parking one. It is due at once, or after the one that is under way. If the caller is
+// granted the lock meanwhile, it does not park.
 func (w *turn) parkSoon(now time.Time) {
 	if !w.parkNext {
 		w.parkNext, w.refreshAt = true, now
@@ -293,7 +299,8 @@ type Answer struct {
 	Parked       bool          // busy: the note is parked now
 }
 
-// message is what a script publishes to the holder or waiter with a token: a grant, or another kind that a negative fence names.
+// message is what a script publishes to the holder or waiter with a token: a grant, or another kind that a negative
+// fence names.
 type message struct {
 	token    string
 	fence    int64  // of a grant: its fence; else brokenFence, stopFence or gateFence

@@ -34,7 +34,8 @@ func (s *toldWait) event(e *event, now time.Time) (step, error) {
 	redis := func() int64 { return now.Add(-e.Duration("redis-is-behind", 0)).UnixMicro() }
 	switch e.Name {
 	case "waits":
-		t := terms{inTime: e.Has("in-time"), mayPark: e.Has("may-park"), leavesPaused: e.Has("leaves-paused"), short: e.Has("short"), grant: e.Duration("grant", 3*time.Second)}
+		t := terms{inTime: e.Has("in-time"), mayPark: e.Has("may-park"), leavesPaused: e.Has("leaves-paused"),
+			short: e.Has("short"), grant: e.Duration("grant", 3*time.Second)}
 		t.counted = t.grant
 		if end := e.Duration("until", 0); end > 0 {
 			t.until = began.Add(end)
@@ -55,7 +56,8 @@ func (s *toldWait) event(e *event, now time.Time) (step, error) {
 			return 0, errors.New("no ask is under way")
 		}
 		r := askReply{sent: s.sent, slots: e.Number("slots", 1), paused: e.Has("paused")}
-		r.ServerUS, r.Deadline, r.Place, r.Gate = redis(), e.Duration("deadline", -1), e.Number("place", 0), e.Duration("gate", 0)
+		r.ServerUS, r.Deadline, r.Place, r.Gate = redis(), e.Duration("deadline", -1), e.Number("place", 0),
+			e.Duration("gate", 0)
 		r.Yours, r.Parked, r.Fence = e.Name == "yours", e.Name == "parked", r.ServerUS
 		if e.Name == "error" {
 			r = askReply{err: errors.New("an error"), final: e.Has("final"), sent: s.sent}
@@ -92,8 +94,9 @@ func (s *toldWait) tell(next step) string {
 		return "the leave is sent, and the caller hears that it is parked"
 	case next != stay:
 		return map[step]string{
-			won: "holds the lock by the reply", parkedOrRefused: "parked, or refused", failed: "fails", tooLate: "fails: the gate opens too late",
-			paused: "fails: it is paused", leave: "the leave is sent",
+			won: "holds the lock by the reply", parkedOrRefused: "parked, or refused", failed: "fails",
+			tooLate: "fails: the gate opens too late",
+			paused:  "fails: it is paused", leave: "the leave is sent",
 		}[next]
 	case w.asking && w.left:
 		return "the reply is awaited first"

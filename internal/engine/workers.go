@@ -9,12 +9,13 @@ import (
 // yieldAfter is how long a wait may keep the server's last worker.
 const yieldAfter = 20 * time.Millisecond
 
-// Workers counts the busy workers of one asynq server, and knows which of them only wait and may give way. When all have been busy for
-// yieldAfter, the newest wait ends. Of an ordered key that is the one with the last place: if another one parked, those behind it would
-// wait in their workers until it is back. The zero value with a Limit is ready. Safe for concurrent use.
+// Workers counts the busy workers of one asynq server, and knows which of them only wait and may give way. When all
+// have been busy for yieldAfter, the newest wait ends. Of an ordered key that is the one with the last place: if
+// another one parked, those behind it would wait in their workers until it is back. The zero value with a Limit is
+// ready. Safe for concurrent use.
 //
-// As long as no wait of the server has ended with its lock since, the next ones end at once: a backlog of 10,000 tasks of one key
-// that is held for long would else keep the queue for 200 s.
+// As long as no wait of the server has ended with its lock since, the next ones end at once: a backlog of 10,000 tasks
+// of one key that is held for long would else keep the queue for 200 s.
 type Workers struct {
 	Limit int // of tasks at once; it does not change
 

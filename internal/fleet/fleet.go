@@ -3,8 +3,9 @@
 //
 //	<prefix>:{fleet}:guards    ID of a Guard -> a Process as JSON
 //
-// One command reads it all. A field has no TTL before Redis 7.4, so each has the time at which it was written. One that is older
-// than keepFor does not count, and the next Guard that begins removes it. The hash expires with its last writer.
+// One command reads it all. A field has no TTL before Redis 7.4, so each has the time at which it was written. One that
+// is older than keepFor does not count, and the next Guard that begins removes it. The hash expires with its last
+// writer.
 package fleet
 
 import (
@@ -140,7 +141,8 @@ func Differences(processes []Process) (all []string) {
 					first[subject] = said{text, p.Owner}
 				} else if before.text != text && !told[scope] {
 					told[scope] = true
-					all = append(all, fmt.Sprintf("%s differs: %s in %s, and %s in %s; deploy one version everywhere, or give them different scopes",
+					all = append(all, fmt.Sprintf("%s differs: %s in %s, and %s in %s; deploy one version everywhere, or give them "+
+						"different scopes",
 						printable.Short(subject), before.text, before.by, text, p.Owner))
 				}
 			}
@@ -149,8 +151,9 @@ func Differences(processes []Process) (all []string) {
 	return all
 }
 
-// Announce writes what a Guard says of itself until ctx ends, and asks self for it each time; then it removes it, within a second.
-// After the first write it calls warn, once, if another Guard differs. Nothing depends on it: a write that fails is forgotten.
+// Announce writes what a Guard says of itself until ctx ends, and asks self for it each time; then it removes it,
+// within a second. After the first write it calls warn, once, if another Guard differs. Nothing depends on it: a write
+// that fails is forgotten.
 func Announce(ctx context.Context, rdb Client, prefix string, self func() Process, warn func(string)) {
 	key, id, said := Key(prefix), self().Owner+" "+rand.Text(), false
 	for next := firstAfter; ; next = every {

@@ -16,8 +16,8 @@ func rule(task, scope, limit string) Rule {
 	return Rule{Name: task, Task: task, Scope: scope, Limit: limit, TTL: "30s", Busy: "park"}
 }
 
-// What Guards write is read again. The one that comes later hears that its rules differ, once. What is old, or is none of ours, does
-// not count, and goes when the next Guard begins.
+// What Guards write is read again. The one that comes later hears that its rules differ, once. What is old, or is none
+// of ours, does not count, and goes when the next Guard begins.
 func TestAnnounce(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -41,11 +41,13 @@ func TestAnnounce(t *testing.T) {
 			defer close(ended)
 			Announce(until, rdb, prefix, func() Process { return self }, func(how string) { heard <- how })
 		}()
-		const want = "scope report differs: limit 5, lease 30s, keys hashed in c:3, and limit 1, lease 30s in a:1; deploy one version"
+		const want = "scope report differs: limit 5, lease 30s, keys hashed in c:3, and limit 1, lease 30s in a:1; deploy " +
+			"one version"
 		if got := <-heard; !strings.Contains(got, want) {
 			t.Errorf("heard %q, want %q", got, want)
 		}
-		hear(ctx, rdb, Key(prefix), Process{Owner: "d:4", Rules: []Rule{rule("other", "", "1")}}, func(how string) { heard <- how })
+		hear(ctx, rdb, Key(prefix), Process{Owner: "d:4", Rules: []Rule{rule("other", "", "1")}},
+			func(how string) { heard <- how })
 		if len(heard) > 0 {
 			t.Errorf("it is heard twice, or by one that runs something else: %q", <-heard)
 		}
@@ -81,15 +83,21 @@ func TestDifferences(t *testing.T) {
 		one, other Process
 		want       string // in the text; empty: they agree
 	}{
-		"equal":             {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{rule("a", "s", "1")}}, ""},
-		"another policy":    {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{skips}}, "rule a differs: s, park, limit 1, lease 30s in , and s, skip, limit 1, lease 30s in"},
-		"a cooldown":        {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{cools}}, "lease 30s, cooldown 1m in"},
-		"another lease":     {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{longer}}, "scope s differs: limit 1, lease 30s in , and limit 1, lease 1m in"},
-		"two tasks":         {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{other}}, ""},
-		"two tasks, limits": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{rule("b", "s", "2")}}, "scope s differs: limit 1, lease 30s in , and limit 2, lease 30s in"},
-		"two ends":          {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{goesOn}}, "lease 30s, on archive continue in"},
-		"two scopes":        {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{rule("b", "", "2")}}, ""},
-		"one hashes":        {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{rule("a", "s", "1")}, Hashed: true}, "keys hashed"},
+		"equal": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{rule("a", "s", "1")}}, ""},
+		"another policy": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{skips}},
+			"rule a differs: s, park, limit 1, lease 30s in , and s, skip, limit 1, lease 30s in"},
+		"a cooldown": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{cools}},
+			"lease 30s, cooldown 1m in"},
+		"another lease": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{longer}},
+			"scope s differs: limit 1, lease 30s in , and limit 1, lease 1m in"},
+		"two tasks": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{other}}, ""},
+		"two tasks, limits": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{rule("b", "s", "2")}},
+			"scope s differs: limit 1, lease 30s in , and limit 2, lease 30s in"},
+		"two ends": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{goesOn}},
+			"lease 30s, on archive continue in"},
+		"two scopes": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{rule("b", "", "2")}}, ""},
+		"one hashes": {Process{Rules: []Rule{rule("a", "s", "1")}},
+			Process{Rules: []Rule{rule("a", "s", "1")}, Hashed: true}, "keys hashed"},
 	} {
 		got := Differences([]Process{c.one, c.other, c.other})
 		if len(got) > 1 || len(got) == 0 != (c.want == "") || c.want != "" && !strings.Contains(got[0], c.want) {

@@ -162,7 +162,8 @@ func TestGolden_allocations(t *testing.T) {
 	}
 	held := must[*lock.Lease](t)(l.Mutex("held").TryLock(ctx))
 	defer func() { _ = held.Unlock(ctx) }()
-	guard := must[*automutex.Guard](t)(automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{{Task: "work", On: []string{"id"}}}}))
+	guard := must[*automutex.Guard](t)(automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{{Task: "work",
+		On: []string{"id"}}}}))
 	defer func() { _ = guard.Close(ctx) }()
 	handler := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
 	task := asynq.NewTask("work", []byte(`{"id":1}`))

@@ -57,7 +57,8 @@ func compare(t *testing.T, name, got string) {
 			t.Errorf("new:  %s", line)
 		}
 	}
-	t.Errorf("%s is not what it was. Can a process of the last release misread it? See VERSIONING.md; then: go test ./internal/golden -update", file)
+	t.Errorf("%s is not what it was. Can a process of the last release misread it? See VERSIONING.md; then: go test "+
+		"./internal/golden -update", file)
 }
 
 // What differs from run to run: tokens, tickets, times, fences.
@@ -74,8 +75,12 @@ func plain(text string) string {
 	text = nonce.ReplaceAllString(text, "UUID")
 	text = taskID.ReplaceAllString(text, ":NONCE")
 	text = stamp.ReplaceAllString(text, "TIME")
-	text = regexp.MustCompile(`default/(one|two)\b`).ReplaceAllString(text, "default/ID") // which of the two came first is chance
-	return number.ReplaceAllStringFunc(text, func(n string) string { return fmt.Sprintf("<%d digits>", len(strings.Split(n, ".")[0])) })
+	// which of the two came first is chance
+	text = regexp.MustCompile(`default/(one|two)\b`).ReplaceAllString(text, "default/ID")
+	return number.ReplaceAllStringFunc(text, func(n string) string {
+		return fmt.Sprintf("<%d digits>",
+			len(strings.Split(n, ".")[0]))
+	})
 }
 
 // band is a score without what the clock decides: its first digit and its magnitude.
@@ -162,7 +167,8 @@ func TestGolden_stored(t *testing.T) {
 			done := make(chan struct{})
 			go func() { defer close(done); _, _ = m.Lock(waits) }()
 			t.Cleanup(func() { cancel(); <-done })
-			redistest.Eventually(t, redistest.Patience, func() bool { n, err := m.Waiting(ctx); return n == 1 && err == nil }, "one in line")
+			redistest.Eventually(t, redistest.Patience, func() bool { n, err := m.Waiting(ctx); return n == 1 && err == nil },
+				"one in line")
 		}},
 		{"a cooldown", func(t *testing.T, l *lock.Locker) {
 			le := lease(l.Mutex("report").TryLock(ctx))
@@ -173,7 +179,8 @@ func TestGolden_stored(t *testing.T) {
 			redistest.Must(t, le.Unlock(ctx))
 		}},
 		{"a pause and a limit", func(t *testing.T, l *lock.Locker) {
-			redistest.Must(t, errors.Join(l.Controls().Pause(ctx, "report", time.Time{}, "repair"), l.Controls().SetLimit(ctx, "report|acme", 3, "plan")))
+			redistest.Must(t, errors.Join(l.Controls().Pause(ctx, "report", time.Time{}, "repair"), l.Controls().SetLimit(ctx,
+				"report|acme", 3, "plan")))
 		}},
 		{"a pool", func(t *testing.T, l *lock.Locker) {
 			p := pool.New(l, "licences")
@@ -182,10 +189,14 @@ func TestGolden_stored(t *testing.T) {
 		}},
 		{"a run and a wait in the history", func(t *testing.T, l *lock.Locker) {
 			w, key, end := history.New(rdb, "automutex", "owner", 10, slog.Default()), l.Mutex("report").Key(), time.Now()
-			w.Add(key, history.Run{Task: "q/one", Outcome: "done", Came: end.Add(-3 * time.Second), Start: end.Add(-time.Second), End: end})
+			w.Add(key, history.Run{Task: "q/one", Outcome: "done", Came: end.Add(-3 * time.Second), Start: end.Add(-time.Second),
+				End: end})
 			w.Add(key, history.Run{Task: "q/two", Outcome: "skipped", Came: end.Add(-2 * time.Second), End: end})
 			w.Close(ctx)
-			redistest.Eventually(t, redistest.Patience, func() bool { return rdb.ZCard(ctx, "automutex:{stats}:histories").Val() == 1 }, "the history is written")
+			redistest.Eventually(t, redistest.Patience, func() bool {
+				return rdb.ZCard(ctx,
+					"automutex:{stats}:histories").Val() == 1
+			}, "the history is written")
 		}},
 		{"claims", func(t *testing.T, l *lock.Locker) {
 			client, inspector := asynq.NewClientFromRedisClient(rdb), asynq.NewInspectorFromRedisClient(rdb)
@@ -214,7 +225,8 @@ func TestGolden_stored(t *testing.T) {
 func park(t *testing.T, s *redistest.Server, rdb redis.UniversalClient) {
 	t.Helper()
 	guard := must[*automutex.Guard](t)(automutex.New(rdb, automutex.Config{
-		Owner: "owner", Rules: []automutex.Rule{{Task: "work", On: []string{"k"}, Busy: automutex.Park, TTL: 3 * time.Second}},
+		Owner: "owner", Rules: []automutex.Rule{{Task: "work", On: []string{"k"}, Busy: automutex.Park,
+			TTL: 3 * time.Second}},
 	}))
 	srv := asynq.NewServerFromRedisClient(s.Client(t), guard.ServerConfig(asynq.Config{
 		Concurrency: 2, TaskCheckInterval: 20 * time.Millisecond, LogLevel: asynq.FatalLevel,

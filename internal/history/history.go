@@ -39,17 +39,20 @@ type Run struct {
 	End     time.Time
 }
 
-// A key that is written and its TTL go in one script: a process may die between two commands, and leave a key for ever. Times are by Redis'
-// clock, exact to what the way there takes: processes with clocks of their own would seem to overlap.
+// A key that is written and its TTL go in one script: a process may die between two commands, and leave a key for ever.
+// Times are by Redis' clock, exact to what the way there takes: processes with clocks of their own would seem to
+// overlap.
 const (
 	nowLua = `local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 `
-	// addScript adds runs to the stream KEYS[1]. ARGV: its TTL in ms, how many it keeps, and for each run five texts and how long ago it
-	// ended (ms).
+	// addScript adds runs to the stream KEYS[1]. ARGV: its TTL in ms, how many it keeps, and for each run five texts and
+	// how long ago it ended (ms).
 	addScript = `-- history: adds runs to a stream
 ` + nowLua + `for i = 3, #ARGV, 6 do
-  redis.call('XADD', KEYS[1], 'MAXLEN', ARGV[2], '*', 'task', ARGV[i], 'worker', ARGV[i+1], 'outcome', ARGV[i+2], 'waited', ARGV[i+3], 'ran', ARGV[i+4],
+  redis.call('XADD', KEYS[1], 'MAXLEN', ARGV[2], '*',
+    'task', ARGV[i], 'worker', ARGV[i+1], 'outcome', ARGV[i+2], 'waited', ARGV[i+3],
+    'ran', ARGV[i+4],
     'end', string.format('%d', now - ARGV[i+5]))
 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[1])`
@@ -97,7 +100,8 @@ type Writer struct {
 	pending []added
 	dropped int           // that did not fit into pending
 	sending chan struct{} // the goroutine closes it when it ends; nil: there is none
-	missing int           // runs that were dropped since Redis took all of them; it is logged as it leaves 0, and as it comes back to it
+	// runs that were dropped since Redis took all of them; it is logged as it leaves 0, and as it comes back to it
+	missing int
 }
 
 // added is a run, and the key of its lock.
@@ -195,7 +199,8 @@ func (w *Writer) flush() {
 	w.mu.Unlock()
 	switch {
 	case missing > 0 && before == 0:
-		w.log.Warn("automutex: Config.History: runs are not kept; it is logged when they are again", "runs", missing, "error", err)
+		w.log.Warn("automutex: Config.History: runs are not kept; it is logged when they are again", "runs", missing, "error",
+			err)
 	case missing == 0 && before > 0:
 		w.log.Info("automutex: Config.History: runs are kept again", "missing", before)
 	}
@@ -215,7 +220,8 @@ func (w *Writer) send(pending []added) error {
 		if streams[stream] == nil {
 			streams[stream] = []any{keepFor.Milliseconds(), w.keep}
 		}
-		streams[stream] = append(streams[stream], r.Task, w.worker, r.Outcome, millis(started.Sub(r.Came)), ran, millis(time.Since(r.End)))
+		streams[stream] = append(streams[stream], r.Task, w.worker, r.Outcome, millis(started.Sub(r.Came)), ran,
+			millis(time.Since(r.End)))
 	}
 	pipe, names := w.rdb.Pipeline(), make([]any, 0, 2+len(streams))
 	names = append(names, keepFor.Milliseconds(), min(mostKeys, mostRuns/w.keep))

@@ -49,24 +49,31 @@ func (c *counter) of(level slog.Level, attr string) (times int, last int64) {
 
 func newCounter() *counter { return &counter{levels: map[slog.Level]int{}, last: map[string]int64{}} }
 
-// What is written is read back, with texts of any kind; times are exact to a millisecond but for what the way to Redis takes.
+// What is written is read back, with texts of any kind; times are exact to a millisecond but for what the way to Redis
+// takes.
 func TestWriter(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		ctx, rdb, prefix := context.Background(), s.Client(t), redistest.Name(t)
 		w := New(rdb, prefix, "w\x00\"<b>", 10, slog.New(newCounter()))
 		key, end := prefix+":{a|b}", time.Now().Add(-time.Minute)
-		w.Add(key, Run{Task: "q/\xff<script>", Outcome: "done", Came: end.Add(-3 * time.Second), Start: end.Add(-time.Second), End: end})
+		w.Add(key, Run{Task: "q/\xff<script>", Outcome: "done", Came: end.Add(-3 * time.Second), Start: end.Add(-time.Second),
+			End: end})
 		w.Add(key, Run{Task: "q/2", Outcome: "skipped", Came: end.Add(-2 * time.Second), End: end})
 		w.Close(ctx)
 		w.Add(key, Run{Task: "q/3", End: end}) // after Close
-		redistest.Eventually(t, patience, func() bool { runs, err := Read(ctx, rdb, key, 10); return err == nil && len(runs) == 2 }, "two runs")
+		redistest.Eventually(t, patience, func() bool {
+			runs, err := Read(ctx, rdb, key, 10)
+			return err == nil &&
+				len(runs) == 2
+		}, "two runs")
 		runs, err := Read(ctx, rdb, key, 10)
 		if err != nil || len(runs) != 2 {
 			t.Fatalf("%+v, %v", runs, err)
 		}
 		waited, ran := runs[0], runs[1]
-		if ran.Task != "q/\xff<script>" || ran.Worker != "w\x00\"<b>" || ran.Outcome != "done" || ran.Start.Sub(ran.Came) != 2*time.Second || ran.End.Sub(ran.Start) != time.Second {
+		if ran.Task != "q/\xff<script>" || ran.Worker != "w\x00\"<b>" || ran.Outcome != "done" ||
+			ran.Start.Sub(ran.Came) != 2*time.Second || ran.End.Sub(ran.Start) != time.Second {
 			t.Errorf("the run: %+v", ran)
 		}
 		if waited.Task != "q/2" || !waited.Start.IsZero() || waited.End.Sub(waited.Came) != 2*time.Second {
@@ -76,7 +83,8 @@ func TestWriter(t *testing.T) {
 			t.Errorf("it ended %s ago", ago)
 		}
 		// Entries of others are left out.
-		for _, bad := range []map[string]string{{"x": "y"}, {"end": "-1"}, {"end": "1", "waited": "x"}, {"end": "99999999999999999"}, {"end": "1", "waited": "1", "ran": "-5"}, {"end": "1", "waited": "9999999999999"}} {
+		for _, bad := range []map[string]string{{"x": "y"}, {"end": "-1"}, {"end": "1", "waited": "x"},
+			{"end": "99999999999999999"}, {"end": "1", "waited": "1", "ran": "-5"}, {"end": "1", "waited": "9999999999999"}} {
 			rdb.XAdd(ctx, &redis.XAddArgs{Stream: streamOf(key), Values: bad})
 		}
 		if runs, err := Read(ctx, rdb, key, 10); err != nil || len(runs) != 2 {
@@ -138,12 +146,21 @@ func TestWriter_drops(t *testing.T) {
 	add(maxPending + 5)
 	hook.Before(func(redis.Cmder) error { return redistest.ReplyError("OOM command not allowed") })
 	close(goOn)
-	redistest.Eventually(t, patience, func() bool { n, missing := log.of(slog.LevelWarn, "runs"); return n == 1 && missing == maxPending+5 }, "a warning")
+	redistest.Eventually(t, patience, func() bool {
+		n, missing := log.of(slog.LevelWarn, "runs")
+		return n == 1 &&
+			missing == maxPending+5
+	}, "a warning")
 	add(1)
-	redistest.Eventually(t, patience, func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.missing == maxPending+6 }, "one more is missing")
+	redistest.Eventually(t, patience, func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.missing == maxPending+6 },
+		"one more is missing")
 	hook.Before(nil)
 	add(1)
-	redistest.Eventually(t, patience, func() bool { n, missing := log.of(slog.LevelInfo, "missing"); return n == 1 && missing == maxPending+6 }, "it is kept again")
+	redistest.Eventually(t, patience, func() bool {
+		n, missing := log.of(slog.LevelInfo, "missing")
+		return n == 1 &&
+			missing == maxPending+6
+	}, "it is kept again")
 	if n, _ := log.of(slog.LevelWarn, ""); n != 1 {
 		t.Errorf("%d warnings", n)
 	}

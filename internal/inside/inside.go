@@ -14,8 +14,9 @@ const (
 	MaxTTL = 10 * 365 * 24 * time.Hour
 )
 
-// Of is what a type of a public package embeds, under an alias that is not exported, to carry a value that only this module reaches, as
-// lock.Locker carries its engine. The packages of this module get the value, and set it in a new Locker, with *inside.At(locker).
+// Of is what a type of a public package embeds, under an alias that is not exported, to carry a value that only this
+// module reaches, as lock.Locker carries its engine. The packages of this module get the value, and set it in a new
+// Locker, with *inside.At(locker).
 type Of[T any] struct{ value T }
 
 // Make returns an Of with that value.
@@ -28,8 +29,8 @@ func At[T any](x interface{ at() *T }) *T { return x.at() }
 
 type onceKey struct{}
 
-// WithOnce returns a context for enqueueing a task of a rule of package unique. A Client that gives the task a place in order, also
-// one in a wrapper, first asks fits; holdsKey says that an archived task holds the key.
+// WithOnce returns a context for enqueueing a task of a rule of package unique. A Client that gives the task a place in
+// order, also one in a wrapper, first asks fits; holdsKey says that an archived task holds the key.
 func WithOnce(ctx context.Context, fits func(holdsKey bool) error) context.Context {
 	return context.WithValue(ctx, onceKey{}, fits)
 }

@@ -37,7 +37,8 @@ func Identify(value any) (name, id string, err error) {
 		err = errors.New("its ID is empty, as of a value that is not saved yet")
 	}
 	if err != nil {
-		return name, "", fmt.Errorf("lock: For(%T): %w; give a name, a field ID (a string, an integer, or what has a text form), or a method LockID", value, err)
+		return name, "", fmt.Errorf("lock: For(%T): %w; give a name, a field ID (a string, an integer, or what has a text "+
+			"form), or a method LockID", value, err)
 	}
 	return name, id, nil
 }

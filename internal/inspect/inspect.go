@@ -96,7 +96,8 @@ type Gate struct {
 
 // String says why, for an operator.
 func (g Gate) String() string {
-	return map[string]string{lock.ReasonRate: "rate used up", lock.ReasonCooldown: "cooling down", lock.ReasonClosed: "closed"}[g.Closed]
+	return map[string]string{lock.ReasonRate: "rate used up", lock.ReasonCooldown: "cooling down",
+		lock.ReasonClosed: "closed"}[g.Closed]
 }
 
 // Breakable reports whether a break of all opens a gate that was closed for that reason: a hold or a cooldown has
@@ -105,9 +106,11 @@ func Breakable(closed string) bool {
 	return closed == lock.ReasonClosed || closed == lock.ReasonCooldown
 }
 
-// Break takes a lock from the holders with those tokens and, if gate is true, opens its gate. It returns how many of them had the lock, and
-// whether a gate was opened; neither is no error.
-func Break(ctx context.Context, e *engine.Engine, key string, tokens []string, gate bool) (broken int, opened bool, err error) {
+// Break takes a lock from the holders with those tokens and, if gate is true, opens its gate. It returns how many of
+// them had the lock, and whether a gate was opened; neither is no error.
+func Break(
+	ctx context.Context, e *engine.Engine, key string, tokens []string, gate bool,
+) (broken int, opened bool, err error) {
 	r, err := e.Ref(key)
 	if err != nil {
 		return 0, false, err
@@ -144,7 +147,8 @@ func FromOrders(list []control.Order) (all []Control) {
 func lockOf(info engine.Info, orders []control.Order, now time.Time) Lock {
 	until := func(d time.Duration) time.Time { return now.Add(d).Truncate(time.Millisecond).UTC() }
 	parked := info.Parked + info.Called
-	l := Lock{Key: info.Key, Held: info.Held, Line: info.Waiting + parked + info.Queued, Parked: parked, Queued: info.Queued, Holders: []Holder{}, At: now}
+	l := Lock{Key: info.Key, Held: info.Held, Line: info.Waiting + parked + info.Queued, Parked: parked,
+		Queued: info.Queued, Holders: []Holder{}, At: now}
 	if h := info.Head; info.Queued > 0 && !h.Runs {
 		l.Next = &Next{Task: h.Note, Since: h.Since.UTC(), Blocked: h.Blocks(), Held: h.Held(), Head: h}
 	}
@@ -201,7 +205,8 @@ func One(ctx context.Context, e *engine.Engine, key string) (Lock, error) {
 	line, err := e.Line(ctx, r, info, 100)
 	l := lockOf(info, orders, now)
 	for _, w := range line {
-		l.Waiters = append(l.Waiters, Waiter{Owner: w.Owner, Work: workOf(w.Note), Since: w.Since.UTC(), State: WaiterState(w)})
+		l.Waiters = append(l.Waiters, Waiter{Owner: w.Owner, Work: workOf(w.Note), Since: w.Since.UTC(),
+			State: WaiterState(w)})
 	}
 	return l, err
 }
@@ -258,7 +263,8 @@ func ScopeOf(key string) string {
 // Matches reports whether an operator who searches for a pattern means a text: it has the pattern in it, or fits the
 // pattern as a whole, with *, ? or [a-z] as path.Match has them, except that a slash is a character like any other.
 func Matches(pattern, text string) bool {
-	noSlash := func(text string) string { return strings.ReplaceAll(text, "/", "\x00") } // which path.Match takes for separators
+	// which path.Match takes for separators
+	noSlash := func(text string) string { return strings.ReplaceAll(text, "/", "\x00") }
 	fits, err := path.Match(noSlash(pattern), noSlash(text))
 	return strings.Contains(text, pattern) || fits && err == nil
 }
@@ -282,13 +288,14 @@ func ByTask(rules []automutex.Rule) *tasktype.Map[[]int] {
 	return &byTask
 }
 
-// FromFleet makes rules of what processes say they run: as much of them as keys and doctor need. What a function of the program
-// decides is not known: a rule with a Key gives no lock.
+// FromFleet makes rules of what processes say they run: as much of them as keys and doctor need. What a function of the
+// program decides is not known: a rule with a Key gives no lock.
 func FromFleet(described []fleet.Rule) []automutex.Rule {
 	rules := make([]automutex.Rule, len(described))
 	for i, d := range described {
 		wait, _ := time.ParseDuration(d.Wait)
-		rules[i] = automutex.Rule{Name: d.Name, Task: d.Task, Scope: d.Scope, On: d.On, OnHeaders: d.OnHeaders, Optional: d.Optional, Wait: wait, Busy: automutex.Retry}
+		rules[i] = automutex.Rule{Name: d.Name, Task: d.Task, Scope: d.Scope, On: d.On, OnHeaders: d.OnHeaders,
+			Optional: d.Optional, Wait: wait, Busy: automutex.Retry}
 		if d.Busy == automutex.Park.String() {
 			rules[i].Busy = automutex.Park
 		}
@@ -308,7 +315,8 @@ func Key(prefix, text string) string {
 	return prefix + ":{" + text + "}"
 }
 
-// TypedKey returns the Redis key of the lock that a person types: a whole key, or a scope and its parts, which are escaped here.
+// TypedKey returns the Redis key of the lock that a person types: a whole key, or a scope and its parts, which are
+// escaped here.
 func TypedKey(prefix, text string) string {
 	if stored, err := control.Stored(prefix, "", nil, text); err == nil && !strings.ContainsAny(text, "{}") {
 		return prefix + ":{" + stored + "}"
@@ -316,15 +324,19 @@ func TypedKey(prefix, text string) string {
 	return Key(prefix, text) // package lock says what is wrong with it
 }
 
-// IsScope reports whether a rule has a scope of that very name, which then is the target of an order although it has a |.
+// IsScope reports whether a rule has a scope of that very name, which then is the target of an order although it has a
+// |.
 func IsScope(rules []fleet.Rule, text string) bool {
 	scope := keys.Scope(text)
 	return slices.ContainsFunc(rules, func(r fleet.Rule) bool { its, _ := r.ScopeText(); return its == scope })
 }
 
-// Unknown says why no task has the target of an order, as a person types it; empty if one may have it, as far as rules and live locks tell.
-// hashed: the values of keys are hashed. To see live locks takes a walk, for a target that no rule has.
-func Unknown(ctx context.Context, e *engine.Engine, rules []fleet.Rule, hashed bool, prefix, text string) (why string, err error) {
+// Unknown says why no task has the target of an order, as a person types it; empty if one may have it, as far as rules
+// and live locks tell. hashed: the values of keys are hashed. To see live locks takes a walk, for a target that no rule
+// has.
+func Unknown(
+	ctx context.Context, e *engine.Engine, rules []fleet.Rule, hashed bool, prefix, text string,
+) (why string, err error) {
 	target, err := control.Stored(prefix, "", func(text string) bool { return IsScope(rules, text) }, text)
 	if err != nil || len(rules) == 0 {
 		return "", nil // package lock says what is wrong with it
@@ -361,13 +373,16 @@ func unruled(rules []fleet.Rule, hashed bool, target string) string {
 	slices.Sort(scopes)
 	switch meant := slices.IndexFunc(scopes, func(its string) bool { return nearest.IsMeant(its, scope) }); {
 	case last == nil && meant >= 0:
-		return fmt.Sprintf("No rule has the scope of %s: did you mean %s?", shown, printable.Short(keys.Unescape(scopes[meant]+target[len(scope):])))
+		return fmt.Sprintf("No rule has the scope of %s: did you mean %s?", shown,
+			printable.Short(keys.Unescape(scopes[meant]+target[len(scope):])))
 	case last == nil:
-		return fmt.Sprintf("No rule has the scope of %s (scopes: %s).", shown, printable.Short(strings.Join(slices.Compact(scopes), ", ")))
+		return fmt.Sprintf("No rule has the scope of %s (scopes: %s).", shown,
+			printable.Short(strings.Join(slices.Compact(scopes), ", ")))
 	case fits:
 		return ""
 	case hashed:
-		return fmt.Sprintf("The keys of these rules are hashed, so no task has the key %s. Take the key that automutex key prints.", shown)
+		return fmt.Sprintf("The keys of these rules are hashed, so no task has the key %s. Take the key that automutex "+
+			"key prints.", shown)
 	}
 	return fmt.Sprintf("No task has the key %s: it has %s, and the keys of rule %s have %d.",
 		shown, printable.Count(parts, "value"), printable.Short(last.Name), len(last.On)+len(last.OnHeaders))

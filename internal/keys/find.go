@@ -1,6 +1,6 @@
-// Package keys makes the Redis key of a lock: path.go takes a path apart, find.go finds the values at all paths in one pass over the
-// payload (json.go), part.go writes a value as a part, text.go writes parts as a key. type.go checks a path against the Go type of the
-// payload. It knows neither locks nor asynq.
+// Package keys makes the Redis key of a lock: path.go takes a path apart, find.go finds the values at all paths in one
+// pass over the payload (json.go), part.go writes a value as a part, text.go writes parts as a key. type.go checks a
+// path against the Go type of the payload. It knows neither locks nor asynq.
 package keys
 
 import (
@@ -75,7 +75,8 @@ func (f *Fields) step(from int, segment string) int {
 	return to
 }
 
-// listIndex reads a segment as the index of a list: 0, or digits without a leading zero. It returns -1 for anything else.
+// listIndex reads a segment as the index of a list: 0, or digits without a leading zero. It returns -1 for anything
+// else.
 func listIndex(segment string) int {
 	index, err := strconv.Atoi(segment)
 	if err != nil || strconv.Itoa(index) != segment || index < 0 {
@@ -104,7 +105,8 @@ func (f *Fields) Parts(payload []byte) ([]string, *Error) {
 	return parts, nil
 }
 
-// find returns the value at every path, in the order of the paths: JSON, and for the path of the whole payload whatever the payload is.
+// find returns the value at every path, in the order of the paths: JSON, and for the path of the whole payload whatever
+// the payload is.
 func (f *Fields) find(payload []byte) ([][]byte, *Error) {
 	if len(bytes.Trim(payload, spaces)) == 0 {
 		return nil, &Error{Path: f.paths[0].text, Reason: CheckPayload(payload), Absent: true}
@@ -173,8 +175,9 @@ func (w *fieldWalk) value(node int, value []byte) {
 
 // member takes a member of an object for the node that has its name.
 //
-// A name that differs from a node's in letter case alone is not the node's, but encoding/json takes it for that: the handler gets the last
-// one in the payload. member notes such a name if no path has it. A name with half a surrogate pair is no node's.
+// A name that differs from a node's in letter case alone is not the node's, but encoding/json takes it for that: the
+// handler gets the last one in the payload. member notes such a name if no path has it. A name with half a surrogate
+// pair is no node's.
 func (w *fieldWalk) member(edges []fieldEdge, quoted, value []byte) {
 	name, half := unquote(quoted)
 	for _, edge := range edges {
@@ -196,7 +199,8 @@ func (w *fieldWalk) member(edges []fieldEdge, quoted, value []byte) {
 // whyTwice says what is there twice for the segment of the node w.twice.
 func (w *fieldWalk) whyTwice(segment string) string {
 	if alike := w.found[w.twice].alike; alike != "" {
-		return fmt.Sprintf("has two values: one object has the names %q and %q, and encoding/json, which ignores letter case, "+
+		return fmt.Sprintf("has two values: one object has the names %q and %q, and encoding/json, which ignores letter "+
+			"case, "+
 			"gives the handler the later one; send one of them", segment, alike)
 	}
 	return fmt.Sprintf("has two values: the name %q is there twice in one object", segment)

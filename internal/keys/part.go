@@ -27,8 +27,8 @@ var (
 	errDigits    = errors.New("is, or has in it, a number of more than 400 digits when written out")
 )
 
-// part returns the part of a key for a value; see automutex.Fields. A part that begins with a brace or bracket is an object or list; one
-// that begins with a quote is a string that would otherwise begin so.
+// part returns the part of a key for a value; see automutex.Fields. A part that begins with a brace or bracket is an
+// object or list; one that begins with a quote is a string that would otherwise begin so.
 func part(value []byte, whole bool) (string, error) {
 	switch {
 	case whole && (!json.Valid(value) || !utf8.Valid(value)):
@@ -135,7 +135,8 @@ func (w *jsonWriter) members(object []byte, depth int) error {
 	return nil
 }
 
-// appendQuoted writes text as a JSON string. There is one way only to write each string, and it does not change with the version of Go.
+// appendQuoted writes text as a JSON string. There is one way only to write each string, and it does not change with
+// the version of Go.
 func appendQuoted(dst, text []byte) []byte {
 	const digits = "0123456789abcdef"
 	dst = append(dst, '"')
@@ -152,8 +153,8 @@ func appendQuoted(dst, text []byte) []byte {
 	return append(dst, '"')
 }
 
-// appendNumber writes a number in full, exactly, in one way for all spellings of it: no exponent, no leading zeros, no trailing zeros after
-// the point.
+// appendNumber writes a number in full, exactly, in one way for all spellings of it: no exponent, no leading zeros, no
+// trailing zeros after the point.
 func appendNumber(dst, number []byte) ([]byte, error) {
 	exponent := 0
 	mantissa, negative := bytes.CutPrefix(number, []byte("-"))

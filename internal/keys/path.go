@@ -22,8 +22,9 @@ func ParsePath(path string) (segments []string, err error) {
 		return nil, errors.New("is not valid UTF-8, and so no field of a JSON payload")
 	}
 	if found := foreign(path); found != "" {
-		return nil, fmt.Errorf(`has a "%s", as other notations have; write names and indexes with a dot between, as in "items.0.id", one path for `+
-			`each field, and \%s for one in a name`, found, found)
+		return nil,
+			fmt.Errorf(`has a "%s", as other notations have; write names and indexes with a dot between, as in "items.0.id", one path for `+
+				`each field, and \%s for one in a name`, found, found)
 	}
 	var segment []byte
 	for i := 0; i <= len(path); i++ {
@@ -51,8 +52,8 @@ var (
 	notations = regexp.MustCompile(`^\$(?:[.[]|$)|[\[,]|^/|(?:^|\.)\*(?:\.|$)`)
 )
 
-// foreign returns the character by which other notations would mean something else than this one. With a backslash before it, each such
-// character is part of a name.
+// foreign returns the character by which other notations would mean something else than this one. With a backslash
+// before it, each such character is part of a name.
 func foreign(path string) string {
 	bare := escaped.ReplaceAllString(path, "__")
 	if found := strings.TrimPrefix(notations.FindString(bare), "."); found != "" {

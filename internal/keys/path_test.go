@@ -9,11 +9,14 @@ import (
 func TestParsePath_refusesOtherNotations(t *testing.T) {
 	t.Parallel()
 	for path, want := range map[string]string{
-		"$": "$", "$.user.id": "$", "$[0].id": "$", "$['a.b'].c": "$", "x[0]": "[", `x["a.b"]`: "[", "x[*].id": "[", "x, y": ",", "x,y[0]": ",", "items.*.id": "*",
-		"*": "*", `a\$,b`: ",", "x[": "[", "x]": "]", "$.": "$", "/a/b": "/", `lab\,els[0]`: "[", "$.items.*": "$", `é\\[0]`: "[", "\u00e9,\u732b.x": ",", "a.*": "*", "*.a": "*",
+		"$": "$", "$.user.id": "$", "$[0].id": "$", "$['a.b'].c": "$", "x[0]": "[", `x["a.b"]`: "[", "x[*].id": "[",
+		"x, y": ",", "x,y[0]": ",", "items.*.id": "*",
+		"*": "*", `a\$,b`: ",", "x[": "[", "x]": "]", "$.": "$", "/a/b": "/", `lab\,els[0]`: "[", "$.items.*": "$",
+		`é\\[0]`: "[", "\u00e9,\u732b.x": ",", "a.*": "*", "*.a": "*",
 	} {
 		segments, err := ParsePath(path)
-		if err == nil || !strings.Contains(err.Error(), "has a \""+want+"\", as other notations have; ") || !strings.Contains(err.Error(), `\`+want+" for one in a name") {
+		if err == nil || !strings.Contains(err.Error(), "has a \""+want+"\", as other notations have; ") ||
+			!strings.Contains(err.Error(), `\`+want+" for one in a name") {
 			t.Errorf("%s is %q, %v\nwant %s", path, segments, err, want)
 		}
 	}

@@ -10,27 +10,27 @@ import (
 	"unicode/utf8"
 )
 
-// MaxText is how many bytes the values of a key may take together, escaped and without separators, before a hash replaces them. It also
-// bounds the scope, and the number of values.
+// MaxText is how many bytes the values of a key may take together, escaped and without separators, before a hash
+// replaces them. It also bounds the scope, and the number of values.
 const MaxText = 200
 
 // Key returns the Redis key of the lock that is named by a scope and any number of values:
 //
 //	<prefix>:{<scope>|<value>|<value>}
 //
-// Scope and parts may hold any bytes. Inside them `%`, `|`, `~`, `{`, `}`, spaces, control characters, invisible Unicode characters and
-// bytes that are not valid UTF-8 are written as %XX, byte by byte. Different (scope, parts) never share a key: no part and one empty part
-// are different locks.
+// Scope and parts may hold any bytes. Inside them `%`, `|`, `~`, `{`, `}`, spaces, control characters, invisible
+// Unicode characters and bytes that are not valid UTF-8 are written as %XX, byte by byte. Different (scope, parts)
+// never share a key: no part and one empty part are different locks.
 //
-// Values that take more than 200 bytes together are replaced by `~` and the hexadecimal SHA-256 of the text they stand for (every escaped
-// value with its `|` in front), and so is a scope of more than 200 bytes. An empty scope is a bare `~`. No escaped text has a `~`, so none
-// of these meets an ordinary key. The text between the braces is never empty, so all keys of one lock are in one Cluster slot, if the
-// prefix has no braces, which Key does not check.
+// Values that take more than 200 bytes together are replaced by `~` and the hexadecimal SHA-256 of the text they stand
+// for (every escaped value with its `|` in front), and so is a scope of more than 200 bytes. An empty scope is a bare
+// `~`. No escaped text has a `~`, so none of these meets an ordinary key. The text between the braces is never empty,
+// so all keys of one lock are in one Cluster slot, if the prefix has no braces, which Key does not check.
 func Key(prefix, scope string, parts ...string) string { return HashedKey("", prefix, scope, parts...) }
 
-// HashedKey is [Key] for those who want no values in Redis. `~` and the hexadecimal HMAC-SHA256, under the secret, of the text that scope
-// and values stand for replaces the values: who does not know the secret cannot find a value by hashing guesses. The scope stays readable.
-// With an empty secret HashedKey is Key.
+// HashedKey is [Key] for those who want no values in Redis. `~` and the hexadecimal HMAC-SHA256, under the secret, of
+// the text that scope and values stand for replaces the values: who does not know the secret cannot find a value by
+// hashing guesses. The scope stays readable. With an empty secret HashedKey is Key.
 func HashedKey(secret, prefix, scope string, parts ...string) string {
 	var onStack [256]byte // enough for most keys, so that only the string is allocated
 	text := onStack[:0]
@@ -70,15 +70,16 @@ func Scope(scope string) string {
 	}
 }
 
-// Controls is what stands between the braces of the key that has the controls (see lock.Controls), and ControlScope what stands there for a
-// lock without values whose scope is that very text. The c is never escaped otherwise, so no other scope gives it.
+// Controls is what stands between the braces of the key that has the controls (see lock.Controls), and ControlScope
+// what stands there for a lock without values whose scope is that very text. The c is never escaped otherwise, so no
+// other scope gives it.
 const (
 	Controls     = "control"
 	ControlScope = "%63ontrol"
 )
 
-// RuleScope returns the scope of a rule as it stands in keys. A rule without one has a scope for each task type: then it returns what those
-// begin with, and byType is true.
+// RuleScope returns the scope of a rule as it stands in keys. A rule without one has a scope for each task type: then
+// it returns what those begin with, and byType is true.
 func RuleScope(scope, task string) (text string, byType bool) {
 	if scope != "" {
 		return Scope(scope), false
@@ -86,21 +87,22 @@ func RuleScope(scope, task string) (text string, byType bool) {
 	return Scope(task), true
 }
 
-// RuleHas reports whether a rule makes keys with a scope, as it stands in keys. Where a type has more than [MaxText] bytes, that is known
-// only for the type that the rule names.
+// RuleHas reports whether a rule makes keys with a scope, as it stands in keys. Where a type has more than [MaxText]
+// bytes, that is known only for the type that the rule names.
 func RuleHas(scope, task, text string) bool {
 	its, byType := RuleScope(scope, task)
 	return its == text || byType && strings.HasPrefix(text, its)
 }
 
-// ControlsRule reports whether a control for a scope, as it stands in keys, may be for keys of a rule: the rule makes keys with that scope,
-// or the control is for all scopes with a beginning that some of the rule's have.
+// ControlsRule reports whether a control for a scope, as it stands in keys, may be for keys of a rule: the rule makes
+// keys with that scope, or the control is for all scopes with a beginning that some of the rule's have.
 func ControlsRule(scope, task, text string) bool {
 	its, _ := RuleScope(scope, task)
 	return RuleHas(scope, task, text) || strings.HasSuffix(text, ":") && strings.HasPrefix(its, text)
 }
 
-// Escape writes s as it may stand inside a key. It is injective, and gives s itself, without allocating, where nothing needs escaping.
+// Escape writes s as it may stand inside a key. It is injective, and gives s itself, without allocating, where nothing
+// needs escaping.
 func Escape(s string) string {
 	var onStack [256]byte // enough for most texts
 	if text := appendEscaped(onStack[:0], s); len(text) != len(s) {
@@ -133,7 +135,8 @@ func IsKeyText(text string) bool {
 		!slices.ContainsFunc(parts, func(part string) bool { return !isEscaped(part) })
 }
 
-// IsHash reports whether text is ~ and a hexadecimal SHA-256. Keys have that in place of a text that is too long or secret.
+// IsHash reports whether text is ~ and a hexadecimal SHA-256. Keys have that in place of a text that is too long or
+// secret.
 func IsHash(text string) bool {
 	sum, ok := strings.CutPrefix(text, "~")
 	raw, err := hex.DecodeString(sum)
@@ -164,8 +167,8 @@ func appendEscaped(dst []byte, s string) []byte {
 
 const hexDigits = "0123456789ABCDEF"
 
-// NextChar gives the size in bytes of the character of s at i, and whether it stands in a key as it is. A byte that starts no valid UTF-8
-// is a character of its own.
+// NextChar gives the size in bytes of the character of s at i, and whether it stands in a key as it is. A byte that
+// starts no valid UTF-8 is a character of its own.
 func NextChar(s string, i int) (size int, plain bool) {
 	if c := s[i]; c < utf8.RuneSelf {
 		return 1, plainASCII[c]
@@ -181,8 +184,8 @@ var plainASCII = func() (plain [utf8.RuneSelf]bool) {
 	return plain
 }()
 
-// isInvisible is true for the characters beyond ASCII that are not seen or that rearrange what is. A list of our own: the tables of package
-// unicode grow with Go, and two programs built with different versions must agree on every key.
+// isInvisible is true for the characters beyond ASCII that are not seen or that rearrange what is. A list of our own:
+// the tables of package unicode grow with Go, and two programs built with different versions must agree on every key.
 func isInvisible(r rune) bool {
 	switch {
 	case r <= 0xA0, r == 0xAD, r == 0x061C, r == 0x1680, r == 0x180E,

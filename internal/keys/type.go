@@ -13,9 +13,9 @@ import (
 	"github.com/automutex/automutex/internal/nearest"
 )
 
-// CheckType reports a path that leads to no field of the JSON of payload's type. It follows encoding/json, except that names are compared
-// exactly, since a key is made from the JSON. It looks into no interface, and no type that unmarshals itself. The error's text continues a
-// sentence that begins with the path.
+// CheckType reports a path that leads to no field of the JSON of payload's type. It follows encoding/json, except that
+// names are compared exactly, since a key is made from the JSON. It looks into no interface, and no type that
+// unmarshals itself. The error's text continues a sentence that begins with the path.
 func CheckType(payload any, segments []string) error {
 	t := reflect.TypeOf(payload)
 	for _, segment := range segments {
@@ -23,7 +23,8 @@ func CheckType(payload any, segments []string) error {
 			t = t.Elem()
 		}
 		p := reflect.PointerTo(t)
-		if t.Kind() == reflect.Interface || p.Implements(reflect.TypeFor[json.Unmarshaler]()) || p.Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) {
+		if t.Kind() == reflect.Interface || p.Implements(reflect.TypeFor[json.Unmarshaler]()) ||
+			p.Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) {
 			return nil
 		}
 		next, problem := typeStep(t, segment)
@@ -65,25 +66,28 @@ func fieldStep(t reflect.Type, segment string) (next reflect.Type, problem strin
 	names := slices.Sorted(maps.Keys(fields))
 	if fields[segment].Type == nil {
 		names = nearest.Names(segment, names)
-		return nil, fmt.Sprintf(`has no JSON field %q; did you mean "%s"?`, segment, strings.Join(names[:min(len(names), 3)], `", "`))
+		return nil, fmt.Sprintf(`has no JSON field %q; did you mean "%s"?`, segment,
+			strings.Join(names[:min(len(names), 3)], `", "`))
 	}
 	for _, name := range names {
 		if name != segment && strings.EqualFold(name, segment) {
-			return nil, fmt.Sprintf("has the JSON fields %q and %q, which differ in letter case alone; a payload with both has no key, so rename one", segment, name)
+			return nil, fmt.Sprintf("has the JSON fields %q and %q, which differ in letter case alone; a payload with both "+
+				"has no key, so rename one", segment, name)
 		}
 	}
 	return fields[segment].Type, ""
 }
 
-// jsonFields gives the fields that encoding/json reads into a struct. Of fields with one name the least deeply embedded one counts, then
-// the tagged one. A field that another of its name in Go hides is left out, whatever its name in JSON.
+// jsonFields gives the fields that encoding/json reads into a struct. Of fields with one name the least deeply embedded
+// one counts, then the tagged one. A field that another of its name in Go hides is left out, whatever its name in JSON.
 func jsonFields(t reflect.Type) map[string]reflect.StructField {
 	fields := map[string]reflect.StructField{}
 	var within []int // the index of an embedded struct with a name in JSON: what is in it is none of t
 	for _, f := range reflect.VisibleFields(t) {
 		tag := f.Tag.Get("json")
 		name, _, _ := strings.Cut(tag, ",")
-		isStruct := f.Type.Kind() == reflect.Struct || f.Type.Kind() == reflect.Pointer && f.Type.Elem().Kind() == reflect.Struct
+		isStruct := f.Type.Kind() == reflect.Struct || f.Type.Kind() == reflect.Pointer &&
+			f.Type.Elem().Kind() == reflect.Struct
 		inside := len(within) > 0 && len(f.Index) > len(within) && slices.Equal(f.Index[:len(within)], within)
 		if inside || !f.IsExported() || tag == "-" || f.Anonymous && name == "" && isStruct {
 			continue

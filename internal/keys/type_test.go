@@ -128,7 +128,8 @@ func TestCheckType_refusesNamesThatDifferInLetterCase(t *testing.T) {
 		KIND int `json:"Kind"` // the Kelvin sign, which encoding/json takes for a k
 		Sub  []inner
 	}
-	for path, refused := range map[string]bool{"id": true, "Id": true, "kind": true, "ID": true, "Sub.0.id": false, "Sub": false} {
+	for path, refused := range map[string]bool{"id": true, "Id": true, "kind": true, "ID": true, "Sub.0.id": false,
+		"Sub": false} {
 		if err := checkPath(payload{}, path); (err != nil) != refused {
 			t.Errorf("%s: %v", path, err)
 		}

@@ -41,8 +41,8 @@ func (l *Life) Refuse(err error) { l.unfit = err }
 // Unfit returns the error given to Refuse.
 func (l *Life) Unfit() error { return l.unfit }
 
-// Enter counts an operation in, so that the end waits for it. It returns an error after End, and that of Refuse. After a nil error the
-// caller calls Done when the operation ends.
+// Enter counts an operation in, so that the end waits for it. It returns an error after End, and that of Refuse. After
+// a nil error the caller calls Done when the operation ends.
 func (l *Life) Enter() error {
 	if l.unfit != nil {
 		return l.unfit
@@ -114,7 +114,8 @@ func (l *Life) End() <-chan struct{} {
 func CallUser(log *slog.Logger, what string, f func()) {
 	defer func() {
 		if p := recover(); p != nil {
-			log.Error("automutex: a function given to package lock panicked", "function", what, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			log.Error("automutex: a function given to package lock panicked", "function", what, "panic", fmt.Sprint(p), "stack",
+				string(debug.Stack()))
 		}
 	}()
 	f()

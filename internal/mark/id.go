@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Kind says what a Guard notes in the mark of a task. It follows the lock's key in the task's ID: a header cannot be added to a task
-// without losing the options that the task was made with.
+// Kind says what a Guard notes in the mark of a task. It follows the lock's key in the task's ID: a header cannot be
+// added to a task without losing the options that the task was made with.
 type Kind string
 
 // The kinds of marks. A task that can be superseded has a kind that ends with -r or -k.
@@ -33,8 +33,8 @@ func (k Kind) EndsWithTask() bool { return k.EndsAtStart() || k == DoneNew }
 const (
 	// Kept is how long a mark lasts after a note at least, in shared.lua too: only garbage is collected.
 	Kept = 30 * 24 * time.Hour
-	// rest is how long it lasts after its task has ended: asynq files the task within moments, or runs it again after the end of its own lease
-	// on it.
+	// rest is how long it lasts after its task has ended: asynq files the task within moments, or runs it again after the
+	// end of its own lease on it.
 	rest = 5 * time.Minute
 )
 
@@ -49,8 +49,8 @@ func (k Kind) Lasts(phase Phase) time.Duration {
 	return Kept
 }
 
-// TaskID returns the ID of the task under UntilDone that is its own mark. It is the lock's key, with ~XX for each byte that a URL
-// path would not carry as it is: tools such as asynqmon put IDs into paths unescaped. TaskID is injective.
+// TaskID returns the ID of the task under UntilDone that is its own mark. It is the lock's key, with ~XX for each byte
+// that a URL path would not carry as it is: tools such as asynqmon put IDs into paths unescaped. TaskID is injective.
 func TaskID(lockKey string) string {
 	var id strings.Builder
 	for _, c := range []byte(lockKey) {
@@ -69,14 +69,14 @@ func lockKey(id string) (key string, ok bool) {
 	return key, err == nil && TaskID(key) == id
 }
 
-// ID makes the ID of a task that has a mark beside the lock with that key. nonce is different for each task, and has neither a colon nor
-// a comma.
+// ID makes the ID of a task that has a mark beside the lock with that key. nonce is different for each task, and has
+// neither a colon nor a comma.
 func ID(lockKey string, kind Kind, nonce string) string {
 	return TaskID(lockKey) + ":" + string(kind) + ":" + nonce
 }
 
-// Parse returns the lock's key and the kind of the mark of a task with that ID. It returns false for a task without a mark beside a
-// lock of that prefix.
+// Parse returns the lock's key and the kind of the mark of a task with that ID. It returns false for a task without a
+// mark beside a lock of that prefix.
 func Parse(id, prefix string) (key string, kind Kind, ok bool) {
 	before, after, found := strings.Cut(id, "}:") // a lock's key ends with its only closing brace
 	name, _, _ := strings.Cut(after, ":")

@@ -8,7 +8,8 @@ import (
 
 func TestParse(t *testing.T) {
 	t.Parallel()
-	for _, key := range []string{"automutex:{reindex|7}", "automutex:{reindex|a/b%20c~d}", `automutex:{a\b|?#}`, "automutex:{ü|%7E}"} {
+	for _, key := range []string{"automutex:{reindex|7}", "automutex:{reindex|a/b%20c~d}", `automutex:{a\b|?#}`,
+		"automutex:{ü|%7E}"} {
 		for _, kind := range []Kind{Start, StartNew, DoneNew, KeptNew, Window, WindowNew} {
 			id := ID(key, kind, "n.1")
 			if got, gotKind, ok := Parse(id, "automutex"); !ok || got != key || gotKind != kind {
@@ -19,7 +20,9 @@ func TestParse(t *testing.T) {
 			}
 		}
 	}
-	for _, id := range []string{"", "8a1c", "automutex", "automutex:{reindex|7}", "automutex:{reindex|7}:other:n.1", "automutex:{reindex|~2}:start:n.1", "automutex:{reindex|~2x}:start:n.1", "~2}:start:n.1", "automutex:{reindex|7~}:start:n.1"} {
+	for _, id := range []string{"", "8a1c", "automutex", "automutex:{reindex|7}", "automutex:{reindex|7}:other:n.1",
+		"automutex:{reindex|~2}:start:n.1", "automutex:{reindex|~2x}:start:n.1", "~2}:start:n.1",
+		"automutex:{reindex|7~}:start:n.1"} {
 		if key, kind, ok := Parse(id, "automutex"); ok {
 			t.Errorf("%q is taken for a claim: %q, %q", id, key, kind)
 		}
@@ -40,7 +43,8 @@ func TestKind(t *testing.T) {
 
 // An ID is one segment of a URL path, also where nobody escapes it, and two keys never share an ID.
 func FuzzTaskID(f *testing.F) {
-	for _, key := range []string{"automutex:{push|octo/hello}", "automutex:{x|two%20words}", "a~2Fb", "a/b", `a\b`, "?#", "\x00\x7f ~"} {
+	for _, key := range []string{"automutex:{push|octo/hello}", "automutex:{x|two%20words}", "a~2Fb", "a/b", `a\b`, "?#",
+		"\x00\x7f ~"} {
 		f.Add(key)
 	}
 	f.Fuzz(func(t *testing.T, key string) {

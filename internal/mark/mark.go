@@ -1,4 +1,5 @@
-// Package mark has the marks beside locks by which producers enqueue one task for a key, and the IDs of tasks that have one.
+// Package mark has the marks beside locks by which producers enqueue one task for a key, and the IDs of tasks that have
+// one.
 package mark
 
 import (
@@ -30,9 +31,10 @@ func script(name string) *redisx.Script {
 
 var takeScript, keepScript, startScript, dropScript = script("take"), script("keep"), script("start"), script("drop")
 
-// Mark reserves the key of a lock, long before the lock is taken. The producers of package unique use it to enqueue one task for a
-// key, and the workers' Guard notes in it how far that task is. It is independent of the lock's holders, and its Redis key is in the
-// same Cluster slot. It has a holder, which is any text, a phase, an age and a deadline by Redis' clock. Safe for concurrent use.
+// Mark reserves the key of a lock, long before the lock is taken. The producers of package unique use it to enqueue one
+// task for a key, and the workers' Guard notes in it how far that task is. It is independent of the lock's holders, and
+// its Redis key is in the same Cluster slot. It has a holder, which is any text, a phase, an age and a deadline by
+// Redis' clock. Safe for concurrent use.
 type Mark struct {
 	life *life.Life
 	conn *redisx.Conn
@@ -64,7 +66,8 @@ type Standing struct {
 	Stale []string // the holders of tasks that must not begin, and may be in Redis
 }
 
-// Of returns the mark beside the lock with that Redis key. life is that of its user; nil if the user ends its calls before conn.
+// Of returns the mark beside the lock with that Redis key. life is that of its user; nil if the user ends its calls
+// before conn.
 func Of(life *life.Life, conn *redisx.Conn, lockKey string) Mark {
 	return Mark{life, conn, []string{Key(lockKey)}}
 }
@@ -75,20 +78,20 @@ func Key(lockKey string) string { return lockKey + ":claim" }
 // Key returns the Redis key of the mark.
 func (m Mark) Key() string { return m.keys[0] }
 
-// Take sets the mark for holder, unless another holder has it, and returns the mark that stands now: Holder says whose it is. It
-// lasts for length, from a millisecond to ten years. If instead is not empty, Take also replaces a mark of that holder. With instead
-// the same as holder, the holder's own mark begins anew.
+// Take sets the mark for holder, unless another holder has it, and returns the mark that stands now: Holder says whose
+// it is. It lasts for length, from a millisecond to ten years. If instead is not empty, Take also replaces a mark of
+// that holder. With instead the same as holder, the holder's own mark begins anew.
 //
 // After an error the mark may be set or not.
 func (m Mark) Take(ctx context.Context, holder, instead string, length time.Duration) (Standing, error) {
 	return standing(m.run(ctx, takeScript, holder, instead, length.Milliseconds(), "-"))
 }
 
-// Supersede announces that holder's task is to take the place of that of old, a mark that was seen, and returns the mark that stands
-// now: Newer says whether it is holder. If old has a Newer, its producer is given up, and its task never begins. Until [Mark.Keep]
-// says that holder's task is enqueued, the handler of old's may begin; then holder's is refused, or is the next one if the mark ends at
-// the start. Supersede changes nothing if the mark is not as old any more, or if the handler has begun. The age and the deadline do not
-// change.
+// Supersede announces that holder's task is to take the place of that of old, a mark that was seen, and returns the
+// mark that stands now: Newer says whether it is holder. If old has a Newer, its producer is given up, and its task
+// never begins. Until [Mark.Keep] says that holder's task is enqueued, the handler of old's may begin; then holder's is
+// refused, or is the next one if the mark ends at the start. Supersede changes nothing if the mark is not as old any
+// more, or if the handler has begun. The age and the deadline do not change.
 //
 // After an error the mark may be changed or not.
 func (m Mark) Supersede(ctx context.Context, holder string, old Standing) (Standing, error) {
@@ -99,20 +102,23 @@ func (m Mark) Supersede(ctx context.Context, holder string, old Standing) (Stand
 	return standing(m.run(ctx, takeScript, holder, old.Holder, 0, newer))
 }
 
-// Keep confirms that holder's task is enqueued, and returns the mark that stands now. If holder has the mark, or was to take it over
-// since Supersede, it has it from now on, for at least length; 0 does not change its deadline. Its age goes on.
+// Keep confirms that holder's task is enqueued, and returns the mark that stands now. If holder has the mark, or was to
+// take it over since Supersede, it has it from now on, for at least length; 0 does not change its deadline. Its age
+// goes on.
 func (m Mark) Keep(ctx context.Context, holder string, length time.Duration) (Standing, error) {
 	return standing(m.run(ctx, keepScript, holder, length.Milliseconds()))
 }
 
-// Start notes that the task of holder is in that phase: Waiting, Begun or Ended. ends says that the mark ends when its task begins.
-// The mark then lasts for at least length from now, and after Ended for at most length. Start returns false if another task has
-// superseded this one, even if no mark stands any more: then its handler must not begin, and nothing is noted.
+// Start notes that the task of holder is in that phase: Waiting, Begun or Ended. ends says that the mark ends when its
+// task begins. The mark then lasts for at least length from now, and after Ended for at most length. Start returns
+// false if another task has superseded this one, even if no mark stands any more: then its handler must not begin, and
+// nothing is noted.
 func (m Mark) Start(ctx context.Context, holder string, phase Phase, ends bool, length time.Duration) (bool, error) {
 	return m.done(m.run(ctx, startScript, holder, string(phase), flag(ends), length.Milliseconds()))
 }
 
-// Drop undoes a Take or Supersede of holder, whose task will not be enqueued. false means that holder had no part in the mark.
+// Drop undoes a Take or Supersede of holder, whose task will not be enqueued. false means that holder had no part in
+// the mark.
 func (m Mark) Drop(ctx context.Context, holder string) (bool, error) {
 	return m.done(m.run(ctx, dropScript, holder))
 }
@@ -145,7 +151,8 @@ func standing(reply any, err error) (Standing, error) {
 		return Standing{}, redisx.Failed("take", "a claim", fmt.Errorf("unexpected reply %v", reply))
 	}
 	s := Standing{Holder: fmt.Sprint(list[0]), Age: ms(list[1]), Phase: Phase(fmt.Sprint(list[2]))}
-	series := s.Holder[:strings.LastIndexByte(s.Holder, ':')+1] // tasks with equal rules have IDs that differ at the end only
+	// tasks with equal rules have IDs that differ at the end only
+	series := s.Holder[:strings.LastIndexByte(s.Holder, ':')+1]
 	if newer := fmt.Sprint(list[3]); newer != "-" {
 		s.Newer, s.NewerAge = series+newer, ms(list[4])
 	}

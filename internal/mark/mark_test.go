@@ -111,7 +111,8 @@ func TestMark_life(t *testing.T) {
 		r.must(false, r.Drop, "b") // it is another's
 		r.take("b", "x")
 		r.is("a", Enqueuing)
-		redistest.Eventually(t, redistest.Patience, func() bool { return r.take("b", "").Age >= 20*time.Millisecond }, "an age")
+		redistest.Eventually(t, redistest.Patience, func() bool { return r.take("b", "").Age >= 20*time.Millisecond },
+			"an age")
 		r.keep(true, "a", time.Hour)
 		r.expires(time.Hour)
 		for range 2 { // as if resent
@@ -123,7 +124,8 @@ func TestMark_life(t *testing.T) {
 		r.keep(true, "b", 0)
 		r.expires(time.Hour)
 		got := r.take("c", "")
-		if got.Holder != "b" || got.Phase != Enqueued || got.Age < 20*time.Millisecond || !slices.Equal(got.Stale, []string{"a"}) {
+		if got.Holder != "b" || got.Phase != Enqueued || got.Age < 20*time.Millisecond ||
+			!slices.Equal(got.Stale, []string{"a"}) {
 			t.Errorf("after it was passed on: %+v", got)
 		}
 		r.take("c", "b") // a new one
@@ -156,8 +158,8 @@ func TestMark_contextEnded(t *testing.T) {
 	}
 }
 
-// The start of a handler and the confirmation of a newer task exclude each other: what comes first counts, also when it is
-// sent again.
+// The start of a handler and the confirmation of a newer task exclude each other: what comes first counts, also when it
+// is sent again.
 func TestStart_orSuperseded(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, ends := range []bool{true, false} {
@@ -193,7 +195,8 @@ func TestStart_orSuperseded(t *testing.T) {
 			r.start(true, first, Begun, ends) // its next attempt
 			r.rdb.Del(t.Context(), r.Key())
 
-			// Confirmed: the old one never begins. The mark knows that until the old one has ended, also in the hands of the next.
+			// Confirmed: the old one never begins. The mark knows that until the old one has ended, also in the hands of the
+			// next.
 			old = r.take(first, "")
 			r.start(true, first, Waiting, ends)
 			r.supersede(true, second, old)
@@ -244,7 +247,8 @@ func TestStart_supersededBefore(t *testing.T) {
 	}
 }
 
-// A newer task counts as enqueued when a worker has it. One that is dropped, or whose producer is given up, leaves the mark as it was.
+// A newer task counts as enqueued when a worker has it. One that is dropped, or whose producer is given up, leaves the
+// mark as it was.
 func TestSupersede_ends(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s)

@@ -59,8 +59,9 @@ func distance(a, b string) int {
 	return row[len(to)]
 }
 
-// IsMeant reports whether a rule's Task was probably meant for a task type, which it is not for: it is the type with at most two
-// slips of the keys, or, if it ends in a separator, so the beginning of the type. Of a short one less may change.
+// IsMeant reports whether a rule's Task was probably meant for a task type, which it is not for: it is the type with at
+// most two slips of the keys, or, if it ends in a separator, so the beginning of the type. Of a short one less may
+// change.
 func IsMeant(task, taskType string) bool {
 	if len(task) == 0 || len(task)+len(taskType) > 2*maxWanted {
 		return false

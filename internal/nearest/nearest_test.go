@@ -38,10 +38,15 @@ func TestNames(t *testing.T) {
 func TestIsMeant(t *testing.T) {
 	t.Parallel()
 	for pair, want := range map[[2]string]bool{
-		{"cron:nigtly", "cron:nightly"}: true, {"Cron:Nightly", "cron:nightly"}: true, {"cron_nightly", "cron-nightly"}: true, {"rprt", "report"}: true,
-		{"pya", "pay"}: true, {"crn:", "cron:nightly"}: true, {"emial.", "email:a:b"}: true, {"email:wlcome:", "email:welcome:b"}: true,
-		{"a", "b"}: false, {"mial:", "bill:us"}: false, {"eu", "us"}: false, {"cron:nightly", "cron:nightly"}: false, {"cron:", "mail:x"}: false, {"report:x", "report:yearly"}: false,
-		{"cron:daily", "cron:nightly"}: false, {"", "a"}: false, {"a", ""}: false, {strings.Repeat("x", 300), strings.Repeat("x", 299)}: false,
+		{"cron:nigtly", "cron:nightly"}: true, {"Cron:Nightly", "cron:nightly"}: true, {"cron_nightly", "cron-nightly"}: true,
+		{"rprt", "report"}: true,
+		{"pya", "pay"}:     true, {"crn:", "cron:nightly"}: true, {"emial.", "email:a:b"}: true,
+		{"email:wlcome:", "email:welcome:b"}: true,
+		{"a", "b"}:                           false, {"mial:", "bill:us"}: false, {"eu", "us"}: false,
+		{"cron:nightly", "cron:nightly"}: false,
+		{"cron:", "mail:x"}:              false, {"report:x", "report:yearly"}: false,
+		{"cron:daily", "cron:nightly"}: false, {"", "a"}: false, {"a", ""}: false,
+		{strings.Repeat("x", 300), strings.Repeat("x", 299)}: false,
 	} {
 		if got := IsMeant(pair[0], pair[1]); got != want {
 			t.Errorf("a rule for %.40q, a task of type %.40q: %t", pair[0], pair[1], got)

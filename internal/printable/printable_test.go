@@ -33,7 +33,8 @@ func TestShort(t *testing.T) {
 		s := strings.Repeat("x", pad) + strings.Repeat("猫", 1<<20)
 		got := Short(s)
 		shown, size, ok := strings.Cut(got, "... (")
-		if !ok || !strings.HasPrefix(s, shown) || len(shown) > longest || len(shown) < longest-3 || !strings.HasSuffix(size, " bytes)") {
+		if !ok || !strings.HasPrefix(s, shown) || len(shown) > longest || len(shown) < longest-3 ||
+			!strings.HasSuffix(size, " bytes)") {
 			t.Errorf("Short of %d bytes is %q", len(s), got)
 		}
 	}
@@ -50,9 +51,11 @@ func TestCount(t *testing.T) {
 
 func TestDuration(t *testing.T) {
 	for want, d := range map[string]time.Duration{
-		"0s": -time.Second, "15ms": 15 * time.Millisecond, "1.5s": 1500 * time.Millisecond, "5m": 5 * time.Minute, "10m": 10 * time.Minute,
-		"1m10s": 70 * time.Second, "1h": time.Hour, "1h1m": time.Hour + 40*time.Second, "2d": 48 * time.Hour, "3d4h": 76 * time.Hour,
-		"1s": 999600 * time.Microsecond, "1m": 59990 * time.Millisecond, "47h": 47*time.Hour + 20*time.Second,
+		"0s": -time.Second, "15ms": 15 * time.Millisecond, "1.5s": 1500 * time.Millisecond, "5m": 5 * time.Minute,
+		"10m":   10 * time.Minute,
+		"1m10s": 70 * time.Second, "1h": time.Hour, "1h1m": time.Hour + 40*time.Second, "2d": 48 * time.Hour,
+		"3d4h": 76 * time.Hour,
+		"1s":   999600 * time.Microsecond, "1m": 59990 * time.Millisecond, "47h": 47*time.Hour + 20*time.Second,
 	} {
 		if got := Duration(d); got != want {
 			t.Errorf("Duration(%v) is %q, want %q", d, got, want)
@@ -65,8 +68,10 @@ func TestDuration(t *testing.T) {
 func TestExact(t *testing.T) {
 	t.Parallel()
 	for want, d := range map[string]time.Duration{
-		"0s": 0, "30s": 30 * time.Second, "5m": 5 * time.Minute, "1m30s": 90 * time.Second, "1h": time.Hour, "10h": 10 * time.Hour,
-		"1h0m5s": time.Hour + 5*time.Second, "1h10m": 70 * time.Minute, "1.5s": 1500 * time.Millisecond, "100ms": 100 * time.Millisecond, "-1h": -time.Hour,
+		"0s": 0, "30s": 30 * time.Second, "5m": 5 * time.Minute, "1m30s": 90 * time.Second, "1h": time.Hour,
+		"10h":    10 * time.Hour,
+		"1h0m5s": time.Hour + 5*time.Second, "1h10m": 70 * time.Minute, "1.5s": 1500 * time.Millisecond,
+		"100ms": 100 * time.Millisecond, "-1h": -time.Hour,
 	} {
 		got := Exact(d)
 		if back, err := time.ParseDuration(got); got != want || err != nil || back != d {

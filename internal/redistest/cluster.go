@@ -13,10 +13,11 @@ import (
 const (
 	clusterSlots   = 16384
 	clusterMasters = 3
-	// calm is a cluster-node-timeout (ms) that no busy machine makes a node miss. hurried is one with which nodes are soon together, and a
-	// master that was killed is soon succeeded.
+	// calm is a cluster-node-timeout (ms) that no busy machine makes a node miss. hurried is one with which nodes are soon
+	// together, and a master that was killed is soon succeeded.
 	calm, hurried = "15000", "2000"
-	// ownWithin is how long nodes may take to do or to learn something, on a machine whose cores are busy with other things.
+	// ownWithin is how long nodes may take to do or to learn something, on a machine whose cores are busy with other
+	// things.
 	ownWithin = 2 * Patience
 )
 
@@ -32,7 +33,8 @@ func startCluster(t testing.TB, replicas int) *Server {
 	s := &Server{kind: KindCluster}
 	for i := range clusterMasters {
 		n := s.addNode(t)
-		Must(t, n.client(t).ClusterAddSlotsRange(t.Context(), i*clusterSlots/clusterMasters, (i+1)*clusterSlots/clusterMasters-1).Err())
+		Must(t, n.client(t).ClusterAddSlotsRange(t.Context(), i*clusterSlots/clusterMasters,
+			(i+1)*clusterSlots/clusterMasters-1).Err())
 	}
 	for i := range clusterMasters * replicas {
 		n, master := s.addNode(t), s.nodes[i%clusterMasters]
@@ -45,11 +47,12 @@ func startCluster(t testing.TB, replicas int) *Server {
 	return s
 }
 
-// addNode starts a node of a cluster. Its pings are all that a master of a cluster replicates while nothing happens (see linked), so they
-// come each second.
+// addNode starts a node of a cluster. Its pings are all that a master of a cluster replicates while nothing happens
+// (see linked), so they come each second.
 func (s *Server) addNode(t testing.TB) *node {
 	t.Helper()
-	n := startServer(t, nodePorts, nil, "--cluster-enabled", "yes", "--cluster-node-timeout", hurried, "--cluster-announce-ip", "127.0.0.1",
+	n := startServer(t, nodePorts, nil, "--cluster-enabled", "yes", "--cluster-node-timeout", hurried,
+		"--cluster-announce-ip", "127.0.0.1",
 		"--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
 	s.nodes = append(s.nodes, n)
 	// Different epochs from the start: else the nodes would have to settle a conflict first.
@@ -57,7 +60,8 @@ func (s *Server) addNode(t testing.TB) *node {
 	return n
 }
 
-// whole waits until every node that runs knows all others, and finds the cluster complete, and replicas have what their masters have.
+// whole waits until every node that runs knows all others, and finds the cluster complete, and replicas have what their
+// masters have.
 func (s *Server) whole(t testing.TB) {
 	t.Helper()
 	var met time.Time
@@ -126,7 +130,8 @@ func (s *Server) KillMaster(t testing.TB, key string) {
 	s.MasterOf(t, key).Kill(t)
 }
 
-// Revive starts the master that KillMaster ended, now a replica of its successor, and returns when the cluster is whole again.
+// Revive starts the master that KillMaster ended, now a replica of its successor, and returns when the cluster is whole
+// again.
 func (s *Server) Revive(t testing.TB) {
 	t.Helper()
 	for _, n := range s.nodes {
@@ -138,8 +143,8 @@ func (s *Server) Revive(t testing.TB) {
 	s.nodeTimeout(t, calm)
 }
 
-// MoveSlot moves the slot of key from its master to the next one of the three that the cluster began with, as resharding tools do: open at
-// both ends, key by key, then closed. while runs when it is open.
+// MoveSlot moves the slot of key from its master to the next one of the three that the cluster began with, as
+// resharding tools do: open at both ends, key by key, then closed. while runs when it is open.
 func (s *Server) MoveSlot(t testing.TB, key string, while func()) {
 	t.Helper()
 	ctx, i := t.Context(), s.owner(t, key)

@@ -1,5 +1,5 @@
-// Package redistest gives this module's tests the Redis servers they run on: miniredis, a real redis-server and a Redis Cluster of three
-// nodes, and the means to break what lies between them and a client.
+// Package redistest gives this module's tests the Redis servers they run on: miniredis, a real redis-server and a Redis
+// Cluster of three nodes, and the means to break what lies between them and a client.
 //
 //	func TestMain(m *testing.M) { redistest.Main(m) }
 //
@@ -13,22 +13,23 @@
 //
 // # Servers
 //
-// [Each] runs a test on all three kinds; [Mini], [Real] and [Cluster] give one. These servers are shared by all tests of a test binary and
-// started on first use, so a test never flushes, restarts or slows them and takes its names from [Name]. A test that does such things to
-// its server has one of its own from [StartReal] or [StartMini].
+// [Each] runs a test on all three kinds; [Mini], [Real] and [Cluster] give one. These servers are shared by all tests
+// of a test binary and started on first use, so a test never flushes, restarts or slows them and takes its names from
+// [Name]. A test that does such things to its server has one of its own from [StartReal] or [StartMini].
 //
-// AUTOMUTEX_TEST_SERVER is the path of the server to start, redis-server (6.2 or newer) or one that takes its arguments, also with
-// --sentinel. Tests print which one they ran on. Where it is not set, and there is no redis-server in PATH, the tests on real servers are
-// skipped; with AUTOMUTEX_TEST_REDIS=require they fail. With AUTOMUTEX_TEST_REDIS=none they are skipped in any case.
+// AUTOMUTEX_TEST_SERVER is the path of the server to start, redis-server (6.2 or newer) or one that takes its
+// arguments, also with --sentinel. Tests print which one they ran on. Where it is not set, and there is no redis-server
+// in PATH, the tests on real servers are skipped; with AUTOMUTEX_TEST_REDIS=require they fail. With
+// AUTOMUTEX_TEST_REDIS=none they are skipped in any case.
 //
 // AUTOMUTEX_TEST_ALL=1 and AUTOMUTEX_TEST_REALTIME=1 have more tests run: see [AllEnv] and [RealTime].
 //
 // # Faults
 //
-// [Proxy] stands between a client and a server, beneath the client, so that what go-redis does about a fault (resending, reconnecting) is
-// part of the test. [FailHook] works above that: it puts an error in the place of a command's outcome. [Child] is a process to kill, or to
-// stop and resume.
+// [Proxy] stands between a client and a server, beneath the client, so that what go-redis does about a fault
+// (resending, reconnecting) is part of the test. [FailHook] works above that: it puts an error in the place of a
+// command's outcome. [Child] is a process to kill, or to stop and resume.
 //
-// A miniredis never ages keys by itself, and hands messages over on a goroutine of its own: one may arrive after the reply to a command
-// that was sent later, as in a cluster.
+// A miniredis never ages keys by itself, and hands messages over on a goroutine of its own: one may arrive after the
+// reply to a command that was sent later, as in a cluster.
 package redistest

@@ -8,8 +8,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ReplyError is an error as a server answers it ("READONLY You can't write against a read only replica."), for go-redis and for
-// redis.HasErrorPrefix.
+// ReplyError is an error as a server answers it ("READONLY You can't write against a read only replica."), for go-redis
+// and for redis.HasErrorPrefix.
 type ReplyError string
 
 // Error gives the server's text.
@@ -18,27 +18,29 @@ func (e ReplyError) Error() string { return string(e) }
 // RedisError marks the error as one that the server answered, see redis.Error.
 func (e ReplyError) RedisError() {}
 
-// FailHook is a redis.Hook that puts errors in the place of what commands give. The zero value lets everything pass. Added after other
-// hooks it is beneath them, and they take its errors for the server's.
+// FailHook is a redis.Hook that puts errors in the place of what commands give. The zero value lets everything pass.
+// Added after other hooks it is beneath them, and they take its errors for the server's.
 //
-// go-redis runs hooks around its own retries, so an injected error is never retried by it: for what happens beneath, there is [Proxy]. Of a
-// *redis.Client they also see the commands that set up a connection (hello, client), so a function chooses by name what it fails.
+// go-redis runs hooks around its own retries, so an injected error is never retried by it: for what happens beneath,
+// there is [Proxy]. Of a *redis.Client they also see the commands that set up a connection (hello, client), so a
+// function chooses by name what it fails.
 type FailHook struct {
 	mu            sync.Mutex // guards before and after, not held while they run
 	before, after func(redis.Cmder) error
 	again         func(redis.Cmder) bool // nil: no command is sent twice
 }
 
-// Resend makes a hook that sends each command that it matches, and that did not fail, twice, and gives the second reply, as go-redis does
-// when the first reply is lost. Pipelines it leaves as they are.
+// Resend makes a hook that sends each command that it matches, and that did not fail, twice, and gives the second
+// reply, as go-redis does when the first reply is lost. Pipelines it leaves as they are.
 func Resend(match func(redis.Cmder) bool) *FailHook { return &FailHook{again: match} }
 
-// Before sets what is asked before a command is sent; on an error it is not sent, and fails with it. Of a pipeline the other commands are
-// sent; of a MULTI/EXEC transaction none. nil lets all pass. f may run on several goroutines at once.
+// Before sets what is asked before a command is sent; on an error it is not sent, and fails with it. Of a pipeline the
+// other commands are sent; of a MULTI/EXEC transaction none. nil lets all pass. f may run on several goroutines at
+// once.
 func (h *FailHook) Before(f func(redis.Cmder) error) { h.set(&h.before, f) }
 
-// After sets what is asked after a command has run; an error takes the place of its outcome, which f may look at. nil lets all pass. f may
-// run on several goroutines at once.
+// After sets what is asked after a command has run; an error takes the place of its outcome, which f may look at. nil
+// lets all pass. f may run on several goroutines at once.
 func (h *FailHook) After(f func(redis.Cmder) error) { h.set(&h.after, f) }
 
 func (h *FailHook) set(which *func(redis.Cmder) error, f func(redis.Cmder) error) {

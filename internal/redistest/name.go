@@ -13,8 +13,8 @@ import (
 // maxName is the length of the longest name that Name gives.
 const maxName = 60
 
-// Name gives a name that no other call gives, for a lock, a key or a queue. It begins like the test's own name and consists of
-// [a-zA-Z0-9_-].
+// Name gives a name that no other call gives, for a lock, a key or a queue. It begins like the test's own name and
+// consists of [a-zA-Z0-9_-].
 func Name(t testing.TB) string {
 	suffix := "-" + strings.ToLower(rand.Text()[:12])
 	name := strings.Map(func(r rune) rune {
@@ -29,14 +29,15 @@ func Name(t testing.TB) string {
 
 // moment is a millisecond, and longer under the race detector: tests then look at things less often.
 var moment = func() time.Duration {
-	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
+	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race",
+		Value: "true"}) {
 		return 4 * time.Millisecond
 	}
 	return time.Millisecond
 }()
 
-// CheckEvery is the TaskCheckInterval for the servers of asynq in tests. Under the race detector a miniredis takes milliseconds for each
-// look at an empty queue, so they look less often.
+// CheckEvery is the TaskCheckInterval for the servers of asynq in tests. Under the race detector a miniredis takes
+// milliseconds for each look at an empty queue, so they look less often.
 var CheckEvery = 10 * moment
 
 // pollEvery is the interval at which conditions are looked at.
@@ -45,8 +46,8 @@ var pollEvery = 2 * moment
 // Patience is how long tests wait for what must happen: only a test that hangs uses it up.
 const Patience = 30 * time.Second
 
-// Eventually waits until cond is true and fails the test when it is not within the given time, [Patience] or more. msg and args, as for
-// Printf, say what was waited for. It is called from the test's own goroutine.
+// Eventually waits until cond is true and fails the test when it is not within the given time, [Patience] or more. msg
+// and args, as for Printf, say what was waited for. It is called from the test's own goroutine.
 func Eventually(t testing.TB, within time.Duration, cond func() bool, msg string, args ...any) {
 	t.Helper()
 	if !poll(within, cond) {

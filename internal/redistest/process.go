@@ -21,8 +21,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ServerEnv is the environment variable with the path of the server that tests on real servers start: redis-server, valkey-server, or what
-// takes the same arguments. It is also run with --sentinel. Not set: the redis-server in PATH.
+// ServerEnv is the environment variable with the path of the server that tests on real servers start: redis-server,
+// valkey-server, or what takes the same arguments. It is also run with --sentinel. Not set: the redis-server in PATH.
 const ServerEnv = "AUTOMUTEX_TEST_SERVER"
 
 // binary is the path or name of the server.
@@ -38,8 +38,8 @@ type process struct {
 func launch(cmd *exec.Cmd) (process, error) {
 	cmd.SysProcAttr = dieWithParent()
 	started, exited := make(chan error), make(chan struct{}) // started: from the goroutine below, once
-	// This goroutine lives as long as the command and keeps its thread: the command is killed when the thread that started it ends
-	// (dieWithParent). The caller ends the command, and thereby this goroutine.
+	// This goroutine lives as long as the command and keeps its thread: the command is killed when the thread that started
+	// it ends (dieWithParent). The caller ends the command, and thereby this goroutine.
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
@@ -91,7 +91,8 @@ func (p process) Pause(t testing.TB) {
 // Resume lets a paused one go on (SIGCONT).
 func (p process) Resume(t testing.TB) { t.Helper(); p.signal(t, signalContinue) }
 
-// Kill ends it at once (SIGKILL), also when it is paused, and returns when it is gone. Without effect when it is gone already.
+// Kill ends it at once (SIGKILL), also when it is paused, and returns when it is gone. Without effect when it is gone
+// already.
 func (p process) Kill() {
 	_ = p.cmd.Process.Kill() // fails only when it has ended
 	<-p.exited
@@ -106,8 +107,9 @@ type node struct {
 	env  []string // beside ours
 }
 
-// manyPorts is how many ports servers choose from, but for the nodes of a Cluster: they have a second port above them all. All are below
-// those that systems take for outgoing connections (32768), so that a server that is down for a while finds its own free again.
+// manyPorts is how many ports servers choose from, but for the nodes of a Cluster: they have a second port above them
+// all. All are below those that systems take for outgoing connections (32768), so that a server that is down for a
+// while finds its own free again.
 const manyPorts, nodePorts = 10000, 2768
 
 // startNode starts a server on one of the ports from 20000 on, with the arguments that args gives for it.
@@ -171,7 +173,8 @@ func (n *node) start() error {
 	return fmt.Errorf("redistest: %s does not answer:\n%s", binary(), text)
 }
 
-// stop ends the server as an operator would (SIGTERM), and returns when it is gone. Without effect when it does not run.
+// stop ends the server as an operator would (SIGTERM), and returns when it is gone. Without effect when it does not
+// run.
 func (n *node) stop(t testing.TB) {
 	t.Helper()
 	n.signal(t, signalContinue) // a paused one would not see it
@@ -187,7 +190,8 @@ func (n *node) remove() {
 
 // ask sends one command on a connection of its own. It gives the text of a string, and of a number.
 func (n *node) ask(command ...string) (string, error) {
-	rdb := redis.NewClient(&redis.Options{Addr: n.addr(), MaxRetries: -1, DialTimeout: time.Second, ReadTimeout: 2 * time.Second, Protocol: 2, DisableIdentity: true})
+	rdb := redis.NewClient(&redis.Options{Addr: n.addr(), MaxRetries: -1, DialTimeout: time.Second,
+		ReadTimeout: 2 * time.Second, Protocol: 2, DisableIdentity: true})
 	defer func() { _ = rdb.Close() }()
 	args := make([]any, len(command))
 	for i, word := range command {

@@ -19,10 +19,12 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Proxy stands between clients and one server and does what networks do. Every fault works on the connections that exist and on new ones.
-// It understands RESP3, which go-redis speaks: faults hit whole commands, replies and messages, never a part.
+// Proxy stands between clients and one server and does what networks do. Every fault works on the connections that
+// exist and on new ones. It understands RESP3, which go-redis speaks: faults hit whole commands, replies and messages,
+// never a part.
 //
-// It does not follow a connection on which MONITOR or CLIENT REPLY OFF was sent, and of a cluster it hides one node only.
+// It does not follow a connection on which MONITOR or CLIENT REPLY OFF was sent, and of a cluster it hides one node
+// only.
 type Proxy struct {
 	target string
 	ln     net.Listener
@@ -161,14 +163,14 @@ type Held struct {
 	once     sync.Once
 }
 
-// DropReplyTo has the next n replies to commands that match chooses lost: the command has run, but instead of its reply the client gets a
-// closed connection (which makes go-redis send the command again). A command's first word comes in upper case, the rest as it was sent.
-// match may run on several goroutines at once, and must not block.
+// DropReplyTo has the next n replies to commands that match chooses lost: the command has run, but instead of its reply
+// the client gets a closed connection (which makes go-redis send the command again). A command's first word comes in
+// upper case, the rest as it was sent. match may run on several goroutines at once, and must not block.
 func (p *Proxy) DropReplyTo(match func(command []string) bool, n int) { p.order(&p.losses, match, n) }
 
-// Hold keeps the next n commands that match chooses (see DropReplyTo) on their way to the server until Release, and with them whatever
-// follows on the same connections. Like a packet in a network, a held command arrives even if the client has given up and closed its
-// connection meanwhile; only Cut loses it.
+// Hold keeps the next n commands that match chooses (see DropReplyTo) on their way to the server until Release, and
+// with them whatever follows on the same connections. Like a packet in a network, a held command arrives even if the
+// client has given up and closed its connection meanwhile; only Cut loses it.
 func (p *Proxy) Hold(match func(command []string) bool, n int) *Held {
 	return p.order(&p.holds, match, n)
 }
@@ -211,8 +213,8 @@ func (p *Proxy) taken(list *[]*Held, command []string) *Held {
 	return nil
 }
 
-// Count tells how many commands of that name were sent on to the server; scripts on the controls are counted as CONTROL. Those that a
-// script runs are not seen.
+// Count tells how many commands of that name were sent on to the server; scripts on the controls are counted as
+// CONTROL. Those that a script runs are not seen.
 func (p *Proxy) Count(name string) int { return p.Commands()[strings.ToUpper(name)] }
 
 // Commands gives the counts of all commands by name, in upper case.
@@ -252,8 +254,8 @@ func (l *link) close() {
 
 // up carries commands from the client to the server.
 func (l *link) up() {
-	// A client that goes does not take back what it has sent: the server still reads all of it before it sees the end, and only then closes
-	// its side.
+	// A client that goes does not take back what it has sent: the server still reads all of it before it sees the end, and
+	// only then closes its side.
 	defer func() { _ = l.server.(*net.TCPConn).CloseWrite() }()
 	r := bufio.NewReader(l.client)
 	for {
@@ -284,10 +286,11 @@ func (l *link) up() {
 	}
 }
 
-// IsControlRead tells whether a command, as its words, is a script on the controls or the format of package lock. Each Locker sends one now
-// and then, whatever a test does.
+// IsControlRead tells whether a command, as its words, is a script on the controls or the format of package lock. Each
+// Locker sends one now and then, whatever a test does.
 func IsControlRead(command []string) bool {
-	return len(command) > 3 && strings.HasPrefix(strings.ToUpper(command[0]), "EVAL") && strings.Contains(command[3], ":{control}")
+	return len(command) > 3 && strings.HasPrefix(strings.ToUpper(command[0]), "EVAL") &&
+		strings.Contains(command[3], ":{control}")
 }
 
 // sent notes a command that goes to the server now.
@@ -306,8 +309,8 @@ func (l *link) sent(command []string) {
 	}
 }
 
-// down carries replies and pushes from the server to the client, as far as the faults let them. An error of the client means that it is
-// gone: what it has sent runs all the same, so the server is read to its end.
+// down carries replies and pushes from the server to the client, as far as the faults let them. An error of the client
+// means that it is gone: what it has sent runs all the same, so the server is read to its end.
 func (l *link) down() {
 	defer l.close()
 	r := bufio.NewReader(l.server)
@@ -337,7 +340,8 @@ func (l *link) down() {
 	}
 }
 
-// answered gives the command that this is the reply to, or nil for a push, and whether the connection is one with subscriptions.
+// answered gives the command that this is the reply to, or nil for a push, and whether the connection is one with
+// subscriptions.
 func (l *link) answered(isPush bool) (command []string, subscribed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

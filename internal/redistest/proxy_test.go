@@ -8,7 +8,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// world is a proxy to a redis-server, a client that goes through it, resends nothing and gives up soon, and one beside it.
+// world is a proxy to a redis-server, a client that goes through it, resends nothing and gives up soon, and one beside
+// it.
 type world struct {
 	*testing.T
 	p           *Proxy

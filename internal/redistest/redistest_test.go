@@ -115,7 +115,8 @@ func TestFailHook(t *testing.T) {
 		c.set(refuse)
 		err := c.send(c.pipe)
 		c.set(nil)
-		if got, its := rdb.Get(ctx, n).Val(), rdb.Get(ctx, other).Val(); !redis.HasErrorPrefix(err, "LOADING") || got != c.value || its != c.other {
+		if got, its := rdb.Get(ctx, n).Val(), rdb.Get(ctx, other).Val(); !redis.HasErrorPrefix(err, "LOADING") ||
+			got != c.value || its != c.other {
 			t.Errorf("%s: %v, n is %q and the other %q, want %q and %q", c.what, err, got, its, c.value, c.other)
 		}
 	}

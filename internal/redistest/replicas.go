@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// StartReplica starts a redis-server for this test alone that is a replica of master, a server from StartReal, and returns when it has what
-// its master has.
+// StartReplica starts a redis-server for this test alone that is a replica of master, a server from StartReal, and
+// returns when it has what its master has.
 func StartReplica(t testing.TB, master *Server) *Server {
 	t.Helper()
 	// Else the master waits five seconds for further replicas before it sends its data.
@@ -23,8 +23,8 @@ func StartReplica(t testing.TB, master *Server) *Server {
 	return s
 }
 
-// linked waits until the server, a replica, is in step with its master, as both of them see it: the master sends it nothing until it has
-// heard of it once more, which takes up to a second.
+// linked waits until the server, a replica, is in step with its master, as both of them see it: the master sends it
+// nothing until it has heard of it once more, which takes up to a second.
 func (n *node) linked(t testing.TB, master *node) {
 	t.Helper()
 	online := fmt.Sprintf("port=%d,state=online,", n.port)
@@ -63,8 +63,8 @@ const MasterName = "trusted"
 // Sentinels are three that watch over a master and its replicas.
 type Sentinels struct{ nodes []*node }
 
-// StartSentinels starts three sentinels for this test alone that watch over master and its replicas, all from StartReal. A master that is
-// gone for half a second is succeeded by a replica.
+// StartSentinels starts three sentinels for this test alone that watch over master and its replicas, all from
+// StartReal. A master that is gone for half a second is succeeded by a replica.
 func StartSentinels(t testing.TB, master *Server, replicas int) *Sentinels {
 	t.Helper()
 	s := &Sentinels{}

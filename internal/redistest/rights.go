@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// DocumentedRights are what a page of the documentation gives to a user: the words that follow "ACL SETUSER <user> on >password" in it.
+// DocumentedRights are what a page of the documentation gives to a user: the words that follow "ACL SETUSER <user> on
+// >password" in it.
 func DocumentedRights(t testing.TB, page, user string) []string {
 	t.Helper()
 	text, err := os.ReadFile(page)
@@ -38,13 +39,15 @@ func AllRights(t testing.TB, page string) (rights []string) {
 	return rights
 }
 
-// AsUser runs tests of this binary again, in a process whose clients are a user with these rights and no others, on a redis-server and,
-// with [AllEnv], a Redis Cluster. The tests are named without Test, use [Each], and look at Redis with no more rights.
+// AsUser runs tests of this binary again, in a process whose clients are a user with these rights and no others, on a
+// redis-server and, with [AllEnv], a Redis Cluster. The tests are named without Test, use [Each], and look at Redis
+// with no more rights.
 func AsUser(t *testing.T, rights, tests []string) {
 	t.Helper()
 	rdb := Real(t).Client(t)
 	for _, name := range []string{"delex", "delifeq"} { // native releases
-		if known, err := rdb.Do(t.Context(), "COMMAND", "INFO", name).Slice(); err == nil && len(known) == 1 && known[0] != nil {
+		if known, err := rdb.Do(t.Context(), "COMMAND", "INFO", name).Slice(); err == nil && len(known) == 1 &&
+			known[0] != nil {
 			rights = append(rights, "+"+name)
 		}
 	}

@@ -19,15 +19,15 @@ const (
 	KindCluster = "cluster"
 )
 
-// RightsEnv is the environment variable with which a test binary runs its tests on real servers as an ACL user: its value is what ACL
-// SETUSER is told of that user's rights. Every client of such a server, and of a Proxy, is that user.
+// RightsEnv is the environment variable with which a test binary runs its tests on real servers as an ACL user: its
+// value is what ACL SETUSER is told of that user's rights. Every client of such a server, and of a Proxy, is that user.
 const RightsEnv = "AUTOMUTEX_TEST_RIGHTS"
 
 // limitedUser is its name, and its password.
 const limitedUser = "limited"
 
-// Server is a running miniredis, redis-server or Redis Cluster. Its methods may be called from several goroutines, as far as those that
-// take a t allow it.
+// Server is a running miniredis, redis-server or Redis Cluster. Its methods may be called from several goroutines, as
+// far as those that take a t allow it.
 type Server struct {
 	kind    string
 	private bool                 // one test's own
@@ -48,7 +48,8 @@ func startMini(t testing.TB) *Server {
 			return false
 		}
 		defer mu.Unlock()
-		if !s.still.Load() && (command == "SET" && every == tick || time.Since(last) >= every) && s.mini.TryLock() { // else a script runs: this is one of its commands
+		// else a script runs: this is one of its commands
+		if !s.still.Load() && (command == "SET" && every == tick || time.Since(last) >= every) && s.mini.TryLock() {
 			s.mini.Unlock()
 			now := time.Now()
 			s.mini.FastForward(now.Sub(last)) // goes through all keys
@@ -59,9 +60,10 @@ func startMini(t testing.TB) *Server {
 	return s
 }
 
-// tick is by how much keys of a miniredis may expire too late; and too early, if a script made them and not a SET. (With none, by ClockTTL
-// of miniredis, each command of each script would go through all keys.) With so many keys that it takes more than a fifth of a tick to go
-// through them, the clock moves less often, so that nine tenths of the time are left for commands: each mostTicks at most.
+// tick is by how much keys of a miniredis may expire too late; and too early, if a script made them and not a SET.
+// (With none, by ClockTTL of miniredis, each command of each script would go through all keys.) With so many keys that
+// it takes more than a fifth of a tick to go through them, the clock moves less often, so that nine tenths of the time
+// are left for commands: each mostTicks at most.
 const tick, mostTicks = time.Millisecond, 20
 
 func startReal(t testing.TB, env []string, args ...string) *Server {
@@ -114,7 +116,8 @@ func (s *Server) Options() *redis.UniversalOptions {
 	return &redis.UniversalOptions{Addrs: s.Addrs(), IsClusterMode: s.kind == KindCluster}
 }
 
-// Client makes a new client, a *redis.ClusterClient for a cluster and else a *redis.Client, which is closed when the test ends.
+// Client makes a new client, a *redis.ClusterClient for a cluster and else a *redis.Client, which is closed when the
+// test ends.
 func (s *Server) Client(t testing.TB, opts ...func(*redis.UniversalOptions)) redis.UniversalClient {
 	t.Helper()
 	return newClient(t, s.Options(), opts)
@@ -148,10 +151,12 @@ func (s *Server) Restart(t testing.TB) { t.Helper(); s.Stop(t); s.Start(t) }
 // Start starts a server from StartReal again, on the same port, after Stop or Kill.
 func (s *Server) Start(t testing.TB) { t.Helper(); Must(t, s.own(t).start()) }
 
-// Stop ends a server from StartReal as an operator would (SIGTERM), and returns when it is gone. Without effect when it does not run.
+// Stop ends a server from StartReal as an operator would (SIGTERM), and returns when it is gone. Without effect when it
+// does not run.
 func (s *Server) Stop(t testing.TB) { t.Helper(); s.own(t).stop(t) }
 
-// Kill ends a server from StartReal at once (SIGKILL), and returns when it is gone. Without effect when it does not run.
+// Kill ends a server from StartReal at once (SIGKILL), and returns when it is gone. Without effect when it does not
+// run.
 func (s *Server) Kill(t testing.TB) { t.Helper(); s.own(t).Kill() }
 
 // Pause freezes a server from StartReal (SIGSTOP): it accepts connections and answers nothing until Resume.

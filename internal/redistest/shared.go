@@ -16,12 +16,13 @@ import (
 	"go.uber.org/goleak"
 )
 
-// RequireEnv is the environment variable that says what becomes of tests on real servers. "require": they fail where there is no
-// redis-server. "none": they are skipped even where there is one, for a quick look. Else they are skipped where there is none.
+// RequireEnv is the environment variable that says what becomes of tests on real servers. "require": they fail where
+// there is no redis-server. "none": they are skipped even where there is one, for a quick look. Else they are skipped
+// where there is none.
 const RequireEnv = "AUTOMUTEX_TEST_REDIS"
 
-// AllEnv is the environment variable that has every test run, as CI does. Without it those that take [Long] are skipped, and [Each] has
-// one kind of server of three.
+// AllEnv is the environment variable that has every test run, as CI does. Without it those that take [Long] are
+// skipped, and [Each] has one kind of server of three.
 const AllEnv = "AUTOMUTEX_TEST_ALL"
 
 // All tells whether AllEnv is set.
@@ -38,8 +39,9 @@ func Long(t testing.TB) {
 // RealTimeEnv is the environment variable that has the tests of RealTime run.
 const RealTimeEnv = "AUTOMUTEX_TEST_REALTIME"
 
-// RealTime skips a test that tells right from wrong by a real clock, unless RealTimeEnv is set. Such tests fail on a machine that has other
-// work, so .ci/realtime runs them alone. All others wait for a condition, up to [Patience]. Behind RealTime is what holds for
+// RealTime skips a test that tells right from wrong by a real clock, unless RealTimeEnv is set. Such tests fail on a
+// machine that has other work, so .ci/realtime runs them alone. All others wait for a condition, up to [Patience].
+// Behind RealTime is what holds for
 //
 //   - how long a renewal, a message, an outage or a shutdown takes at most;
 //   - leases of milliseconds, which a busy machine does not renew in time;
@@ -54,8 +56,8 @@ func RealTime(t testing.TB) {
 	}
 }
 
-// The servers that all tests of the binary use: the first test that asks starts one, Main stops it. A Cluster starts in over two seconds,
-// mostly a fixed delay of redis-server.
+// The servers that all tests of the binary use: the first test that asks starts one, Main stops it. A Cluster starts in
+// over two seconds, mostly a fixed delay of redis-server.
 var (
 	sharedMini    = shared(startMini)
 	sharedReal    = shared(func(t testing.TB) *Server { return startReal(t, nil) })
@@ -77,9 +79,9 @@ func shared(start func(t testing.TB) *Server) func(t testing.TB) *Server {
 	}
 }
 
-// Each runs f as parallel subtests named "miniredis", "redis" and "cluster", on the shared server of that kind. Without AllEnv that is a
-// redis-server, or miniredis where there is none. As with all parallel subtests, f runs when the calling test has returned: what f needs is
-// released by t.Cleanup, not by defer.
+// Each runs f as parallel subtests named "miniredis", "redis" and "cluster", on the shared server of that kind. Without
+// AllEnv that is a redis-server, or miniredis where there is none. As with all parallel subtests, f runs when the
+// calling test has returned: what f needs is released by t.Cleanup, not by defer.
 func Each(t *testing.T, f func(t *testing.T, s *Server)) {
 	t.Helper()
 	EachSingle(t, f)
@@ -118,8 +120,8 @@ func Cluster(t testing.TB) *Server { t.Helper(); needBinary(t); return sharedClu
 // StartMini starts a miniredis for this test alone.
 func StartMini(t testing.TB) *Server { t.Helper(); return private(t, startMini(t)) }
 
-// StartReal starts a redis-server for this test alone, with further arguments ("--maxmemory", "2mb") if wanted. It is stopped when the test
-// ends.
+// StartReal starts a redis-server for this test alone, with further arguments ("--maxmemory", "2mb") if wanted. It is
+// stopped when the test ends.
 func StartReal(t testing.TB, args ...string) *Server { t.Helper(); return StartRealIn(t, nil, args...) }
 
 // StartRealIn is StartReal with these environment variables, too.
@@ -149,7 +151,8 @@ func needBinary(t testing.TB) {
 	}
 }
 
-// Main runs the tests of a package, stops the shared servers, looks for leaked goroutines and exits. It is all that a TestMain does:
+// Main runs the tests of a package, stops the shared servers, looks for leaked goroutines and exits. It is all that a
+// TestMain does:
 //
 //	func TestMain(m *testing.M) { redistest.Main(m) }
 //
@@ -157,7 +160,8 @@ func needBinary(t testing.TB) {
 //
 // It takes a *testing.M, or what has something to do before and after it.
 func Main(m interface{ Run() int }, ignore ...goleak.Option) {
-	// More tests run at once than there are cores: they mostly wait for deadlines. A -parallel that was given is read later.
+	// More tests run at once than there are cores: they mostly wait for deadlines. A -parallel that was given is read
+	// later.
 	_ = flag.Set("test.parallel", strconv.Itoa(max(16, runtime.GOMAXPROCS(0))))
 	if os.Getenv("GOGC") == "" && !strings.Contains(fmt.Sprint(os.Args), "-test.bench=") {
 		debug.SetGCPercent(400) // the heaps of tests are small; benchmarks measure what users have
@@ -169,7 +173,8 @@ func Main(m interface{ Run() int }, ignore ...goleak.Option) {
 	code := m.Run()
 	running.Range(func(s, _ any) bool { s.(*Server).close(); return true })
 	if code == 0 {
-		// Longer than Find itself waits: a dial or a topology refresh of a client that was closed ends only with its own timeout.
+		// Longer than Find itself waits: a dial or a topology refresh of a client that was closed ends only with its own
+		// timeout.
 		var err error
 		if !poll(10*time.Second, func() bool { err = goleak.Find(ignore...); return err == nil }) {
 			fmt.Fprintf(os.Stderr, "redistest: goroutines leaked: %v\n", err)

@@ -1,5 +1,5 @@
-// Package redisx sends scripts, single commands and pipelines to one Redis through a client of go-redis. It bounds every exchange,
-// and waits for replicas. It knows no locks.
+// Package redisx sends scripts, single commands and pipelines to one Redis through a client of go-redis. It bounds
+// every exchange, and waits for replicas. It knows no locks.
 package redisx
 
 import (
@@ -51,20 +51,23 @@ func New(rdb Client, closing <-chan struct{}) *Conn {
 
 func isWithinTimeout(read time.Duration) bool { return read > 0 && read <= Timeout }
 
-// ErrNoAnswer is the error of an exchange whose caller returned before there was a reply. The command may have run, or may run yet.
+// ErrNoAnswer is the error of an exchange whose caller returned before there was a reply. The command may have run, or
+// may run yet.
 var ErrNoAnswer = errors.New("no answer from Redis")
 
 // errTimeout: there was no reply within Timeout.
 var errTimeout = fmt.Errorf("%w within %s: %w", ErrNoAnswer, Timeout, context.DeadlineExceeded)
 
-// AnswerGrace is how long a caller still waits for a reply after its context ended. A working Redis replies by then, and its
-// reply says more than that the context ended.
+// AnswerGrace is how long a caller still waits for a reply after its context ended. A working Redis replies by then,
+// and its reply says more than that the context ended.
 const AnswerGrace = 250 * time.Millisecond
 
-// Run runs s on keys. When ctx ends it returns ErrNoAnswer after AnswerGrace and lets the exchange go on: an interrupted command
-// may have run. A ctx that cannot end costs least: the exchange runs on the caller's goroutine then.
+// Run runs s on keys. When ctx ends it returns ErrNoAnswer after AnswerGrace and lets the exchange go on: an
+// interrupted command may have run. A ctx that cannot end costs least: the exchange runs on the caller's goroutine
+// then.
 //
-// While a Cluster moves the slot of the keys, Run sends s again as long as Timeout allows. A slot with many keys takes seconds.
+// While a Cluster moves the slot of the keys, Run sends s again as long as Timeout allows. A slot with many keys takes
+// seconds.
 func (c *Conn) Run(ctx context.Context, s *Script, keys []string, args ...any) (any, error) {
 	if c.runsHere(ctx) {
 		return c.runThroughMove(ctx, c.deadlines.context(ctx), s, keys, args)
@@ -156,15 +159,17 @@ func (c *Conn) setNX(bound context.Context, key string, body, ttl any) (bool, er
 	return ok, explain(err)
 }
 
-// compareDeletes are commands that delete a string if it has a given value, for a quarter of what a script costs the server: of Redis 8.4
-// and later, and of Valkey 9 and later. Which one a server has is found by sending it; after a lost connection, anew.
+// compareDeletes are commands that delete a string if it has a given value, for a quarter of what a script costs the
+// server: of Redis 8.4 and later, and of Valkey 9 and later. Which one a server has is found by sending it; after a
+// lost connection, anew.
 var compareDeletes = [...]func(key string, body any) []any{
 	func(key string, body any) []any { return []any{"delex", key, "ifeq", body} },
 	func(key string, body any) []any { return []any{"delifeq", key, body} },
 }
 
-// DeleteIfEqual deletes the string at key if it is body, by a command of the server, or by script, which replies 1 if it has deleted the
-// key. deleted is false without an error if the key is another string, of another type, or not there.
+// DeleteIfEqual deletes the string at key if it is body, by a command of the server, or by script, which replies 1 if
+// it has deleted the key. deleted is false without an error if the key is another string, of another type, or not
+// there.
 func (c *Conn) DeleteIfEqual(ctx context.Context, script *Script, key string, body any) (deleted bool, err error) {
 	for n := c.refused.Load(); int(n) < len(compareDeletes); n = c.refused.Load() {
 		reply, err := c.Within(ctx, func(bound context.Context) (any, error) {
@@ -177,7 +182,8 @@ func (c *Conn) DeleteIfEqual(ctx context.Context, script *Script, key string, bo
 		switch {
 		case err == nil:
 			return reply == any(int64(1)), nil
-		case HasCode(err, "WRONGTYPE"), isServers(err) && strings.Contains(err.Error(), "should be of string type"): // of DELEX, without a code
+		case HasCode(err, "WRONGTYPE"), isServers(err) && strings.Contains(err.Error(), "should be of string type"):
+			// of DELEX, without a code
 			return false, nil
 		case !isServers(err) || IsNotRun(err):
 			return false, err
@@ -192,9 +198,9 @@ func (c *Conn) DeleteIfEqual(ctx context.Context, script *Script, key string, bo
 	return reply == any(int64(1)), err
 }
 
-// Within runs f, an exchange with the context bound, for a caller with ctx. It returns when f returns, after Timeout, or AnswerGrace
-// after ctx ended. In the last two cases f goes on, its result is dropped, and nobody waits for its goroutine: it ends when the
-// client gives the command up, at its own timeout or when the client closes.
+// Within runs f, an exchange with the context bound, for a caller with ctx. It returns when f returns, after Timeout,
+// or AnswerGrace after ctx ended. In the last two cases f goes on, its result is dropped, and nobody waits for its
+// goroutine: it ends when the client gives the command up, at its own timeout or when the client closes.
 func (c *Conn) Within(ctx context.Context, f func(bound context.Context) (any, error)) (any, error) {
 	bound := c.deadlines.context(ctx)
 	if c.runsHere(ctx) {
@@ -239,8 +245,8 @@ type goesOn struct {
 
 func (g goesOn) Unwrap() error { return g.error }
 
-// AwaitEnd waits until the exchange that err is of has ended, or stop is closed: what undoes it is sent after it. One goroutine
-// calls it for an exchange, at most.
+// AwaitEnd waits until the exchange that err is of has ended, or stop is closed: what undoes it is sent after it. One
+// goroutine calls it for an exchange, at most.
 func AwaitEnd(err error, stop <-chan struct{}) {
 	var g goesOn
 	if errors.As(err, &g) {
@@ -259,8 +265,8 @@ func leftAtEndOf(ctx context.Context) error {
 // workerIdle is how long a worker outlives its last exchange.
 const workerIdle = time.Second
 
-// onWorker runs f on a worker goroutine. Workers are reused for their stacks: go-redis calls deep, and each new goroutine would
-// have to grow its stack, which costs a task a quarter of its time.
+// onWorker runs f on a worker goroutine. Workers are reused for their stacks: go-redis calls deep, and each new
+// goroutine would have to grow its stack, which costs a task a quarter of its time.
 func (c *Conn) onWorker(f func()) {
 	select {
 	case c.jobs <- f: // an idle worker takes it
@@ -293,8 +299,8 @@ type boundContext struct {
 
 func (c boundContext) Value(key any) any { return c.values.Value(key) }
 
-// deadlines hands out contexts that end in four to five fifths of Timeout. All exchanges that begin within one fifth share a
-// context: a timer for each of them would be two thirds more allocations for a lock that is free.
+// deadlines hands out contexts that end in four to five fifths of Timeout. All exchanges that begin within one fifth
+// share a context: a timer for each of them would be two thirds more allocations for a lock that is free.
 type deadlines struct {
 	mu    sync.Mutex      // guards the fields below
 	ctx   context.Context // shared by short exchanges, ends by itself

@@ -30,12 +30,14 @@ func (s *scripted) Process(_ context.Context, cmd redis.Cmder) error {
 	return err
 }
 
-// TestMovingSlot: a script is sent again while a Cluster moves the slot of its keys, and its caller may leave meanwhile.
+// TestMovingSlot: a script is sent again while a Cluster moves the slot of its keys, and its caller may leave
+// meanwhile.
 func TestMovingSlot(t *testing.T) {
 	t.Parallel()
 	for _, text := range []string{
 		"TRYAGAIN Multiple keys request during rehashing of slot",
-		"ERR Error running script (call to f_abc): @user_script:3: Script attempted to access a non local key in a cluster node",
+		"ERR Error running script (call to f_abc): @user_script:3: Script attempted to access a non local key in a " +
+			"cluster node",
 	} {
 		s := &scripted{answers: make(chan error, 3)}
 		for range 3 {
@@ -57,7 +59,8 @@ func TestLeave(t *testing.T) {
 	c := New(s, nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	time.AfterFunc(10*time.Millisecond, cancel)
-	if _, err := c.Run(ctx, NewScript("some", "return 7"), []string{"k"}); !errors.Is(err, ErrNoAnswer) || !errors.Is(err, context.Canceled) {
+	if _, err := c.Run(ctx, NewScript("some", "return 7"), []string{"k"}); !errors.Is(err, ErrNoAnswer) ||
+		!errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }
@@ -110,7 +113,8 @@ func TestDeleteIfEqual(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		c := New(rdb, nil)
-		script := NewScript("drop", "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0")
+		script := NewScript("drop", "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end "+
+			"return 0")
 		ctx, key := context.Background(), "automutex:{"+redistest.Name(t)+"}"
 		for range 2 {
 			redistest.Must(t, rdb.Set(ctx, key, "mine", time.Minute).Err())

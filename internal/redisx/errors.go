@@ -19,7 +19,8 @@ func Failed(op, key string, err error) error {
 	return fmt.Errorf("%w: %s %q: %w", ErrBackend, op, key, err)
 }
 
-// refusal matches how Redis 6 and 7 and Valkey 8 refuse a command to a user, and one that does not exist or was renamed.
+// refusal matches how Redis 6 and 7 and Valkey 8 refuse a command to a user, and one that does not exist or was
+// renamed.
 var refusal = regexp.MustCompile("(?i)^NOPERM |ACL failure in script|unknown (redis )?command|can't run this command")
 
 // explain returns err, and says where the rights stand if the server refuses a command to this client.
@@ -30,15 +31,16 @@ func explain(err error) error {
 	return err
 }
 
-// errNoReply: go-redis returned a command with neither a reply nor an error, and its pipeline with no error either. The command may
-// have run or not.
+// errNoReply: go-redis returned a command with neither a reply nor an error, and its pipeline with no error either. The
+// command may have run or not.
 var errNoReply = errors.New("the client returned neither a reply nor an error")
 
-// replyOf returns the reply of a script or the error, and never neither. exec is the error of the whole pipeline or of the sender.
+// replyOf returns the reply of a script or the error, and never neither. exec is the error of the whole pipeline or of
+// the sender.
 //
-// go-redis leaves each command of a pipeline without a reply and without an error when the server answers the set-up of the
-// connection with an error reply, such as WRONGPASS after a change of the password. Only the error of the pipeline then says that
-// nothing ran. No script replies nil.
+// go-redis leaves each command of a pipeline without a reply and without an error when the server answers the set-up of
+// the connection with an error reply, such as WRONGPASS after a change of the password. Only the error of the pipeline
+// then says that nothing ran. No script replies nil.
 func replyOf(cmd *redis.Cmd, exec error) (any, error) {
 	reply, err := cmd.Result()
 	if err == nil && reply == nil {
@@ -62,9 +64,9 @@ func setReplyOf(cmd *redis.StatusCmd, exec error) (bool, error) {
 	return true, nil
 }
 
-// HasCode reports whether err is a server's error with one of these codes: at its beginning, or, as Redis before 7.0 answers for a
-// command within a script, inside of "ERR Error running script (call to f_<hash>): @user_script:7: @user_script: 7: -OOM command not
-// allowed...".
+// HasCode reports whether err is a server's error with one of these codes: at its beginning, or, as Redis before 7.0
+// answers for a command within a script, inside of "ERR Error running script (call to f_<hash>): @user_script:7:
+// @user_script: 7: -OOM command not allowed...".
 func HasCode(err error, codes ...string) bool {
 	if err == nil {
 		return false
@@ -75,12 +77,13 @@ func HasCode(err error, codes ...string) bool {
 	}
 	_, inner, wrapped := strings.Cut(said.Error(), "Error running script (call to ")
 	return slices.ContainsFunc(codes, func(code string) bool {
-		return redis.HasErrorPrefix(said, code) || wrapped && (strings.Contains(inner, ": -"+code+" ") || strings.Contains(inner, ": "+code+" "))
+		return redis.HasErrorPrefix(said, code) || wrapped && (strings.Contains(inner, ": -"+code+" ") ||
+			strings.Contains(inner, ": "+code+" "))
 	})
 }
 
-// IsTransient reports whether a repeated command may succeed: after an error of the network, or of a server that is loading, failing
-// over, moving slots or busy. Other errors of Redis (a missing right, a wrong type) come again.
+// IsTransient reports whether a repeated command may succeed: after an error of the network, or of a server that is
+// loading, failing over, moving slots or busy. Other errors of Redis (a missing right, a wrong type) come again.
 func IsTransient(err error) bool {
 	if !isServers(err) {
 		return !errors.Is(err, redis.ErrClosed)
@@ -89,14 +92,16 @@ func IsTransient(err error) bool {
 		"NOREPLICAS", "OOM", "MISCONF", "max number of clients")
 }
 
-// IsNotRun reports whether err says that the server has refused a command or a script as a whole, or before its first write: nothing
-// has changed.
+// IsNotRun reports whether err says that the server has refused a command or a script as a whole, or before its first
+// write: nothing has changed.
 func IsNotRun(err error) bool {
-	return HasCode(err, "OOM", "READONLY", "LOADING", "MISCONF", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "MOVED", "ASK", "TRYAGAIN",
+	return HasCode(err, "OOM", "READONLY", "LOADING", "MISCONF", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "MOVED", "ASK",
+		"TRYAGAIN",
 		"BUSY", "NOAUTH", "WRONGPASS", "NOSCRIPT")
 }
 
-// IsWrongType reports whether a key has another type than the command expects. Before Redis 7 an error inside a script is wrapped.
+// IsWrongType reports whether a key has another type than the command expects. Before Redis 7 an error inside a script
+// is wrapped.
 func IsWrongType(err error) bool { return err != nil && strings.Contains(err.Error(), "WRONGTYPE ") }
 
 // isServers reports whether err is a reply of a server.
@@ -108,8 +113,10 @@ func isServers(err error) bool {
 	return errors.As(err, &said)
 }
 
-// isSlotMoving reports whether err is that of a script in a slot that a Cluster is moving: some of its keys are on the other node
-// already, or not there at all, or go-redis was redirected more often than it follows. Each version of Redis words the second text in another way.
+// isSlotMoving reports whether err is that of a script in a slot that a Cluster is moving: some of its keys are on the
+// other node already, or not there at all, or go-redis was redirected more often than it follows. Each version of Redis
+// words the second text in another way.
 func isSlotMoving(err error) bool {
-	return HasCode(err, "TRYAGAIN", "MOVED", "ASK") || isServers(err) && strings.Contains(err.Error(), "attempted to access a non local key in a cluster node")
+	return HasCode(err, "TRYAGAIN", "MOVED", "ASK") || isServers(err) &&
+		strings.Contains(err.Error(), "attempted to access a non local key in a cluster node")
 }

@@ -37,8 +37,8 @@ func (c *Conn) IsCluster() bool {
 	return isCluster
 }
 
-// masterOf returns the master of a key, to compare with that of other keys. It is nil if the client is not for a Cluster, or if
-// the master is not known.
+// masterOf returns the master of a key, to compare with that of other keys. It is nil if the client is not for a
+// Cluster, or if the master is not known.
 func (c *Conn) masterOf(ctx context.Context, key string) any {
 	cluster, isCluster := c.rdb.(clusterClient)
 	if !isCluster {
@@ -62,9 +62,9 @@ func (c *Conn) masterOf(ctx context.Context, key string) any {
 // MaxBatch is how many items a batch of InBatches has at most.
 const MaxBatch = 256
 
-// InBatches calls send with batches of at most MaxBatch items, each on a goroutine that branch starts. The keys of a batch are all on
-// one master of a Cluster: a node that hangs delays only the items that go to it, and go-redis gives the error of one master to all
-// commands of a pipeline.
+// InBatches calls send with batches of at most MaxBatch items, each on a goroutine that branch starts. The keys of a
+// batch are all on one master of a Cluster: a node that hangs delays only the items that go to it, and go-redis gives
+// the error of one master to all commands of a pipeline.
 func InBatches[T any](c *Conn, branch func(f func()), items []T, key func(T) string, send func([]T)) {
 	if len(items) == 0 {
 		return
@@ -90,12 +90,13 @@ func InBatches[T any](c *Conn, branch func(f func()), items []T, key func(T) str
 	})
 }
 
-// noteUnreached is called with the error of each exchange. If a node of a Cluster could not be reached, or has a slot no more, it has
-// the client reload which node has which slots. go-redis by itself reloads only if a node redirects a command that go-redis itself has
-// routed, which a dead node does not do, and once a minute. By then leases on that node would be lost. The reload runs in the
-// background, one at a time. What comes up may be a newer server.
+// noteUnreached is called with the error of each exchange. If a node of a Cluster could not be reached, or has a slot
+// no more, it has the client reload which node has which slots. go-redis by itself reloads only if a node redirects a
+// command that go-redis itself has routed, which a dead node does not do, and once a minute. By then leases on that
+// node would be lost. The reload runs in the background, one at a time. What comes up may be a newer server.
 func (c *Conn) noteUnreached(err error) {
-	if err == nil || isServers(err) && !HasCode(err, "MOVED") || errors.Is(err, redis.Nil) || errors.Is(err, redis.ErrClosed) {
+	if err == nil || isServers(err) && !HasCode(err, "MOVED") || errors.Is(err, redis.Nil) ||
+		errors.Is(err, redis.ErrClosed) {
 		return
 	}
 	c.refused.Store(0)

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Outage is the time for which Redis cannot be asked. It ends when its owner calls Answered. What fails for one key alone begins an outage each
-// time that it is tried. Safe for concurrent use; the zero value is none.
+// Outage is the time for which Redis cannot be asked. It ends when its owner calls Answered. What fails for one key
+// alone begins an outage each time that it is tried. Safe for concurrent use; the zero value is none.
 type Outage struct {
 	mu     sync.Mutex // guards what follows; held for moments
 	since  time.Time  // of the first failure; zero: it works

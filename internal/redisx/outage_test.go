@@ -18,7 +18,8 @@ func TestOutage(t *testing.T) {
 			o.Failed(log, "cannot be asked", "key", "poisoned")
 			o.Answered(log)
 		}
-		if text := text.String(); strings.Count(text, "cannot be asked") != want || strings.Count(text, "answers again") != want || !strings.Contains(text, "poisoned") {
+		if text := text.String(); strings.Count(text, "cannot be asked") != want ||
+			strings.Count(text, "answers again") != want || !strings.Contains(text, "poisoned") {
 			t.Errorf("log: %s", text)
 		}
 		o.logged = o.logged.Add(-outageLogEvery)

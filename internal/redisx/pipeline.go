@@ -20,8 +20,8 @@ type Call struct {
 	Err   error
 }
 
-// Pipeline runs the calls in one round trip (one per node). Every call ends with a reply or an error. A server that does not know
-// the hash of a script says so for each command; Pipeline sends those again by EVAL.
+// Pipeline runs the calls in one round trip (one per node). Every call ends with a reply or an error. A server that
+// does not know the hash of a script says so for each command; Pipeline sends those again by EVAL.
 func (c *Conn) Pipeline(ctx context.Context, calls []*Call) {
 	c.exchange(ctx, calls, func(bound context.Context, calls []*Call) {
 		c.sendAll(bound, c.rdb.Pipeline(), calls, false)
@@ -32,7 +32,8 @@ func (c *Conn) Pipeline(ctx context.Context, calls []*Call) {
 	})
 }
 
-// exchange has run work on copies of calls, since a goroutine that is left behind may still write to them, and gives calls the results.
+// exchange has run work on copies of calls, since a goroutine that is left behind may still write to them, and gives
+// calls the results.
 func (c *Conn) exchange(ctx context.Context, calls []*Call, run func(bound context.Context, calls []*Call)) {
 	mine := make([]*Call, len(calls))
 	for i, x := range calls {
@@ -91,15 +92,17 @@ func KnowsMasters(rdb Client) bool {
 	return isMaster || isCluster
 }
 
-// master is a client of one server, such as *redis.Client. *redis.ClusterClient is none: its Options method returns another type.
+// master is a client of one server, such as *redis.Client. *redis.ClusterClient is none: its Options method returns
+// another type.
 type master interface {
 	Pipeline() redis.Pipeliner
 	Options() *redis.Options
 }
 
-// Confirm runs the calls, and then one WAIT for each master. A script writes always, and replies with written if it did. Every call
-// ends with a reply that enough replicas have acknowledged, or with an error, which is a *TooFew if they have not. Confirm asks the
-// masters at the same time, so that one whose replicas are away delays the others for no longer than within.
+// Confirm runs the calls, and then one WAIT for each master. A script writes always, and replies with written if it
+// did. Every call ends with a reply that enough replicas have acknowledged, or with an error, which is a *TooFew if
+// they have not. Confirm asks the masters at the same time, so that one whose replicas are away delays the others for
+// no longer than within.
 //
 // WAIT covers what its own connection wrote last. go-redis writes a pipeline to one connection.
 func (c *Conn) Confirm(ctx context.Context, calls []*Call, written int64, replicas int, within time.Duration) {
@@ -124,7 +127,8 @@ func waitTimeout(at master, within time.Duration) time.Duration {
 	return max(within, time.Millisecond) // 0 would be for ever
 }
 
-// byMaster groups calls by the master of their key. It sets the error of a call whose master is not known, and leaves the call out.
+// byMaster groups calls by the master of their key. It sets the error of a call whose master is not known, and leaves
+// the call out.
 func (c *Conn) byMaster(ctx context.Context, calls []*Call) map[master][]*Call {
 	cluster, isCluster := c.rdb.(clusterClient)
 	if !isCluster {
@@ -140,10 +144,12 @@ func (c *Conn) byMaster(ctx context.Context, calls []*Call) map[master][]*Call {
 	return sorted
 }
 
-// confirmAt sends one pipeline. It uses EVAL: a server that does not know the hash, as after a failover, would make the caller wait for
-// the replicas twice. go-redis would follow a redirection, but not with the WAIT on the same connection: so a call whose slot has moved,
-// or moves, fails.
-func (c *Conn) confirmAt(ctx context.Context, at master, calls []*Call, written int64, replicas int, within time.Duration) {
+// confirmAt sends one pipeline. It uses EVAL: a server that does not know the hash, as after a failover, would make the
+// caller wait for the replicas twice. go-redis would follow a redirection, but not with the WAIT on the same
+// connection: so a call whose slot has moved, or moves, fails.
+func (c *Conn) confirmAt(
+	ctx context.Context, at master, calls []*Call, written int64, replicas int, within time.Duration,
+) {
 	p := at.Pipeline()
 	var acks *redis.Cmd
 	c.sendAll(ctx, p, calls, true, func() { acks = p.Do(ctx, "WAIT", replicas, within.Milliseconds()) })

@@ -22,8 +22,8 @@ type Enqueueing struct {
 // IsBaked reports whether the task has asynq.Unique from asynq.NewTask: then nothing tells for how long.
 func (e *Enqueueing) IsBaked() bool { return e.IsUnique && e.unique == nil }
 
-// Compose returns what asynq makes of the task and its options: those of the call, and those given to asynq.NewTask, which nothing else
-// tells. It enqueues the task with a client that sends nothing. The error is asynq's.
+// Compose returns what asynq makes of the task and its options: those of the call, and those given to asynq.NewTask,
+// which nothing else tells. It enqueues the task with a client that sends nothing. The error is asynq's.
 func Compose(ctx context.Context, task *asynq.Task, opts []asynq.Option) (*Enqueueing, error) {
 	dry := &dryRedis{}
 	info, err := asynq.NewClientFromRedisClient(dry).EnqueueContext(ctx, task, opts...)
@@ -52,7 +52,8 @@ func (e *Enqueueing) Enqueue(ctx context.Context, client *asynq.Client, s Stamp)
 		maxRetry++
 	}
 	opts := []asynq.Option{ // their zero values are asynq's
-		asynq.Queue(info.Queue), asynq.TaskID(info.ID), asynq.MaxRetry(maxRetry), asynq.Timeout(info.Timeout), asynq.Deadline(info.Deadline), asynq.Retention(info.Retention),
+		asynq.Queue(info.Queue), asynq.TaskID(info.ID), asynq.MaxRetry(maxRetry), asynq.Timeout(info.Timeout),
+		asynq.Deadline(info.Deadline), asynq.Retention(info.Retention),
 	}
 	if info.Group != "" {
 		opts = append(opts, asynq.Group(info.Group))

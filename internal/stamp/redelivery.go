@@ -8,18 +8,18 @@ import (
 	"github.com/hibiken/asynq"
 )
 
-// redeliveryDelay bounds how long asynq waits before it delivers a task of a Client again whose last attempt was cut, and an ordered task
-// whose worker died: the marks of tasks that are done last for five minutes.
+// redeliveryDelay bounds how long asynq waits before it delivers a task of a Client again whose last attempt was cut,
+// and an ordered task whose worker died: the marks of tasks that are done last for five minutes.
 const redeliveryDelay = 30 * time.Second
 
-// IsCut reports whether err is what asynq itself passes for an attempt that has no result. asynq gives these as they are, where a handler
-// may wrap one.
+// IsCut reports whether err is what asynq itself passes for an attempt that has no result. asynq gives these as they
+// are, where a handler may wrap one.
 func IsCut(err error) bool {
 	return err == asynq.ErrLeaseExpired || err == context.DeadlineExceeded || err == context.Canceled //nolint:errorlint // as above
 }
 
-// CapRedelivery shortens the delay of a task of a Client whose last attempt was cut, or of an ordered task whose worker died. n attempts were
-// spent before.
+// CapRedelivery shortens the delay of a task of a Client whose last attempt was cut, or of an ordered task whose worker
+// died. n attempts were spent before.
 func CapRedelivery(delay time.Duration, n int, err error, t *asynq.Task) time.Duration {
 	died := errors.Is(err, asynq.ErrLeaseExpired)
 	if t != nil && (died && Ordered(t.Headers()) || IsCut(err) && IsLast(t.Headers(), n)) {

@@ -1,5 +1,5 @@
-// Package stamp is the header that automutex.Client gives to tasks: how often the caller lets a task be retried, and the place of an ordered
-// task. It reads the header, and enqueues tasks with it.
+// Package stamp is the header that automutex.Client gives to tasks: how often the caller lets a task be retried, and
+// the place of an ordered task. It reads the header, and enqueues tasks with it.
 package stamp
 
 import (
@@ -71,8 +71,8 @@ func Ordered(headers map[string]string) bool {
 	return strings.Count(headers[Header], " ") == 5
 }
 
-// IsLast reports whether the headers hold a stamp, of whatever task, and whether its caller allows no attempt more after
-// that with retried attempts spent before it.
+// IsLast reports whether the headers hold a stamp, of whatever task, and whether its caller allows no attempt more
+// after that with retried attempts spent before it.
 func IsLast(headers map[string]string, retried int) bool {
 	f := strings.SplitN(headers[Header], " ", 4)
 	if len(f) < 3 || f[0] != version {

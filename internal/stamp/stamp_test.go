@@ -14,8 +14,9 @@ import (
 func TestIsLast(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]bool{
-		New("default/id", 2).String(): true, New("default/id", 2).String() + " nonce 17 key": true, New("default/id", 3).String(): false,
-		"": false, "2 of 2": false, version + " of": false, version + " of two": false,
+		New("default/id", 2).String(): true, New("default/id", 2).String() + " nonce 17 key": true,
+		New("default/id", 3).String(): false,
+		"":                            false, "2 of 2": false, version + " of": false, version + " of two": false,
 	} {
 		if got := IsLast(map[string]string{Header: text}, 2); got != want {
 			t.Errorf("%q: %t", text, got)
@@ -46,7 +47,8 @@ func TestOf(t *testing.T) {
 	for _, text := range []string{
 		"", "3", version, start, start + "three", start + "-1", start + "3 more", "v0 " + short(note) + " 3",
 		start + "3 nonce 17 key", start + "3 " + ordered.Nonce + " 0 key", start + "3 " + ordered.Nonce + " -17 key",
-		start + "3 " + ordered.Nonce + " soon key", start + "3 " + ordered.Nonce + "| 17 key", start + "x " + ordered.Nonce + " 17 key",
+		start + "3 " + ordered.Nonce + " soon key", start + "3 " + ordered.Nonce + "| 17 key", start + "x " + ordered.Nonce +
+			" 17 key",
 	} {
 		if got, ok := Of(map[string]string{Header: text}, note); ok || got != (Stamp{}) {
 			t.Errorf("%q is %+v, %v; want none", text, got, ok)

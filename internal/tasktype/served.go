@@ -8,7 +8,8 @@ import (
 	"github.com/hibiken/asynq"
 )
 
-// Served is the task types that a Guard is known to have a handler for: those of tasks that came, and patterns of its mux. Safe for concurrent use; the zero value is empty.
+// Served is the task types that a Guard is known to have a handler for: those of tasks that came, and patterns of its
+// mux. Safe for concurrent use; the zero value is empty.
 type Served struct {
 	mu    sync.Mutex // guards types; held for moments
 	types map[string]bool
@@ -37,7 +38,8 @@ func (s *Served) List() []string {
 	return slices.Sorted(maps.Keys(s.types))
 }
 
-// AskMux adds the patterns of the handler, an asynq.ServeMux or what embeds one, that serve the Tasks of rules. A mux lists no others.
+// AskMux adds the patterns of the handler, an asynq.ServeMux or what embeds one, that serve the Tasks of rules. A mux
+// lists no others.
 func (s *Served) AskMux(handler asynq.Handler, rules []string) {
 	if mux, ok := handler.(interface {
 		Handler(t *asynq.Task) (asynq.Handler, string)

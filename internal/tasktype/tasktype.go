@@ -1,5 +1,5 @@
-// Package tasktype finds what is declared for a task type, as asynq's ServeMux finds a handler: by the pattern that equals the type, else by
-// the longest pattern that the type begins with.
+// Package tasktype finds what is declared for a task type, as asynq's ServeMux finds a handler: by the pattern that
+// equals the type, else by the longest pattern that the type begins with.
 package tasktype
 
 import (
@@ -35,7 +35,8 @@ func (m *Map[V]) At(pattern string) (v V, ok bool) {
 	return v, ok
 }
 
-// Find returns the value of the pattern for a task type: the type itself, or else the longest pattern that it begins with.
+// Find returns the value of the pattern for a task type: the type itself, or else the longest pattern that it begins
+// with.
 func (m *Map[V]) Find(taskType string) (v V, ok bool) {
 	v, ok = m.exact[m.Pattern(taskType)]
 	return v, ok

@@ -18,7 +18,8 @@ func TestMap(t *testing.T) {
 		m.Add(pattern, v)
 	}
 	for taskType, want := range map[string]int{
-		"report:daily": 2, "report:daily:eu": 2, "report:": 1, "report:weekly": 1, "report": 0, "mail": 3, "mailing": 3, "": 0,
+		"report:daily": 2, "report:daily:eu": 2, "report:": 1, "report:weekly": 1, "report": 0, "mail": 3, "mailing": 3,
+		"": 0,
 	} {
 		if got, ok := m.Find(taskType); got != want || ok != (want > 0) {
 			t.Errorf("%q finds %d, %v, want %d", taskType, got, ok, want)

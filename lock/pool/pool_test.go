@@ -80,7 +80,8 @@ func TestPool(t *testing.T) {
 		if info.Free != 1 || info.Taken != 2 || !slices.Equal(info.Values, []string{"c"}) || len(info.Holders) != 2 {
 			t.Fatalf("Inspect: %+v", info)
 		}
-		if h := info.Holders[0]; h.Value != "a|b %" || h.Token != a.Token() || h.Owner != "taker" || h.Note != "a note" || h.ExpiresIn <= 0 {
+		if h := info.Holders[0]; h.Value != "a|b %" || h.Token != a.Token() || h.Owner != "taker" || h.Note != "a note" ||
+			h.ExpiresIn <= 0 {
 			t.Errorf("the first holder: %+v", h)
 		}
 		redistest.Must(t, a.Extend(t.Context(), time.Hour))
@@ -132,7 +133,8 @@ func TestPool_definitions(t *testing.T) {
 		t.Errorf("Take with an ended context: %v", err)
 	}
 	for _, values := range [][]string{{""}, {"a", ""}, {"", "a"}} {
-		if n, err := pool.New(l, "x").Put(t.Context(), values...); n != 0 || err == nil || !strings.Contains(err.Error(), "is empty") {
+		if n, err := pool.New(l, "x").Put(t.Context(), values...); n != 0 || err == nil ||
+			!strings.Contains(err.Error(), "is empty") {
 			t.Errorf("Put(%q): %d, %v", values, n, err)
 		}
 	}
@@ -205,7 +207,8 @@ func TestPool_manyLapseAtOnce(t *testing.T) {
 	has(t, p, n)
 }
 
-// Each command runs twice, as when its reply was lost and go-redis sent it again: one value is taken, given back, or consumed.
+// Each command runs twice, as when its reply was lost and go-redis sent it again: one value is taken, given back, or
+// consumed.
 func TestPool_eachCommandTwice(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

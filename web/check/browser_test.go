@@ -29,7 +29,8 @@ type browser struct {
 // the policy, and errors of scripts.
 const watchScript = `
 window.wrong = [];
-document.addEventListener("securitypolicyviolation", e => wrong.push("policy: " + e.violatedDirective + " " + e.blockedURI));
+document.addEventListener("securitypolicyviolation", e =>
+  wrong.push("policy: " + e.violatedDirective + " " + e.blockedURI));
 window.addEventListener("error", e => wrong.push("error: " + e.message));
 window.addEventListener("unhandledrejection", e => wrong.push("rejection: " + e.reason));`
 
@@ -61,7 +62,8 @@ func open(t *testing.T) *browser {
 func (b *browser) before(script string) {
 	b.t.Helper()
 	b.command(func(ctx context.Context, tab *chromedp.Target) error {
-		_, err := cdp.Call(ctx, tab, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: script})
+		_, err := cdp.Call(ctx, tab, page.AddScriptToEvaluateOnNewDocument,
+			page.AddScriptToEvaluateOnNewDocumentParams{Source: script})
 		return err
 	})
 }

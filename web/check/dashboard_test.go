@@ -26,9 +26,11 @@ func known(t *testing.T) map[string][]string {
 	redistest.Must(t, err)
 	for _, kind := range []automutex.EventKind{
 		automutex.EventWaiting, automutex.EventAcquired, automutex.EventReleased, automutex.EventBusy, automutex.EventSkipped,
-		automutex.EventLost, automutex.EventOverdue, automutex.EventBackendError, automutex.EventKeyError, automutex.EventBlocked, automutex.EventHeadSkipped,
+		automutex.EventLost, automutex.EventOverdue, automutex.EventBackendError, automutex.EventKeyError,
+		automutex.EventBlocked, automutex.EventHeadSkipped,
 	} {
-		m.Observe(t.Context(), automutex.Event{Kind: kind, Rule: "r", Task: "t", Parked: 1, Busy: &automutex.BusyError{Reason: "rate"}})
+		m.Observe(t.Context(), automutex.Event{Kind: kind, Rule: "r", Task: "t", Parked: 1,
+			Busy: &automutex.BusyError{Reason: "rate"}})
 	}
 	families, err := reg.Gather()
 	redistest.Must(t, err)
@@ -114,7 +116,8 @@ func TestDashboard(t *testing.T) {
 	}
 	for name := range names {
 		isPart := strings.HasSuffix(name, "_seconds_sum") || strings.HasSuffix(name, "_seconds_count")
-		if !isPart && !strings.Contains(shown, name+"{") && !strings.Contains(shown, name+"[") && !strings.Contains(shown, name+")") {
+		if !isPart && !strings.Contains(shown, name+"{") && !strings.Contains(shown, name+"[") &&
+			!strings.Contains(shown, name+")") {
 			t.Errorf("no panel shows %s", name)
 		}
 	}
@@ -149,7 +152,8 @@ func TestAlerts_promtool(t *testing.T) {
 		}
 		t.Skip("there is no promtool here: apt-get install prometheus")
 	}
-	if out, err := exec.Command(path, "test", "rules", "../../metrics/prometheus/alerts_test.yaml").CombinedOutput(); err != nil {
+	if out,
+		err := exec.Command(path, "test", "rules", "../../metrics/prometheus/alerts_test.yaml").CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -51,15 +51,18 @@ type world struct {
 
 func start(t *testing.T) *world {
 	t.Helper()
-	w := &world{t: t, rdb: redistest.Real(t).Client(t), prefix: redistest.Name(t), queue: redistest.Name(t), release: make(chan struct{})}
+	w := &world{t: t, rdb: redistest.Real(t).Client(t), prefix: redistest.Name(t), queue: redistest.Name(t),
+		release: make(chan struct{})}
 	quiet := slog.New(slog.DiscardHandler)
 	rules := []automutex.Rule{{Task: "report", On: []string{"tenant"}, Busy: automutex.Park}}
-	guard, err := automutex.New(w.rdb, automutex.Config{Rules: rules, Prefix: w.prefix, Owner: "worker-1:4242", Logger: quiet})
+	guard, err := automutex.New(w.rdb, automutex.Config{Rules: rules, Prefix: w.prefix, Owner: "worker-1:4242",
+		Logger: quiet})
 	redistest.Must(t, err)
 	w.client = asynq.NewClientFromRedisClient(w.rdb)
 	w.locker = lock.New(w.rdb, lock.Options{Prefix: w.prefix, Owner: "somebody", Logger: quiet})
 	asynqServer := asynq.NewServerFromRedisClient(w.rdb, guard.ServerConfig(asynq.Config{
-		Concurrency: 3, Queues: map[string]int{w.queue: 1}, TaskCheckInterval: redistest.CheckEvery, ShutdownTimeout: patience, LogLevel: asynq.FatalLevel,
+		Concurrency: 3, Queues: map[string]int{w.queue: 1}, TaskCheckInterval: redistest.CheckEvery,
+		ShutdownTimeout: patience, LogLevel: asynq.FatalLevel,
 	}))
 	redistest.Must(t, asynqServer.Start(guard.Middleware(asynq.HandlerFunc(w.handle))))
 	handler, err := web.New(w.rdb, web.Options{
@@ -122,7 +125,8 @@ func TestPage(t *testing.T) {
 	b.text("report|acme")
 	b.text("worker-1:4242")
 	b.await(live)
-	if got := value[string](b, `document.querySelector("tbody a[href*='/asynq/']").getAttribute("href")`); got != "/asynq/queues/"+w.queue+"/tasks/first" {
+	if got := value[string](b,
+		`document.querySelector("tbody a[href*='/asynq/']").getAttribute("href")`); got != "/asynq/queues/"+w.queue+"/tasks/first" {
 		t.Errorf("the task's link is %q", got)
 	}
 	for _, id := range []string{"second", "third", "fourth", "fifth"} {
@@ -147,7 +151,8 @@ func TestPage(t *testing.T) {
 	b.do(chromedp.Click(chromedp.CSS(`main form[method="post"] button`)))
 	b.text("The lock was taken from 1 of 1 holder.")
 	b.nothingWrong()
-	redistest.Eventually(t, patience, func() bool { w.mu.Lock(); defer w.mu.Unlock(); return len(w.ended) == 1 }, "the handler is told")
+	redistest.Eventually(t, patience, func() bool { w.mu.Lock(); defer w.mu.Unlock(); return len(w.ended) == 1 },
+		"the handler is told")
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.actions) != 1 || w.actions[0].Do != "break" || w.actions[0].Target != key || w.actions[0].Err != nil {
@@ -170,7 +175,8 @@ func (w *world) leaseOf(part string) {
 // Whichever script comes late over a slow network, the view is live in the end, and says so:
 // also one in which nothing changes, so that only the first message has something.
 func TestPage_slowScripts(t *testing.T) {
-	for late, view := range map[string]string{"htmx.min.js": "keys?q=nothing", "hx-sse.min.js": "keys?q=nothing", "uPlot.iife.min.js": "", "app.js": "keys?q=nothing"} {
+	for late, view := range map[string]string{"htmx.min.js": "keys?q=nothing", "hx-sse.min.js": "keys?q=nothing",
+		"uPlot.iife.min.js": "", "app.js": "keys?q=nothing"} {
 		t.Run(late, func(t *testing.T) {
 			w, b := start(t), open(t)
 			page, streams := w.server.Config.Handler, make(chan struct{}, 1)
@@ -204,7 +210,8 @@ func (b *browser) tabTo(selector string) {
 	b.t.Helper()
 	for range 60 {
 		b.do(chromedp.KeyEvent(kb.Tab))
-		if !value[bool](b, `document.activeElement === document.body || getComputedStyle(document.activeElement).outlineStyle !== "none"`) {
+		if !value[bool](b,
+			`document.activeElement === document.body || getComputedStyle(document.activeElement).outlineStyle !== "none"`) {
 			b.t.Errorf("the focus is not to be seen on %s", value[string](b, "document.activeElement.outerHTML"))
 		}
 		if value[bool](b, "document.activeElement.matches("+quoted(selector)+")") {
@@ -264,12 +271,14 @@ func TestPage_keyboard(t *testing.T) {
 const tooWideScript = `(() => {
   const wide = document.documentElement.clientWidth, found = [];
   const name = e => e.tagName + " " + (e.id || e.className || e.name || "") + " " + (e.innerText || "").slice(0, 60);
-  if (document.documentElement.scrollWidth > wide) found.push("the page is " + document.documentElement.scrollWidth + " wide");
+  if (document.documentElement.scrollWidth > wide)
+    found.push("the page is " + document.documentElement.scrollWidth + " wide");
   for (const e of document.querySelectorAll("body *")) {
     const box = e.getBoundingClientRect();
     if (!box.width || !box.height || e.closest(".skip, svg, .u-wrap")) continue;
     const inBox = e.parentElement.closest(".scroll");
-    if (!inBox && (box.left < 0 || box.right > wide + .5)) found.push(Math.round(box.right) + " of " + wide + ": " + name(e));
+    if (!inBox && (box.left < 0 || box.right > wide + .5))
+      found.push(Math.round(box.right) + " of " + wide + ": " + name(e));
     if (e.matches("button, .button") && box.height < 36) found.push(box.height + " high: " + name(e));
   }
   return found;
@@ -287,13 +296,17 @@ func TestPage_narrowPhone(t *testing.T) {
 	b.do(chromedp.Navigate(w.url("keys")))
 	b.text("report|" + long)
 	b.text("parked")
-	redistest.Must(t, w.locker.Controls().Pause(context.Background(), "report", time.Time{}, strings.Repeat("because", 20)))
+	redistest.Must(t, w.locker.Controls().Pause(context.Background(), "report", time.Time{},
+		strings.Repeat("because", 20)))
 	key := keys.Key(w.prefix, "report", long)
 	ask := func(rest string) string { return w.url("do?" + rest) }
 	views := map[string]string{
-		"keys": w.url("keys"), "narrowed keys": w.url("keys?longer=soon&q=" + strings.Repeat("x", 80)), "key": w.keyURL(key), "rules": w.url("rules"),
-		"break": ask("action=break&key=" + url.QueryEscape(key)), "pause": ask("action=pause&target=" + url.QueryEscape("report|"+long)),
-		"limit": ask("action=limit&target=report"), "sweep": ask("action=sweep"), "fail": w.url("key?key=" + strings.Repeat("x}", 150)),
+		"keys": w.url("keys"), "narrowed keys": w.url("keys?longer=soon&q=" + strings.Repeat("x", 80)), "key": w.keyURL(key),
+		"rules": w.url("rules"),
+		"break": ask("action=break&key=" + url.QueryEscape(key)),
+		"pause": ask("action=pause&target=" + url.QueryEscape("report|"+long)),
+		"limit": ask("action=limit&target=report"), "sweep": ask("action=sweep"),
+		"fail": w.url("key?key=" + strings.Repeat("x}", 150)),
 	}
 	for _, width := range []int64{320, 360} {
 		b.do(chromedp.EmulateViewport(width, 640, chromedp.EmulateMobile, chromedp.EmulateTouch))
@@ -308,11 +321,13 @@ func TestPage_narrowPhone(t *testing.T) {
 			}
 			if view == "rules" {
 				b.await(`document.querySelector(".levels.card") !== null`) // the page learns of the pause within seconds
-				if inset := value[float64](b, `parseFloat(getComputedStyle(document.querySelector(".levels.card")).paddingLeft)`); inset < 8 {
+				if inset := value[float64](b,
+					`parseFloat(getComputedStyle(document.querySelector(".levels.card")).paddingLeft)`); inset < 8 {
 					t.Errorf("the text of a list begins %v pixels from the edge of its card", inset)
 				}
 			}
-			if high := value[int](b, `document.querySelector("main .filter")?.offsetHeight ?? 0`); view == "keys" && width == 360 && high > 190 {
+			if high := value[int](b, `document.querySelector("main .filter")?.offsetHeight ?? 0`); view == "keys" &&
+				width == 360 && high > 190 {
 				t.Errorf("the filter is %d high: five rows, and the list below the screen", high)
 			}
 			b.nothingWrong()
@@ -331,7 +346,9 @@ func TestPage_timesAreUTC(t *testing.T) {
 	w, b := start(t), open(t)
 	b.before(drawnScript)
 	b.command(func(ctx context.Context, tab *chromedp.Target) error {
-		_, err := cdp.Call(ctx, tab, emulation.SetTimezoneOverride, emulation.SetTimezoneOverrideParams{TimezoneID: "Asia/Kathmandu"}) // UTC+5:45
+		// UTC+5:45
+		_, err := cdp.Call(ctx, tab, emulation.SetTimezoneOverride,
+			emulation.SetTimezoneOverrideParams{TimezoneID: "Asia/Kathmandu"})
 		return err
 	})
 	w.leaseOf("a")
@@ -364,19 +381,21 @@ const outsideScript = `(() => {
   const found = [], box = document.querySelector(".bars svg").getBoundingClientRect();
   for (const e of document.querySelectorAll(".bars rect")) {
     const r = e.getBoundingClientRect();
-    if (r.left < box.left - 1 || r.right > box.right + 1 || r.bottom > box.bottom || r.width < .5 || r.height < 2) found.push("a bar from " + r.left + " to " + r.right + ", " + r.height + " high");
+    if (r.left < box.left - 1 || r.right > box.right + 1 || r.bottom > box.bottom || r.width < .5 || r.height < 2)
+      found.push("a bar from " + r.left + " to " + r.right + ", " + r.height + " high");
   }
   let end = 0;
   for (const e of [...document.querySelectorAll(".bars text")].filter(e => e.getBoundingClientRect().width)) {
     const r = e.getBoundingClientRect();
-    if (r.left < end + 4 || r.right > innerWidth) found.push(e.textContent + " from " + r.left + " to " + r.right + " after " + end);
+    if (r.left < end + 4 || r.right > innerWidth)
+      found.push(e.textContent + " from " + r.left + " to " + r.right + " after " + end);
     end = r.right;
   }
   return found;
 })()`
 
-// With nothing known of a key its page says so in a sentence. Runs come to it by themselves, as bars on an axis that fits
-// any screen and any span, in light and dark. Whatever stands in a key or a task is text.
+// With nothing known of a key its page says so in a sentence. Runs come to it by themselves, as bars on an axis that
+// fits any screen and any span, in light and dark. Whatever stands in a key or a task is text.
 func TestPage_runs(t *testing.T) {
 	w, b := start(t), open(t)
 	key := keys.Key(w.prefix, "report", `"><script>wrong.push("key")</script>`)
@@ -393,7 +412,8 @@ func TestPage_runs(t *testing.T) {
 		runs := history.New(w.rdb, w.prefix, "worker-1:4242", 100, slog.New(slog.DiscardHandler))
 		for n, outcome := range []string{"done", "failed", "comes back"} {
 			at := end.Add(-span + time.Duration(n)*span/3)
-			runs.Add(key, history.Run{Task: fmt.Sprintf(`default/"><img/src=x/onerror=wrong.push("task")>%d-%d`, i, n), Outcome: outcome, Came: end.Add(-span), Start: at, End: at.Add(span / 4)})
+			runs.Add(key, history.Run{Task: fmt.Sprintf(`default/"><img/src=x/onerror=wrong.push("task")>%d-%d`, i, n),
+				Outcome: outcome, Came: end.Add(-span), Start: at, End: at.Add(span / 4)})
 		}
 		runs.Close(context.Background())
 		bars += 3 + 2 // the first one did not wait
@@ -413,7 +433,8 @@ func TestPage_runs(t *testing.T) {
 					t.Errorf("%s, %d wide: %s", span, width, what)
 				}
 			}
-			if back := value[string](b, `getComputedStyle(document.body).backgroundColor`); (back == "rgb(245, 246, 248)") == dark {
+			if back := value[string](b,
+				`getComputedStyle(document.body).backgroundColor`); (back == "rgb(245, 246, 248)") == dark {
 				t.Errorf("dark %t: the background is %s", dark, back)
 			}
 		}
@@ -432,7 +453,8 @@ type finding struct {
 
 // axeScript runs axe-core and leaves its findings in window.findings.
 const axeScript = `;window.findings = null; axe.run(document, {resultTypes: ["violations"]}).then(r => {
-	window.findings = r.violations.map(v => ({ID: v.id, Impact: v.impact || "", Help: v.help, Where: v.nodes.map(n => n.target.join(" ") + " " + n.failureSummary).slice(0, 3).join("; ")}));
+	window.findings = r.violations.map(v => ({ID: v.id, Impact: v.impact || "", Help: v.help,
+		Where: v.nodes.map(n => n.target.join(" ") + " " + n.failureSummary).slice(0, 3).join("; ")}));
 }, e => { window.findings = [{ID: "axe", Impact: "critical", Help: String(e), Where: ""}]; }); true`
 
 // No view has a serious finding of axe-core, in light and in dark.
@@ -451,15 +473,18 @@ func TestPage_accessible(t *testing.T) {
 	}
 	key := keys.Key(w.prefix, "report", "acme")
 	runs, now := history.New(w.rdb, w.prefix, "worker-1:4242", 10, slog.New(slog.DiscardHandler)), time.Now()
-	runs.Add(key, history.Run{Task: "default/before", Outcome: "failed", Came: now.Add(-time.Minute), Start: now.Add(-40 * time.Second), End: now})
+	runs.Add(key, history.Run{Task: "default/before", Outcome: "failed", Came: now.Add(-time.Minute),
+		Start: now.Add(-40 * time.Second), End: now})
 	runs.Close(context.Background())
 	b.do(chromedp.Navigate(w.url("keys")))
 	b.text("parked")
 	for _, dark := range []bool{false, true} {
 		b.dark(dark)
 		for view, path := range map[string]string{
-			"overview": w.url(""), "blocked": w.url("blocked"), "keys": w.url("keys"), "key": w.keyURL(key), "rules": w.url("rules"),
-			"ask": strings.Replace(w.keyURL(key), "key?", "do?action=break&", 1), "pause": w.url("do?action=pause&target=report"), "fail": w.url("nothing"),
+			"overview": w.url(""), "blocked": w.url("blocked"), "keys": w.url("keys"), "key": w.keyURL(key),
+			"rules": w.url("rules"),
+			"ask":   strings.Replace(w.keyURL(key), "key?", "do?action=break&", 1),
+			"pause": w.url("do?action=pause&target=report"), "fail": w.url("nothing"),
 			"a wrong filter": w.url("keys?longer=soon"),
 		} {
 			b.do(chromedp.Navigate(path))

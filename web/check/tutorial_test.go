@@ -86,7 +86,8 @@ func TestTutorial(t *testing.T) {
 		case block.kind == "text":
 			texts++
 			for line := range strings.Lines(block.text) {
-				redistest.Eventually(t, patience, func() bool { return strings.Contains(printed.String(), line) }, "the output has %q", line)
+				redistest.Eventually(t, patience, func() bool { return strings.Contains(printed.String(), line) },
+					"the output has %q", line)
 			}
 		case strings.HasPrefix(block.text, "go run ./worker"):
 			worker = begin(block.text)
@@ -180,8 +181,10 @@ func TestScreenshots(t *testing.T) {
 		t.Skipf("set %s to make the screenshots of the docs", screenshotsEnv)
 	}
 	addr, printed := freeAddr(t), &output{}
-	demo := exec.Command("go", "run", "./examples/worker", "-busy", "park", "-workers", "12", "-work", "1500ms", "-tasks", "300", "-web", addr)
-	demo.Dir, demo.Env, demo.Stdout, demo.Stderr = filepath.Join("..", ".."), append(os.Environ(), "GOWORK="), printed, printed
+	demo := exec.Command("go", "run", "./examples/worker", "-busy", "park", "-workers", "12", "-work", "1500ms", "-tasks",
+		"300", "-web", addr)
+	demo.Dir, demo.Env, demo.Stdout, demo.Stderr = filepath.Join("..", ".."), append(os.Environ(), "GOWORK="), printed,
+		printed
 	demo.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // go run has a child: both are signalled
 	redistest.Must(t, demo.Start())
 	t.Cleanup(func() { stop(t, demo, printed) })

@@ -13,7 +13,8 @@ import (
 )
 
 // Usage describes the flag.
-const Usage = "a Redis: host:port, a `URL` such as redis://user:password@localhost:6379/0, or the nodes of a Cluster as host:port,host:port (default: one inside this program)"
+const Usage = "a Redis: host:port, a `URL` such as redis://user:password@localhost:6379/0, or the nodes of a " +
+	"Cluster as host:port,host:port (default: one inside this program)"
 
 // Store is a Redis. asynq's client, server and inspector and the guard share its one client.
 type Store struct {
@@ -41,9 +42,11 @@ func Open(ctx context.Context, address string) (*Store, error) {
 	if strings.ContainsAny(address, "/@") {
 		one, err := redis.ParseURL(address)
 		if err != nil {
-			return nil, errors.New("-redis: want host:port, the nodes of a Cluster as host:port,host:port, or a URL: redis://user:password@localhost:6379/0 (special characters in a password as %XX), or rediss:// for TLS")
+			return nil, errors.New("-redis: want host:port, the nodes of a Cluster as host:port,host:port, or a URL: " +
+				"redis://user:password@localhost:6379/0 (special characters in a password as %XX), or rediss:// for TLS")
 		}
-		o = &redis.UniversalOptions{Addrs: []string{one.Addr}, Username: one.Username, Password: one.Password, DB: one.DB, TLSConfig: one.TLSConfig}
+		o = &redis.UniversalOptions{Addrs: []string{one.Addr}, Username: one.Username, Password: one.Password, DB: one.DB,
+			TLSConfig: one.TLSConfig}
 	}
 	store := &Store{Client: redis.NewUniversalClient(o), Name: strings.Join(o.Addrs, ",")}
 	store.Close = func() { store.Client.Close() }

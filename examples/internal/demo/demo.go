@@ -65,7 +65,8 @@ type task struct {
 // span is the time of a run; to is 0 while it lasts.
 type span struct{ from, to time.Duration }
 
-var policies = []automutex.Policy{automutex.Retry, automutex.Skip, automutex.Archive, automutex.Fail, automutex.Allow, automutex.Park, automutex.Replace}
+var policies = []automutex.Policy{automutex.Retry, automutex.Skip, automutex.Archive, automutex.Fail, automutex.Allow,
+	automutex.Park, automutex.Replace}
 
 // Open reads the flags, connects to Redis, and says what is about to run. Close the Demo after use.
 func Open(ctx context.Context, args []string, stdout, stderr io.Writer) (*Demo, error) {
@@ -73,13 +74,17 @@ func Open(ctx context.Context, args []string, stdout, stderr io.Writer) (*Demo, 
 	flags := flag.NewFlagSet("worker", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	address := flags.String("redis", "", anyredis.Usage)
-	page := flags.String("web", "", "serve the page for operators at this `address`, such as 127.0.0.1:8081; without -tasks there are then 2000 tasks of 150ms, for some minutes of it")
+	page := flags.String("web", "", "serve the page for operators at this `address`, such as 127.0.0.1:8081; without "+
+		"-tasks there are then 2000 tasks of 150ms, for some minutes of it")
 	flags.BoolVar(&d.Unguarded, "unguarded", false, "run without the guard, to see what it prevents")
-	flags.BoolVar(&d.InOrder, "in-order", false, "run the tasks of one key in the order of enqueueing; one task in ten fails once, and keeps its place")
-	on := flags.String("on", "repository.full_name", "payload `fields` (comma-separated) that make the key, such as sender.login; empty: one lock for everything")
+	flags.BoolVar(&d.InOrder, "in-order", false, "run the tasks of one key in the order of enqueueing; one task in ten "+
+		"fails once, and keeps its place")
+	on := flags.String("on", "repository.full_name", "payload `fields` (comma-separated) that make the key, such as "+
+		"sender.login; empty: one lock for everything")
 	busy := flags.String("busy", "retry", fmt.Sprintf("the `policy` for a task that did not get its lock: %v", policies))
 	flags.IntVar(&d.Limit, "limit", 1, "how many tasks of one key may run at once")
-	flags.DurationVar(&d.Wait, "wait", 2*time.Second, "the longest time in line before the policy applies; park knows none")
+	flags.DurationVar(&d.Wait, "wait", 2*time.Second,
+		"the longest time in line before the policy applies; park knows none")
 	flags.IntVar(&d.Workers, "workers", 10, "tasks that the server runs at once")
 	flags.IntVar(&d.count, "tasks", 300, "how many tasks")
 	flags.DurationVar(&d.work, "work", 20*time.Millisecond, "how long a handler works, give or take half")
@@ -103,7 +108,8 @@ func Open(ctx context.Context, args []string, stdout, stderr io.Writer) (*Demo, 
 	if *on != "" {
 		d.On = strings.Split(*on, ",")
 	}
-	if d.keys, err = automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{{Task: "github:", Scope: "repository", On: d.On}}}); err != nil {
+	if d.keys, err = automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{{Task: "github:", Scope: "repository",
+		On: d.On}}}); err != nil {
 		return nil, err
 	}
 	if d.store, err = anyredis.Open(ctx, *address); err != nil {
@@ -112,7 +118,8 @@ func Open(ctx context.Context, args []string, stdout, stderr io.Writer) (*Demo, 
 	d.Redis, d.inspector = d.store.Client, asynq.NewInspectorFromRedisClient(d.store.Client)
 	d.Name = "automutex-demo-" + strings.ToLower(rand.Text()[:8])
 	d.Log = slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	fmt.Fprintf(stdout, "%d tasks, %d workers, %s of work each, on %s; a key is %s: limit %d, wait %s, then %s; unguarded: %t\n\n",
+	fmt.Fprintf(stdout, "%d tasks, %d workers, %s of work each, on %s; a key is %s: limit %d, wait %s, then %s; "+
+		"unguarded: %t\n\n",
 		d.count, d.Workers, d.work, d.store.Name, *on, d.Limit, d.Wait, d.Busy, d.Unguarded)
 	if *page != "" {
 		if d.Page, err = (&net.ListenConfig{}).Listen(ctx, "tcp", *page); err != nil {
@@ -145,13 +152,15 @@ func IsLocal(address string) bool {
 func (d *Demo) EachTask(ctx context.Context, enqueue func(task *asynq.Task, id string) error) (err error) {
 	random := mathrand.New(mathrand.NewPCG(1, 0)) // the same tasks each time
 	kinds := []string{"push", "push", "pull_request", "issues"}
-	repositories := []string{"octo/hello", "octo/website", "gopher/burrow", "gopher/docs", "acme/anvil", "acme/rocket-skates", "solo/dotfiles", "solo/notes"}
+	repositories := []string{"octo/hello", "octo/website", "gopher/burrow", "gopher/docs", "acme/anvil",
+		"acme/rocket-skates", "solo/dotfiles", "solo/notes"}
 	for i := 0; i < d.count && err == nil && ctx.Err() == nil; i++ {
 		n, left := 0, random.Float64()*2.7178 // 1 + 1/2 + ... + 1/8
 		for ; left > 1/float64(n+1) && n < len(repositories)-1; n++ {
 			left -= 1 / float64(n+1)
 		}
-		webhook := asynq.NewTask("github:"+kinds[random.IntN(len(kinds))], fmt.Appendf(nil, `{"repository": {"full_name": %q}, "sender": {"login": "octocat"}}`, repositories[n]))
+		webhook := asynq.NewTask("github:"+kinds[random.IntN(len(kinds))],
+			fmt.Appendf(nil, `{"repository": {"full_name": %q}, "sender": {"login": "octocat"}}`, repositories[n]))
 		t := &task{id: fmt.Sprintf("event-%06d", i+1), row: "(no key)", queued: time.Since(d.start)}
 		if keys, err := d.keys.Keys(ctx, webhook); err == nil {
 			_, t.row, _ = strings.Cut(strings.Trim(keys[0], "{}"), "|")
@@ -244,7 +253,8 @@ func (d *Demo) Report(err error) int {
 	}
 	overlaps, disorder := d.draw()
 	if counts["queued"] > 0 {
-		fmt.Fprintf(d.out, "queued=%d in asynq queue %s of %s; to remove it: asynq queue rm --force %[2]s\n", counts["queued"], d.Name, d.store.Name)
+		fmt.Fprintf(d.out, "queued=%d in asynq queue %s of %s; to remove it: asynq queue rm --force %[2]s\n",
+			counts["queued"], d.Name, d.store.Name)
 	} else { // asynq keeps its statistics
 		base, day := "asynq:{"+d.Name+"}:", ":"+d.start.UTC().Format(time.DateOnly)
 		_ = d.inspector.DeleteQueue(d.Name, true) // it may be lost
@@ -280,8 +290,12 @@ func (d *Demo) draw() (overlaps, disorder int) {
 		rows[t.row] = append(rows[t.row], t)
 	}
 	axis := strings.Repeat("─", columns-3-len(round(end).String()))
-	fmt.Fprintf(d.out, "%-20.20s  0 %s %s  runs  overlaps  parked  p50 wait  p95 wait\n", strings.Join(d.On, ", "), axis, round(end))
-	for _, label := range slices.SortedFunc(maps.Keys(rows), func(a, b string) int { return cmp.Or(len(rows[b])-len(rows[a]), cmp.Compare(a, b)) }) {
+	fmt.Fprintf(d.out, "%-20.20s  0 %s %s  runs  overlaps  parked  p50 wait  p95 wait\n", strings.Join(d.On, ", "), axis,
+		round(end))
+	for _, label := range slices.SortedFunc(maps.Keys(rows), func(a,
+		b string) int {
+		return cmp.Or(len(rows[b])-len(rows[a]), cmp.Compare(a, b))
+	}) {
 		runs, waits := []span{}, []time.Duration{}
 		parked, over, later := 0, 0, end // later: the first begin of those that were enqueued later
 		for _, t := range slices.Backward(rows[label]) {
@@ -306,7 +320,8 @@ func (d *Demo) draw() (overlaps, disorder int) {
 		overlaps += over
 		slices.Sort(waits)
 		p := func(percent int) time.Duration { return round(waits[(len(waits)*percent-1)/100]) }
-		fmt.Fprintf(d.out, "%-20.20s  %s  %4d  %8d  %6d  %8s  %8s\n", label, picture(runs, end), len(runs), over, parked, p(50), p(95))
+		fmt.Fprintf(d.out, "%-20.20s  %s  %4d  %8d  %6d  %8s  %8s\n", label, picture(runs, end), len(runs), over, parked,
+			p(50), p(95))
 	}
 	fmt.Fprint(d.out, "\n█ one at a time (░▒▓ part of the time)   2 two at once, ...\nwait: from enqueue to start\n\n")
 	return overlaps, disorder

@@ -176,7 +176,8 @@ func (b *ledger) judgeCharge(n int, key string, busy *automutex.BusyError) {
 	most := time.Now().Add(-rule.every() * time.Duration(rule.burst()-1))
 	most = latest(most, b.rateOpensBy(key))
 	if most = most.Add(b.grantLag(rule) + time.Second + rule.every()); opens.After(most) {
-		b.violatef("charged: task %d is kept from %q until %s, at the latest %s is explained by the starts there were", n, key, opens.Sub(b.began), most.Sub(b.began))
+		b.violatef("charged: task %d is kept from %q until %s, at the latest %s is explained by the starts there were", n,
+			key, opens.Sub(b.began), most.Sub(b.began))
 	}
 }
 
@@ -209,7 +210,8 @@ func (b *ledger) judgeRate(r *run, key string, taken time.Time) {
 			}
 		}
 		if most := rule.burst() + int((taken.Sub(from)+lag)/(rule.Per/time.Duration(rule.Starts))); n > most {
-			b.violatef("rate: task %d is the %d. start of %q within %s; %s allows %d", r.n, n, key, taken.Sub(from), rule.rate(), most)
+			b.violatef("rate: task %d is the %d. start of %q within %s; %s allows %d", r.n, n, key, taken.Sub(from), rule.rate(),
+				most)
 			return
 		}
 	}
@@ -223,8 +225,10 @@ func (b *ledger) judgeCooldownBeside(r *run, key string, taken time.Time) {
 		return
 	}
 	for _, o := range k.successes {
-		if !o.lapsed[key] && b.tookAfter(r, o, key) && taken.Before(o.began.Add(rule.Cooldown-10*ms)) && k.broken.Before(o.began) {
-			b.violatef("cooldown: task %d takes %q %s after the success of task %d began; the cooldown is %s", r.n, key, taken.Sub(o.began), o.n, rule.Cooldown)
+		if !o.lapsed[key] && b.tookAfter(r, o, key) && taken.Before(o.began.Add(rule.Cooldown-10*ms)) &&
+			k.broken.Before(o.began) {
+			b.violatef("cooldown: task %d takes %q %s after the success of task %d began; the cooldown is %s", r.n, key,
+				taken.Sub(o.began), o.n, rule.Cooldown)
 		}
 	}
 }
@@ -272,12 +276,14 @@ func (b *ledger) judgeHeld(n int, key, reason, how string) {
 	}
 }
 
-// judgeRateDrop is the second half of judgeHeld, a moment later: by then the ledger knows of every start before the drop.
+// judgeRateDrop is the second half of judgeHeld, a moment later: by then the ledger knows of every start before the
+// drop.
 func (b *ledger) judgeRateDrop(n int, key, how string, dropped time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.opensBefore(key, dropped) {
-		b.violatef("dropped: task %d is %s for the rate of %q, which allows a start since %s", n, how, key, dropped.Sub(b.opensBy(key)))
+		b.violatef("dropped: task %d is %s for the rate of %q, which allows a start since %s", n, how, key,
+			dropped.Sub(b.opensBy(key)))
 	}
 }
 
@@ -302,7 +308,8 @@ func (p *process) hold(ctx context.Context, r *run, step stepPlan) {
 // later notes that a handler gives its task back. Callers hold mu.
 func (b *ledger) later(r *run, after time.Duration) {
 	b.asksBack(r.ctx, r.n, after)
-	if retried, _ := asynq.GetRetryCount(r.ctx); retried >= b.books[r.n].plan.MaxRetry && !r.p.wraps(b.books[r.n].plan.Task) {
+	if retried, _ := asynq.GetRetryCount(r.ctx); retried >= b.books[r.n].plan.MaxRetry &&
+		!r.p.wraps(b.books[r.n].plan.Task) {
 		b.books[r.n].ends[endArchived] = true // nobody keeps it in its worker
 	}
 }
@@ -313,7 +320,8 @@ func (b *ledger) asksBack(ctx context.Context, n int, after time.Duration) {
 	if retried < b.books[n].plan.MaxRetry {
 		return
 	}
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)-1100*ms < max(after, time.Second) { // it waits for a second at least
+	// it waits for a second at least
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)-1100*ms < max(after, time.Second) {
 		b.books[n].ends[endLate] = true // there is no time left to wait in its worker
 	}
 }
@@ -330,11 +338,13 @@ func (d *drawer) controls(length time.Duration) {
 		lasts := of.span(500, 30_000)
 		switch of.IntN(3) {
 		case 0:
-			d.p.Ops = append(d.p.Ops, opPlan{At: at, Kind: "halt", Task: task, Whole: of.chance(0.5)}, opPlan{At: at + lasts, Kind: "resume", Task: task})
+			d.p.Ops = append(d.p.Ops, opPlan{At: at, Kind: "halt", Task: task, Whole: of.chance(0.5)},
+				opPlan{At: at + lasts, Kind: "resume", Task: task})
 		case 1:
 			d.p.Ops = append(d.p.Ops, opPlan{At: at, Kind: "halt", Task: task, For: lasts, Whole: of.chance(0.5)})
 		case 2:
-			d.p.Ops = append(d.p.Ops, opPlan{At: at, Kind: "limit", Task: task, Limit: 1 + of.IntN(4), Whole: of.chance(0.5)}, opPlan{At: at + lasts, Kind: "no limit", Task: task})
+			d.p.Ops = append(d.p.Ops, opPlan{At: at, Kind: "limit", Task: task, Limit: 1 + of.IntN(4), Whole: of.chance(0.5)},
+				opPlan{At: at + lasts, Kind: "no limit", Task: task})
 		}
 	}
 }
@@ -667,7 +677,8 @@ func (d *drawer) groups() {
 	if !s.chance(0.3) {
 		return
 	}
-	s.p.Groups = &groupPlan{Grace: s.span(1000, 6000), MaxDelay: pick(s, 0, s.span(6000, 20_000)), MaxSize: pick(s, 0, 0, 1, 2, 5)}
+	s.p.Groups = &groupPlan{Grace: s.span(1000, 6000), MaxDelay: pick(s, 0, s.span(6000, 20_000)),
+		MaxSize: pick(s, 0, 0, 1, 2, 5)}
 	types := []string{"plain"}
 	for _, r := range s.p.Rules {
 		if !r.InOrder && s.p.uniqueOf(taskPlan{Task: r.Task}) == nil { // aggregators enqueue with a client of asynq's
@@ -681,7 +692,8 @@ func (d *drawer) groups() {
 		}
 		t.Group = pick(s, "g0", "g1")
 		for range 3 { // it may be aggregated again after a fault
-			made := taskPlan{At: -1, Task: pick(s, types...), A: s.IntN(4), B: s.IntN(3), MaxRetry: pick(s, 0, 1, 3, 25), Keep: s.chance(0.3), Aggregated: true}
+			made := taskPlan{At: -1, Task: pick(s, types...), A: s.IntN(4), B: s.IntN(3), MaxRetry: pick(s, 0, 1, 3, 25),
+				Keep: s.chance(0.3), Aggregated: true}
 			for range 1 + s.weighted(4, 2, 1) {
 				made.Steps = append(made.Steps, s.step())
 			}
@@ -814,7 +826,8 @@ func (d *drawer) leads(length time.Duration) {
 		return
 	}
 	for range s.IntN(3) {
-		f := faultPlan{Kind: pick(s, refused, replyLost, swallowed, late, cut, hung, loading, readOnly, apart), Proc: s.IntN(len(s.p.Procs)), Client: leadClient}
+		f := faultPlan{Kind: pick(s, refused, replyLost, swallowed, late, cut, hung, loading, readOnly, apart),
+			Proc: s.IntN(len(s.p.Procs)), Client: leadClient}
 		if f.Kind.spansTime() {
 			f.At, f.For = s.span(0, int(length/time.Millisecond)), s.span(500, 20_000)
 		} else {
@@ -838,7 +851,8 @@ func (p *process) campaigns() *candidate {
 	}
 	c := &candidate{end: p.w.redis.endpoint(p.n, leadClient, p.w.plan.Seed+2, p.w.plan.Faults), over: make(chan struct{})}
 	rdb := c.end.client()
-	locker := lock.New(rdb, lock.Options{Owner: fmt.Sprintf("process-%d", p.n), TTL: 6 * time.Second, Logger: slog.New(slog.DiscardHandler)})
+	locker := lock.New(rdb, lock.Options{Owner: fmt.Sprintf("process-%d", p.n), TTL: 6 * time.Second,
+		Logger: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(context.Background())
 	c.cancel = cancel
 	go func() { // until resigns
@@ -1069,7 +1083,8 @@ func (d *drawer) splits(length time.Duration) {
 	if s.p.isOrdered() || !s.chance(0.15) {
 		return // what tasks in order do when keys are lost is judged elsewhere
 	}
-	f := faultPlan{Kind: split, Proc: s.IntN(len(s.p.Procs)), Client: "lock", At: s.span(0, int(length/time.Millisecond)), For: s.span(500, 40_000)}
+	f := faultPlan{Kind: split, Proc: s.IntN(len(s.p.Procs)), Client: "lock", At: s.span(0, int(length/time.Millisecond)),
+		For: s.span(500, 40_000)}
 	if s.p.MinReplicas == 0 { // otherwise the new master has all that counts
 		f.Lag = s.span(0, 2000)
 	}
@@ -1109,8 +1124,8 @@ func (w *world) split(f faultPlan) {
 	old.Close()
 }
 
-// mayHaveTwo tells whether a key with that TTL may have two holders: a split brain lasts, or a holder has not renewed since.
-// With MinReplicas none has.
+// mayHaveTwo tells whether a key with that TTL may have two holders: a split brain lasts, or a holder has not renewed
+// since. With MinReplicas none has.
 func (w *world) mayHaveTwo(ttl time.Duration) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -1172,21 +1187,22 @@ type store struct {
 	writers []*run // whose writes it took
 }
 
-// judgeFenceOf looks whether the fence of a run is above that of each who took the lock before, of whatever master: all masters
-// have one clock here. Callers hold mu.
+// judgeFenceOf looks whether the fence of a run is above that of each who took the lock before, of whatever master: all
+// masters have one clock here. Callers hold mu.
 func (b *ledger) judgeFenceOf(r *run, key string) {
 	if !b.w.plan.isSplit() || b.limitOf(key) > 1 {
 		return // with one master judgeFences is stricter
 	}
 	for _, o := range b.runs {
 		if o.fences[key] >= r.fences[key] && r.taken[key].After(o.taken[key].Add(b.toldWithin(r, key))) {
-			b.violatef("fence: task %d has %d on %q, and task %d, which took it before, has %d", r.n, r.fences[key], key, o.n, o.fences[key])
+			b.violatef("fence: task %d has %d on %q, and task %d, which took it before, has %d", r.n, r.fences[key], key, o.n,
+				o.fences[key])
 		}
 	}
 }
 
-// writes has the handler of a run write to the store of each of its keys, and judges whether a write is taken after that of
-// somebody who took the lock later. Callers hold mu.
+// writes has the handler of a run write to the store of each of its keys, and judges whether a write is taken after
+// that of somebody who took the lock later. Callers hold mu.
 func (b *ledger) writes(r *run) {
 	for key, fence := range r.fences {
 		k := b.key(key)
@@ -1195,7 +1211,8 @@ func (b *ledger) writes(r *run) {
 		}
 		for _, o := range k.store.writers {
 			if o.taken[key].After(r.taken[key].Add(b.toldWithin(o, key))) {
-				b.violatef("stale write: task %d writes with %d for %q after task %d, which took it later, with %d", r.n, fence, key, o.n, o.fences[key])
+				b.violatef("stale write: task %d writes with %d for %q after task %d, which took it later, with %d", r.n, fence,
+					key, o.n, o.fences[key])
 			}
 		}
 		k.store.fence = fence
@@ -1225,16 +1242,19 @@ func (d *drawer) ordered(length time.Duration) {
 		return
 	}
 	s.p.Rules = append(s.p.Rules, rulePlan{
-		Task: "ordered", InOrder: true, On: pick(s, []string{"a"}, []string{"a"}, []string{"a", "b"}, nil), TTL: s.ttl(), Policy: "park",
+		Task: "ordered", InOrder: true, On: pick(s, []string{"a"}, []string{"a"}, []string{"a", "b"}, nil), TTL: s.ttl(),
+		Policy:    "park",
 		OnArchive: pick(s, "hold", "continue"), MaxQueued: pick(s, 0, 0, 0, 0, 2, 5),
 	})
 	if s.chance(0.15) { // and a wide limit, which others share
 		shared := s.scopes[0]
 		s.p.Rules[len(s.p.Rules)-1].Scope = "ordered"
-		wide := rulePlan{Task: "ordered", Scope: shared.Scope, Limit: shared.Limit, TTL: shared.TTL, On: []string{"b"}, Policy: "park"}
+		wide := rulePlan{Task: "ordered", Scope: shared.Scope, Limit: shared.Limit, TTL: shared.TTL, On: []string{"b"},
+			Policy: "park"}
 		for _, r := range s.p.Rules {
 			if r.scope() == wide.Scope {
-				wide.Limit, wide.LimitOf, wide.Starts, wide.Per, wide.Burst = r.Limit, r.LimitOf, r.Starts, r.Per, r.Burst // all rules of a scope have the same
+				// all rules of a scope have the same
+				wide.Limit, wide.LimitOf, wide.Starts, wide.Per, wide.Burst = r.Limit, r.LimitOf, r.Starts, r.Per, r.Burst
 			}
 		}
 		s.p.Rules = append(s.p.Rules, wide)
@@ -1260,7 +1280,8 @@ func (d *drawer) ordered(length time.Duration) {
 	}
 	if s.chance(0.4) {
 		for range 1 + s.IntN(3) {
-			f := faultPlan{Kind: pick(s, refused, replyLost, swallowed, late, noPerm, cut, hung, misconf, apart, frozen), Proc: -1,
+			f := faultPlan{Kind: pick(s, refused, replyLost, swallowed, late, noPerm, cut, hung, misconf, apart, frozen),
+				Proc:   -1,
 				Client: pick(s, "lock", "asynq"), Nth: 1 + s.IntN(40), For: s.span(4000, 20_000)}
 			s.p.Faults = append(s.p.Faults, f)
 		}
@@ -1268,7 +1289,8 @@ func (d *drawer) ordered(length time.Duration) {
 	if s.chance(0.4) {
 		for range 1 + s.IntN(4) {
 			s.p.Ops = append(s.p.Ops, opPlan{
-				At: s.span(0, int(length/time.Millisecond)), Kind: pick(s, "delete", "archive", "run", "run", "skip", "skip", "lose"),
+				At: s.span(0, int(length/time.Millisecond)), Kind: pick(s, "delete", "archive", "run", "run", "skip", "skip",
+					"lose"),
 				Task: from + s.IntN(len(s.p.Tasks)-from),
 			})
 		}
@@ -1310,7 +1332,8 @@ func (w *world) enqueueInOrder(n int, task *asynq.Task, opts []asynq.Option) {
 	switch {
 	case errors.As(err, &full):
 		w.book.isFull(n, full)
-	case errors.As(err, &failed) && !failed.Unknown, failed == nil && errors.Is(err, asynq.ErrTaskIDConflict): // it may conflict with itself
+	case errors.As(err, &failed) && !failed.Unknown, failed == nil && errors.Is(err, asynq.ErrTaskIDConflict):
+		// it may conflict with itself
 		w.book.notEnqueued(n, err)
 	default:
 		w.book.enqueued(n, info, err)
@@ -1339,7 +1362,8 @@ func (b *ledger) notEnqueued(n int, err error) {
 	}
 }
 
-// leftOrder tells whether a task of an ordered key may have left the order, by what is known of its end. Callers hold mu.
+// leftOrder tells whether a task of an ordered key may have left the order, by what is known of its end. Callers hold
+// mu.
 func (b *ledger) leftOrder(n int) bool {
 	t, task := b.books[n], b.books[n].plan
 	switch {
@@ -1348,7 +1372,8 @@ func (b *ledger) leftOrder(n int) bool {
 	case b.w.plan.orderOf(task).OnArchive != "continue":
 		return false
 	}
-	return t.ends[endArchived] || t.ends[endByHand] || t.ends[endLate] || t.spent[1]+b.slack() > task.MaxRetry || b.w.isArchived(t.id)
+	return t.ends[endArchived] || t.ends[endByHand] || t.ends[endLate] || t.spent[1]+b.slack() > task.MaxRetry ||
+		b.w.isArchived(t.id)
 }
 
 func (w *world) isArchived(id string) bool {
@@ -1371,17 +1396,19 @@ func (b *ledger) judgeOrder(r *run) {
 	}
 	for i, t := range b.books {
 		other := b.books[i].plan
-		if i == r.n || !t.accepted || other.Plain || other.Task != task.Task || rule.key(other) != rule.key(task) || t.acceptAt > mine.asked {
+		if i == r.n || !t.accepted || other.Plain || other.Task != task.Task || rule.key(other) != rule.key(task) ||
+			t.acceptAt > mine.asked {
 			continue
 		}
 		if !b.leftOrder(i) {
-			b.violatef("order: task %d begins, and task %d of %q has not ended, whose Enqueue had returned before", r.n, i, rule.key(task))
+			b.violatef("order: task %d begins, and task %d of %q has not ended, whose Enqueue had returned before", r.n, i,
+				rule.key(task))
 		}
 	}
 }
 
-// deletes notes that an operator deletes a task that asynq has. If its archiving holds its key, which a Guard has told of, the
-// deletion does not end that.
+// deletes notes that an operator deletes a task that asynq has. If its archiving holds its key, which a Guard has told
+// of, the deletion does not end that.
 func (b *ledger) deletes(n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -1398,7 +1425,8 @@ func (b *ledger) judgeRetry(r *run) {
 		}
 		later := b.books[r.n].plan.step(o.nth).Later
 		since := r.began.Sub(o.ended)
-		if o.end == "later" && !o.ended.IsZero() && b.calm && b.clean && !b.books[r.n].op && since > 3*time.Second && since < later-3*time.Second {
+		if o.end == "later" && !o.ended.IsZero() && b.calm && b.clean && !b.books[r.n].op && since > 3*time.Second &&
+			since < later-3*time.Second {
 			b.violatef("early: task %d begins %s after its handler asked to come back in %s", r.n, since, later)
 		}
 		return
@@ -1416,12 +1444,14 @@ func (b *ledger) judgeStarts(r *run) {
 		// What runs when its process stops goes back to its queue, and counts for nothing, also if its
 		// handler has ended and its lock is not released when the time is up.
 		stopped := o.p.isStopping()
-		if o.n == r.n && (stopped.IsZero() || o.ended.Before(stopped)) && (o.counted || o.ended.IsZero() && o.p.isEnded() && stopped.IsZero()) {
+		if o.n == r.n && (stopped.IsZero() || o.ended.Before(stopped)) &&
+			(o.counted || o.ended.IsZero() && o.p.isEnded() && stopped.IsZero()) {
 			spent++
 		}
 	}
 	if spent > task.MaxRetry {
-		b.violatef("starts: the handler of task %d, whose MaxRetry is %d, begins after %d of its runs have failed", r.n, task.MaxRetry, spent)
+		b.violatef("starts: the handler of task %d, whose MaxRetry is %d, begins after %d of its runs have failed", r.n,
+			task.MaxRetry, spent)
 	}
 	if t.success > 0 && b.locksCalm() {
 		b.violatef("again: task %d begins after it was done", r.n)
@@ -1566,9 +1596,10 @@ func (w *world) stands(left []string) bool {
 	return true
 }
 
-// mayStay tells whether an ordered key may have a place yet for a task that has ended, if nobody is behind it who would look: for 30 days.
-// The task was never enqueued; an operator has ended it; the end of its wait did not reach Redis; or asynq has archived it, its time being up
-// in the last attempt that asynq allows, as a plain client's task and an operator's run have it. One that the Guard archives does not.
+// mayStay tells whether an ordered key may have a place yet for a task that has ended, if nobody is behind it who would
+// look: for 30 days. The task was never enqueued; an operator has ended it; the end of its wait did not reach Redis; or
+// asynq has archived it, its time being up in the last attempt that asynq allows, as a plain client's task and an
+// operator's run have it. One that the Guard archives does not.
 func (w *world) mayStay(key string) bool {
 	lock, _, _ := strings.Cut(key, "}")
 	info := lock + "}:info"
@@ -1600,7 +1631,8 @@ func (b *ledger) isFull(n int, full *automutex.FullError) {
 	for i, t := range b.books {
 		other := b.books[i].plan
 		// What has ended a moment ago may count yet: its release is on its way, or was lost.
-		if i != n && t.asked > 0 && (t.refused == 0 || b.mayCount(t)) && rule.key(other) == rule.key(task) && other.Task == task.Task {
+		if i != n && t.asked > 0 && (t.refused == 0 || b.mayCount(t)) && rule.key(other) == rule.key(task) &&
+			other.Task == task.Task {
 			if t.success > 0 && b.calm && b.clean && !t.left.IsZero() && time.Since(t.left) > 5*time.Second {
 				continue
 			}
@@ -1608,13 +1640,15 @@ func (b *ledger) isFull(n int, full *automutex.FullError) {
 		}
 	}
 	if queued < rule.MaxQueued || full.Max != rule.MaxQueued {
-		b.violatef("full: task %d is told that its key is full (%d of %d), and %d tasks of it have not ended", n, full.Queued, full.Max, queued)
+		b.violatef("full: task %d is told that its key is full (%d of %d), and %d tasks of it have not ended", n, full.Queued,
+			full.Max, queued)
 	}
 	b.books[n].refused, b.books[n].id = b.seq, ""
 }
 
-// mayCount tells whether the stamp of a task that was not enqueued may count as one of its key: Redis may have executed it
-// after its producer had given up, at the latest when the faults ended, and then it counts for ten seconds. Callers hold mu.
+// mayCount tells whether the stamp of a task that was not enqueued may count as one of its key: Redis may have executed
+// it after its producer had given up, at the latest when the faults ended, and then it counts for ten seconds. Callers
+// hold mu.
 func (b *ledger) mayCount(t *taskBook) bool {
 	since := b.quietSince
 	since = latest(since, t.ghost)

@@ -11,7 +11,8 @@
 //
 //	go test ./examples/trust/simulate                             # as in go test work: no faults
 //	go test ./examples/trust/simulate -worlds 400 -one-in 41      # what CI plays
-//	go test ./examples/trust/simulate -run Worlds -in-order -first 20001 -worlds 440 # about 150 worlds in order, as the workflow for GitHub does
+//	# about 150 worlds in order, as the workflow for GitHub does
+//	go test ./examples/trust/simulate -run Worlds -in-order -first 20001 -worlds 440
 //	go test ./examples/trust/simulate -run Worlds -seed 42        # one world again
 //	go test ./examples/trust/simulate -run Worlds -first 2001 -worlds 98000 -within 20h -timeout 24h
 //	go test ./examples/trust/simulate -run Faults -one-in 1

@@ -12,7 +12,8 @@ func (d *drawer) ttl() time.Duration {
 // scope with another type's.
 func (d *drawer) rules() {
 	for i := range 2 {
-		d.scopes = append(d.scopes, rulePlan{Scope: pick(d, "account", "api") + string(rune('0'+i)), Limit: d.limit(), TTL: d.ttl()})
+		d.scopes = append(d.scopes, rulePlan{Scope: pick(d, "account", "api") + string(rune('0'+i)), Limit: d.limit(),
+			TTL: d.ttl()})
 	}
 	for i := range 1 + d.IntN(3) {
 		task := "type" + string(rune('0'+i))
@@ -45,7 +46,8 @@ func (d *drawer) limit() int {
 // policy draws what becomes of a busy task. Replace and a policy that drops a task do
 // not go together on one task.
 func (d *drawer) policy(r *rulePlan, nth int) {
-	r.Policy = pick(d, "retry", "retry", "park", "park", "park", "retry in", "skip", "archive", "fail", "replace", "allow", "after")
+	r.Policy = pick(d, "retry", "retry", "park", "park", "park", "retry in", "skip", "archive", "fail", "replace", "allow",
+		"after")
 	for _, other := range d.p.Rules {
 		if other.Task == r.Task && nth > 0 {
 			r.Policy = pick(d, "retry", "park", "retry in", other.Policy)
@@ -118,7 +120,8 @@ func (d *drawer) onceBeside() {
 		if s.chance(0.2) {
 			shared := s.scopes[0]
 			r.Scope = r.Task
-			s.p.Rules = append(s.p.Rules, rulePlan{Task: "once", Scope: shared.Scope, Limit: shared.Limit, TTL: shared.TTL, On: []string{"b"}, Policy: pick(s, "retry", "park")})
+			s.p.Rules = append(s.p.Rules, rulePlan{Task: "once", Scope: shared.Scope, Limit: shared.Limit, TTL: shared.TTL,
+				On: []string{"b"}, Policy: pick(s, "retry", "park")})
 		}
 		return
 	}

@@ -152,11 +152,13 @@ func (d *drawer) step() stepPlan {
 // faults draws what goes wrong.
 func (d *drawer) faults(length time.Duration) {
 	kinds := []faultKind{
-		refused, replyLost, swallowed, late, noScript, noPerm, cut, hung, loading, readOnly, wrapped, misconf, outOfMemory, setup, apart, frozen,
+		refused, replyLost, swallowed, late, noScript, noPerm, cut, hung, loading, readOnly, wrapped, misconf, outOfMemory,
+		setup, apart, frozen,
 		stops, stops, dies, dies,
 	}
 	for range 1 + d.IntN(5) {
-		f := faultPlan{Kind: pick(d, kinds...), Proc: d.IntN(len(d.p.Procs)), Client: pick(d, "lock", "lock", "asynq"), At: d.span(0, int(length/time.Millisecond))}
+		f := faultPlan{Kind: pick(d, kinds...), Proc: d.IntN(len(d.p.Procs)), Client: pick(d, "lock", "lock", "asynq"),
+			At: d.span(0, int(length/time.Millisecond))}
 		switch {
 		case f.Kind == stops || f.Kind == dies:
 			f.Client = ""
@@ -178,7 +180,8 @@ func (d *drawer) faults(length time.Duration) {
 // operators draws what people do.
 func (d *drawer) operators(length time.Duration) {
 	for range 1 + d.IntN(4) {
-		op := opPlan{At: d.span(0, int(length/time.Millisecond)), Kind: pick(d, "delete", "archive", "run", "pause", "break"), Task: d.IntN(len(d.p.Tasks))}
+		op := opPlan{At: d.span(0, int(length/time.Millisecond)), Kind: pick(d, "delete", "archive", "run", "pause", "break"),
+			Task: d.IntN(len(d.p.Tasks))}
 		d.p.Ops = append(d.p.Ops, op)
 		if op.Kind == "pause" {
 			d.p.Ops = append(d.p.Ops, opPlan{At: op.At + d.span(1000, 30_000), Kind: "unpause", Task: op.Task})

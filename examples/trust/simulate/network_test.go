@@ -233,7 +233,8 @@ func (p *peer) execute(command []string, lost bool) {
 	p.mu.Unlock()
 	s.executed++
 	s.full = p.conn.end.suffers(outOfMemory)
-	if answer := s.idle(command); answer != "" && !s.full && at != s.old { // none of its keys expires: the clock need not be set
+	// none of its keys expires: the clock need not be set
+	if answer := s.idle(command); answer != "" && !s.full && at != s.old {
 		if !lost {
 			p.conn.deliver([]byte(answer))
 		}
@@ -256,8 +257,8 @@ func (p *peer) execute(command []string, lost bool) {
 	s.inScript, s.full = false, false
 }
 
-// idle answers, as the scripts would, what servers ask again and again while there is nothing to do; empty: the command has
-// to run. It makes quiet hours cheap. Callers hold commands.
+// idle answers, as the scripts would, what servers ask again and again while there is nothing to do; empty: the command
+// has to run. It makes quiet hours cheap. Callers hold commands.
 func (s *redisServer) idle(command []string) (answer string) {
 	if len(command) < 4 {
 		return ""
@@ -282,7 +283,8 @@ func (s *redisServer) idle(command []string) (answer string) {
 		return ""
 	case command[2] == "4" && strings.HasSuffix(first, ":pending") && strings.HasSuffix(command[6], ":lease"):
 		return "_\r\n" // nothing to dequeue
-	case command[2] == "2" && strings.HasSuffix(command[4], ":pending") && (strings.HasSuffix(first, ":scheduled") || strings.HasSuffix(first, ":retry")):
+	case command[2] == "2" && strings.HasSuffix(command[4], ":pending") &&
+		(strings.HasSuffix(first, ":scheduled") || strings.HasSuffix(first, ":retry")):
 		return ":0\r\n" // nothing to forward
 	}
 	return ""
@@ -303,7 +305,8 @@ func (s *redisServer) nested(c *server.Peer, name string, _ ...string) bool {
 		c.WriteError("OOM command not allowed when used memory > 'maxmemory'.")
 		return true
 	}
-	s.wrote = s.wrote || needsMemory(name) || strings.HasPrefix(name, "ZREM") || slices.Contains([]string{"DEL", "UNLINK", "HDEL", "ZPOPMIN", "PEXPIRE", "PEXPIREAT"}, name)
+	s.wrote = s.wrote || needsMemory(name) || strings.HasPrefix(name, "ZREM") ||
+		slices.Contains([]string{"DEL", "UNLINK", "HDEL", "ZPOPMIN", "PEXPIRE", "PEXPIREAT"}, name)
 	return false
 }
 
@@ -485,7 +488,8 @@ func (e *endpoint) fate(command []string) (fate faultKind, lasts time.Duration, 
 		case f.Saying == "" && f.Nth != e.count:
 			continue
 		case f.Saying == "":
-		case time.Since(e.began) < f.At || !slices.ContainsFunc(command, func(word string) bool { return strings.HasSuffix(word, f.Saying) }):
+		case time.Since(e.began) < f.At || !slices.ContainsFunc(command,
+			func(word string) bool { return strings.HasSuffix(word, f.Saying) }):
 			continue
 		default:
 			e.armed = slices.Delete(e.armed, i, i+1)
@@ -581,17 +585,19 @@ func (s slowFailure) waitOut(err error) {
 		return
 	}
 	var said redis.Error
-	if s.end.kind == "asynq" && errors.As(err, &said) && !errors.Is(err, redis.Nil) && !redis.HasErrorPrefix(err, "NOSCRIPT") || errors.Is(err, errAway) || strings.Contains(err.Error(), "WRONGPASS") {
+	if s.end.kind == "asynq" && errors.As(err, &said) && !errors.Is(err, redis.Nil) &&
+		!redis.HasErrorPrefix(err, "NOSCRIPT") || errors.Is(err, errAway) || strings.Contains(err.Error(), "WRONGPASS") {
 		time.Sleep(100 * time.Millisecond)
 	}
 }
 
-// What follows is about a process that is suspended, as by SIGSTOP or with its virtual machine, and goes on later. Until then
-// nothing that it sends arrives, nothing reaches it, and none of its handlers ends. All of that happens when it goes on.
+// What follows is about a process that is suspended, as by SIGSTOP or with its virtual machine, and goes on later.
+// Until then nothing that it sends arrives, nothing reaches it, and none of its handlers ends. All of that happens when
+// it goes on.
 //
-// Not covered: the timers of the library, of asynq and of go-redis fire meanwhile, since all processes of a bubble have one
-// clock. So contexts end in time that would end when the process goes on, calls give up that would get their replies, and
-// what was tried again arrives as often as it was sent.
+// Not covered: the timers of the library, of asynq and of go-redis fire meanwhile, since all processes of a bubble have
+// one clock. So contexts end in time that would end when the process goes on, calls give up that would get their
+// replies, and what was tried again arrives as often as it was sent.
 
 // suspensions draws processes that are suspended.
 func (d *drawer) suspensions(length time.Duration) {
@@ -601,7 +607,8 @@ func (d *drawer) suspensions(length time.Duration) {
 	}
 	for range 1 + s.IntN(2) {
 		s.p.Faults = append(s.p.Faults, faultPlan{
-			Kind: suspended, Proc: s.IntN(len(s.p.Procs)), At: s.span(0, int(length/time.Millisecond)), For: pick(s, s.span(200, 4000), s.span(2000, 40_000)),
+			Kind: suspended, Proc: s.IntN(len(s.p.Procs)), At: s.span(0, int(length/time.Millisecond)),
+			For: pick(s, s.span(200, 4000), s.span(2000, 40_000)),
 		})
 	}
 }
@@ -956,7 +963,8 @@ var replies = map[faultKind]string{
 	loading:  "LOADING Redis is loading the dataset in memory",
 	misconf:  "MISCONF Redis is configured to save RDB snapshots, but it is currently not able to persist on disk.",
 	readOnly: "READONLY You can't write against a read only replica.",
-	wrapped:  "ERR Error running script (call to f_2d7a5c7a): @user_script:1: @user_script: 1: -READONLY You can't write against a read only replica.",
+	wrapped: "ERR Error running script (call to f_2d7a5c7a): @user_script:1: @user_script: 1: -READONLY You can't " +
+		"write against a read only replica.",
 }
 
 // windows are the faults of a process' lock client, as times, and those of all clients.
@@ -991,16 +999,20 @@ func (w *world) calmAt(p *process, at time.Time, after time.Duration) bool {
 
 // harms are the faults that tasks may notice: not those of leaders, nor the start of a server.
 func (p *plan) harms() []faultPlan {
-	return slices.DeleteFunc(slices.Clone(p.Faults), func(f faultPlan) bool { return f.Kind == starts || f.Client == leadClient })
+	return slices.DeleteFunc(slices.Clone(p.Faults), func(f faultPlan) bool {
+		return f.Kind == starts ||
+			f.Client == leadClient
+	})
 }
 
 // faultWithin tells whether anything was wrong with anybody lately.
 func (w *world) faultWithin(within time.Duration) bool {
 	from := time.Now().Add(-within)
 	recent := func(a activeFault) bool { return a.until.After(from) }
-	return slices.ContainsFunc(w.redis.standstills(), recent) || slices.ContainsFunc(w.redis.endpoints(), func(e *endpoint) bool {
-		return e.kind != leadClient && slices.ContainsFunc(e.faults(), recent)
-	})
+	return slices.ContainsFunc(w.redis.standstills(), recent) ||
+		slices.ContainsFunc(w.redis.endpoints(), func(e *endpoint) bool {
+			return e.kind != leadClient && slices.ContainsFunc(e.faults(), recent)
+		})
 }
 
 // longFault tells whether a process was cut off around a time for so long that even
@@ -1014,18 +1026,19 @@ func (w *world) longFault(p *process, at time.Time, length time.Duration) bool {
 // sentAgainAfter is how long go-redis waits for a reply, and then until it sends again.
 const sentAgainAfter = 6 * time.Second
 
-// comesAgain notes that a task comes, which may have ended: it tells whether a wake that was held up explains that. A parked task
-// may run once more (docs/guarantees.md): the command of the Guard that wakes it, which has looked at it, arrives when it has come
-// back by itself and has ended. What refuses commands holds up none. Callers hold mu.
+// comesAgain notes that a task comes, which may have ended: it tells whether a wake that was held up explains that. A
+// parked task may run once more (docs/guarantees.md): the command of the Guard that wakes it, which has looked at it,
+// arrives when it has come back by itself and has ended. What refuses commands holds up none. Callers hold mu.
 func (b *ledger) comesAgain(t *taskBook) bool {
 	since := t.left.Add(-sentAgainAfter)
 	holdsUp := func(a activeFault) bool {
 		refuses := []faultKind{refused, noScript, noPerm, misconf, wrapped, outOfMemory, noReplicas}
 		return a.until.After(since) && !slices.Contains(refuses, a.kind)
 	}
-	if !t.parked || t.left.IsZero() || !slices.ContainsFunc(b.w.redis.standstills(), holdsUp) && !slices.ContainsFunc(b.w.redis.endpoints(), func(e *endpoint) bool {
-		return (e.kind == "lock" || e.kind == skips) && slices.ContainsFunc(e.faults(), holdsUp) // who wakes tasks
-	}) {
+	if !t.parked || t.left.IsZero() || !slices.ContainsFunc(b.w.redis.standstills(), holdsUp) &&
+		!slices.ContainsFunc(b.w.redis.endpoints(), func(e *endpoint) bool {
+			return (e.kind == "lock" || e.kind == skips) && slices.ContainsFunc(e.faults(), holdsUp) // who wakes tasks
+		}) {
 		return false
 	}
 	t.again = t.again || t.success > 0

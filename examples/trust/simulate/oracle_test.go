@@ -319,7 +319,8 @@ func (b *ledger) expectReplaced(a *attempt, rule rulePlan, key string) {
 			continue // it may have lost the lock to MaxHold while it waits for its next one, and is not told then
 		}
 		// Which of two is older is decided in Redis, where their messages may come in another order.
-		if came := b.books[older.n].came[key]; at >= 0 && older.taken >= at && came.Add(2*b.w.plan.Latency).Before(b.books[a.n].came[key]) {
+		if came := b.books[older.n].came[key]; at >= 0 && older.taken >= at &&
+			came.Add(2*b.w.plan.Latency).Before(b.books[a.n].came[key]) {
 			time.AfterFunc(4*time.Second, func() { b.judgeReplaced(older, a, key) })
 		}
 	}
@@ -383,8 +384,8 @@ func (b *ledger) deadlinePassed(a *attempt) {
 	}
 }
 
-// unheard notes that asynq counts a failure although the handler may have returned nil: its locks are still being released, and
-// asynq does not wait for that. Callers hold mu.
+// unheard notes that asynq counts a failure although the handler may have returned nil: its locks are still being
+// released, and asynq does not wait for that. Callers hold mu.
 func (b *ledger) unheard(a *attempt, least int, why string) {
 	a.run.counted = true
 	if a.run.succeeded {
@@ -456,7 +457,8 @@ type run struct {
 // dead.
 func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	id, _ := asynq.GetTaskID(ctx)
-	r := &run{p: p, ctx: ctx, n: n, id: id, began: time.Now(), taken: map[string]time.Time{}, released: map[string]time.Time{}}
+	r := &run{p: p, ctx: ctx, n: n, id: id, began: time.Now(), taken: map[string]time.Time{},
+		released: map[string]time.Time{}}
 	innermost, _ := automutex.Lease(ctx)
 	rules := map[string]string{} // by key
 	task := b.books[n].plan
@@ -569,7 +571,10 @@ func (b *ledger) judgeBeside(r *run) {
 	}
 	for _, o := range b.runs {
 		// Rules that allow may have let each of the two run with another key, or with none.
-		shared := slices.ContainsFunc(o.keys, func(key string) bool { return slices.Contains(r.keys, key) && !b.mayNotKnow(key) })
+		shared := slices.ContainsFunc(o.keys, func(key string) bool {
+			return slices.Contains(r.keys, key) &&
+				!b.mayNotKnow(key)
+		})
 		if o.id == r.id && o.lives() && shared {
 			b.violatef("beside itself: task %d (%s) begins while an earlier attempt of it runs", r.n, r.id)
 		}
@@ -589,9 +594,11 @@ func (b *ledger) judgeCooldown(r *run) {
 				continue
 			}
 			apart := r.began.Sub(o.began)
-			if apart < rule.Cooldown-10*time.Millisecond && !b.w.forgot() && !o.p.isEnded() && !b.w.longFault(o.p, o.ended, rule.TTL/2) &&
+			if apart < rule.Cooldown-10*time.Millisecond && !b.w.forgot() && !o.p.isEnded() &&
+				!b.w.longFault(o.p, o.ended, rule.TTL/2) &&
 				b.key(key).broken.Before(o.began) {
-				b.violatef("cooldown: task %d begins on %q %s after the success of task %d began; the cooldown is %s", r.n, key, apart, o.n, rule.Cooldown)
+				b.violatef("cooldown: task %d begins on %q %s after the success of task %d began; the cooldown is %s", r.n, key,
+					apart, o.n, rule.Cooldown)
 			}
 		}
 	}
@@ -615,7 +622,8 @@ func (b *ledger) judgeTimeLeft(r *run) {
 	}
 	rules := len(b.w.plan.rulesOf(task))
 	if left := time.Until(deadline); rules == 1 && left < task.Timeout/2-time.Second {
-		b.violatef("time left: task %d begins with %s of its %s left, after it waited in a worker under Park", r.n, left, task.Timeout)
+		b.violatef("time left: task %d begins with %s of its %s left, after it waited in a worker under Park", r.n, left,
+			task.Timeout)
 	}
 }
 
@@ -707,7 +715,8 @@ func (b *ledger) event(p *process, e automutex.Event) {
 	defer b.mu.Unlock()
 	id, n, key := fmt.Sprintf("%d %s %s", p.n, e.TaskID, e.Rule), b.taskOf(p, e), b.nameOf(e.Key)
 	b.balance[balanced{id, e.Kind}]++
-	b.addf("event %s, task %d (%s), rule %s, key %q, waited %s, delay %s, err %v", e.Kind, n, e.TaskID, e.Rule, key, e.Waited, e.Delay, e.Err)
+	b.addf("event %s, task %d (%s), rule %s, key %q, waited %s, delay %s, err %v", e.Kind, n, e.TaskID, e.Rule, key,
+		e.Waited, e.Delay, e.Err)
 	switch e.Kind {
 	case automutex.EventAcquired:
 		b.judgeWait(p, e, key, id)
@@ -778,7 +787,8 @@ func (b *ledger) busy(n int, e automutex.Event, key string) {
 	b.books[n].reason = e.Busy.Reason
 	if e.Busy.SameTask || e.Busy.Reason == automutex.ReasonClosed {
 		if e.Policy == automutex.Skip || e.Policy == automutex.Archive || e.Policy == automutex.Fail {
-			b.violatef("event: task %d met its own earlier attempt or a hold of %q, and the event names the policy %s", n, key, e.Policy)
+			b.violatef("event: task %d met its own earlier attempt or a hold of %q, and the event names the policy %s", n, key,
+				e.Policy)
 		}
 		return
 	}
@@ -833,8 +843,8 @@ func (b *ledger) judgeBusy(n int, e automutex.Event, key string) {
 	time.AfterFunc(3*b.w.plan.Latency+100*time.Millisecond, func() { b.judgeDropped(n, key, dropped) })
 }
 
-// judgeDropped is the second half of judgeBusy, a moment later: by then the ledger knows of every task that had the key when
-// this one was dropped.
+// judgeDropped is the second half of judgeBusy, a moment later: by then the ledger knows of every task that had the key
+// when this one was dropped.
 func (b *ledger) judgeDropped(n int, key string, dropped time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -912,19 +922,21 @@ func (b *ledger) judgeLoss(p *process, e automutex.Event, key string, h *holding
 	}
 	// The last renewal was up to a third ago, and a tenth is the margin.
 	if away := b.w.away(p, lately); away < within*2/3-within/10-500*time.Millisecond {
-		b.violatef("lost: task %s on process %d lost %q (TTL %s, held for %s), and Redis was away for %s of it", e.TaskID, p.n, key, rule.TTL, e.Held, away)
+		b.violatef("lost: task %s on process %d lost %q (TTL %s, held for %s), and Redis was away for %s of it", e.TaskID,
+			p.n, key, rule.TTL, e.Held, away)
 		return
 	}
 	if h.wait > 0 && time.Since(h.since) > 200*time.Millisecond && rule.TTL >= 10*time.Second {
 		if away := b.w.away(p, rule.TTL+time.Second); away < rule.TTL/2 && b.w.calmAt(p, h.since, 150*time.Millisecond) {
-			b.violatef("lost: task %s on process %d lost %q (TTL %s), granted by a release, and Redis was away for %s", e.TaskID, p.n, key, rule.TTL, away)
+			b.violatef("lost: task %s on process %d lost %q (TTL %s), granted by a release, and Redis was away for %s", e.TaskID,
+				p.n, key, rule.TTL, away)
 		}
 	}
 }
 
-// holding is a lease between Acquired and Released. A key has them by process, task and rule, the oldest first. A task has two
-// for a moment when its earlier attempt, which ran past its timeout, hands the key over to its retry in the same process, which
-// may tell of that first.
+// holding is a lease between Acquired and Released. A key has them by process, task and rule, the oldest first. A task
+// has two for a moment when its earlier attempt, which ran past its timeout, hands the key over to its retry in the
+// same process, which may tell of that first.
 type holding struct {
 	proc    *process
 	since   time.Time
@@ -938,7 +950,10 @@ func (k *keyBook) holdingOf(id string, e automutex.Event) *holding {
 		return &holding{}
 	}
 	began := time.Now().Add(-e.Held)
-	return slices.MinFunc(k.held[id], func(x, y *holding) int { return cmp.Compare(x.since.Sub(began).Abs(), y.since.Sub(began).Abs()) })
+	return slices.MinFunc(k.held[id], func(x, y *holding) int {
+		return cmp.Compare(x.since.Sub(began).Abs(),
+			y.since.Sub(began).Abs())
+	})
 }
 
 // lapses notes that a lease was lost. If the handler had ended by then, its success, which is
@@ -1091,7 +1106,9 @@ func (b *ledger) judgeEnd(t *taskBook) {
 		b.judgeUnique(t, u)
 		return
 	}
-	if t.id == "" || b.w.plan.orderOf(task) != nil && !t.accepted && state == "gone" || task.Aggregated && !b.clean && b.neverCame(t) { // never enqueued, or not for certain
+	// never enqueued, or not for certain
+	if t.id == "" || b.w.plan.orderOf(task) != nil && !t.accepted && state == "gone" || task.Aggregated && !b.clean &&
+		b.neverCame(t) {
 		return
 	}
 	exhausted := t.spent[1]+b.slack() > task.MaxRetry
@@ -1102,7 +1119,8 @@ func (b *ledger) judgeEnd(t *taskBook) {
 		}
 	case "archived":
 		if !t.mayEnd(endArchived, endByHand, endLate) && !exhausted {
-			b.violatef("archived: task %d, and nothing explains it: %d runs, at most %d attempts spent of %d, %v", n, t.starts, t.spent[1], task.MaxRetry, t.ends)
+			b.violatef("archived: task %d, and nothing explains it: %d runs, at most %d attempts spent of %d, %v", n, t.starts,
+				t.spent[1], task.MaxRetry, t.ends)
 		}
 	default:
 		b.violatef("stuck: task %d is %s at the end", n, state)
@@ -1124,7 +1142,8 @@ func (b *ledger) judgeUnique(t *taskBook, u *uniquePlan) {
 	}
 	// Only in scenarios: a task that runs and fails between the look at it and its deletion is
 	// superseded all the same, as package unique's documentation says.
-	if b.w.plan.Name != "" && b.clean && t.accepted && t.starts > 0 && t.success == 0 && len(t.ends) == 0 && !exhausted && !t.late && !t.op {
+	if b.w.plan.Name != "" && b.clean && t.accepted && t.starts > 0 && t.success == 0 && len(t.ends) == 0 && !exhausted &&
+		!t.late && !t.op {
 		b.violatef("superseded: task %d was taken away after its handler had begun", t.n)
 	}
 	if u.Until != "start" || t.refused == 0 && t.joined == 0 || t.readBeside {
@@ -1146,9 +1165,13 @@ func (b *ledger) judgeUnique(t *taskBook, u *uniquePlan) {
 	b.violatef("update lost: task %d was told that another of its key waits, and no run of the key began after that", t.n)
 }
 
-// supersededUnsure tells whether a task may have made room for one that ran, or was aggregated, though its Enqueue failed.
+// supersededUnsure tells whether a task may have made room for one that ran, or was aggregated, though its Enqueue
+// failed.
 func (b *ledger) supersededUnsure(t *taskBook) bool {
-	return slices.ContainsFunc(b.alike(t), func(o *taskBook) bool { return o.ends[endUnsure] && o.starts+len(o.into) > 0 && o.asked > t.asked })
+	return slices.ContainsFunc(b.alike(t), func(o *taskBook) bool {
+		return o.ends[endUnsure] && o.starts+len(o.into) > 0 &&
+			o.asked > t.asked
+	})
 }
 
 // exhausted tells whether a task of package unique may have spent all of its attempts. One that
@@ -1234,7 +1257,8 @@ func (w *world) judgeKeys() {
 				return true
 			}
 		}
-		return slices.ContainsFunc(w.plan.Faults, func(f faultPlan) bool { return f.Kind == stops }) // handlers that an exit cut off
+		// handlers that an exit cut off
+		return slices.ContainsFunc(w.plan.Faults, func(f faultPlan) bool { return f.Kind == stops })
 	})
 	w.judgeHistory()
 	time.Sleep(2 * time.Hour)

@@ -215,7 +215,8 @@ type opPlan struct {
 
 // String has no lines for what is zero.
 func (p *plan) String() string {
-	return regexp.MustCompile(`(?m)^ +"\w+": (0|""|false|null),?\n`).ReplaceAllString(string(must(json.MarshalIndent(p, "", " "))), "")
+	return regexp.MustCompile(`(?m)^ +"\w+": (0|""|false|null),?\n`).ReplaceAllString(string(must(json.MarshalIndent(p, "",
+		" "))), "")
 }
 
 // clone is a plan that can be cut without harm to this one.
@@ -237,7 +238,8 @@ func (p *plan) rulesOf(t taskPlan) (rules []rulePlan) {
 	return rules
 }
 
-// rank is the place of a rule's lock among those of a task: an ordered one is the first, then as the rules first name their scopes.
+// rank is the place of a rule's lock among those of a task: an ordered one is the first, then as the rules first name
+// their scopes.
 func (p *plan) rank(rule rulePlan) int {
 	if rule.InOrder {
 		return -1

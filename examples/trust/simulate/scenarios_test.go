@@ -66,7 +66,8 @@ func archives(at time.Duration) taskPlan { return work(at, 200*ms, "fail").tries
 
 // comesBack is a task that asks to come back a minute after its first run.
 func comesBack(at time.Duration) taskPlan {
-	return work(at, 0).does(stepPlan{Work: 200 * ms, End: "later", Later: time.Minute}, stepPlan{Work: 200 * ms, End: "ok"})
+	return work(at, 0).does(stepPlan{Work: 200 * ms, End: "later", Later: time.Minute},
+		stepPlan{Work: 200 * ms, End: "ok"})
 }
 
 func (t taskPlan) key(a int) taskPlan                { t.A = a; return t }
@@ -97,7 +98,8 @@ func tasks(all ...taskPlan) []taskPlan { return all }
 // goesOn adds a late task of another key. Until it comes, nobody ends a hold.
 func goesOn(all ...taskPlan) []taskPlan { return append(all, work(90*sec, 0).key(99)) }
 
-// scenarios are what the faults are put upon, one at each command. Those in order come first, since -within may leave out the last.
+// scenarios are what the faults are put upon, one at each command. Those in order come first, since -within may leave
+// out the last.
 func scenarios() []plan {
 	return slices.Concat(orderedScenarios(), policyScenarios(), leaseScenarios(), gateScenarios(), uniqueScenarios())
 }
@@ -111,7 +113,8 @@ func orderedScenarios() []plan {
 		{Name: "a failure", Procs: servers(4, 4), Rules: inOrder("hold"),
 			Tasks: tasks(work(0, 600*ms), work(50*ms, 200*ms, "fail"), work(100*ms, 200*ms), work(2*sec, 200*ms))},
 		{Name: "archived, continue", Procs: servers(4, 4), Rules: inOrder("continue"),
-			Tasks: tasks(archives(0), work(50*ms, 200*ms, "panic", "panic").tries(1), work(100*ms, 200*ms, "skip"), work(150*ms, 200*ms))},
+			Tasks: tasks(archives(0), work(50*ms, 200*ms, "panic", "panic").tries(1), work(100*ms, 200*ms, "skip"),
+				work(150*ms, 200*ms))},
 		{Name: "archived, hold, skipped", Procs: servers(4, 4), Rules: inOrder("hold"), Tasks: three(archives(0)),
 			Ops: []opPlan{{At: 4 * sec, Kind: "skip"}}},
 		{Name: "archived, hold, run", Procs: servers(4, 4), Rules: inOrder("hold"), Tasks: three(archives(0)),
@@ -126,8 +129,9 @@ func orderedScenarios() []plan {
 			Tasks: tasks(work(0, sec), plain, work(100*ms, 200*ms), work(150*ms, 200*ms))},
 		{Name: "archived by hand, hold", Procs: servers(4), Rules: inOrder("hold"), Tasks: goesOn(three(comesBack(0))...),
 			Ops: []opPlan{{At: 2 * sec, Kind: "archive"}}},
-		{Name: "archived by hand, continue", Procs: servers(4), Rules: inOrder("continue"), Tasks: goesOn(three(comesBack(0))...),
-			Ops: []opPlan{{At: 2 * sec, Kind: "archive"}}},
+		{Name: "archived by hand, continue", Procs: servers(4), Rules: inOrder("continue"),
+			Tasks: goesOn(three(comesBack(0))...),
+			Ops:   []opPlan{{At: 2 * sec, Kind: "archive"}}},
 		{Name: "run again while retained", Procs: servers(4, 4), Rules: inOrder("hold"),
 			Tasks: tasks(work(0, 200*ms).kept(), work(50*ms, 200*ms), work(4*sec, 200*ms), work(5*sec, 200*ms)),
 			Ops:   []opPlan{{At: 3500 * ms, Kind: "run"}}},
@@ -157,34 +161,45 @@ func mistakeScenarios() []plan {
 	few[0].MaxQueued = 3
 	all := []plan{
 		// A head that does not come: it comes later, is archived, or was done.
-		{Name: "it comes back in a minute", Procs: servers(4, 4), Tasks: tasks(comesBack(0), work(50*ms, 200*ms), work(100*ms, 200*ms))},
-		{Name: "held, and deleted", Procs: servers(4, 4), Tasks: goesOn(archives(0), work(50*ms, 200*ms), work(100*ms, 200*ms)),
+		{Name: "it comes back in a minute", Procs: servers(4, 4), Tasks: tasks(comesBack(0), work(50*ms, 200*ms),
+			work(100*ms, 200*ms))},
+		{Name: "held, and deleted", Procs: servers(4, 4), Tasks: goesOn(archives(0), work(50*ms, 200*ms),
+			work(100*ms, 200*ms)),
 			Ops: []opPlan{{At: 6 * sec, Kind: "delete"}}},
 		// The command that enqueues it is executed, and has no reply: its Enqueue takes five seconds.
 		{Name: "held before its Enqueue has returned", Procs: servers(4, 4), Tasks: goesOn(archives(0), work(6*sec, 200*ms)),
-			Faults: []faultPlan{{Kind: swallowed, Proc: -1, Client: "asynq", Nth: 3}}, Ops: []opPlan{{At: 7 * sec, Kind: "delete"}}},
+			Faults: []faultPlan{{Kind: swallowed, Proc: -1, Client: "asynq", Nth: 3}},
+			Ops:    []opPlan{{At: 7 * sec, Kind: "delete"}}},
 		// The second one is stamped, and not enqueued.
 		{Name: "a producer has died in the middle", Procs: servers(4, 4), Rules: few,
 			Tasks:  goesOn(comesBack(0), work(500*ms, 200*ms), work(2*sec, 200*ms), work(15*sec, 200*ms)),
 			Faults: []faultPlan{{Kind: refused, Proc: -1, Client: "asynq", Nth: 4}},
 			Ops:    []opPlan{{At: sec, Kind: "pause"}, {At: 20 * sec, Kind: "unpause"}}},
-		{Name: "done, and its release is lost", Procs: servers(4), Tasks: tasks(work(0, 600*ms).kept(), work(11*sec, 200*ms), work(12*sec, 200*ms)),
-			Faults: []faultPlan{{Kind: hung, Client: "lock", At: 400 * ms, For: 9 * sec}, {Kind: dies, At: 9 * sec}, {Kind: starts, At: 10 * sec}}},
+		{Name: "done, and its release is lost", Procs: servers(4), Tasks: tasks(work(0, 600*ms).kept(), work(11*sec, 200*ms),
+			work(12*sec, 200*ms)),
+			Faults: []faultPlan{{Kind: hung, Client: "lock", At: 400 * ms, For: 9 * sec}, {Kind: dies, At: 9 * sec},
+				{Kind: starts, At: 10 * sec}}},
 
 		// asynq brings the task again after a minute.
-		{Name: "its last attempt is killed, and it is skipped", Procs: servers(4), Tasks: tasks(work(0, 3*sec).tries(0), work(50*ms, 200*ms)),
-			Faults: []faultPlan{{Kind: dies, At: 1500 * ms}, {Kind: starts, At: 9 * sec}}, Ops: []opPlan{{At: 10 * sec, Kind: "skip"}}},
+		{Name: "its last attempt is killed, and it is skipped", Procs: servers(4),
+			Tasks:  tasks(work(0, 3*sec).tries(0), work(50*ms, 200*ms)),
+			Faults: []faultPlan{{Kind: dies, At: 1500 * ms}, {Kind: starts, At: 9 * sec}},
+			Ops:    []opPlan{{At: 10 * sec, Kind: "skip"}}},
 
 		// Two tasks with one ID.
-		{Name: "its ID is used again", Procs: servers(4), Tasks: tasks(work(0, 200*ms), work(3*sec, 200*ms).named(0), work(3500*ms, 200*ms))},
-		{Name: "its ID is taken, and it lands late", Procs: servers(4), Tasks: tasks(comesBack(0), work(sec, 200*ms).named(0), work(2*sec, 200*ms)),
+		{Name: "its ID is used again", Procs: servers(4), Tasks: tasks(work(0, 200*ms), work(3*sec, 200*ms).named(0),
+			work(3500*ms, 200*ms))},
+		{Name: "its ID is taken, and it lands late", Procs: servers(4),
+			Tasks:  tasks(comesBack(0), work(sec, 200*ms).named(0), work(2*sec, 200*ms)),
 			Faults: []faultPlan{{Kind: late, Proc: -1, Client: "asynq", Nth: 3, For: 8 * sec}}},
-		{Name: "its ID is taken", Procs: servers(4), Tasks: tasks(comesBack(0), work(sec, 200*ms).named(0), work(2*sec, 200*ms))},
-		{Name: "deleted, and its ID is used again", Procs: servers(4), Tasks: tasks(comesBack(0), work(100*ms, 200*ms), work(3*sec, 200*ms).named(0)),
-			Ops: []opPlan{{At: 2 * sec, Kind: "delete"}}},
+		{Name: "its ID is taken", Procs: servers(4), Tasks: tasks(comesBack(0), work(sec, 200*ms).named(0),
+			work(2*sec, 200*ms))},
+		{Name: "deleted, and its ID is used again", Procs: servers(4),
+			Tasks: tasks(comesBack(0), work(100*ms, 200*ms), work(3*sec, 200*ms).named(0)),
+			Ops:   []opPlan{{At: 2 * sec, Kind: "delete"}}},
 	}
-	// An Enqueue that takes more than ten seconds, five for each of these commands: others take its stamp for a dead producer's.
-	// When it has returned, the third task is enqueued.
+	// An Enqueue that takes more than ten seconds, five for each of these commands: others take its stamp for a dead
+	// producer's. When it has returned, the third task is enqueued.
 	for _, slow := range []struct {
 		name string
 		faultPlan
@@ -195,7 +210,8 @@ func mistakeScenarios() []plan {
 	} {
 		all = append(all, plan{Name: "it lands late, and " + slow.name, Procs: servers(4),
 			Tasks: goesOn(comesBack(0).kept(), work(2*sec, 200*ms), work(17500*ms, 200*ms)),
-			Faults: []faultPlan{{Kind: swallowed, Proc: -1, Client: "asynq", Nth: 1}, {Kind: swallowed, Proc: -1, Client: "asynq", Nth: 5},
+			Faults: []faultPlan{{Kind: swallowed, Proc: -1, Client: "asynq", Nth: 1},
+				{Kind: swallowed, Proc: -1, Client: "asynq", Nth: 5},
 				{Kind: late, Proc: -1, Client: "asynq", Nth: 7, For: 20 * sec}, slow.faultPlan},
 			Ops: []opPlan{{At: 14800 * ms, Kind: "pause"}, {At: 18 * sec, Kind: "unpause"}}})
 	}
@@ -242,34 +258,43 @@ func policyScenarios() (all []plan) {
 func leaseScenarios() (all []plan) {
 	for i, name := range []string{"", "limit 2, "} {
 		for _, policy := range []string{"retry", "wait", "park"} {
-			deaf := work(0, 0).tries(3).by(2*sec).does(stepPlan{Work: 6 * sec, End: "ok", Deaf: true}, stepPlan{Work: 100 * ms, End: "ok"})
-			all = append(all, plan{Name: "ignored timeout, " + name + policy, Procs: servers(4), Rules: rules(policy, rulePlan{Limit: i + 1}),
+			deaf := work(0, 0).tries(3).by(2*sec).does(stepPlan{Work: 6 * sec, End: "ok", Deaf: true},
+				stepPlan{Work: 100 * ms, End: "ok"})
+			all = append(all, plan{Name: "ignored timeout, " + name + policy, Procs: servers(4),
+				Rules: rules(policy, rulePlan{Limit: i + 1}),
 				Tasks: tasks(deaf, work(500*ms, 200*ms))})
 		}
 	}
 	for _, policy := range []string{"skip", "park", "wait"} {
-		all = append(all, plan{Name: "cooldown, " + policy, Procs: servers(4), Rules: rules(policy, rulePlan{Cooldown: 5 * sec}),
+		all = append(all, plan{Name: "cooldown, " + policy, Procs: servers(4),
+			Rules: rules(policy, rulePlan{Cooldown: 5 * sec}),
 			Tasks: tasks(work(0, 500*ms), work(2*sec, 200*ms), work(7*sec, 200*ms, "fail"), work(20*sec, 200*ms))})
 	}
 	three := []rulePlan{
-		under("wait", rulePlan{Scope: "one", On: onA}), under("park", rulePlan{Scope: "two", On: onB}), under("retry", rulePlan{Scope: "three", Limit: 2}),
+		under("wait", rulePlan{Scope: "one", On: onA}), under("park", rulePlan{Scope: "two", On: onB}),
+		under("retry", rulePlan{Scope: "three", Limit: 2}),
 	}
 	return append(all,
 		plan{Name: "renewals", Procs: servers(1, 1), Rules: rules("wait", rulePlan{TTL: 3 * sec, Wait: 20 * sec}),
 			Tasks: tasks(work(0, 8*sec), work(sec, 5*sec))},
-		plan{Name: "a lease granted by a release", Procs: servers(4), Rules: rules("wait", rulePlan{TTL: 30 * sec, Wait: 20 * sec}),
+		plan{Name: "a lease granted by a release", Procs: servers(4),
+			Rules: rules("wait", rulePlan{TTL: 30 * sec, Wait: 20 * sec}),
 			Tasks: tasks(work(0, sec), work(300*ms, 8*sec))},
 		plan{Name: "MaxHold", Procs: servers(4), Rules: rules("wait", rulePlan{MaxHold: 1500 * ms, TTL: 2 * sec}),
-			Tasks: tasks(work(0, 0).does(stepPlan{Work: 3 * sec, End: "fail"}, stepPlan{Work: 100 * ms, End: "ok"}), work(300*ms, 500*ms))},
+			Tasks: tasks(work(0, 0).does(stepPlan{Work: 3 * sec, End: "fail"}, stepPlan{Work: 100 * ms, End: "ok"}),
+				work(300*ms, 500*ms))},
 		plan{Name: "three rules", Procs: servers(4, 4), Rules: three, Tasks: each(6, func(i int) taskPlan {
 			t := work(time.Duration(i)*100*ms, 400*ms).key(i % 2)
 			t.B = i % 3
 			return t
 		})},
 		plan{Name: "failing and panicking handlers", Procs: servers(4), Rules: rules("wait", rulePlan{}),
-			Tasks: tasks(work(0, 500*ms, "fail", "panic"), work(200*ms, 200*ms, "soft"), work(300*ms, 200*ms, "skip"), work(400*ms, 200*ms, "revoke"))},
-		plan{Name: "replace, many in a row", Procs: servers(4), Rules: rules("replace", rulePlan{}), Tasks: work(0, 900*ms).every(250*ms, 5)},
-		plan{Name: "park, many on one key", Procs: servers(2), Rules: rules("park", rulePlan{}), Tasks: work(0, 400*ms).every(50*ms, 7)},
+			Tasks: tasks(work(0, 500*ms, "fail", "panic"), work(200*ms, 200*ms, "soft"), work(300*ms, 200*ms, "skip"),
+				work(400*ms, 200*ms, "revoke"))},
+		plan{Name: "replace, many in a row", Procs: servers(4), Rules: rules("replace", rulePlan{}),
+			Tasks: work(0, 900*ms).every(250*ms, 5)},
+		plan{Name: "park, many on one key", Procs: servers(2), Rules: rules("park", rulePlan{}),
+			Tasks: work(0, 400*ms).every(50*ms, 7)},
 		plan{Name: "an operator breaks the lock", Procs: servers(4, 4), Rules: rules("wait", rulePlan{}),
 			Tasks: tasks(work(0, 4*sec), work(300*ms, 500*ms)), Ops: []opPlan{{At: 1500 * ms, Kind: "break"}}})
 }
@@ -285,7 +310,8 @@ func gateScenarios() (all []plan) {
 		held[0].Steps = []stepPlan{{Work: 400 * ms, Hold: 5 * sec, End: "later", Later: 5 * sec}, {Work: 100 * ms, End: "ok"}}
 		held[1].Steps = []stepPlan{{Work: 400 * ms, Hold: 1500 * ms, End: "ok"}}
 		all = append(all,
-			plan{Name: "rate, " + policy, Procs: servers(4, 4), Rules: rules(policy, rulePlan{Starts: 1, Per: 1500 * ms, Burst: burst}),
+			plan{Name: "rate, " + policy, Procs: servers(4, 4), Rules: rules(policy,
+				rulePlan{Starts: 1, Per: 1500 * ms, Burst: burst}),
 				Tasks: work(0, 100*ms).every(200*ms, n)},
 			plan{Name: "hold, " + policy, Procs: servers(4), Rules: rules(policy, rulePlan{Limit: 2}), Tasks: held})
 	}
@@ -296,16 +322,19 @@ func gateScenarios() (all []plan) {
 func uniqueScenarios() (all []plan) {
 	for _, until := range []string{"done", "start", "for"} {
 		for _, duplicate := range []string{"reject", "join", "replace", "postpone"} {
-			all = append(all, plan{Name: "unique until " + until + ", " + duplicate, Procs: servers(4), Rules: rules("wait", rulePlan{}),
+			all = append(all, plan{Name: "unique until " + until + ", " + duplicate, Procs: servers(4),
+				Rules:  rules("wait", rulePlan{}),
 				Unique: []uniquePlan{{Task: "t", On: onA, Until: until, Window: 3 * sec, Duplicate: duplicate, Delay: sec}},
-				Tasks: tasks(work(0, 1500*ms), work(700*ms, 200*ms), work(900*ms, 200*ms), work(1100*ms, 200*ms), work(8*sec, 200*ms),
+				Tasks: tasks(work(0, 1500*ms), work(700*ms, 200*ms), work(900*ms, 200*ms), work(1100*ms, 200*ms),
+					work(8*sec, 200*ms),
 					work(8100*ms, 200*ms))})
 		}
 	}
 	slow := servers(4)
 	slow[0].Forward = 5 * sec
 	return append(all, plan{Name: "unique, replace of a task that has run", Procs: slow, Rules: rules("retry", rulePlan{}),
-		Unique: []uniquePlan{{Task: "t", On: onA, Until: "done", Duplicate: "replace"}}, Tasks: tasks(work(0, 200*ms, "soft"), work(900*ms, 200*ms))})
+		Unique: []uniquePlan{{Task: "t", On: onA, Until: "done", Duplicate: "replace"}},
+		Tasks:  tasks(work(0, 200*ms, "soft"), work(900*ms, 200*ms))})
 }
 
 // faultScenarios are about one fault each.
@@ -315,15 +344,19 @@ func faultScenarios() (all []plan) {
 		if policy == "replace" {
 			last.At = sec // Redis refuses already: before, it replaces the holder at once
 		}
-		all = append(all, plan{Name: "the last attempt waits, Redis refuses, the server stops, " + policy, Procs: servers(4, 4),
+		all = append(all, plan{Name: "the last attempt waits, Redis refuses, the server stops, " + policy,
+			Procs: servers(4, 4),
 			Rules: rules(policy, rulePlan{}), Tasks: tasks(work(0, 12*sec), last),
 			Faults: []faultPlan{
-				{Kind: misconf, Proc: 0, Client: "lock", At: 800 * ms, For: 8 * sec}, {Kind: misconf, Proc: 1, Client: "lock", At: 800 * ms, For: 8 * sec},
+				{Kind: misconf, Proc: 0, Client: "lock", At: 800 * ms, For: 8 * sec},
+				{Kind: misconf, Proc: 1, Client: "lock", At: 800 * ms, For: 8 * sec},
 				{Kind: stops, Proc: 0, At: 1500 * ms}, {Kind: stops, Proc: 1, At: 1500 * ms}, {Kind: starts, Proc: 0, At: 20 * sec},
 			}})
 	}
-	all = append(all, plan{Name: "cooldown, no memory", Procs: servers(4), Rules: rules("retry", rulePlan{TTL: sec, Cooldown: 20 * sec}),
-		Tasks: tasks(work(0, sec), work(9*sec, 0)), Faults: []faultPlan{{Kind: outOfMemory, Client: "lock", At: 700 * ms, For: 8 * sec}}})
+	all = append(all, plan{Name: "cooldown, no memory", Procs: servers(4),
+		Rules: rules("retry", rulePlan{TTL: sec, Cooldown: 20 * sec}),
+		Tasks: tasks(work(0, sec), work(9*sec, 0)), Faults: []faultPlan{{Kind: outOfMemory, Client: "lock", At: 700 * ms,
+			For: 8 * sec}}})
 	slower, most := servers(2, 1), servers(1000, 3)
 	slower[1].Poll, most[1].Poll = 900*ms, 900*ms
 	park := under("park", rulePlan{Scope: "second"})
@@ -335,7 +368,8 @@ func faultScenarios() (all []plan) {
 		grouped[i].Group = "g0"
 	}
 	once := func(name, duplicate string, of []taskPlan, by ...faultPlan) plan {
-		return plan{Name: name, Procs: servers(4), Rules: rules("retry", rulePlan{}), Tasks: of, Groups: &groupPlan{Grace: sec},
+		return plan{Name: name, Procs: servers(4), Rules: rules("retry", rulePlan{}), Tasks: of,
+			Groups: &groupPlan{Grace: sec},
 			Unique: []uniquePlan{{Task: "t", On: onA, Until: "start", Duplicate: duplicate}}, Faults: by}
 	}
 	suspends := plan{Name: "a holder is suspended", Procs: servers(4, 4), Rules: rules("wait", rulePlan{})}
@@ -348,15 +382,20 @@ func faultScenarios() (all []plan) {
 		plan{Name: "the renewals of a leader hang", Procs: servers(4, 4), Lead: 100 * sec, Rules: rules("park", rulePlan{}),
 			Tasks: tasks(work(60*sec, 200*ms)),
 			Faults: []faultPlan{
-				{Kind: hung, Proc: 0, Client: leadClient, At: 3 * sec, For: 15 * sec}, {Kind: hung, Proc: 1, Client: leadClient, At: 30 * sec, For: 15 * sec},
+				{Kind: hung, Proc: 0, Client: leadClient, At: 3 * sec, For: 15 * sec},
+				{Kind: hung, Proc: 1, Client: leadClient, At: 30 * sec, For: 15 * sec},
 			}},
 		once("a task that was aggregated blocks its key no more", "reject", grouped),
-		once("a failed aggregation", "join", goesOn(grouped[0], made), faultPlan{Kind: noPerm, Client: "asynq", Saying: "ZSCORE"}),
+		once("a failed aggregation", "join", goesOn(grouped[0], made),
+			faultPlan{Kind: noPerm, Client: "asynq", Saying: "ZSCORE"}),
 		once("a failed Enqueue is aggregated", "replace", goesOn(grouped[0], grouped[1], made),
 			faultPlan{Kind: refused, Proc: -1, Client: "lock", Saying: "ended"}),
 		// Each process in turn goes on with the old master, and many want one key.
 		plan{Name: "a split brain", Procs: servers(4, 4), Rules: rules("wait", rulePlan{Wait: 20 * sec}),
-			Tasks: each(50, func(i int) taskPlan { return work(time.Duration(i)*800*ms, []time.Duration{300 * ms, 2500 * ms}[i%2]) }),
+			Tasks: each(50, func(i int) taskPlan {
+				return work(time.Duration(i)*800*ms,
+					[]time.Duration{300 * ms, 2500 * ms}[i%2])
+			}),
 			Faults: []faultPlan{
 				{Kind: split, Proc: 0, Client: "lock", At: 4 * sec, For: 25 * sec, Lag: 500 * ms},
 				{Kind: split, Proc: 1, Client: "lock", At: 50 * sec, For: 25 * sec, Lag: 500 * ms},
@@ -364,16 +403,21 @@ func faultScenarios() (all []plan) {
 		plan{Name: "park does not eat a tasks own time", Procs: servers(20), Rules: rules("park", rulePlan{}),
 			Tasks: work(0, 3500*ms).by(10*sec).tries(25).every(0, 8)},
 		// The grant comes between 1.2 and 1.5 s.
-		plan{Name: "Redis stands still after a grant", Procs: servers(4), Rules: rules("wait", rulePlan{TTL: 30 * sec, Wait: 20 * sec}),
-			Tasks: tasks(work(0, 1200*ms), work(100*ms, 8*sec)), Faults: []faultPlan{{Kind: frozen, Client: "lock", At: 1800 * ms, For: 4 * sec}}},
+		plan{Name: "Redis stands still after a grant", Procs: servers(4),
+			Rules: rules("wait", rulePlan{TTL: 30 * sec, Wait: 20 * sec}),
+			Tasks: tasks(work(0, 1200*ms), work(100*ms, 8*sec)), Faults: []faultPlan{{Kind: frozen, Client: "lock",
+				At: 1800 * ms, For: 4 * sec}}},
 		// Process 0 polls sooner, and renews two leases at once.
-		plan{Name: "new connections are refused while a lease is held", Procs: slower, Rules: rules("wait", rulePlan{TTL: 3 * sec, Wait: 30 * sec}),
-			Tasks: tasks(work(100*ms, 12*sec), work(100*ms, 12*sec).key(1), work(500*ms, 3*sec)), Faults: []faultPlan{{Kind: setup, Client: "lock", At: 1500 * ms, For: 10 * sec}}},
+		plan{Name: "new connections are refused while a lease is held", Procs: slower,
+			Rules:  rules("wait", rulePlan{TTL: 3 * sec, Wait: 30 * sec}),
+			Tasks:  tasks(work(100*ms, 12*sec), work(100*ms, 12*sec).key(1), work(500*ms, 3*sec)),
+			Faults: []faultPlan{{Kind: setup, Client: "lock", At: 1500 * ms, For: 10 * sec}}},
 		plan{Name: "a key function that fails for a while", Procs: servers(4), Rules: rules("retry", rulePlan{KeyFails: 2}),
 			Tasks: work(0, 100*ms).every(100*ms, 2)},
 		// The last in line are with the second process, which lives.
 		plan{Name: "many waiters die", Procs: most, Rules: rules("wait", rulePlan{Wait: 5 * time.Minute, TTL: 2 * sec}),
-			Tasks: append(work(100*ms, 0).every(0, 1000), work(0, 2*sec), work(1500*ms, 100*ms)), Faults: []faultPlan{{Kind: dies, At: 1900 * ms}}},
+			Tasks:  append(work(100*ms, 0).every(0, 1000), work(0, 2*sec), work(1500*ms, 100*ms)),
+			Faults: []faultPlan{{Kind: dies, At: 1900 * ms}}},
 		plan{Name: "replaced while it waits for its second lock", Procs: servers(4),
 			Rules: []rulePlan{under("replace", rulePlan{Scope: "first", On: onA}), park, other},
 			Tasks: tasks(work(0, 20*sec).typed("other"), work(500*ms, 100*ms), work(1500*ms, 100*ms))})

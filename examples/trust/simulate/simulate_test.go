@@ -23,19 +23,22 @@ import (
 )
 
 var (
-	worlds    = flag.Int("worlds", 12, "how many worlds are drawn")
-	first     = flag.Uint64("first", 1, "the seed of the first world; the others follow it") // so a change that breaks one is known by it
+	worlds = flag.Int("worlds", 12, "how many worlds are drawn")
+	// so a change that breaks one is known by it
+	first     = flag.Uint64("first", 1, "the seed of the first world; the others follow it")
 	within    = flag.Duration("within", 0, "how long worlds and faults are begun; 0: without end")
 	seedFlag  = flag.Uint64("seed", 0, "play the world of this seed, and no other")
 	repeat    = flag.Int("repeat", 1, "how often a world of -seed is played")
 	onlyOrder = flag.Bool("in-order", false, "draw worlds with tasks in order, and play only those")
-	oneIn     = flag.Int("one-in", 0, "of each fault at each command of each scenario, one in so many is put; 1: all; 0: 151 if all tests run, else none. Odd, or some never are")
-	verbose   = flag.Bool("trace", false, "print what happened in worlds that fail, step by step")
+	oneIn     = flag.Int("one-in", 0, "of each fault at each command of each scenario, one in so many is put; 1: all; "+
+		"0: 151 if all tests run, else none. Odd, or some never are")
+	verbose = flag.Bool("trace", false, "print what happened in worlds that fail, step by step")
 )
 
 func TestMain(m *testing.M) {
-	debug.SetGCPercent(1000) // each script takes a new Lua state: collected at the usual pace, that takes two fifths of the time
-	logging.Disable()        // what go-redis has to say, its callers are told too
+	// each script takes a new Lua state: collected at the usual pace, that takes two fifths of the time
+	debug.SetGCPercent(1000)
+	logging.Disable() // what go-redis has to say, its callers are told too
 	redistest.Main(m)
 }
 
@@ -80,7 +83,8 @@ func (s *totals) fails(what string) int {
 
 func (s *totals) log(t *testing.T, what string) {
 	t.Helper()
-	t.Logf("%s: %d worlds, %.2f days of virtual time, %d commands, %d faults, %d tasks, %d runs of handlers; these fail: %s",
+	t.Logf("%s: %d worlds, %.2f days of virtual time, %d commands, %d faults, %d tasks, %d runs of handlers; these "+
+		"fail: %s",
 		what, s.worlds, s.virtual.Hours()/24, s.commands, s.faults, s.tasks, s.runs, s.failed)
 }
 
@@ -125,7 +129,8 @@ func TestWorlds(t *testing.T) {
 		v := play(t, p)
 		sum.add(v)
 		if *verbose {
-			fmt.Printf("seed %d: %s of virtual time, %d commands, %d runs, %s: %q\n", seed, v.virtual.Round(time.Second), v.commands, v.runs, time.Since(start).Round(time.Millisecond), v.violations)
+			fmt.Printf("seed %d: %s of virtual time, %d commands, %d runs, %s: %q\n", seed, v.virtual.Round(time.Second),
+				v.commands, v.runs, time.Since(start).Round(time.Millisecond), v.violations)
 		}
 		if len(v.violations) == 0 {
 			return
@@ -135,7 +140,8 @@ func TestWorlds(t *testing.T) {
 			return
 		}
 		inOrder := map[bool]string{true: " -in-order"}[*onlyOrder]
-		t.Errorf("seed %d fails; again with: go test ./examples/trust/simulate -run Worlds -args%s -seed %d -repeat 20 -trace\n%s\n%s%s",
+		t.Errorf("seed %d fails; again with: go test ./examples/trust/simulate -run Worlds -args%s -seed %d -repeat 20 "+
+			"-trace\n%s\n%s%s",
 			seed, inOrder, seed, strings.Join(v.violations, "\n"), p, v.told())
 	})
 	sum.log(t, "worlds")
@@ -143,9 +149,12 @@ func TestWorlds(t *testing.T) {
 
 // kinds are the faults that are put at each command, with how long they last.
 var kinds = []faultPlan{
-	{Kind: refused}, {Kind: replyLost}, {Kind: swallowed}, {Kind: late, For: 8 * time.Second}, {Kind: noScript}, {Kind: noPerm}, {Kind: cut},
-	{Kind: hung, For: 4 * time.Second}, {Kind: loading, For: 2500 * ms}, {Kind: readOnly, For: 2500 * ms}, {Kind: wrapped, For: 2500 * ms},
-	{Kind: misconf, For: 2500 * ms}, {Kind: outOfMemory, For: 20 * time.Second}, {Kind: setup, For: 9 * time.Second}, {Kind: apart, For: 4 * time.Second}, {Kind: frozen, For: 4 * time.Second},
+	{Kind: refused}, {Kind: replyLost}, {Kind: swallowed}, {Kind: late, For: 8 * time.Second}, {Kind: noScript},
+	{Kind: noPerm}, {Kind: cut},
+	{Kind: hung, For: 4 * time.Second}, {Kind: loading, For: 2500 * ms}, {Kind: readOnly, For: 2500 * ms},
+	{Kind: wrapped, For: 2500 * ms},
+	{Kind: misconf, For: 2500 * ms}, {Kind: outOfMemory, For: 20 * time.Second}, {Kind: setup, For: 9 * time.Second},
+	{Kind: apart, For: 4 * time.Second}, {Kind: frozen, For: 4 * time.Second},
 }
 
 // firstOfAsynq is how many of asynq's commands a fault is put at, in scenarios about order: those that
@@ -251,8 +260,8 @@ func playWith(t *testing.T, scenario *plan, faults [][]faultPlan, sum *totals) {
 
 var plantedFlag = flag.Bool("planted", false, "build the library with each planted defect, and find it")
 
-// planted is a defect that the library once had, in a file of testdata/planted. It is put back by changing text, and the simulation
-// has to find it:
+// planted is a defect that the library once had, in a file of testdata/planted. It is put back by changing text, and
+// the simulation has to find it:
 //
 //	about: what is wrong
 //	run: ^TestFaults$/^renewals$ -one-in 1
@@ -264,7 +273,8 @@ var plantedFlag = flag.Bool("planted", false, "build the library with each plant
 //	...
 //	-- end --
 //
-// with as many of the last part as there are places, each of which is there exactly once. What is found is the kind of a violation.
+// with as many of the last part as there are places, each of which is there exactly once. What is found is the kind of
+// a violation.
 type planted struct {
 	name, about, finds string
 	run                []string   // the test that finds it, and its flags
@@ -279,7 +289,8 @@ func readPlanted(t *testing.T, file string) *planted {
 	head := regexp.MustCompile(`^about: (.+)\nrun: (.+)\nfinds: (.+)\n-- file `).FindStringSubmatch(string(b))
 	edits := regexp.MustCompile(`(?s)-- file (\S+) --\n-- before --\n(.*?)\n-- after --\n(.*?)\n-- end --\n`).FindAllStringSubmatch(string(b), -1)
 	if head == nil || len(edits) != strings.Count(string(b), "-- file ") {
-		t.Fatalf("%s is not: about, run and finds, and parts with -- file NAME --, -- before --, -- after -- and -- end --", file)
+		t.Fatalf("%s is not: about, run and finds, and parts with -- file NAME --, -- before --, -- after -- and -- end --",
+			file)
 	}
 	p.about, p.run, p.finds = head[1], strings.Fields(head[2]), head[3]
 	for _, e := range edits {
@@ -303,7 +314,8 @@ func (p *planted) overlay(t *testing.T, dir string) string {
 			text = string(src)
 		}
 		if n := strings.Count(text, before); n != 1 {
-			t.Fatalf("%s cannot be planted: the text is %d times in %s, not once; the code has changed: name the place where it is decided now:\n%s",
+			t.Fatalf("%s cannot be planted: the text is %d times in %s, not once; the code has changed: name the place where "+
+				"it is decided now:\n%s",
 				p.name, n, file, before)
 		}
 		changed[source] = strings.Replace(text, before, after, 1)
@@ -343,14 +355,16 @@ func TestPlanted(t *testing.T) {
 				t.Skipf("the library cannot be built with a defect: %v", err)
 			}
 			binary := filepath.Join(dir, "simulate.test")
-			if out, err := exec.CommandContext(t.Context(), goTool, "test", "-c", "-overlay", overlay, "-o", binary, ".").CombinedOutput(); err != nil {
+			if out, err := exec.CommandContext(t.Context(), goTool, "test", "-c", "-overlay", overlay, "-o", binary,
+				".").CombinedOutput(); err != nil {
 				t.Fatalf("building with the defect: %v\n%s", err, out)
 			}
 			args := append([]string{"-test.timeout", "30m", "-test.run"}, p.run...)
 			cmd := exec.CommandContext(t.Context(), binary, args...)
 			cmd.Env = append(os.Environ(), "TMPDIR="+dir)
 			out, err := cmd.CombinedOutput()
-			line := strings.TrimSpace(regexp.MustCompile(`(?m)^.*\b` + regexp.QuoteMeta(p.finds) + `: .*$`).FindString(string(out)))
+			line := strings.TrimSpace(regexp.MustCompile(`(?m)^.*\b` + regexp.QuoteMeta(p.finds) +
+				`: .*$`).FindString(string(out)))
 			if err == nil || line == "" {
 				t.Fatalf("the simulation does not find it: %s (%v)\n%s", p.about, err, out)
 			}

@@ -578,7 +578,8 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 	p.lockClient, p.taskClient = p.locks.client(), p.tasks.client()
 	p.guard = must(automutex.New(p.lockClient, automutex.Config{
 		Rules: p.rules(), Owner: fmt.Sprintf("process-%d", n), Observe: p.observe,
-		Logger: slog.New(slog.DiscardHandler), HashKeys: w.plan.secret(), MinReplicas: w.plan.MinReplicas, History: w.plan.History,
+		Logger: slog.New(slog.DiscardHandler), HashKeys: w.plan.secret(), MinReplicas: w.plan.MinReplicas,
+		History: w.plan.History,
 		Private: true, // the fleet is no part of the world: its commands would take faults meant for locks
 	}))
 	cfg := asynq.Config{
@@ -590,10 +591,14 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 		Logger:                   redistest.Silent{},
 		LogLevel:                 asynq.FatalLevel,
 		IsFailure:                func(err error) bool { return err != nil && !errors.Is(err, errSoft) },
-		RetryDelayFunc:           func(n int, _ error, _ *asynq.Task) time.Duration { return time.Duration(1+n%5) * time.Second },
+		RetryDelayFunc: func(n int, _ error,
+			_ *asynq.Task) time.Duration {
+			return time.Duration(1+n%5) * time.Second
+		},
 	}
 	if g := w.plan.Groups; g != nil {
-		cfg.GroupAggregator, cfg.GroupGracePeriod, cfg.GroupMaxDelay, cfg.GroupMaxSize = asynq.GroupAggregatorFunc(p.aggregate), g.Grace, g.MaxDelay, g.MaxSize
+		cfg.GroupAggregator, cfg.GroupGracePeriod, cfg.GroupMaxDelay,
+			cfg.GroupMaxSize = asynq.GroupAggregatorFunc(p.aggregate), g.Grace, g.MaxDelay, g.MaxSize
 	}
 	p.server = asynq.NewServerFromRedisClient(p.taskClient, p.guard.ServerConfig(cfg))
 	if err := p.server.Start(asynq.HandlerFunc(p.attempt)); err != nil {
@@ -615,7 +620,8 @@ func (p *process) ends() []*endpoint {
 func (p *process) rules() (rules []automutex.Rule) {
 	for _, r := range p.w.plan.Rules {
 		rule := automutex.Rule{
-			Name: r.name(), Task: r.Task, On: r.On, Scope: r.Scope, Limit: r.limit(), LimitOf: p.limitOf(r), Optional: r.Optional, TTL: r.TTL,
+			Name: r.name(), Task: r.Task, On: r.On, Scope: r.Scope, Limit: r.limit(), LimitOf: p.limitOf(r),
+			Optional: r.Optional, TTL: r.TTL,
 			Wait: r.Wait, MaxHold: r.MaxHold, Cooldown: r.Cooldown, Rate: r.rate(), Fence: r.fenced(), Busy: p.policy(r),
 			InOrder: r.InOrder, OnArchive: r.onArchive(), MaxQueued: r.MaxQueued,
 		}
@@ -632,8 +638,9 @@ func (p *process) rules() (rules []automutex.Rule) {
 
 // simple are the policies that ask nobody.
 var simple = map[string]automutex.Policy{
-	"retry": automutex.Retry, "retry in": automutex.RetryIn(2 * time.Second), "skip": automutex.Skip, "archive": automutex.Archive,
-	"fail": automutex.Fail, "park": automutex.Park, "replace": automutex.Replace, "allow": automutex.Allow,
+	"retry": automutex.Retry, "retry in": automutex.RetryIn(2 * time.Second), "skip": automutex.Skip,
+	"archive": automutex.Archive,
+	"fail":    automutex.Fail, "park": automutex.Park, "replace": automutex.Replace, "allow": automutex.Allow,
 }
 
 func (p *process) policy(r rulePlan) automutex.Policy {

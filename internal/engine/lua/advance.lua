@@ -1,8 +1,9 @@
--- advance: a free slot goes to a waiter in K:line, who takes the lock in no order, so waiters and tasks take turns. Else to the head,
--- if it waits in a worker. Parked tasks are called in order until inbound of them and of waiting ones are coming, and none behind one
--- that is not coming. A head to look for is named. A section; expects inbound, and ended: a slot came free just now, so the head is not
--- late; and own, told, see send. Writes the word. Sets free, the free slots, and waiting: nil if nobody is kept waiting, else
--- {parked and waiting, until the first deadline or the gate opens (ms, -1: neither), named, ...}.
+-- advance: a free slot goes to a waiter in K:line, who takes the lock in no order, so waiters and tasks take turns.
+-- Else to the head, if it waits in a worker. Parked tasks are called in order until inbound of them and of waiting ones
+-- are coming, and none behind one that is not coming. A head to look for is named. A section; expects inbound, and
+-- ended: a slot came free just now, so the head is not late; and own, told, see send. Writes the word. Sets free, the
+-- free slots, and waiting: nil if nobody is kept waiting, else {parked and waiting, until the first deadline or the
+-- gate opens (ms, -1: neither), named, ...}.
 local waiting
 do
   if count < limit and opens <= now_us then
@@ -38,7 +39,8 @@ do
       if count > 0 then soonest = math.max(1, call('ZRANGE', holders, '0', '0', 'WITHSCORES')[2] - now_ms) end
       if opens > now_us and count < limit then soonest = math.ceil((opens - now_us) / 1000) end
       waiting = {total, soonest}
-      if limit > 0 and free > 0 and opens <= now_us and not ended and is_due(head) then waiting[3] = named('l', head) end
+      local unserved = limit > 0 and free > 0 and opens <= now_us and not ended
+      if unserved and is_due(head) then waiting[3] = named('l', head) end
       local coming = 0
       for i, task in ipairs(limit > 0 and opens <= now_us + 1000000 and tasks or {}) do
         if task.state == 'p' and coming < inbound then

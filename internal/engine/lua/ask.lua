@@ -16,19 +16,22 @@
 -- reply busy:     {now (us), wait (ms), place, named}
 -- reply returned, busy: those four, and {in line for (ms), called ago (ms), notes parked, parked (1 or 0)}
 --
--- wait: until the first deadline, or until the gate opens; -1: neither; 0: the script has stopped at its bound, ask again now.
--- place: how many come before. named: a holder's body, that of a holder with the asker's note first; or "g:<reason> <for (us)>",
--- the gate that keeps the asker out. An ask that is sent twice takes nothing twice.
+-- wait: until the first deadline, or until the gate opens; -1: neither; 0: the script has stopped at its bound, ask
+-- again now.
+-- place: how many come before. named: a holder's body, that of a holder with the asker's note first; or "g:<reason>
+-- <for (us)>", the gate that keeps the asker out. An ask that is sent twice takes nothing twice.
 local body, lease = ARGV[1], ARGV[2]
 local limit, park, every_wanted = tonumber(ARGV[5] or 1), ARGV[6] == '1', ARGV[8] or '0'
 
 -- Thin: nobody is there, or the asker alone; or it only tries, and somebody is.
 local w = redis.call('GET', KEYS[1])
 local only_try = (ARGV[3] or '0') == '0' and not park
-local is_thin = w and string.sub(w, 1, 1) ~= '+' and string.find(w, '|', 1, true) -- else head says what is wrong with it
+-- A word without a '|' is none of a lock: head says so.
+local is_thin = w and string.sub(w, 1, 1) ~= '+' and string.find(w, '|', 1, true)
 local none = not w and redis.call('EXISTS', KEYS[6]) == 0
 local takes = none and limit > 0 and every_wanted == '0' and not KEYS[7]
-if takes or w == body or only_try and every_wanted == '0' and (is_thin and limit <= 1 or none and (limit == 0 or KEYS[7])) then
+local refused = only_try and every_wanted == '0' and (is_thin and limit <= 1 or none and (limit == 0 or KEYS[7]))
+if takes or w == body or refused then
   local left = takes and 0 or redis.call('PTTL', KEYS[1])
   if takes then
     redis.call('SET', KEYS[1], body, 'PX', lease)

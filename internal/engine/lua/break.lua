@@ -1,12 +1,15 @@
--- break: take slots away from their holders, 100 a call, and grant what is free now. Each gets a message, so that its work stops.
+-- break: take slots away from their holders, 100 a call, and grant what is free now. Each gets a message, so that its
+-- work stops.
 --
--- KEYS 1 to 6    word, holders, line, parked, called, info; in a pool KEYS[7] values; in others KEYS 7 and 8 order, marks
+-- KEYS 1 to 6    word, holders, line, parked, called, info; in a pool KEYS[7] values; in others KEYS 7 and 8 order,
+-- marks
 -- ARGV[1] limit  slots; 0: paused
 -- ARGV[2] token  of the holder; empty: all, and a gate opens that CloseGate or a cooldown has closed
 -- ARGV[3] all    0: the line stays; 1: all keys go; 2: holders and line stay, and only the gate opens
 -- ARGV[4] from   for a token: how many live holders were looked at before
 --
--- reply broken:  {slots taken of live holders, and 1 for the gate; 1: call again for the others, else 0; token, ...}; the last one for all
+-- reply broken:  {slots taken of live holders, and 1 for the gate; 1: call again for the others, else 0; token, ...};
+-- the last one for all
 --                keys of a pool: {values that it had, 0, token, ...}
 -- reply nothing: {-2}: there is no such lock
 local limit, wanted, all = tonumber(ARGV[1]), ARGV[2], ARGV[3]
@@ -17,7 +20,8 @@ local own, told
 --@include leave
 local broken = {0, 0}
 local from = wanted == '' and 0 or tonumber(ARGV[4])
-local bodies = all == '2' and {} or call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf', 'LIMIT', int(from), '100')
+local bodies = all == '2' and {} or
+  call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf', 'LIMIT', int(from), '100')
 if all ~= '2' and count > from + #bodies then broken[2] = 1 end
 for _, body in ipairs(bodies) do
   local token = token_of(body)

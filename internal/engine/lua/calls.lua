@@ -1,11 +1,12 @@
 -- calls: which parked notes a reply names. A section.
 -- K:parked has the line of the notes, those that are called too; K:called since when (us). A note is called by being
 -- named, again in each reply until it comes, and keeps its place. One that is called for longer than life does not
--- count any more, so that others are called beside it; when 100 are called, it goes to the end of the line for the next one.
--- Of who has been in line for 5 s one is called although others wait: waiters may overtake, but not for ever.
+-- count any more, so that others are called beside it; when 100 are called, it goes to the end of the line for the next
+-- one. Of who has been in line for 5 s one is called although others wait: waiters may overtake, but not for ever.
 --
--- Expects inbound, how many called and waiting ones there should be (0: call nobody), and life (ms).
--- Sets reply, unless nothing is parked: {reply, not called, until the first deadline or the gate opens (ms, -1: neither), called note, ...}
+-- Expects inbound, how many called and waiting ones there should be (0: call nobody), and life (ms). Sets reply, unless
+-- nothing is parked: {reply, not called, until the first deadline or the gate opens (ms, -1: neither), called note,
+-- ...}
 local total = call('ZCARD', parked)
 if total == 0 then
   parks, changed = false, true
@@ -44,7 +45,10 @@ else
     end
   end
   local soonest = -1
-  if count > 0 then soonest = call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf', 'WITHSCORES', 'LIMIT', '0', '1')[2] - now_ms end
+  if count > 0 then
+    local live = call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
+    soonest = live[2] - now_ms
+  end
   if opens > now_us and (count == 0 or limit > 1) then soonest = math.ceil((opens - now_us) / 1000) end
   reply = {reply, total - #names, soonest}
   for _, note in ipairs(names) do reply[#reply + 1] = note end

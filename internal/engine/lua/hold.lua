@@ -1,4 +1,5 @@
--- hold: body takes a slot for length ms. A section; expects body and length, and that the gate is open. Sets fence, and value in a pool.
+-- hold: body takes a slot for length ms. A section; expects body and length, and that the gate is open. Sets fence, and
+-- value in a pool.
 do
   local ms = length
   --@include keep

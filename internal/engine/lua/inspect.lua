@@ -1,16 +1,20 @@
 -- inspect: who holds the lock, and who is in line for it. Reads only.
 --
--- KEYS 1 to 6    word, holders, line, parked, called, info; in a pool KEYS[7] values; in others KEYS 7 and 8 order, marks
+-- KEYS 1 to 6    word, holders, line, parked, called, info; in a pool KEYS[7] values; in others KEYS 7 and 8 order,
+-- marks
 -- ARGV[1] most   how many holders to list, and values; 0: none
 --
--- reply {now (us), holders, waiting, parked, called, last fence (0: not known), {body, deadline (ms), ...}, the strongest reason for which
---   the gate is closed (empty: open), for how long (us), tasks in order, {nonce, ticket (us), record} of the first, free values,
+-- reply {now (us), holders, waiting, parked, called, last fence (0: not known), {body, deadline (ms), ...}, the
+-- strongest reason for which
+--   the gate is closed (empty: open), for how long (us), tasks in order, {nonce, ticket (us), record} of the first,
+--   free values,
 --   {value, ...}, and in a pool {value of each holder, ...}}
 local limit, most = nil, tonumber(ARGV[1])
 local w = redis.call('GET', KEYS[1]) or redis.call('EXISTS', KEYS[6]) == 1 and '+0 0 gate'
 --@include head
 if not f then
-  return {now_us, w and 1 or 0, 0, 0, 0, 0, w and most > 0 and {w, int(now_ms + call('PTTL', word))} or {}, '', 0, 0, {}, 0, {}}
+  local holder = w and most > 0 and {w, int(now_ms + call('PTTL', word))} or {}
+  return {now_us, w and 1 or 0, 0, 0, 0, 0, holder, '', 0, 0, {}, 0, {}}
 end
 local alive = '(' .. int(now_ms)
 local listed = most > 0 and call('ZRANGEBYSCORE', holders, alive, '+inf', 'WITHSCORES', 'LIMIT', '0', ARGV[1]) or {}
@@ -40,5 +44,5 @@ local why
 for _, one in ipairs({'rate', 'cooldown', 'closed'}) do
   if gates[one] and gates[one] > now_us then why = one end
 end
-return {now_us, call('ZCOUNT', holders, alive, '+inf'), waiting, call('ZCARD', parked) - is_called, is_called, fence, listed,
-  why or '', why and gates[why] - now_us or 0, tasks, head, free_values, free, taken}
+return {now_us, call('ZCOUNT', holders, alive, '+inf'), waiting, call('ZCARD', parked) - is_called, is_called, fence,
+  listed, why or '', why and gates[why] - now_us or 0, tasks, head, free_values, free, taken}

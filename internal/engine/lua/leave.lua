@@ -1,4 +1,5 @@
--- leave: body is no holder any more. What K:info has of it goes, and its value is free again, behind the others, unless it is consumed.
+-- leave: body is no holder any more. What K:info has of it goes, and its value is free again, behind the others, unless
+-- it is consumed.
 local function leave(body, consume)
   call('ZREM', holders, body)
   count = count - 1

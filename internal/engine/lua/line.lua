@@ -1,9 +1,11 @@
--- line: who comes first: waiters, then parked notes, then tasks in order, each by their tickets. Dead waiters are left out. Reads only.
+-- line: who comes first: waiters, then parked notes, then tasks in order, each by their tickets. Dead waiters are left
+-- out. Reads only.
 --
 -- KEYS 1 to 6    word, holders, line, parked, called, info; in others than pools KEYS[7] may be order
 -- ARGV[1] most   how many of each to look at
 --
--- reply {kind, ticket (us), what, ...}, where kind is w: a waiter, and what <owner>|<note>; p: a parked note; c: one that is called;
+-- reply {kind, ticket (us), what, ...}, where kind is w: a waiter, and what <owner>|<note>; p: a parked note; c: one
+-- that is called;
 --   o: a task, and what its record
 local call, reply = redis.call, {}
 local last = string.format('%d', ARGV[1] - 1)

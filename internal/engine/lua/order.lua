@@ -1,9 +1,11 @@
 -- order: what the scripts of ordered keys share. A section, after head. limit is 1, or 0 while the lock is paused.
 --
--- KEYS[7] order: nonce of a task's stamp -> ticket, Redis' time when it was stamped (us). The lowest is the head, whatever
--- its state, and only the head is given the lock. A nonce with ~ is no stamp's: a plain client enqueued the task, and it joined at its arrival.
+-- KEYS[7] order: nonce of a task's stamp -> ticket, Redis' time when it was stamped (us). The lowest is the head,
+-- whatever its state, and only the head is given the lock. A nonce with ~ is no stamp's: a plain client enqueued the
+-- task, and it joined at its arrival.
 --
--- "o:<nonce>" in K:info is the record: "<state> <seen> <begun> <retried> <since> <token>|<owner>|<note>"; 0 and nothing: none
+-- "o:<nonce>" in K:info is the record: "<state> <seen> <begun> <retried> <since> <token>|<owner>|<note>"; 0 and
+-- nothing: none
 --   state    i  stamped; nobody has seen the task yet. since: how long others wait before they look for it (ms)
 --            a  seen in asynq, and comes by itself; token: of its last grant. since: when to look for it again (ms)
 --            w  waits in a worker, as token|owner|note. since: how long after seen it counts as alive (ms)
@@ -16,7 +18,8 @@
 --   done:<nonce>    was done, or refused for its ID; what is delivered of it does not run
 --   left:<nonce>    left the order otherwise; no late confirm brings it back
 --   refused:<token> that arrival was refused, and its ask, sent again, is too
---   ended:<nonce>|<begun>, unknown:<nonce>|<begun>   it left so after a run: that was the last one, or nobody saw its end
+--   ended:<nonce>|<begun>, unknown:<nonce>|<begun>   it left so after a run: that was the last one, or nobody saw its
+--                                                    end
 --   skipped:<ticket>  an operator skipped that task
 local free, moved, nobody = 0, false, false
 
@@ -24,17 +27,23 @@ local function parse_task(nonce, ticket, record)
   local task = {nonce = nonce, ticket = tonumber(ticket), stored = true}
   task.state, task.seen, task.begun, task.retried, task.since, task.token, task.owner, task.note =
     string.match(record, '^(%l) (%d+) (%d+) (%d+) (%d+) ([^|]*)|([^|]*)|(.*)$')
-  task.seen, task.begun, task.retried, task.since = tonumber(task.seen), tonumber(task.begun), tonumber(task.retried), tonumber(task.since)
+  task.seen, task.begun = tonumber(task.seen), tonumber(task.begun)
+  task.retried, task.since = tonumber(task.retried), tonumber(task.since)
   return task
 end
 
 local function record_of(task)
-  return table.concat({task.state, int(task.seen), int(task.begun), int(task.retried), int(task.since), task.token}, ' ') ..
+  return table.concat({
+    task.state, int(task.seen), int(task.begun), int(task.retried), int(task.since), task.token,
+  }, ' ') ..
     '|' .. task.owner .. '|' .. task.note -- not by string.format, which ends a text at its first zero byte
 end
 
 local function new_task(nonce, ticket, note)
-  return {nonce = nonce, ticket = ticket, state = 'a', seen = 0, begun = 0, retried = 0, since = 0, token = '', owner = '', note = note}
+  return {
+    nonce = nonce, ticket = ticket, state = 'a', seen = 0, begun = 0, retried = 0, since = 0, token = '', owner = '',
+    note = note,
+  }
 end
 
 local function find_task(nonce)

@@ -1,5 +1,5 @@
--- order_ask: a task of an ordered key has come to a worker. Take the lock if the task is the head, or wait for its turn in the
--- worker, or park.
+-- order_ask: a task of an ordered key has come to a worker. Take the lock if the task is the head, or wait for its turn
+-- in the worker, or park.
 --
 -- KEYS 1 to 8    word, holders, line, parked, called, info, order, marks
 -- ARGV[1] body     <token>|<owner>|<note> of the asker
@@ -90,7 +90,8 @@ if place == 0 and count < limit and opens <= now_us then
   return {fence, inline, called_ago, call('ZCARD', order) - 1}
 end
 
--- 5. Not its turn: wait, park, or neither. Nobody waits in a worker for a head that is away: held, or to come back by itself.
+-- 5. Not its turn: wait, park, or neither. Nobody waits in a worker for a head that is away: held, or to come back by
+--    itself.
 local parked_now = 0
 if ARGV[5] == '2' and place > 0 and count == 0 then
   park = string.find(first_tasks(1)[1].state, '[ah]') ~= nil

@@ -1,5 +1,6 @@
--- stop: the newest win (Replace). If there are fewer slots than holders and waiters with an arrival, ask the older ones to
--- stop. That is a message, and takes nothing away. Holders are not asked while the gate is closed or the lock is paused.
+-- stop: the newest win (Replace). If there are fewer slots than holders and waiters with an arrival, ask the older ones
+-- to stop. That is a message, and takes nothing away. Holders are not asked while the gate is closed or the lock is
+-- paused.
 --
 -- KEYS 1 to 6    word, holders, line, parked, called, info
 -- ARGV[1] limit    slots; 0: paused

@@ -2,7 +2,8 @@
 if changed then
   local text = '+' .. int(fence) .. ' ' .. int(good)
   if gated or parks or ordered or noted then
-    text = text .. (gated and ' gate' or '') .. (parks and ' parked' or '') .. (ordered and ' order' or '') .. (noted and ' notes' or '')
+    text = text .. (gated and ' gate' or '') .. (parks and ' parked' or '')
+      .. (ordered and ' order' or '') .. (noted and ' notes' or '')
   end
   if moves then
     call('SET', word, text, 'PXAT', int(good))

@@ -81,7 +81,8 @@ func TestMounted(t *testing.T) {
 				server.Close()
 			})
 			for path, want := range map[string]string{
-				"/locks/": "<bdi>held</bdi>", "/locks/rules": "Rules", "/locks/static/app.css": "{", "/locks/key?key=" + prefix + ":{held}": "<dt>Held</dt><dd>1</dd>",
+				"/locks/": "<bdi>held</bdi>", "/locks/rules": "Rules", "/locks/static/app.css": "{", "/locks/key?key=" + prefix +
+					":{held}": "<dt>Held</dt><dd>1</dd>",
 			} {
 				redistest.Eventually(t, patience, func() bool {
 					status, body := fetch(t, server.URL+path)
@@ -89,7 +90,8 @@ func TestMounted(t *testing.T) {
 				}, "%s has %q", path, want)
 			}
 			if name == "asynqmon" {
-				if status, body := fetch(t, server.URL+"/asynq/"); status != http.StatusOK || !strings.Contains(strings.ToLower(body), "asynq") {
+				if status, body := fetch(t, server.URL+"/asynq/"); status != http.StatusOK ||
+					!strings.Contains(strings.ToLower(body), "asynq") {
 					t.Errorf("asynqmon: %d %.200s", status, body)
 				}
 			}
