@@ -66,6 +66,9 @@ func (d *delivery) observeAcquired(t target) {
 	h := d.leases[len(d.leases)-1]
 	waited, parked := h.takenAt.Sub(d.line.came), h.lease.Parked()
 	h.waited = max(waited, parked)
+	if d.server != nil && (d.line.stood || parked > 0) {
+		d.server.workers.Granted(t.key)
+	}
 	d.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: parked})
 }
 

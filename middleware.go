@@ -95,7 +95,8 @@ func (d *delivery) warnNoServerConfig() {
 // runs again here.
 func (g *Guard) runWithoutRule(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
 	if m, ok := ctx.Value(serverKey{g}).(*taskMark); ok {
-		m.server.workers.Works()
+		m.server.workers.Came("", -1)
+		m.noteWorks()
 	}
 	for {
 		met := obstacle{why: decide.Nothing, err: next.ProcessTask(ctx, t), ran: true}
@@ -125,6 +126,7 @@ type delivery struct {
 	targets   []target // nil until the keys are made
 	staying   bool     // on its last attempt: it waits in line where others return
 	line      standing // the lock that it comes to now
+	came      bool     // noteCame was called
 	replacing *replaceState
 	claim     taskClaim
 }
@@ -140,13 +142,14 @@ type facts struct {
 	retried   int     // asynq's count of attempts
 	place     place   // the header of a Client
 	server    *server // nil: the server was made without ServerConfig
+	mark      *taskMark
 	arrived   time.Time
 }
 
 func (g *Guard) newDelivery(ctx context.Context, t *asynq.Task) *delivery {
 	d := &delivery{facts: facts{guard: g, ctx: ctx, task: t, arrived: time.Now()}}
 	if m, _ := ctx.Value(serverKey{g}).(*taskMark); m != nil {
-		d.server = m.server
+		d.server, d.mark = m.server, m
 	}
 	d.queue, _ = asynq.GetQueueName(ctx)
 	var ok bool

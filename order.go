@@ -99,8 +99,8 @@ func (p place) in(t target) bool { return p.Nonce != "" && p.Key == t.key }
 // delivers the task once more, see stamp.CapRedelivery. An ordered task is refused then.
 func (d *delivery) attempt(next asynq.Handler) (err error) {
 	ctx := d.handlerContext()
-	if d.server != nil {
-		d.server.workers.Works()
+	if d.mark != nil {
+		d.mark.noteWorks()
 	}
 	if !d.place.reserved || !d.place.isLast(&d.facts) {
 		return next.ProcessTask(ctx, d.task)

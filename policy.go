@@ -48,7 +48,7 @@ type policyRow struct {
 	busy   decide.Wish // what it asks for when the key is busy
 	parks  bool        // it waits in line without a worker
 	asks   bool        // a function decides; busy is what counts where it is not asked
-	yields bool        // its Wait may not keep the server's last worker
+	yields bool        // its Wait takes no worker that another key's task could have
 }
 
 var policyRows = [...]policyRow{
@@ -72,8 +72,8 @@ func (r policyRow) returns() bool { return r.busy == decide.WishBack && !r.asks 
 var (
 	// Retry returns the task to asynq, to run again after 1 to 5 seconds, its attempt not spent. asynq looks for such
 	// tasks every DelayedTaskCheckInterval (5 seconds by default), so without [Rule].Wait a hot key runs about one task in
-	// that time. A Wait never keeps the server's last worker: when all have been busy for 20 milliseconds, the newest task
-	// that waits returns. A task on its last attempt waits in its worker instead.
+	// that time. A Wait takes no worker that another key's task could have: when all have been busy for 20 milliseconds,
+	// tasks that wait return. A task on its last attempt waits in its worker instead.
 	Retry = Policy{kind: policyRetry}
 
 	// Skip ends the task as done without running its handler, also one whose handler has failed, or returned a
@@ -89,8 +89,8 @@ var (
 
 	// Park, the zero value, keeps the task's place in line, and takes no worker from other tasks. The task waits in line
 	// in its worker while the server has another worker free. When all workers have been busy for 20 milliseconds, the
-	// newest task that waits parks: it returns to asynq, keeps its place in line, and runs when its turn comes. The
-	// attempt is not spent, and [Rule].Wait has no effect. While the task is parked, its last error in asynq names the
+	// newest task that waits parks: it returns to asynq, keeps its place in line, and runs when its turn comes. While asynq
+	// has more tasks for the server than it can take, all others park too, but for a few that feed fast keys. The attempt is not spent, and [Rule].Wait has no effect. While the task is parked, its last error in asynq names the
 	// key, the holder and the task's place in line. Parked tasks are woken first come, first served, but tasks that wait
 	// in workers may overtake them.
 	//

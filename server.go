@@ -55,13 +55,16 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	if concurrency < 1 {
 		concurrency = runtime.NumCPU() // as asynq has it
 	}
-	mark := &server{guard: g, workers: engine.Workers{Limit: concurrency}}
+	interval := cfg.TaskCheckInterval
+	if interval <= 0 {
+		interval = time.Second // as asynq has it
+	}
+	// With an empty queue asynq pauses for between a half and three halves of the interval.
+	mark := &server{guard: g, workers: engine.Workers{
+		Limit: concurrency, Gap: min(engine.BehindAfter, interval/2), Usual: interval,
+	}}
 	if g.rules.parks {
-		interval := cfg.TaskCheckInterval
-		if interval <= 0 {
-			interval = time.Second // as asynq has it
-		}
-		g.engine.ArriveWithin(2 * interval) // asynq adds up to a half as jitter
+		g.engine.ArriveWithin(2 * interval)
 	}
 
 	isFailure := cfg.IsFailure
@@ -161,6 +164,14 @@ func (s *server) takeCut() bool {
 type taskMark struct {
 	server *server
 	inside atomic.Bool // the task is in the Middleware
+	works  atomic.Bool // its handler runs, or it waits for as long as it likes
+}
+
+// noteWorks tells the server's workers once that this one does not give way.
+func (m *taskMark) noteWorks() {
+	if m.works.CompareAndSwap(false, true) {
+		m.server.workers.Works()
+	}
 }
 
 // newTask makes the mark of the next task. The first one starts a timer that checks whether the Middleware is
@@ -195,7 +206,7 @@ func (g *Guard) enterTask(ctx context.Context) (leave func()) {
 	}
 	m.server.workers.Started()
 	return func() {
-		m.server.workers.Ended()
+		m.server.workers.Ended(m.works.Swap(false))
 		m.inside.Store(false)
 	}
 }

@@ -42,7 +42,7 @@ type waiting struct {
 	most   time.Duration // in line; 0: none
 	inTime bool          // it ends at once if the gate opens only after the wait
 	parks  bool          // it parks where it ends, or where it cannot begin; most does not count
-	yields bool          // it may not keep the server's last worker
+	yields bool          // it takes no worker that another key's task could have
 	stays  bool          // a pause does not end it
 }
 
@@ -64,8 +64,8 @@ func (d *delivery) waitOf(t target) waiting {
 }
 
 // wait takes the lock of t. It stands in line until the lock is granted, the wait is over, the margin before the task's
-// deadline is reached, the Guard closes, an operator pauses the key, a newer task replaces this one, or the wait would
-// keep the server's last worker.
+// deadline is reached, the Guard closes, an operator pauses the key, a newer task replaces this one, or another task may
+// need the worker.
 //
 // If the task parked, the error is a *BusyError with parked set: Redis keeps the task's place in line.
 func (d *delivery) wait(t target, w waiting) (err error) {
@@ -75,11 +75,16 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	if latest = latest.Add(-margin); bounded {
 		w.most = min(w.most, time.Until(latest))
 	}
-	// without a server who knows how many workers are free
-	if r.Park = w.parks; w.parks && d.server == nil || !w.parks && w.most <= 0 {
+	// Without a server nobody knows how many workers are free. One that is behind has the first ask park.
+	me := &engine.WorkerWait{Key: t.key, Place: d.turn(t)}
+	sifted := w.yields && d.server != nil && !d.server.workers.MayWait(me)
+	if r.Park = w.parks; sifted || w.parks && d.server == nil || !w.parks && w.most <= 0 {
 		return d.ask(d.ctx, t, r)
 	}
-	r.Wait, r.OnWait = true, func() { d.observeWaiting(t) }
+	r.Wait, r.OnWait = true, func(sinceCall time.Duration) {
+		d.noteCame(t, sinceCall)
+		d.observeWaiting(t)
+	}
 	// ctx ends everything. most only bounds the time in line: if the answer to an earlier ask arrives after it and grants
 	// the lock, the task keeps the lock.
 	ctx, cancel := context.WithCancel(d.ctx)
@@ -101,7 +106,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		r.Within, r.Leaves = within, !w.stays
 	}
 	if w.yields && d.server != nil {
-		me := &engine.WorkerWait{Key: t.key, Place: d.turn(t), Leave: leave}
+		me.Leave = leave
 		d.line.waiter = me // observeWaiting adds it to the server's
 		defer func() { d.server.workers.End(me, err == nil); d.line.waiter = nil }()
 	}
@@ -118,7 +123,22 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 
 func (d *delivery) ask(ctx context.Context, t target, r engine.Request) error {
 	lease, err := d.guard.engine.Take(ctx, r)
+	sinceCall := time.Duration(-1)
+	if busy, is := err.(*engine.Busy); is && busy.Returned { //nolint:errorlint // Take does not wrap it
+		sinceCall = busy.SinceCall
+	} else if err == nil {
+		sinceCall = lease.SinceCall()
+	}
+	d.noteCame(t, sinceCall)
 	return d.keepLease(t, lease, err)
+}
+
+// noteCame tells the server's workers what the first exchange with Redis has told of the task.
+func (d *delivery) noteCame(t target, sinceCall time.Duration) {
+	if d.server != nil && !d.came {
+		d.server.workers.Came(t.key, sinceCall)
+	}
+	d.came = true
 }
 
 // parkBy returns when a task that waits in its worker parks: after half of its time, so that its handler has the other
@@ -148,8 +168,11 @@ func (d *delivery) request(t target) engine.Request {
 // observeWaiting observes that the task begins to wait in line.
 func (d *delivery) observeWaiting(t target) {
 	d.line.waiting, d.line.stood = time.Now(), true
-	if d.line.waiter != nil {
+	switch {
+	case d.line.waiter != nil:
 		d.server.workers.Begin(d.line.waiter)
+	case d.mark != nil:
+		d.mark.noteWorks() // no wait of others ends this one
 	}
 	d.observe(Event{Kind: EventWaiting, Rule: t.rule.Name, Key: t.key})
 	d.waitInClaim()

@@ -245,7 +245,7 @@ func (terms linTerms) certain() time.Duration {
 func (c *linClient) wait(s *linSite, terms linTerms, patience time.Duration) *linStayed {
 	var joined int64
 	m := c.lock(s, terms, func(m *lock.Lock) {
-		inside.At(m).Request.OnWait = func() { joined = linNow() }
+		inside.At(m).Request.OnWait = func(time.Duration) { joined = linNow() }
 	})
 	ctx, cancel := context.WithTimeout(s.ctx, patience)
 	defer cancel()

@@ -198,7 +198,8 @@ type Request struct {
 	Park   bool            // the caller may leave its note in line, and return
 	Yield  <-chan struct{} // with Wait and Park: when it is closed the caller parks
 	Leaves bool            // with Wait: a pause ends it
-	OnWait func()          // called once at most, when Redis has said that the caller has to wait
+	// OnWait is called once at most, when Redis has said that the caller has to wait. sinceCall: as Lease.SinceCall.
+	OnWait func(sinceCall time.Duration)
 }
 
 // Handle is a lock as a program has it: what it asks of which Engine, and its error.
@@ -266,7 +267,7 @@ func (e *Engine) newLease(r Request) *Lease {
 	size := len(text)
 	text = append(append(append(append(text, '|'), e.owner...), '|'), r.Note...)
 	body := string(text)
-	le := &Lease{engine: e, request: r, token: body[:size], bodyArg: body, takenAt: now}
+	le := &Lease{engine: e, request: r, token: body[:size], bodyArg: body, takenAt: now, sinceCall: -1}
 	le.body.Text, le.lease = body, le
 	return le
 }
@@ -368,7 +369,7 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode askMode) (a Answer, se
 	if r.Whole {
 		ctx = context.WithoutCancel(ctx)
 	}
-	if mode != askPark && r.Every == 0 && !r.Pool && !r.Ordered && e.limit(&r.Ref) > 0 && !e.contended.has(r.Key) {
+	if r.Every == 0 && !r.Pool && !r.Ordered && e.limit(&r.Ref) > 0 && !e.contended.has(r.Key) {
 		var yours bool
 		var fence int64
 		if r.Fenced {
@@ -421,8 +422,8 @@ func (e *Engine) noteAsk(le *Lease, reply any, err error) (a Answer, _ error) {
 		e.contended.note(r.Key)
 	}
 	if a.Returned {
-		parked, called := e.parking.noteReturn(r.Ref, r.Note, a)
-		le.parked, le.called = max(le.parked, parked), le.called || called
+		parked, sinceCall := e.parking.noteReturn(r.Ref, r.Note, a)
+		le.parked, le.sinceCall = max(le.parked, parked), max(le.sinceCall, sinceCall)
 	}
 	return a, nil
 }

@@ -110,7 +110,7 @@ func TestCrowdOfFreeLocks(t *testing.T) {
 	for i := range 4 * maxFirstKeys {
 		r := inLine(request(t))
 		r.Key = fmt.Sprintf("automutex:{%s|%d}", redistest.Name(t), i)
-		r.OnWait = func() { t.Error("waits for a lock that is free") }
+		r.OnWait = func(time.Duration) { t.Error("waits for a lock that is free") }
 		r.Within = ended // and nobody else waits
 		redistest.Go(&wg, func() { takesTurn(t, e, r) })
 	}
@@ -152,7 +152,7 @@ func TestFreeKeyBesideACrowd(t *testing.T) {
 		t.Errorf("the crowd sends %d commands at a time", n)
 	}
 	late := crowd
-	late.OnWait = func() { t.Error("waits, though Redis has said nothing") }
+	late.OnWait = func(time.Duration) { t.Error("waits, though Redis has said nothing") }
 	ctx, end := context.WithCancel(t.Context())
 	left := make(chan error, 1)
 	go func() { _, err := e.Take(ctx, late); left <- err }()
@@ -179,7 +179,7 @@ func TestOrder_behindItsID(t *testing.T) {
 			tickets = append(tickets, ticket)
 		}
 		r.Place = &Place{Nonce: "new", Ticket: tickets[1], Most: -1}
-		r.OnWait = func() {
+		r.OnWait = func(time.Duration) {
 			redistest.Must(t, e.Act(t.Context(), r.Ref, ActWithdraw, OrderItem{Nonce: "gone", Ticket: tickets[0], Note: r.Note},
 				0))
 		}
@@ -338,7 +338,7 @@ func TestLeaves_pausedBeforeItStands(t *testing.T) {
 	held := must(t, e, r)
 	r = inLine(r)
 	r.Leaves = true
-	r.OnWait = func() {
+	r.OnWait = func(time.Duration) {
 		redistest.Must(t, e.Controls().Pause(t.Context(), "work", time.Time{}, ""))
 		redistest.Eventually(t, redistest.Patience, func() bool {
 			pause, _ := e.Controls().PauseOf(r.Key)
@@ -419,7 +419,7 @@ func TestBrokenBeforeItIsHeld(t *testing.T) {
 		e, r := start(t, s), request(t)
 		le := must(t, e, r)
 		waits := inLine(r)
-		waits.OnWait = func() {
+		waits.OnWait = func(time.Duration) {
 			e.mu.Lock()
 			var token string
 			for token = range e.waiters {

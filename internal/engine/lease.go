@@ -28,8 +28,8 @@ type Lease struct {
 	takenAt time.Time
 	thin    atomic.Bool // it was taken as a word, and may still be one
 
-	parked time.Duration // how long its note was in line before, if it was parked
-	called bool          // its note was called
+	parked    time.Duration // how long its note was in line before, if it was parked
+	sinceCall time.Duration // how long before it came its note was called; below 0: it was not
 
 	// an Outcome. It is set before the lease ends, and read by each release, also by one in the background
 	outcome atomic.Int32
@@ -375,6 +375,9 @@ func (le *Lease) Err() error {
 	}
 	return nil
 }
+
+// SinceCall is how long before it came the lease's note was called; below 0: it was not.
+func (le *Lease) SinceCall() time.Duration { return le.sinceCall }
 
 // Parked is how long the lease's note was in line before it got the lock, if it was parked.
 func (le *Lease) Parked() time.Duration { return le.parked }

@@ -66,7 +66,7 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 				e.leave(w)
 			}
 		}()
-		r.OnWait()
+		r.OnWait(w.lease.sinceCall)
 		returned = true
 	}
 	return e.stand(w, began)
@@ -221,7 +221,7 @@ func (e *Engine) handleReply(w *waiter, r askReply) {
 	e.planAsk(w)
 	e.mu.Unlock()
 	if r.err == nil && r.Parked {
-		e.parking.noteParked(w.lease.request.Ref, w.lease.request.Note, r.Answer, w.lease.called)
+		e.parking.noteParked(w.lease.request.Ref, w.lease.request.Note, r.Answer, w.lease.sinceCall >= 0)
 	}
 }
 

@@ -541,7 +541,7 @@ func TestPut(t *testing.T) {
 			t.Errorf("an empty value: %d, %v", n, err)
 		}
 		waits, in := inLine(asked(r, "n")), make(chan struct{})
-		waits.OnWait = func() { close(in) }
+		waits.OnWait = func(time.Duration) { close(in) }
 		var wg sync.WaitGroup
 		var le *Lease
 		var err error

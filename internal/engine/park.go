@@ -88,10 +88,10 @@ func (p *parking) arriveWithin(d time.Duration) {
 }
 
 // noteReturn notes the reply to an ask whose note was parked before, and is not now. It returns for how long it was, 0:
-// never, and whether it had been called.
-func (p *parking) noteReturn(r Ref, note string, a Answer) (parkedFor time.Duration, called bool) {
+// never, and how long ago it had been called, below 0: it had not.
+func (p *parking) noteReturn(r Ref, note string, a Answer) (parkedFor, sinceCall time.Duration) {
 	if !a.Returned || a.Parked {
-		return 0, false
+		return 0, -1
 	}
 	if p.caller != nil {
 		p.mu.Lock()
@@ -103,7 +103,7 @@ func (p *parking) noteReturn(r Ref, note string, a Answer) (parkedFor time.Durat
 		}
 		p.plan(n)
 	}
-	return max(a.InLine, 1), a.SinceCall >= 0 // Redis counts whole milliseconds
+	return max(a.InLine, 1), a.SinceCall // Redis counts whole milliseconds
 }
 
 // noteParked notes the reply to an ask, if that parked its note. called: the note had been called before, in another

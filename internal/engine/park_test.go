@@ -195,7 +195,7 @@ func comeBack(t *testing.T, e *Engine, r Request, note string) *Lease {
 	if err != nil || !a.Yours {
 		t.Fatalf("%s: %+v, %v; want the lock", note, a, err)
 	}
-	if _, called := e.parking.noteReturn(r.Ref, note, a); !called {
+	if _, sinceCall := e.parking.noteReturn(r.Ref, note, a); sinceCall < 0 {
 		t.Errorf("%s came by itself", note)
 	}
 	return le

@@ -35,6 +35,7 @@ type parkedLine struct {
 	inbound     float64       // called and waiting work that the line is to have; a script gets its whole part
 	inboundMost float64       // inbound when called work last found the lock idle
 	vain        int           // called work that came in vain since other called work found the lock idle
+	knowsVain   bool          // some has come in vain: inbound is near what the workers take, and grows by one
 	avgReturn   time.Duration // from a call until the called work arrives, a moving average; 0: none was measured
 
 	parked     bool      // by the last reply, something is parked or called
@@ -159,7 +160,11 @@ func (n *parkedLine) noteReturned(note string, sinceCall time.Duration, own bool
 	}
 	// It found the lock idle while other work was parked, so more is to be called at once. If work came in vain since the
 	// last time, more of it would not help: it takes a while to arrive, and then it arrives together.
-	if n.vain == 0 {
+	switch {
+	case n.vain > 0:
+	case n.knowsVain:
+		n.inbound = min(n.inbound+max(1, n.inbound/4), maxInbound)
+	default:
 		n.inbound = min(2*n.inbound, maxInbound)
 	}
 	n.vain, n.inboundMost = 0, n.inbound
@@ -170,7 +175,7 @@ func (n *parkedLine) noteReturned(note string, sinceCall time.Duration, own bool
 func (n *parkedLine) noteParked(note string, called bool) {
 	if called || n.ref.Ordered {
 		n.noteArrival(note)
-		n.vain++
+		n.vain, n.knowsVain = n.vain+1, true
 		n.inbound = max(1, n.inboundMost*vainFloor, n.inbound-1)
 	}
 }

@@ -1,105 +1,90 @@
 package engine
 
 import (
-	"slices"
+	"cmp"
 	"sync"
 	"time"
 )
 
-// yieldAfter is how long a wait may keep the server's last worker.
-const yieldAfter = 20 * time.Millisecond
+const (
+	// BehindAfter is how long all workers of a server are busy until a wait is to end.
+	BehindAfter = 20 * time.Millisecond
+	// maxFresh bounds how many called tasks may come until a server is not behind any more.
+	maxFresh = 16
+	// paceLasts is how long the pace of a key is remembered after its last grant.
+	paceLasts = 10 * time.Second
+)
 
-// Workers counts the busy workers of one asynq server, and knows which of them only wait and may give way. When all
-// have been busy for yieldAfter, the newest wait ends. Of an ordered key that is the one with the last place: if
-// another one parked, those behind it would wait in their workers until it is back. The zero value with a Limit is
-// ready. Safe for concurrent use.
-//
-// As long as no wait of the server has ended with its lock since, the next ones end at once: a backlog of 10,000 tasks
-// of one key that is held for long would else keep the queue for 200 s.
+// Workers is what a process knows of the workers of one asynq server: how many are busy, and which of them wait for a
+// lock. Safe for concurrent use; the zero value with a Limit is ready. crew.go decides; Workers carries it out.
 type Workers struct {
-	Limit int // of tasks at once; it does not change
+	Limit int           // of tasks at once
+	Gap   time.Duration // asynq's pause when its queue is empty is longer; 0: BehindAfter
+	Usual time.Duration // how long a parked task takes to be called and to come, before any has
 
-	mu       sync.Mutex // guards what follows; never held across I/O
-	busy     int
-	waiting  []*WorkerWait // in the order in which they began to wait
-	yielding *WorkerWait   // was told to leave, and its worker is not free: one at a time
-	crowded  bool          // a wait was told to end, and none has got its lock since
-	full     *time.Timer   // runs while all workers are busy and one may give way; else nil
+	mu    sync.Mutex // guards what follows; never held across I/O. No other lock is taken while it is held
+	crew  crew
+	timer *time.Timer // runs look when time alone may change something; nil: it never did
 }
 
 // WorkerWait is the wait of one worker in line.
 type WorkerWait struct {
 	Key   string
 	Place int64  // its place in the order of the key; 0: the key is not ordered
-	Leave func() // ends the wait; may be called again, and when the wait is over
+	Leave func() // ends the wait; called once at most, maybe after its end. It must not block
+	told  bool   // Leave was called
 }
 
-// Started counts a worker as busy.
-func (w *Workers) Started() { w.change(false, func() { w.busy++ }) }
+// Started counts a worker as busy: a task has come.
+func (w *Workers) Started() { w.change(func(now time.Time) { w.crew.started(now) }) }
 
-// Works says that one of them runs its task now.
-func (w *Workers) Works() { w.change(true, func() {}) }
+// Came says what the first exchange with Redis has told of a task that has come: how long ago it was called for its key;
+// below 0: it was not called.
+func (w *Workers) Came(key string, sinceCall time.Duration) {
+	w.change(func(now time.Time) { w.crew.came(key, sinceCall, now) })
+}
 
-// Ended counts it as free.
-func (w *Workers) Ended() {
-	w.change(false, func() {
-		w.busy--
-		if !slices.Contains(w.waiting, w.yielding) {
-			w.yielding = nil
-		}
-	})
+// Works says that a task works, or waits for as long as it likes.
+func (w *Workers) Works() { w.change(func(time.Time) { w.crew.working++ }) }
+
+// Ended counts a worker as free; worked: Works was called for its task.
+func (w *Workers) Ended(worked bool) { w.change(func(now time.Time) { w.crew.ended(worked, now) }) }
+
+// Granted notes that a task which had to wait, or was parked, got the lock of the key: a slot has turned over.
+func (w *Workers) Granted(key string) { w.change(func(now time.Time) { w.crew.granted(key, now) }) }
+
+// MayWait reports whether a task may begin to wait: otherwise it would be told to end its wait at once.
+func (w *Workers) MayWait(me *WorkerWait) (may bool) {
+	w.change(func(now time.Time) { may = w.crew.mayWait(me, now) })
+	return may
 }
 
 // Begin adds a wait.
-func (w *Workers) Begin(me *WorkerWait) { w.change(true, func() { w.waiting = append(w.waiting, me) }) }
+func (w *Workers) Begin(me *WorkerWait) {
+	w.change(func(time.Time) { w.crew.waiting = append(w.crew.waiting, me) })
+}
 
 // End removes a wait, if it began; granted: it has the lock, and its worker works on.
 func (w *Workers) End(me *WorkerWait, granted bool) {
-	w.change(false, func() {
-		w.waiting = slices.DeleteFunc(w.waiting, func(other *WorkerWait) bool { return other == me })
-		if granted {
-			w.crowded = false
-			if w.yielding == me {
-				w.yielding = nil
-			}
-		}
-	})
+	w.change(func(time.Time) { w.crew.endWait(me, granted) })
 }
 
-// change changes the counts, and begins or ends the time of yieldAfter. A timer that was replaced does
-// nothing. told: a task waits or works from now on.
-func (w *Workers) change(told bool, counts func()) {
+// change changes the crew, and does what follows.
+func (w *Workers) change(what func(now time.Time)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	counts()
-	isFull, after := w.busy >= w.Limit && len(w.waiting) > 0 && w.yielding == nil, yieldAfter
-	if w.crowded && told {
-		after = 0
+	now, c := time.Now(), &w.crew
+	c.limit, c.gap, c.usual = w.Limit, cmp.Or(w.Gap, BehindAfter), w.Usual
+	c.settle(now)
+	what(now)
+	for _, wait := range c.follows(now) {
+		wait.Leave()
 	}
-	if w.full != nil && (!isFull || after == 0) {
-		w.full.Stop()
-		w.full = nil
+	switch next := c.next(now); {
+	case next == 0:
+	case w.timer == nil:
+		w.timer = time.AfterFunc(next, func() { w.change(func(time.Time) {}) })
+	default:
+		w.timer.Reset(next) // one that runs in vain changes nothing, so it is never stopped
 	}
-	if isFull && w.full == nil {
-		var mine *time.Timer
-		mine = time.AfterFunc(after, func() { w.yieldOne(&mine) }) // mu is held, so yieldOne sees mine
-		w.full = mine
-	}
-}
-
-// yieldOne tells the newest wait to end, if the timer is still the one that runs.
-func (w *Workers) yieldOne(timer **time.Timer) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.full != *timer {
-		return
-	}
-	w.full, w.crowded = nil, true
-	w.yielding = w.waiting[len(w.waiting)-1]
-	for _, other := range w.waiting {
-		if other.Key == w.yielding.Key && other.Place > w.yielding.Place {
-			w.yielding = other
-		}
-	}
-	w.yielding.Leave()
 }

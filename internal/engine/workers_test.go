@@ -1,141 +1,109 @@
 package engine
 
 import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// office is a server's workers by themselves: who gives way, and when. It asks no Redis.
-type office struct {
-	Workers
-	t *testing.T
+// Who of a server's workers gives way, and when.
+func TestCrew(t *testing.T) {
+	t.Parallel()
+	play(t, "testdata/crew.txt", func() func(*event) (string, error) {
+		began := time.Unix(1_800_000_000, 0)
+		c, names := &crew{limit: 10, gap: BehindAfter, usual: 50 * time.Millisecond}, map[*WorkerWait]string{}
+		return func(e *event) (string, error) {
+			now := began.Add(e.At)
+			c.settle(now)
+			if err := crewEvent(c, names, e, now); err != nil {
+				return "", err
+			}
+			return crewTell(c, names, c.follows(now), now), nil
+		}
+	})
 }
 
-// comes is a worker that is taken and then waits for the lock called so.
-func (o *office) comes(key string, turn int64) (me *WorkerWait, left chan struct{}) {
-	left = make(chan struct{}, 1)
-	me = &WorkerWait{Key: key, Place: turn, Leave: func() { left <- struct{}{} }}
-	o.Begin(me) // first, or yieldAfter may pass
-	o.Started()
-	return me, left
-}
-
-// isDue reports whether somebody is to leave in yieldAfter.
-func (o *office) isDue() bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.full != nil
-}
-
-func (o *office) leaves(left <-chan struct{}) {
-	o.t.Helper()
-	redistest.Eventually(o.t, redistest.Patience, func() bool { return len(left) > 0 }, "the task leaves")
-	if o.isDue() {
-		o.t.Error("another one is to leave, before this one has")
+func crewEvent(c *crew, names map[*WorkerWait]string, e *event, now time.Time) error {
+	key, call := cmp.Or(strings.Join(e.Words(), " "), "a"), e.Duration("call", -1)
+	var wait *WorkerWait // that which parks, or gets its lock
+	if e.Name == "parks" || e.Name == "gets" {
+		i := slices.IndexFunc(c.waiting, func(w *WorkerWait) bool { return names[w] == key })
+		if i < 0 {
+			return fmt.Errorf("no wait is %q", key)
+		}
+		wait = c.waiting[i]
+		c.endWait(wait, e.Name == "gets")
 	}
+	for range e.Number("times", 1) {
+		switch e.Name {
+		case "workers":
+			c.limit = e.Number("n", 10)
+		case "works":
+			c.started(now)
+			c.came(key, call, now)
+			c.working++
+		case "waits":
+			wait := &WorkerWait{Key: key, Place: int64(e.Number("place", 0))}
+			names[wait] = fmt.Sprintf("%s%d", key, len(names)+1)
+			c.started(now)
+			c.came(key, call, now)
+			c.waiting = append(c.waiting, wait)
+		case "asks":
+			if c.started(now); c.mayWait(&WorkerWait{Key: key}, now) {
+				return fmt.Errorf("it may wait")
+			}
+			c.came(key, call, now)
+			c.ended(false, now)
+		case "parks":
+			c.ended(false, now)
+		case "gets":
+			c.granted(wait.Key, now)
+			c.working++
+		case "ends":
+			c.ended(true, now)
+		case "looks":
+		default:
+			return fmt.Errorf("no event %q", e.Name)
+		}
+	}
+	return nil
 }
 
+func crewTell(c *crew, names map[*WorkerWait]string, leave []*WorkerWait, now time.Time) string {
+	told := []string{fmt.Sprintf("%d busy", c.busy)}
+	if len(leave) > 0 {
+		told = append(told, "told to end:")
+		for _, wait := range leave {
+			told = append(told, names[wait])
+		}
+	}
+	switch {
+	case c.isBehind(now):
+		told = append(told, "(behind)")
+	case c.isFull(now):
+		told = append(told, "(full)")
+	}
+	if next := c.next(now); next > 0 {
+		told = append(told, "look in "+next.String())
+	}
+	return strings.Join(told, " ")
+}
+
+// The timer of the workers has a wait end of which nothing else is told.
 func TestWorkers(t *testing.T) {
 	t.Parallel()
-	t.Run("a free worker", func(t *testing.T) {
-		o := &office{Workers{Limit: 3}, t}
-		o.comes("a", 0)
-		if _, _ = o.comes("a", 0); o.isDue() {
-			t.Error("a task leaves although a worker is free")
-		}
-	})
-	t.Run("the newest leaves, one at a time", func(t *testing.T) {
-		o := &office{Workers{Limit: 3}, t}
-		o.Started()
-		_, first := o.comes("a", 0)
-		second, left := o.comes("b", 0)
-		o.leaves(left)
-		if o.End(second, false); o.isDue() {
-			t.Error("another one is to leave, before that worker is free")
-		}
-		o.Ended()
-		if o.isDue() {
-			t.Error("a worker is free, and another leaves")
-		}
-		o.Started() // one that has work
-		o.leaves(first)
-	})
-	t.Run("got its lock instead", func(t *testing.T) {
-		o := &office{Workers{Limit: 2}, t}
-		_, first := o.comes("a", 0)
-		second, left := o.comes("a", 0)
-		o.leaves(left)
-		o.End(second, true) // and works on
-		o.leaves(first)
-	})
-	t.Run("the wait is over before", func(t *testing.T) {
-		o := &office{Workers{Limit: 2}, t}
-		o.Started()
-		me, left := o.comes("a", 0)
-		if !o.isDue() && len(left) == 0 {
-			t.Error("nobody leaves")
-		}
-		if o.End(me, false); o.isDue() {
-			t.Error("nobody waits, and somebody is to leave")
-		}
-		o.Begin(me)
-		if o.Ended(); o.isDue() {
-			t.Error("a worker is free, and somebody is to leave")
-		}
-	})
-	t.Run("a timer that was replaced", func(t *testing.T) {
-		o := &office{Workers{Limit: 1}, t}
-		me, left := o.comes("a", 0)
-		o.End(me, false)
-		told, stale := len(left), time.NewTimer(0)
-		o.yieldOne(&stale)
-		o.Ended()
-		if len(left) > told || o.isDue() {
-			t.Error("a task that does not wait is told to leave")
-		}
-	})
-	t.Run("after one has left, and before one gets its lock, at once", func(t *testing.T) {
-		o := &office{Workers{Limit: 2}, t}
-		o.Started()
-		first, left := o.comes("a", 0)
-		o.leaves(left)
-		o.End(first, false)
-		if o.Ended(); !o.crowded {
-			t.Error("the next one is given time")
-		}
-		next, left := o.comes("a", 0)
-		o.leaves(left)
-		if o.End(next, true); o.crowded {
-			t.Error("one has got its lock, and the next one is given no time")
-		}
-	})
-	t.Run("but not one that waits already", func(t *testing.T) {
-		o := &office{Workers{Limit: 2, crowded: true}, t}
-		_, left := o.comes("a", 0)
-		began := time.Now()
-		o.Started()
-		<-time.After(yieldAfter / 10)
-		if len(left) > 0 && time.Since(began) < yieldAfter {
-			t.Error("it leaves before the next one waits or works")
-		}
-		o.Works()
-		o.leaves(left)
-	})
-	t.Run("in order the last one leaves", func(t *testing.T) {
-		o := &office{Workers{Limit: 4}, t}
-		o.Started()
-		_, last := o.comes("a", 9)
-		o.comes("a", 7)
-		o.comes("a", 8)
-		o.leaves(last)
-	})
-	t.Run("another key's turn does not count", func(t *testing.T) {
-		o := &office{Workers{Limit: 3}, t}
-		o.Started()
-		o.comes("b", 9)
-		_, newest := o.comes("a", 7)
-		o.leaves(newest)
-	})
+	w, left := &Workers{Limit: 2}, make(chan struct{}, 2)
+	for range 2 {
+		w.Started()
+		w.Begin(&WorkerWait{Key: "a", Leave: func() { left <- struct{}{} }})
+	}
+	redistest.Eventually(t, redistest.Patience, func() bool { return len(left) == 1 }, "one of two waits ends")
+	if w.Ended(false); len(left) > 1 {
+		t.Error("the other one ends too, though a worker is free")
+	}
 }

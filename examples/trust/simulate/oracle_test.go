@@ -512,6 +512,7 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	}
 	b.judgeCooldown(r)
 	b.judgeTimeLeft(r)
+	b.judgeWorker(r)
 	b.judgeOrder(r)
 	b.runs = append(b.runs, r)
 	return r
@@ -624,6 +625,16 @@ func (b *ledger) judgeTimeLeft(r *run) {
 	if left := time.Until(deadline); rules == 1 && left < task.Timeout/2-time.Second {
 		b.violatef("time left: task %d begins with %s of its %s left, after it waited in a worker under Park", r.n, left,
 			task.Timeout)
+	}
+}
+
+// judgeWorker looks how long a task of a key that nobody else wants has waited for a worker, which the tasks of others
+// kept.
+func (b *ledger) judgeWorker(r *run) {
+	task := b.books[r.n].plan
+	if waited := b.at() - task.At; task.Within > 0 && waited > task.Within && r.nth == 0 && b.isSure() {
+		b.violatef("worker: task %d begins %s after it was enqueued, behind tasks of other keys; want %s", r.n, waited,
+			task.Within)
 	}
 }
 

@@ -147,8 +147,10 @@ type taskPlan struct {
 	// Aggregated has a GroupAggregator make the task, and nobody else.
 	Aggregated bool
 	// As is the task, plus one, whose ID it takes; 0: it has its own.
-	As    int
-	Steps []stepPlan // what its runs do; the last one goes for all further ones
+	As int
+	// Within is how soon after its enqueueing its handler begins, if nothing is wrong; 0: it does not matter.
+	Within time.Duration
+	Steps  []stepPlan // what its runs do; the last one goes for all further ones
 }
 
 func (p *plan) id(n int) string {

@@ -77,6 +77,7 @@ func (t taskPlan) typed(name string) taskPlan        { t.Task = name; return t }
 func (t taskPlan) does(steps ...stepPlan) taskPlan   { t.Steps = steps; return t }
 func (t taskPlan) kept() taskPlan                    { t.Keep = true; return t }
 func (t taskPlan) named(as int) taskPlan             { t.As = as + 1; return t }
+func (t taskPlan) within(d time.Duration) taskPlan   { t.Within = d; return t }
 
 func each(n int, task func(i int) taskPlan) (tasks []taskPlan) {
 	for i := range n {
@@ -101,7 +102,7 @@ func goesOn(all ...taskPlan) []taskPlan { return append(all, work(90*sec, 0).key
 // scenarios are what the faults are put upon, one at each command. Those in order come first, since -within may leave
 // out the last.
 func scenarios() []plan {
-	return slices.Concat(orderedScenarios(), policyScenarios(), leaseScenarios(), gateScenarios(), uniqueScenarios())
+	return slices.Concat(orderedScenarios(), policyScenarios(), backlogScenarios(25), leaseScenarios(), gateScenarios(), uniqueScenarios())
 }
 
 // orderedScenarios are those about tasks in order.
@@ -252,6 +253,22 @@ func policyScenarios() (all []plan) {
 				Faults: []faultPlan{{Kind: dies, At: 1500 * ms}, {Kind: starts, At: 10 * sec}}})
 	}
 	return all
+}
+
+// backlogScenarios are those in which a task comes behind a backlog of another key, of so many short tasks.
+func backlogScenarios(short int) (all []plan) {
+	behind := func(backlog []taskPlan) []taskPlan {
+		return append(backlog, work(200*ms, 100*ms).key(9).within(700*ms), work(900*ms, 100*ms).key(8).within(700*ms))
+	}
+	for _, policy := range []string{"park", "wait"} {
+		all = append(all,
+			plan{Name: "behind a backlog of short tasks, " + policy, Procs: servers(3), Rules: rules(policy, rulePlan{}),
+				Tasks: behind(work(0, 10*ms).every(0, short))},
+			plan{Name: "behind a backlog of a held key, " + policy, Procs: servers(3), Rules: rules(policy, rulePlan{}),
+				Tasks: behind(append(tasks(work(0, 4*sec)), work(100*ms, 10*ms).every(0, 15)...))})
+	}
+	return append(all, plan{Name: "behind five backlogs", Procs: servers(4, 4), Rules: rules("park", rulePlan{Limit: 2}),
+		Tasks: behind(each(40, func(i int) taskPlan { return work(0, 150*ms).key(i % 5) }))})
 }
 
 // leaseScenarios are those about leases: their length, their limits, their renewal.

@@ -225,7 +225,7 @@ func TestFaults(t *testing.T) {
 func TestScenarios(t *testing.T) {
 	t.Parallel()
 	var sum totals
-	for _, p := range slices.Concat(mistakeScenarios(), faultScenarios()) {
+	for _, p := range slices.Concat(mistakeScenarios(), faultScenarios(), backlogScenarios(200)) {
 		t.Run(p.Name, func(t *testing.T) { playWith(t, &p, [][]faultPlan{nil}, &sum) })
 	}
 	sum.log(t, "scenarios about a fault")
