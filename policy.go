@@ -89,8 +89,9 @@ var (
 
 	// Park, the zero value, keeps the task's place in line, and takes no worker from other tasks. The task waits in line
 	// in its worker while the server has another worker free. When all workers have been busy for 20 milliseconds, the
-	// newest task that waits parks: it returns to asynq, keeps its place in line, and runs when its turn comes. While asynq
-	// has more tasks for the server than it can take, all others park too, but for a few that feed fast keys. The attempt is not spent, and [Rule].Wait has no effect. While the task is parked, its last error in asynq names the
+	// newest task that waits parks: it returns to asynq, keeps its place in line, and runs when its turn comes. While
+	// asynq has more tasks for the server than it can take, all others park too, but for a few that feed fast keys. The
+	// attempt is not spent, and [Rule].Wait has no effect. While the task is parked, its last error in asynq names the
 	// key, the holder and the task's place in line. Parked tasks are woken first come, first served, but tasks that wait
 	// in workers may overtake them.
 	//

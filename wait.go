@@ -64,8 +64,8 @@ func (d *delivery) waitOf(t target) waiting {
 }
 
 // wait takes the lock of t. It stands in line until the lock is granted, the wait is over, the margin before the task's
-// deadline is reached, the Guard closes, an operator pauses the key, a newer task replaces this one, or another task may
-// need the worker.
+// deadline is reached, the Guard closes, an operator pauses the key, a newer task replaces this one, or another task
+// may need the worker.
 //
 // If the task parked, the error is a *BusyError with parked set: Redis keeps the task's place in line.
 func (d *delivery) wait(t target, w waiting) (err error) {
@@ -76,8 +76,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		w.most = min(w.most, time.Until(latest))
 	}
 	// Without a server nobody knows how many workers are free. One that is behind has the first ask park.
-	me := &engine.WorkerWait{Key: t.key, Place: d.turn(t)}
-	sifted := w.yields && d.server != nil && !d.server.workers.MayWait(me)
+	sifted := w.yields && d.server != nil && !d.server.workers.MayWait(t.key, d.turn(t))
 	if r.Park = w.parks; sifted || w.parks && d.server == nil || !w.parks && w.most <= 0 {
 		return d.ask(d.ctx, t, r)
 	}
@@ -106,7 +105,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		r.Within, r.Leaves = within, !w.stays
 	}
 	if w.yields && d.server != nil {
-		me.Leave = leave
+		me := &engine.WorkerWait{Key: t.key, Place: d.turn(t), Leave: leave}
 		d.line.waiter = me // observeWaiting adds it to the server's
 		defer func() { d.server.workers.End(me, err == nil); d.line.waiter = nil }()
 	}

@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// crew decides which waits of a server's workers end, so that no wait takes a worker that another key's task could have.
-// Its methods are functions of what comes and of the time, see testdata/crew.txt. Workers.mu guards it.
+// crew decides which waits of a server's workers end, so that no wait takes a worker that another key's task could
+// have. Its methods are functions of what comes and of the time, see testdata/crew.txt. Workers.mu guards it.
 //
 // A server is full when all its workers have been busy for BehindAfter, gaps included. Then the newest wait is told to
 // end. If tasks come that nobody called, asynq has more tasks than the server can take: the server is behind, and all
-// waits are told to end. A server is full until a worker has been free for gap and no task has come meanwhile: asynq hands
-// tasks out one after the other while its queue has some, and pauses for longer than gap when it has none.
+// waits are told to end. A server is full until a worker has been free for gap and no task has come meanwhile: asynq
+// hands tasks out one after the other while its queue has some, and pauses for longer than gap when it has none.
 //
-// Some waits are kept: those that feed keys whose slots turn over faster than a parked task is called and comes. While the
-// server is behind, they hold at most half of the workers, and leave one that neither works nor waits. A server of ten
-// workers, five of which work for ten minutes, keeps four waits: the tenth worker goes through the queue. While the server
-// is full and not behind, what comes are called tasks; then kept waits end one each BehindAfter.
+// Some waits are kept: those that feed keys whose slots turn over faster than a parked task is called and comes. While
+// the server is behind, they hold at most half of the workers, and leave one that neither works nor waits. A server of
+// ten workers, five of which work for ten minutes, keeps four waits: the tenth worker goes through the queue. While the
+// server is full and not behind, what comes are called tasks; then kept waits end one each BehindAfter.
 type crew struct {
 	limit      int
 	gap, usual time.Duration
@@ -105,9 +105,12 @@ func (c *crew) granted(key string, now time.Time) {
 	c.paces[key] = p
 }
 
-func (c *crew) mayWait(me *WorkerWait, now time.Time) bool {
-	return !c.isBehind(now) || c.keeps(me.Key, now) > 0 &&
-		slices.Contains(c.kept(append(slices.Clone(c.waiting), me), c.room(), now), me)
+func (c *crew) mayWait(key string, place int64, now time.Time) bool {
+	if !c.isBehind(now) || c.keeps(key, now) == 0 {
+		return !c.isBehind(now)
+	}
+	me := &WorkerWait{Key: key, Place: place}
+	return slices.Contains(c.kept(append(slices.Clone(c.waiting), me), c.room(), now), me)
 }
 
 // settle ends the time in which all workers are busy if one has been free for long enough. It comes before all else.

@@ -38,8 +38,8 @@ type WorkerWait struct {
 // Started counts a worker as busy: a task has come.
 func (w *Workers) Started() { w.change(func(now time.Time) { w.crew.started(now) }) }
 
-// Came says what the first exchange with Redis has told of a task that has come: how long ago it was called for its key;
-// below 0: it was not called.
+// Came says what the first exchange with Redis has told of a task that has come: how long ago it was called for its
+// key; below 0: it was not called.
 func (w *Workers) Came(key string, sinceCall time.Duration) {
 	w.change(func(now time.Time) { w.crew.came(key, sinceCall, now) })
 }
@@ -53,9 +53,10 @@ func (w *Workers) Ended(worked bool) { w.change(func(now time.Time) { w.crew.end
 // Granted notes that a task which had to wait, or was parked, got the lock of the key: a slot has turned over.
 func (w *Workers) Granted(key string) { w.change(func(now time.Time) { w.crew.granted(key, now) }) }
 
-// MayWait reports whether a task may begin to wait: otherwise it would be told to end its wait at once.
-func (w *Workers) MayWait(me *WorkerWait) (may bool) {
-	w.change(func(now time.Time) { may = w.crew.mayWait(me, now) })
+// MayWait reports whether a task may begin to wait for the key, in that place: otherwise it would be told to end its
+// wait at once.
+func (w *Workers) MayWait(key string, place int64) (may bool) {
+	w.change(func(now time.Time) { may = w.crew.mayWait(key, place, now) })
 	return may
 }
 

@@ -54,7 +54,7 @@ func crewEvent(c *crew, names map[*WorkerWait]string, e *event, now time.Time) e
 			c.came(key, call, now)
 			c.waiting = append(c.waiting, wait)
 		case "asks":
-			if c.started(now); c.mayWait(&WorkerWait{Key: key}, now) {
+			if c.started(now); c.mayWait(key, 0, now) {
 				return fmt.Errorf("it may wait")
 			}
 			c.came(key, call, now)
