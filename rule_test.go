@@ -260,6 +260,7 @@ func TestRuleSet_targets(t *testing.T) {
 	rs := compileRules(t,
 		Rule{Task: "transfer", Scope: "account", On: []string{"from"}},
 		Rule{Task: "transfer", Scope: "account", On: []string{"to"}},
+		Rule{Task: "audit", Scope: "account", On: []string{"id"}},
 		Rule{Task: "call", Scope: "customer", On: []string{"customer.id", "shop"}, OnHeaders: []string{"region"}},
 		Rule{Task: "call", Scope: "api", Limit: 20},
 		Rule{Task: "call", Scope: "all", Key: func(_ context.Context, t *asynq.Task) ([]string,
@@ -279,6 +280,7 @@ func TestRuleSet_targets(t *testing.T) {
 		{task("transfer", `{"from":2,"to":1}`), []string{"transfer#2 p:{account|1}", "transfer p:{account|2}"}},
 		{task("transfer", `{"from":10,"to":9}`), []string{"transfer p:{account|10}", "transfer#2 p:{account|9}"}},
 		{task("transfer", `{"from":1,"to":"1"}`), []string{"transfer p:{account|1}"}},
+		{task("audit", `{"id":1}`), []string{"audit p:{account|1}"}}, // a lock that it shares with transfers
 		{task("call", `{"shop":"s","customer":{"id":7}}`), []string{
 			"call p:{customer|7|s|eu}", "call#2 p:{api}", "call#3 p:{all|call}",
 		}},

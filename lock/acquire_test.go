@@ -70,7 +70,8 @@ func TestBusyErrorTellsWhoHolds(t *testing.T) {
 			t.Errorf("with one in line: place %d, want 1", busy.Place)
 		}
 		w.cancel()
-		if err := w.failed(t); wantBusy(t, err).Holder != "alice" || !strings.Contains(err.Error(), name) {
+		if err := w.failed(t); wantBusy(t, err).Holder != "alice" || wantBusy(t, err).Waited <= 0 ||
+			!strings.Contains(err.Error(), name) {
 			t.Errorf("Lock: %v", err)
 		}
 		mustUnlock(t, held)

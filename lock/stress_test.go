@@ -12,7 +12,11 @@ import (
 
 func TestRule01_Stress(t *testing.T) {
 	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) { stress(t, calmServer(t, s), 3, 50) })
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		s = calmServer(t, s)
+		stress(t, s, 1, 32)
+		stress(t, s, 3, 50)
+	})
 }
 
 // stress has four processes with two goroutines each run sections: at most limit hold at any time by their own beliefs,
