@@ -83,6 +83,38 @@ func TestRenewalAfterAFailure(t *testing.T) {
 	}
 }
 
+// A lease that a message grants counts from when the ask before it was sent, which may be a while ago.
+func TestGrantCountsFromTheAsk(t *testing.T) {
+	t.Parallel()
+	e, r, hook, in := start(t, redistest.Mini(t)), request(t), &redistest.FailHook{}, make(chan struct{})
+	e.o.Client.(redis.UniversalClient).AddHook(hook)
+	r.TTL, r.NoRenew = maxGrant, true
+	held := must(t, start(t, redistest.Mini(t)), r)
+	var sent atomic.Int64
+	hook.Before(func(cmd redis.Cmder) error {
+		if strings.Contains(cmd.String(), r.Key) {
+			sent.Store(time.Now().UnixMicro())
+		}
+		return nil
+	})
+	r = inLine(r)
+	r.OnWait = func() { close(in) }
+	var wg sync.WaitGroup
+	var le *Lease
+	var err error
+	redistest.Go(&wg, func() { le, err = take(e, r) })
+	<-in
+	ago := func() time.Duration { return time.Since(time.UnixMicro(sent.Load())) }
+	redistest.Eventually(t, redistest.Patience, func() bool { return ago() > 2*r.margin(r.TTL) }, "an ask that is old")
+	release(t, held)
+	wg.Wait()
+	redistest.Must(t, err)
+	if late := time.Until(le.Deadline()) + ago() - r.TTL; late > 0 {
+		t.Errorf("it counts for %s after its ask could have ended", late)
+	}
+	release(t, le)
+}
+
 // TestNoSender: while all senders hang, leases end in time. A renewal whose reply is late brings none back.
 func TestNoSender(t *testing.T) {
 	t.Parallel()
