@@ -4,7 +4,6 @@ go 1.26.0
 
 require (
 	github.com/alicebob/miniredis/v2 v2.40.0
-	github.com/anishathalye/porcupine v1.3.1
 	github.com/automutex/automutex v0.1.0
 	github.com/automutex/automutex/web v0.0.0-00010101000000-000000000000
 	github.com/bsm/redislock v0.9.4
