@@ -98,7 +98,7 @@ func TestGrantCountsFromTheAsk(t *testing.T) {
 		return nil
 	})
 	r = inLine(r)
-	r.OnWait = func() { close(in) }
+	r.OnWait = func(time.Duration) { close(in) }
 	var wg sync.WaitGroup
 	var le *Lease
 	var err error
