@@ -39,6 +39,7 @@ type heldLease struct {
 	takenAt      time.Time
 	waited       time.Duration // in line before, also parked
 	lossReported sync.Once
+	lender       *engine.Lender // whose workers it may have borrowed; nil: nobody's
 
 	// Set by release.
 	endedBefore error         // Err of the lease before release; nil: it was held
@@ -68,6 +69,10 @@ func (d *delivery) observeAcquired(t target) {
 	h.waited = max(waited, parked)
 	if d.server != nil && (d.line.stood || parked > 0) {
 		d.server.workers.Granted(t.key)
+	}
+	if t.rule.LeaveIdle > 0 && d.server != nil {
+		h.lender = d.server.lender(t.scope, t.rule.LeaveIdle)
+		h.lender.Runs(t.key, t.limit, 1)
 	}
 	d.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: parked})
 }
@@ -102,6 +107,9 @@ func (d *delivery) release(decision decide.Decision, err error) {
 		ending := engine.Ending{}
 		if cooldown := h.target.rule.Cooldown; started && decision.What == decide.Done && cooldown > 0 {
 			ending.Cooldown = cooldown - time.Since(d.started) // none if it is over already
+		}
+		if h.lender != nil {
+			h.lender.Runs(h.target.key, h.target.limit, -1) // before its release calls the next ones
 		}
 		_, h.releaseErr = h.lease.Release(d.ctx, ending)
 	}

@@ -55,8 +55,8 @@ type Rule struct {
 	Payload any
 
 	// Scope is the first part of the key. Rules with the same Scope share their locks, and must have the same Limit, TTL,
-	// Rate and Fence. Empty means the task's own type: if Task is a prefix, each type that it matches has locks of its
-	// own.
+	// Rate, LeaveIdle and Fence. Empty means the task's own type: if Task is a prefix, each type that it matches has locks
+	// of its own.
 	//
 	// A task to which several rules apply takes all their locks. The order is the same for all tasks, so that tasks cannot
 	// deadlock: scopes in the order in which the rules first name them, and keys of one scope in byte order. The task
@@ -75,6 +75,13 @@ type Rule struct {
 
 	// LimitField names the payload field that has the limit. nil means none.
 	LimitField *LimitField
+
+	// LeaveIdle lets tasks start above the Limit while so many workers of their server stay idle: the key borrows workers
+	// that nobody else needs. A worker in which a task waits under Park or Retry counts as idle. A task that runs keeps
+	// its worker to its end. Keys of one Scope share evenly what they borrow, by their limits, and an operator's limit or
+	// pause wins. 0 means that no task starts above the Limit. It needs a Limit, LimitOf or LimitField, and is refused
+	// with Unlimited, InOrder, Fence and [Replace]. Rules with the same Scope must have the same LeaveIdle.
+	LeaveIdle int
 
 	// TTL is the length of a lease, which is renewed while the handler runs: it bounds how long a key stays taken after
 	// its process has died, and not how long a handler may run. 0 means 30 seconds; less than 100 milliseconds and more
@@ -281,8 +288,27 @@ func (c *compiledRule) checkLimit(mistakes *fieldErrors) {
 			mistakes.addf("LimitField", "%w", err)
 		}
 	}
+	c.checkLeaveIdle(mistakes)
 	if c.Limit < 0 {
 		mistakes.addf("Limit", "%d is negative; use 1 for a mutex, more for a semaphore", c.Limit)
+	}
+}
+
+// checkLeaveIdle adds the mistakes in LeaveIdle.
+func (c *compiledRule) checkLeaveIdle(mistakes *fieldErrors) {
+	switch {
+	case c.LeaveIdle < 0:
+		mistakes.addf("LeaveIdle", "%d is negative; use 0 for none above the Limit, or how many workers stay idle",
+			c.LeaveIdle)
+	case c.LeaveIdle == 0:
+	case c.InOrder, c.Fence, c.Busy.kind == policyReplace:
+		mistakes.addf("LeaveIdle", "excludes InOrder, Fence and the policy replace, whose tasks never run beside another; "+
+			"leave it or them out")
+	case c.Limit == Unlimited:
+		mistakes.addf("LeaveIdle", "excludes Unlimited: no task is above that; leave the one or the other out")
+	case c.Limit == 0 && !c.isLimitOfTask():
+		mistakes.addf("LeaveIdle", "needs a Limit that is said; say 1 for tasks that run one at a time when workers are "+
+			"needed")
 	}
 }
 
@@ -322,7 +348,7 @@ func (c *compiledRule) shared() []sharedField {
 	return []sharedField{
 		{"LimitOf", c.LimitOf != nil}, {"LimitField", c.LimitField != nil}, {"InOrder", c.InOrder},
 		{"OnArchive", c.OnArchive}, {"MaxQueued", c.MaxQueued},
-		{"Limit", c.Limit}, {"TTL", c.TTL}, {"Fence", c.Fence}, {"Rate", c.Rate},
+		{"Limit", c.Limit}, {"TTL", c.TTL}, {"Fence", c.Fence}, {"Rate", c.Rate}, {"LeaveIdle", c.LeaveIdle},
 	}
 }
 

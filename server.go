@@ -26,6 +26,7 @@ import (
 type server struct {
 	guard   *Guard
 	workers engine.Workers
+	lenders sync.Map // by scope: *engine.Lender
 
 	first sync.Once // task, which starts the time of checkGuarded
 
@@ -61,8 +62,14 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	}
 	// With an empty queue asynq pauses for between a half and three halves of the interval.
 	mark := &server{guard: g, workers: engine.Workers{
-		Limit: concurrency, Gap: min(engine.BehindAfter, interval/2), Usual: interval,
+		Limit: concurrency, Gap: min(engine.BehindAfter, interval/2), Usual: interval, Check: g.engine.CheckSoon,
 	}}
+	for _, rule := range g.rules.rules {
+		if rule.LeaveIdle >= concurrency {
+			g.log.Warn("automutex: a rule leaves as many workers idle as the server has, so none of its tasks starts above "+
+				"the Limit there", "rule", rule.Name, "LeaveIdle", rule.LeaveIdle, "concurrency", concurrency)
+		}
+	}
 	if g.rules.parks {
 		g.engine.ArriveWithin(2 * interval)
 	}
@@ -127,6 +134,16 @@ func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
 			theirs.HandleError(context.WithValue(ctx, lastAttemptKey{}, last), t, err)
 		}
 	})
+}
+
+// lender returns the workers that keys of the scope may borrow.
+func (s *server) lender(scope string, leave int) *engine.Lender {
+	known, ok := s.lenders.Load(scope)
+	if !ok {
+		known, _ = s.lenders.LoadOrStore(scope, &engine.Lender{Workers: &s.workers, Scope: scope, Leave: leave})
+	}
+	lender, _ := known.(*engine.Lender)
+	return lender
 }
 
 // noteReturned notes that a task goes back to asynq. It warns once if asynq has not called the Guard's functions

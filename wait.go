@@ -106,6 +106,16 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	}
 	if w.yields && d.server != nil {
 		me := &engine.WorkerWait{Key: t.key, Place: d.turn(t), Leave: leave}
+		if r.Lender != nil {
+			again := make(chan struct{}, 1) // never blocks the workers: one ask does for several reasons
+			r.Worker, r.Again = me, again
+			me.Lender, me.Limit, me.Ask = r.Lender, t.limit, func() {
+				select {
+				case again <- struct{}{}:
+				default:
+				}
+			}
+		}
 		d.line.waiter = me // observeWaiting adds it to the server's
 		defer func() { d.server.workers.End(me, err == nil); d.line.waiter = nil }()
 	}
@@ -160,6 +170,9 @@ func (d *delivery) request(t target) engine.Request {
 	}
 	if d.replacing != nil {
 		d.replacing.stopBy(&r, t)
+	}
+	if t.rule.LeaveIdle > 0 && d.server != nil {
+		r.Lender = d.server.lender(t.scope, t.rule.LeaveIdle)
 	}
 	return r
 }

@@ -211,7 +211,7 @@ func (r *reader) refused(err error, what string, root, preset *yaml.Node, rules 
 
 // goName finds what an error calls by its name in Go: another rule, a field or a value. Texts in quotes are the user's.
 var goName = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|Rules\[\d+\]|\b(?:automutex\.|unique\.)?(?:Name|Task|On|OnHeaders|Optional|Scope|Limit|TTL|Wait|MaxHold|Cooldown|Rate|` +
-	`Starts|Per|Burst|InOrder|OnArchive|MaxQueued|Fence|Busy|Queue|Until|Duplicate|MaxPostpone|KeepArchived|Unlimited|Retry|RetryIn|For|Postpone|Reject|Join)\b`)
+	`Starts|Per|Burst|InOrder|OnArchive|MaxQueued|LeaveIdle|Fence|Busy|Queue|Until|Duplicate|MaxPostpone|KeepArchived|Unlimited|Retry|RetryIn|For|Postpone|Reject|Join)\b`)
 
 // inFile says in the words of a file what New says in those of Go. It names other rules by their lines.
 func inFile(text string, rules []*yaml.Node) string {
@@ -276,6 +276,7 @@ type defaults struct {
 	InOrder   bool                        `yaml:"in_order" about:"Whether the tasks of a key run in the order in which they were enqueued, through failures."`
 	OnArchive choice[automutex.OnArchive] `yaml:"on_archive" about:"What happens to the key of an ordered task that is archived: hold (for an operator) or continue (with the next)."`
 	MaxQueued int                         `yaml:"max_queued" about:"How many tasks of a key may be enqueued and not done, in order; no bound where it is left out."`
+	LeaveIdle int                         `yaml:"leave_idle" about:"A task starts above the limit while so many workers of its server stay idle; none does where it is left out."`
 	Fence     bool                        `yaml:"fence" about:"Whether handlers get a fence, a number that grows from run to run of a key."`
 	Busy      choice[automutex.Policy]    `yaml:"busy" about:"The policy for a task that finds its key taken; park where it is left out."`
 }
@@ -295,7 +296,7 @@ func (r rule) rule() automutex.Rule {
 		Limit: r.Limit.number, LimitField: (*automutex.LimitField)(r.Limit.field), TTL: r.TTL, Wait: r.Wait,
 		MaxHold:  r.MaxHold,
 		Cooldown: r.Cooldown, Rate: automutex.Rate(r.Rate.starts),
-		InOrder: r.InOrder, OnArchive: r.OnArchive.value, MaxQueued: r.MaxQueued, Fence: r.Fence, Busy: r.Busy.value,
+		InOrder: r.InOrder, OnArchive: r.OnArchive.value, MaxQueued: r.MaxQueued, LeaveIdle: r.LeaveIdle, Fence: r.Fence, Busy: r.Busy.value,
 	}
 }
 

@@ -28,10 +28,14 @@ type crew struct {
 	waiting []*WorkerWait   // in the order in which they began to wait
 	paces   map[string]pace // by key
 
-	since   time.Time // all are busy since then, gaps included; zero: they are not
-	free    time.Time // since when one is free and no task has come; zero: none is
-	leaving int       // waits that were told to end, and whose workers are not free yet
-	tellAt  time.Time // while the server is full: when the next kept wait may be told to end
+	since   time.Time                    // all are busy since then, gaps included; zero: they are not
+	free    time.Time                    // since when one is free and no task has come; zero: none is
+	leaving int                          // waits that were told to end, and whose workers are not free yet
+	tellAt  time.Time                    // while the server is full: when the next kept wait may be told to end
+	shares  map[string]map[string]*share // by scope and key: who borrows
+	coming  int                          // called work that is on its way to this server
+	lends   bool                         // a worker has become idle since it was last lent
+
 	fresh   int       // how many tasks that nobody called have come since the server is full, less called ones
 	freshAt time.Time // when the last of these came
 }
@@ -60,6 +64,7 @@ func (c *crew) ended(worked bool, now time.Time) {
 	if c.busy--; c.free.IsZero() {
 		c.free = now
 	}
+	c.lends = true
 	if worked {
 		c.working--
 	} else {
@@ -116,7 +121,7 @@ func (c *crew) mayWait(key string, place int64, now time.Time) bool {
 // settle ends the time in which all workers are busy if one has been free for long enough. It comes before all else.
 func (c *crew) settle(now time.Time) {
 	if !c.since.IsZero() && !c.free.IsZero() && now.Sub(c.free) >= c.gap {
-		c.since, c.tellAt, c.fresh = time.Time{}, time.Time{}, 0
+		c.since, c.tellAt, c.fresh, c.lends = time.Time{}, time.Time{}, 0, true
 	}
 }
 
@@ -126,18 +131,28 @@ func (c *crew) isFull(now time.Time) bool {
 
 func (c *crew) isBehind(now time.Time) bool { return c.fresh > 2 && now.Sub(c.freshAt) < BehindAfter }
 
-// follows returns the waits that are to be told to end.
-func (c *crew) follows(now time.Time) (leave []*WorkerWait) {
+// follows returns the waits that are to be told to end, those that are to ask again, and a key whose parked work may
+// borrow.
+func (c *crew) follows(now time.Time) (leave, ask []*WorkerWait, check string) {
 	if c.busy >= c.limit {
 		c.free = time.Time{}
 		if c.since.IsZero() {
 			c.since = now
 		}
 	}
-	if !c.isFull(now) || len(c.waiting) == 0 {
-		return nil
+	if c.isFull(now) && len(c.waiting) > 0 {
+		leave = c.giveWay(now)
 	}
-	leave = c.without(c.kept(c.waiting, c.room(), now))
+	if c.lends && len(c.shares) > 0 && !c.isBehind(now) {
+		ask, check = c.borrowers()
+	}
+	c.lends = false
+	return leave, ask, check
+}
+
+// giveWay returns the waits of a full server that are to end.
+func (c *crew) giveWay(now time.Time) []*WorkerWait {
+	leave := c.without(c.kept(c.waiting, c.room(), now))
 	if len(leave) > 0 && !c.isBehind(now) {
 		leave = c.oneOf(leave, now)
 	}

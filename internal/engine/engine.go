@@ -60,10 +60,11 @@ const (
 // Ref names a lock, and says what its scripts have to know of it.
 type Ref struct {
 	Key     string
-	Limit   int  // how many may hold the lock, for this caller
-	Fixed   bool // no other limit counts, but a pause does
-	Pool    bool // its slots are its values
-	Ordered bool // it is given in the order of its tasks
+	Limit   int     // how many may hold the lock, for this caller
+	Fixed   bool    // no other limit counts, but a pause does
+	Pool    bool    // its slots are its values
+	Ordered bool    // it is given in the order of its tasks
+	Lender  *Lender // whose workers hold the lock beyond Limit; nil: nobody's
 }
 
 // keys are those of the lock.
@@ -84,6 +85,11 @@ func (e *Engine) limit(r *Ref) int {
 		return min(r.Limit, MaxLimit)
 	}
 	return min(e.controls.Slots(r.Key, r.Limit, r.Fixed), MaxLimit)
+}
+
+// hasOrder reports whether an operator's limit, or a pause, counts for the lock, and not that of its asker.
+func (e *Engine) hasOrder(key string) bool {
+	return e.controls != nil && e.controls.Slots(key, MaxLimit+1, false) <= MaxLimit
 }
 
 // Engine is one process' side of its locks. Safe for concurrent use.
@@ -159,6 +165,9 @@ func (e *Engine) Key(name string, parts ...string) string {
 // ArriveWithin has called work count as overdue after d at the earliest: the time that its server may take to fetch it.
 func (e *Engine) ArriveWithin(d time.Duration) { e.parking.arriveWithin(d) }
 
+// CheckSoon looks after the parked work of a key at once, which may borrow workers.
+func (e *Engine) CheckSoon(key string) { e.parking.checkSoon(key) }
+
 // Life counts what is under way, also of those who read the orders of operators, and claims, beside the locks.
 func (e *Engine) Life() *life.Life { return e.life }
 
@@ -197,6 +206,8 @@ type Request struct {
 	InTime bool            // the wait ends at once if the gate opens after the deadline of Within
 	Park   bool            // the caller may leave its note in line, and return
 	Yield  <-chan struct{} // with Wait and Park: when it is closed the caller parks
+	Worker *WorkerWait     // with Ref.Lender and Wait: the caller's wait, as the workers know it
+	Again  <-chan struct{} // so, too: the caller asks again
 	Leaves bool            // with Wait: a pause ends it
 	// OnWait is called once at most, when Redis has said that the caller has to wait. sinceCall: as Lease.SinceCall.
 	OnWait func(sinceCall time.Duration)
@@ -235,9 +246,10 @@ func (e *Engine) askCall(le *Lease, mode askMode, limit int) *redisx.Call {
 		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), r.grant().Milliseconds(), int64(limit),
 		oneOrZero(mode == askPark), oneOrZero((r.Notes || r.Park) && r.Note != ""), r.Every.Microseconds(),
 		r.Spare.Microseconds(),
+		oneOrZero(limit > 0 && r.Lender != nil && !e.hasOrder(r.Key) && r.Lender.lend(&r.Ref, r.Worker)),
 	}
-	return &redisx.Call{Script: askScript, Keys: r.keys(), Args: shorten(args, int64(0), args[1], int64(1), int64(0),
-		int64(0), int64(0), int64(0))}
+	args = shorten(args, int64(0), args[1], int64(1), int64(0), int64(0), int64(0), int64(0), int64(0))
+	return &redisx.Call{Script: askScript, Keys: r.keys(), Args: args}
 }
 
 // shorten leaves out the last arguments that a script takes anyway, those from the third on.
@@ -409,6 +421,9 @@ func (e *Engine) noteAsk(le *Lease, reply any, err error) (a Answer, _ error) {
 	if refused := refusalOf(reply); refused != nil {
 		return a, fmt.Errorf("%w: %q", refused, r.Name)
 	}
+	if r.Worker != nil && r.Lender != nil {
+		defer func() { r.Lender.answered(r.Worker, a.Yours) }()
+	}
 	if err == nil {
 		var ok bool
 		if a, ok = parseAsk(reply, r.Pool); !ok {
@@ -485,7 +500,7 @@ func (e *Engine) sendRelease(ctx context.Context, le *Lease) (released, error) {
 		}
 		resent = body.Resent() || err != nil && !redisx.IsNotRun(err)
 	}
-	inbound, life := e.parking.wanted(r.Ref)
+	inbound, life, lend := e.parking.wanted(r.Ref, true)
 	c := &redisx.Call{Script: releaseScript, Keys: r.keys()}
 	if r.Ordered {
 		c.Script, c.Args = orderReleaseScript, e.orderRelease(le, body, inbound, cooldown)
@@ -494,8 +509,8 @@ func (e *Engine) sendRelease(ctx context.Context, le *Lease) (released, error) {
 		if le.consumes {
 			consumed = le.value
 		}
-		c.Args = shorten([]any{body, int64(e.limit(&r.Ref)), inbound, life, cooldown, consumed}, int64(0),
-			minCallLife.Milliseconds(), int64(0), "")
+		c.Args = shorten([]any{body, int64(e.limit(&r.Ref)), inbound, life, cooldown, lend, consumed}, int64(0),
+			minCallLife.Milliseconds(), int64(0), int64(0), "")
 	}
 	sent := time.Now()
 	reply, err := e.conn.Run(ctx, c.Script, c.Keys, c.Args...)

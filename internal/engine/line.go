@@ -128,6 +128,11 @@ func (e *Engine) stand(w *waiter, began time.Time) error {
 			w.turn.parkSoon(time.Now())
 			e.planAsk(w)
 			e.mu.Unlock()
+		case <-r.Again:
+			e.mu.Lock()
+			w.turn.askAgain(time.Now())
+			e.planAsk(w)
+			e.mu.Unlock()
 		case <-e.life.Closing.Done():
 			if last := e.leave(w); last.Parked {
 				return &Busy{Answer: last, Waited: time.Since(began), Cause: ErrClosed}

@@ -66,7 +66,7 @@ func (e *Engine) actOrder(
 		return n, err
 	}
 	r.Ordered = true
-	inbound, _ := e.parking.wanted(r)
+	inbound, _, _ := e.parking.wanted(r, false)
 	sent := time.Now()
 	reply, err := e.callOrder(ctx, orderActScript, r, int64(e.limit(&r)), inbound, string(act), item.Nonce, item.Ticket,
 		item.State, item.Seen,

@@ -61,23 +61,26 @@ func newParking(e *Engine, caller Caller) *parking {
 	return p
 }
 
-// wanted returns two arguments of release and check: how much called and waiting work the lock is to have, and how long
-// called work has to arrive (ms).
-func (p *parking) wanted(r Ref) (inbound, life int64) {
+// wanted returns three arguments of release and check: how much called and waiting work the lock is to have, how long
+// called work has to arrive (ms), and how many workers it may borrow, that of the releaser among them.
+func (p *parking) wanted(r Ref, releases bool) (inbound, life, lend int64) {
 	if p.caller == nil || p.engine.limit(&r) == 0 {
-		return 0, minCallLife.Milliseconds()
+		return 0, minCallLife.Milliseconds(), 0
+	}
+	if !p.engine.hasOrder(r.Key) {
+		lend = int64(r.Lender.calls(&r, releases))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := p.lines[r.Key]
 	if n == nil {
-		return 1, p.leastLife.Milliseconds() // so that a process that parks nothing wakes what others have parked
+		return 1, p.leastLife.Milliseconds(), lend // so that a process that parks nothing wakes what others have parked
 	}
 	inbound = int64(n.inbound)
 	if r.Ordered { // a task that fails has those that were called behind it come in vain
 		inbound = max(1, min(inbound, int64(maxInboundInOrder/max(1, p.parkedOn))))
 	}
-	return inbound, n.callLife(p.leastLife).Milliseconds()
+	return inbound, n.callLife(p.leastLife).Milliseconds(), lend
 }
 
 // arriveWithin is Engine.ArriveWithin. Less than minCallLife, and than an earlier d, changes nothing.
@@ -116,6 +119,7 @@ func (p *parking) noteParked(r Ref, note string, a Answer, called bool) {
 	defer p.mu.Unlock()
 	n := p.line(r)
 	n.noteParked(note, called || a.SinceCall >= 0)
+	r.Lender.parked(&r, !p.engine.hasOrder(r.Key))
 	p.noteSeen(n, -1)
 }
 
@@ -141,6 +145,7 @@ func (p *parking) noteNamed(r Ref, back named, sent time.Time) {
 	defer p.mu.Unlock()
 	if back.parked == 0 && len(back.called) == 0 {
 		if n := p.lines[r.Key]; n != nil && n.noteNothing(sent) {
+			n.ref.Lender.parked(&n.ref, false)
 			p.parkedOn--
 			p.plan(n)
 		}
@@ -150,6 +155,7 @@ func (p *parking) noteNamed(r Ref, back named, sent time.Time) {
 	for _, note := range n.noteNamed(back.called, paused, n.callLife(p.leastLife), time.Now()) {
 		p.queueCall(n, note)
 	}
+	n.ref.Lender.parked(&n.ref, !paused && !back.gated && len(n.notNow) == 0 && !p.engine.hasOrder(r.Key))
 	p.noteSeen(n, back.opens)
 }
 
@@ -183,9 +189,23 @@ func (p *parking) planCheck(n *parkedLine, opens time.Duration) {
 	p.plan(n)
 }
 
+// checkSoon has the line of a key checked at once: its work may borrow workers.
+func (p *parking) checkSoon(key string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := p.lines[key]; n != nil && n.parked && !n.checking {
+		n.checkAt = time.Now()
+		p.plan(n)
+	}
+}
+
 // plan moves n to its place in the agenda, and sets the alarm if it is the first. Callers hold mu.
 func (p *parking) plan(n *parkedLine) {
 	at := n.checkAt
+	if l := n.ref.Lender; l != nil && len(n.calls) != n.counted {
+		l.Workers.Coming(len(n.calls) - n.counted)
+		n.counted = len(n.calls)
+	}
 	switch {
 	case n.checking:
 		at = time.Time{}
@@ -304,12 +324,12 @@ func (p *parking) check(batch []*parkedLine, left *int) {
 // checkCall is the call of the script that checks r, and notes the fate of a note of a plain lock. (The Caller itself
 // tells Redis what it has seen of an ordered task.)
 func (p *parking) checkCall(r Ref, note, fate string) *redisx.Call {
-	inbound, life := p.wanted(r)
+	inbound, life, lend := p.wanted(r, false)
 	limit := int64(p.engine.limit(&r))
 	if r.Ordered {
 		return &redisx.Call{Script: orderActScript, Keys: r.keys(), Args: []any{limit, inbound, "none", "", 0, "", 0, 0, ""}}
 	}
-	return &redisx.Call{Script: checkScript, Keys: r.keys(), Args: []any{limit, inbound, life, note, fate}}
+	return &redisx.Call{Script: checkScript, Keys: r.keys(), Args: []any{limit, inbound, life, note, fate, lend}}
 }
 
 // queueCall queues a call. Callers hold mu.
@@ -326,6 +346,7 @@ func (p *parking) queueCall(n *parkedLine, note string) {
 	if n.queue = append(n.queue, note); len(n.queue) == 1 && !n.calling {
 		p.queue = append(p.queue, n)
 	}
+	p.plan(n)
 }
 
 // makeCalls makes the next call of each queued line in turn until the queue is empty. A line is not queued while a call
@@ -380,6 +401,7 @@ func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
 	if n.endCall(note, fate, time.Now()) {
 		p.queueCall(n, note)
 	}
+	p.plan(n)
 }
 
 // withClaim runs f, unless another process calls the same note now. Without the claim two processes could both find the

@@ -205,7 +205,7 @@ func comeBack(t *testing.T, e *Engine, r Request, note string) *Lease {
 func releaseAndCall(t *testing.T, e *Engine, le *Lease) {
 	t.Helper()
 	r, sent := le.request.Ref, time.Now()
-	inbound, life := e.parking.wanted(r)
+	inbound, life, _ := e.parking.wanted(r, true)
 	reply, err := e.conn.Run(context.Background(), releaseScript, r.keys(), le.bodyArg, e.limit(&r), inbound, life)
 	redistest.Must(t, err)
 	back, err := parseRelease(reply)

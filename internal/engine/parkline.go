@@ -44,8 +44,9 @@ type parkedLine struct {
 	checkAt    time.Time // of the next check; zero: of none
 	stillCount int       // checks of an ordered key, one after the other, that found nothing to do
 
-	calls  map[string]call // by note; nil while empty
-	notNow map[string]bool // notes whose Caller answered FateLater since the last check; nil while empty
+	calls   map[string]call // by note; nil while empty
+	counted int             // so many of them the server's workers know of; parking's
+	notNow  map[string]bool // notes whose Caller answered FateLater since the last check; nil while empty
 
 	// Where it stands: parking's.
 	entry

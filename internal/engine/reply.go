@@ -48,6 +48,7 @@ type named struct {
 	parked int           // notes that are parked and not called
 	called []string      // notes to call; of an ordered key tasks, see ParseItem
 	opens  time.Duration // with parked or called notes: until the first deadline or the gate opens; below 0: neither
+	gated  bool          // the gate is closed
 }
 
 func parseNamed(reply any) (n named, err error) {
@@ -55,6 +56,9 @@ func parseNamed(reply any) (n named, err error) {
 	if list, isList := reply.([]any); isList {
 		f.list = list
 		n.parked, n.opens = int(f.num(1)), f.ms(2)
+		if n.gated = n.opens < -time.Millisecond; n.gated {
+			n.opens = -time.Millisecond - n.opens
+		}
 		for i := 3; i < len(list); i++ {
 			n.called = append(n.called, f.text(i))
 		}

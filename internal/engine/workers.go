@@ -21,6 +21,8 @@ type Workers struct {
 	Limit int           // of tasks at once
 	Gap   time.Duration // asynq's pause when its queue is empty is longer; 0: BehindAfter
 	Usual time.Duration // how long a parked task takes to be called and to come, before any has
+	// Check has the parked work of a key looked at, since it may borrow. Called on a goroutine of its own.
+	Check func(key string)
 
 	mu    sync.Mutex // guards what follows; never held across I/O. No other lock is taken while it is held
 	crew  crew
@@ -33,6 +35,13 @@ type WorkerWait struct {
 	Place int64  // its place in the order of the key; 0: the key is not ordered
 	Leave func() // ends the wait; called once at most, maybe after its end. It must not block
 	told  bool   // Leave was called
+
+	// With a Lender, Ask has it ask again, since it may borrow. It must not block.
+	Lender  *Lender
+	Ask     func()
+	Limit   int  // of the key, for this wait
+	asked   bool // Ask was called, and its ask is not answered
+	borrows bool // its ask was lent a worker, and has the lock or is not answered
 }
 
 // Started counts a worker as busy: a task has come.
@@ -70,6 +79,9 @@ func (w *Workers) End(me *WorkerWait, granted bool) {
 	w.change(func(time.Time) { w.crew.endWait(me, granted) })
 }
 
+// Coming counts called work that is on its way to the server.
+func (w *Workers) Coming(more int) { w.change(func(time.Time) { w.crew.coming += more }) }
+
 // change changes the crew, and does what follows.
 func (w *Workers) change(what func(now time.Time)) {
 	w.mu.Lock()
@@ -78,8 +90,15 @@ func (w *Workers) change(what func(now time.Time)) {
 	c.limit, c.gap, c.usual = w.Limit, cmp.Or(w.Gap, BehindAfter), w.Usual
 	c.settle(now)
 	what(now)
-	for _, wait := range c.follows(now) {
+	leave, ask, check := c.follows(now)
+	for _, wait := range leave {
 		wait.Leave()
+	}
+	for _, wait := range ask {
+		wait.Ask()
+	}
+	if check != "" && w.Check != nil {
+		go w.Check(check) // ends with a look at a line in memory
 	}
 	switch next := c.next(now); {
 	case next == 0:

@@ -23,7 +23,8 @@ func TestCrew(t *testing.T) {
 			if err := crewEvent(c, names, e, now); err != nil {
 				return "", err
 			}
-			return crewTell(c, names, c.follows(now), now), nil
+			leave, _, _ := c.follows(now)
+			return crewTell(c, names, leave, now), nil
 		}
 	})
 }

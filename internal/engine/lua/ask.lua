@@ -10,6 +10,7 @@
 -- ARGV[7] notes=0  1: no two holders of this lock have the same note, from now on
 -- ARGV[8] every=0  a rate: from one start to the next (us); 0: none
 -- ARGV[9] spare=0  how much of it can be saved up (us)
+-- ARGV[10] borrows=0  1: it brings one slot more, for itself alone: a worker that nobody else needs
 --
 -- reply yours:    fence; in a pool {fence, value}
 -- reply returned, yours: {fence, in line for (ms), called ago (ms, -1: not), notes parked}: its note was parked
@@ -30,7 +31,8 @@ local only_try = (ARGV[3] or '0') == '0' and not park
 local is_thin = w and string.sub(w, 1, 1) ~= '+' and string.find(w, '|', 1, true)
 local none = not w and redis.call('EXISTS', KEYS[6]) == 0
 local takes = none and limit > 0 and every_wanted == '0' and not KEYS[7]
-local refused = only_try and every_wanted == '0' and (is_thin and limit <= 1 or none and (limit == 0 or KEYS[7]))
+local refused = only_try and every_wanted == '0' and ARGV[10] ~= '1'
+  and (is_thin and limit <= 1 or none and (limit == 0 or KEYS[7]))
 if takes or w == body or refused then
   local left = takes and 0 or redis.call('PTTL', KEYS[1])
   if takes then
@@ -71,29 +73,37 @@ local note = note_of(body)
 local ticket = parks and call('ZSCORE', parked, note) -- of a note that is parked, or was called
 local was_parked, inline, called_ago = ticket, 0, -1
 -- 2. A slot is free: waiters come first, and the asker may be one of them.
-local same, stopped
+local same, stopped, its_fence, pool_value
 local free, moved = math.max(0, limit - count), false
 if values and limit > 0 then free = call('ZCARD', values) end
 if free > 0 then
   local asker, own, told = body, nil, nil
   --@include grant
-  if mine then
-    if ticket then
-      --@include unpark
-    end
-    --@include write
-    if ticket then return {mine, inline, called_ago, call('ZCARD', parked) - call('ZCARD', called)} end
-    return its_value and {mine, its_value} or mine
-  end
-  stopped = more
-  if moved then
+  its_fence, pool_value, stopped = mine, its_value, more
+  if moved and not mine then
     local found = call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
     first, deadline = found[1], tonumber(found[2])
   end
 end
-if count > 1 or park or gated then
+local borrows = ARGV[10] == '1'
+if not its_fence and (count > 1 or park or gated or borrows) then
   --@include twin
   same = twin(body)
+end
+if borrows and not its_fence and limit > 0 and opens <= now_us and not same then
+  local length, value = lease, nil
+  call('ZREM', line, token)
+  call('HDEL', info, token)
+  --@include hold
+  its_fence = fence
+end
+if its_fence then
+  if ticket then
+    --@include unpark
+  end
+  --@include write
+  if ticket then return {its_fence, inline, called_ago, call('ZCARD', parked) - call('ZCARD', called)} end
+  return pool_value and {its_fence, pool_value} or its_fence
 end
 
 -- 3. Busy. What keeps the asker out?

@@ -4,9 +4,9 @@
 -- count any more, so that others are called beside it; when 100 are called, it goes to the end of the line for the next
 -- one. Of who has been in line for 5 s one is called although others wait: waiters may overtake, but not for ever.
 --
--- Expects inbound, how many called and waiting ones there should be (0: call nobody), and life (ms). Sets reply, unless
--- nothing is parked: {reply, not called, until the first deadline or the gate opens (ms, -1: neither), called note,
--- ...}
+-- Expects inbound, how many called and waiting ones there should be (0: call nobody), lend, how many workers the key may
+-- borrow, and life (ms). Sets reply, unless nothing is parked: {reply, not called, until the first deadline (ms, -1:
+-- there is none; below: -1 - until the gate opens), called note, ...}
 local total = call('ZCARD', parked)
 if total == 0 then
   parks, changed = false, true
@@ -23,7 +23,12 @@ else
       call('ZADD', parked, int(now_us), last)
       before = 99
     end
-    local wanted, age = math.max(inbound, free) - fresh - (nobody and 0 or call('ZCARD', line)), 0
+    local most = math.max(inbound, free + lend)
+    if every > 0 then -- as many as the gate lets through while they come, in half of life
+      local next = math.max(gates.rate or 0, now_us - spare)
+      most = math.min(most, math.max(1, math.floor((now_us + life * 500 - next) / every) + 1))
+    end
+    local wanted, age = most - fresh - (nobody and 0 or call('ZCARD', line)), 0
     if wanted <= 0 and fresh == 0 then wanted, age = 1, 5000000 end
     wanted = math.min(wanted, 100 - before)
     if wanted > 0 then
@@ -49,7 +54,7 @@ else
     local live = call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
     soonest = live[2] - now_ms
   end
-  if opens > now_us and (count == 0 or limit > 1) then soonest = math.ceil((opens - now_us) / 1000) end
+  if opens > now_us and (count == 0 or limit > 1) then soonest = -1 - math.ceil((opens - now_us) / 1000) end
   reply = {reply, total - #names, soonest}
   for _, note in ipairs(names) do reply[#reply + 1] = note end
 end

@@ -18,7 +18,7 @@ if values then
   local token = token_of(body)
   value = call('ZPOPMIN', values)[1]
   call('HSET', info, 'v:' .. token, value, 't:' .. value, token)
-elseif noted and limit ~= 1 then
+elseif noted and (limit ~= 1 or count > 1) then
   first = first or body -- whoever was the first has a field already
   local before, note = string.match(first, '^([^|]*|[^|]*)|(.*)$')
   call('HSET', info, 'n:' .. note, before, 'n:' .. note_of(body), string.match(body, '^[^|]*|[^|]*'))

@@ -13,7 +13,7 @@ local function leave(body, consume)
       call('ZADD', values, int(math.max(now_us, (last or 0) + 1)), value)
       if not last then call('PEXPIREAT', values, int(good)) end
     end
-  elseif noted and limit ~= 1 then
+  elseif noted and (limit ~= 1 or count > 0) then
     call('HDEL', info, 'n:' .. note_of(body))
   end
 end

@@ -6,7 +6,8 @@
 -- ARGV[3] inbound=0   how many called and waiting ones there should be; 0: call nobody
 -- ARGV[4] life=1000   how long a called note may take to come (ms)
 -- ARGV[5] cooldown=0  close the gate for so long (ms)
--- ARGV[6] consume     in a pool: the value that leaves it for good, if the holder has it
+-- ARGV[6] lend=0      how many workers the key may borrow
+-- ARGV[7] consume     in a pool: the value that leaves it for good, if the holder has it
 --
 -- reply held:   slots free now
 -- reply absent: -1 - slots free now
@@ -31,7 +32,7 @@ local was = first == body or count > 1 and tonumber(call('ZSCORE', holders, body
 local late = was and limit == 1 and count == 1 and not values and cooldown == '0'
 if was and not late then
   --@include leave
-  leave(body, ARGV[6])
+  leave(body, ARGV[7])
 end
 local own, told = string.match(body, '^[^.]*'), nil
 local free, moved, asker, lease = late and 1 or math.max(0, limit - count), was, nil, nil
@@ -52,6 +53,7 @@ end
 local reply = was and free or -1 - free
 if parks then
   local inbound, life = (was or free > 0) and tonumber(ARGV[3] or 0) or 0, tonumber(ARGV[4] or 1000)
+  local lend = tonumber(ARGV[6] or 0)
   --@include calls
 end
 --@include settle
