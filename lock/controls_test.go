@@ -215,6 +215,41 @@ func TestControls_pauseAndLimitKeepTheirOwnReasons(t *testing.T) {
 	})
 }
 
+// A process that has ordered a pause takes no grant of one that does not know of it yet, by a message or by a reply; its
+// waiter keeps its place in line.
+func TestControls_noGrantAfterAPause(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		prefix := ownPrefix(t)
+		operator, m := newLocker(t, s.Client(t), prefix), (*lock.Lock)(nil)
+		m = operator.Mutex("report")
+		rdb, deaf := s.Client(t), &redistest.FailHook{}
+		rdb.AddHook(deaf)
+		elsewhere := newLocker(t, rdb, prefix)
+		held := mustTry(t, handle(elsewhere, m))
+		deaf.Before(func(cmd redis.Cmder) error { // the next read of the controls
+			if strings.Contains(cmd.String(), "{control}") {
+				return redistest.ReplyError("LOADING")
+			}
+			return nil
+		})
+		first := inLine(t, m, 1)
+		second := inLine(t, m, 2)
+		pause(t, operator, "report", time.Time{}, "")
+		mustUnlock(t, held) // grants the first, in Redis
+		redistest.Eventually(t, soon, func() bool {
+			info := looksAt(t, m)
+			return info.Held == 0 && info.Waiting == 2
+		}, "the grant is given back")
+		if !first.pending() || !second.pending() {
+			t.Fatal("a waiter got the lock in the pause")
+		}
+		resume(t, operator, "report")
+		mustUnlock(t, first.got(t))
+		mustUnlock(t, second.got(t))
+	})
+}
+
 // A pause is ordered while the command that takes the lock is on its way for longer than ControlDelay. Then TryLock and
 // Lock give the lock back: nothing starts after the operator was told that the pause is in force.
 func TestControls_pausedWhileTheAskTravels(t *testing.T) {

@@ -225,8 +225,8 @@ func (b *Busy) Unwrap() error { return b.Cause }
 
 func (r *Request) grant() time.Duration { return min(r.TTL, maxGrant) }
 
-// askCall is an ask with limit slots.
-func (e *Engine) askCall(le *Lease, mode askMode, limit int) *redisx.Call {
+// askCall is an ask with limit slots. With a ticket and no slots it gives a grant back.
+func (e *Engine) askCall(le *Lease, mode askMode, limit int, ticket int64) *redisx.Call {
 	r := &le.request
 	if r.Ordered {
 		return e.orderAsk(le, mode, limit)
@@ -235,6 +235,9 @@ func (e *Engine) askCall(le *Lease, mode askMode, limit int) *redisx.Call {
 		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), r.grant().Milliseconds(), int64(limit),
 		oneOrZero(mode == askPark), oneOrZero((r.Notes || r.Park) && r.Note != ""), r.Every.Microseconds(),
 		r.Spare.Microseconds(),
+	}
+	if ticket > 0 {
+		return &redisx.Call{Script: askScript, Keys: r.keys(), Args: append(args, ticket)}
 	}
 	return &redisx.Call{Script: askScript, Keys: r.keys(), Args: shorten(args, int64(0), args[1], int64(1), int64(0),
 		int64(0), int64(0), int64(0))}
@@ -302,9 +305,9 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 		if err != nil {
 			return nil, err
 		}
-		// A process may be stopped between its look at the orders and here. So one that is late looks again: after a pause is
-		// in force nothing starts.
-		if e.controls != nil && control.Old(looked, time.Now()) && ctx.Err() == nil {
+		// A process may read a pause, or be stopped, between its look at the orders and here. So a try looks again, and a
+		// wait, in which turn looks, that is late: after a pause is in force nothing starts.
+		if e.controls != nil && (!r.Wait && !r.Park || control.Old(looked, time.Now())) && ctx.Err() == nil {
 			if err = e.controls.Know(ctx, r.Key); err == nil && e.limit(&r.Ref) == 0 {
 				err = &Busy{Paused: true}
 			}
@@ -394,7 +397,7 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode askMode) (a Answer, se
 		sent = time.Now()
 	}
 	limit := e.limit(&r.Ref)
-	c := e.askCall(le, mode, limit)
+	c := e.askCall(le, mode, limit, 0)
 	reply, err := e.conn.Run(ctx, c.Script, c.Keys, c.Args...)
 	if a, err = e.noteAsk(le, reply, err); err != nil {
 		e.loseReply(le, err)

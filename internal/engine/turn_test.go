@@ -64,7 +64,7 @@ func (s *toldWait) event(e *event, now time.Time) (step, error) {
 		}
 		return s.wait.replied(r, now), nil
 	case "granted":
-		return s.wait.noteGrant(message{fence: 7, serverUS: redis()}, now), nil
+		return s.wait.noteGrant(message{fence: 7, serverUS: redis()}, e.Number("slots", 1), now), nil
 	case "broken":
 		s.wait.noteBroken(message{fence: brokenFence, serverUS: redis()}, now)
 	case "gate":
@@ -104,6 +104,9 @@ func (s *toldWait) tell(next step) string {
 		told := "an ask is under way: " + [...]string{"try", "join", "join, or park behind an absent head", "park"}[w.mode]
 		if stay := w.mode.lifetime(); stay > 0 {
 			told += fmt.Sprintf("; it stays for %d ms", stay)
+		}
+		if ticket := w.brings(); ticket > 0 {
+			told += "; it gives its grant back, with the ticket of " + at(time.UnixMicro(ticket))
 		}
 		return told
 	case w.over:
