@@ -61,10 +61,12 @@ const (
 type Ref struct {
 	Key     string
 	Limit   int  // how many may hold the lock, for this caller
-	Fixed   bool // no other limit counts, but a pause does
 	Pool    bool // its slots are its values
 	Ordered bool // it is given in the order of its tasks
 }
+
+// LeaderKey ends the key of a leader's lock: no order of an operator is for a key of that form.
+const LeaderKey = ":lead"
 
 // keys are those of the lock.
 func (r *Ref) keys() []string {
@@ -83,7 +85,7 @@ func (e *Engine) limit(r *Ref) int {
 	if e.controls == nil {
 		return min(r.Limit, MaxLimit)
 	}
-	return min(e.controls.Slots(r.Key, r.Limit, r.Fixed), MaxLimit)
+	return min(e.controls.Slots(r.Key, r.Limit), MaxLimit)
 }
 
 // Engine is one process' side of its locks. Safe for concurrent use.

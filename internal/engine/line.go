@@ -44,7 +44,7 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 		return err
 	}
 	// a head is another task with its ID
-	own := r.Note != "" && holderOf(a.Holder).Note == r.Note && !strings.HasPrefix(a.Holder, "o:")
+	own := r.Notes && r.Note != "" && holderOf(a.Holder).Note == r.Note && !strings.HasPrefix(a.Holder, "o:")
 	if r.Park && !a.Yours && !a.Parked && own && !isClosed(w.done) {
 		return &Busy{Answer: e.leave(w)} // its own earlier run: it returns
 	}
