@@ -227,22 +227,22 @@ func (b *Busy) Unwrap() error { return b.Cause }
 
 func (r *Request) grant() time.Duration { return min(r.TTL, maxGrant) }
 
-// askCall is an ask with limit slots. With a ticket and no slots it gives a grant back.
+// askCall is an ask with limit slots. With none it gives back what was granted meanwhile, and is in line by the ticket.
 func (e *Engine) askCall(le *Lease, mode askMode, limit int, ticket int64) *redisx.Call {
 	r := &le.request
 	if r.Ordered {
 		return e.orderAsk(le, mode, limit)
 	}
+	if limit > 0 {
+		ticket = 0
+	}
 	args := []any{
 		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), r.grant().Milliseconds(), int64(limit),
 		oneOrZero(mode == askPark), oneOrZero((r.Notes || r.Park) && r.Note != ""), r.Every.Microseconds(),
-		r.Spare.Microseconds(),
-	}
-	if ticket > 0 {
-		return &redisx.Call{Script: askScript, Keys: r.keys(), Args: append(args, ticket)}
+		r.Spare.Microseconds(), ticket,
 	}
 	return &redisx.Call{Script: askScript, Keys: r.keys(), Args: shorten(args, int64(0), args[1], int64(1), int64(0),
-		int64(0), int64(0), int64(0))}
+		int64(0), int64(0), int64(0), int64(0))}
 }
 
 // shorten leaves out the last arguments that a script takes anyway, those from the third on.

@@ -14,7 +14,7 @@ import (
 )
 
 // waiter is one caller that waits. Engine.mu guards its fields but lease and done, which never change. turn.mode and
-// what turn.brings reads do not change while an ask is under way, so who sends it reads them without mu.
+// turn.ticket do not change while an ask is under way, so who sends it reads them without mu.
 type waiter struct {
 	entry
 	lease *Lease
@@ -187,7 +187,7 @@ func (e *Engine) leave(w *waiter) Answer {
 func (e *Engine) sendAsks(batch []*waiter) {
 	calls := make([]*redisx.Call, len(batch))
 	for i, w := range batch {
-		calls[i] = e.askCall(w.lease, w.turn.mode, e.limit(&w.lease.request.Ref), w.turn.brings())
+		calls[i] = e.askCall(w.lease, w.turn.mode, e.limit(&w.lease.request.Ref), w.turn.ticket)
 	}
 	sent := time.Now()
 	e.conn.Pipeline(context.Background(), calls)

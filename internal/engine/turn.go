@@ -94,7 +94,6 @@ type turn struct {
 	slotFreeAt time.Time
 	last       Answer // the last busy reply
 	ticket     int64  // its place in line, Redis' time (us); 0: it has none yet
-	regrets    bool   // it was granted the lock after its process had read a pause, and the next ask gives that back
 	// the newest message that grants it the lock, or takes it away; zero once a later ask was busy, which proves it stale
 	hint   message
 	hintAt time.Time // when it was received
@@ -122,17 +121,9 @@ func (w *turn) begin() {
 	}
 }
 
-// brings is the ticket that an ask brings which gives a grant back; 0: it gives none back, or had no place before.
-func (w *turn) brings() int64 {
-	if w.regrets {
-		return w.ticket
-	}
-	return 0
-}
-
-// regret has the next ask, due at once, give a grant back. It parks who may.
+// regret has an ask, due at once, give a grant back that came after a pause. It parks who may.
 func (w *turn) regret(now time.Time) step {
-	w.regrets, w.parkNext = true, w.parkNext || w.terms.mayPark
+	w.parkNext = w.parkNext || w.terms.mayPark
 	w.refreshAt, w.slotFreeAt = now, time.Time{}
 	return stay
 }
@@ -203,7 +194,7 @@ func (w *turn) end(s step) step {
 
 // noteBusy takes a busy reply, and sets when to ask again.
 func (w *turn) noteBusy(r askReply, now time.Time) step {
-	w.last, w.askedAt, w.repliedAt, w.regrets = r.Answer, r.sent, now, false
+	w.last, w.askedAt, w.repliedAt = r.Answer, r.sent, now
 	if w.ticket == 0 {
 		w.ticket = r.ServerUS - r.InLine.Microseconds()
 	}
@@ -261,8 +252,7 @@ func (w *turn) noteBroken(m message, now time.Time) {
 //
 // The lease counts from when the ask with that reply was sent. That was before the grant, so the caller never counts on
 // the lease for longer than Redis stores it. If less than half of the lease is left, or the lease is short, it asks
-// instead, and the reply starts the lease anew. With no slots its process has read a pause before the grant: it gives
-// that back.
+// instead, and the reply starts the lease anew. With no slots its process has read a pause before.
 func (w *turn) takeGrant(slots int, now time.Time) step {
 	if w.hint.serverUS <= w.last.ServerUS || w.hint.fence == brokenFence {
 		return stay

@@ -105,9 +105,6 @@ func (s *toldWait) tell(next step) string {
 		if stay := w.mode.lifetime(); stay > 0 {
 			told += fmt.Sprintf("; it stays for %d ms", stay)
 		}
-		if ticket := w.brings(); ticket > 0 {
-			told += "; it gives its grant back, with the ticket of " + at(time.UnixMicro(ticket))
-		}
 		return told
 	case w.over:
 		return "it has ended"

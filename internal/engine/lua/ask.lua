@@ -10,7 +10,7 @@
 -- ARGV[7] notes=0  1: no two holders of this lock have the same note, from now on
 -- ARGV[8] every=0  a rate: from one start to the next (us); 0: none
 -- ARGV[9] spare=0  how much of it can be saved up (us)
--- ARGV[10] ticket  of an asker that gives a grant back (us); empty: it has none
+-- ARGV[10] ticket  of an asker with no slots, which may give a grant back (us); empty: it has none
 --
 -- reply yours:    fence; in a pool {fence, value}
 -- reply returned, yours: {fence, in line for (ms), called ago (ms, -1: not), notes parked}: its note was parked

@@ -76,7 +76,6 @@ end
 
 -- run_of: the holder that is a run of the task, or nil. Others may hold the lock beside it.
 local function run_of(task)
-  if first and note_of(first) == task.note then return first end
   local body = table.concat({task.token, task.owner, task.note}, '|')
   return holds(body) and body or nil
 end
