@@ -215,8 +215,8 @@ func TestControls_pauseAndLimitKeepTheirOwnReasons(t *testing.T) {
 	})
 }
 
-// A process that has ordered a pause takes no grant of one that does not know of it yet, by a message or while an ask is
-// on its way; its waiter keeps its place in line.
+// A process that has ordered a pause takes no grant of one that does not know of it yet, by a message or while an ask
+// is on its way; its waiter keeps its place in line.
 func TestControls_noGrantAfterAPause(t *testing.T) {
 	t.Parallel()
 	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {

@@ -173,8 +173,8 @@ func TestLead_refuses(t *testing.T) {
 	}
 }
 
-// No order addresses a leader: with a limit of 3 on the name, on its key's, and in a pause, one candidate follows when an
-// operator breaks the leader's lock by its key, and the mutex of that name is another lock.
+// No order addresses a leader: with a limit of 3 on the name, and in a pause, one candidate follows when an operator
+// breaks the leader's lock by its key, and the mutex of that name is another lock.
 func TestLead_noOrderAddressesIt(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

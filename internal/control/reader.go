@@ -128,8 +128,8 @@ func Old(t, now time.Time) bool {
 }
 
 // Slots is the limit that the scripts get: how many may hold the lock with that Redis key at once. It is the number of
-// a control, or else limit, the number in the program. It is 0 while the lock is paused, so that the scripts grant it to
-// nobody and keep the line, and while the controls are not known. It does no I/O, and is called for each command.
+// a control, or else limit, the number in the program. It is 0 while the lock is paused, so that the scripts grant it
+// to nobody and keep the line, and while the controls are not known. It does no I/O, and is called for each command.
 func (r *Reader) Slots(key string, limit int) int {
 	text, ours := r.inBraces(key)
 	if !ours {

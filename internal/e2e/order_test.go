@@ -779,7 +779,7 @@ func TestInOrder_taskWithinATask(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, rule := range []automutex.Rule{
 			{Task: "inner", On: []string{"n"}, InOrder: true}, {Task: "inner", On: []string{"n"}},
-			{Task: "inner", On: []string{"n"}, Limit: 2}, {Task: "inner", On: []string{"n"}, Busy: automutex.Retry, Wait: patience},
+			{Task: "inner", On: []string{"n"}, Limit: 2}, {Task: "inner", Busy: automutex.Retry, Wait: patience},
 			{Task: "another"},
 		} {
 			var mu sync.Mutex
