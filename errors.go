@@ -134,7 +134,7 @@ func (d *delivery) toBusyError(t target, err error) error {
 	if e.failed = e.Reason == engine.ReasonFailed; e.failed {
 		e.Reason = ReasonBehind
 	}
-	same := d.note != "" && who.Note == d.note
+	same := d.note != "" && who.Note == d.note && d.outer == nil
 	e.reused = same && (e.Reason == ReasonBehind || e.Reason == ReasonArchived)
 	e.SameTask = same && !e.reused
 	if busy.Paused || busy.Left {

@@ -72,6 +72,7 @@ type Event struct {
 	Task   string // the task's type
 	Queue  string // asynq's queue; empty outside a server
 	TaskID string // asynq's task ID; empty outside a server
+	Inner  bool   // the task runs within another one's handler; Queue and TaskID are that one's
 
 	// Policy is the policy that applied (Busy, Skipped, Parked, Retried, Replaced): the rule's, or Retry if the rule's may
 	// end or run a task, but not for this reason; see [Policy].
@@ -105,7 +106,7 @@ func JoinObservers(observers ...func(context.Context, Event)) func(context.Conte
 
 // observe calls Config.Observe with e and the fields that name the task.
 func (d *delivery) observe(e Event) {
-	e.Task, e.Queue, e.TaskID = d.task.Type(), d.queue, d.id
+	e.Task, e.Queue, e.TaskID, e.Inner = d.task.Type(), d.queue, d.id, d.outer != nil
 	d.guard.observe(d.ctx, e)
 }
 

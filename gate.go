@@ -142,7 +142,7 @@ type LimitField struct {
 	// Path is the path of the field, as in [Rule].On.
 	Path string
 	// Default is the limit of a task whose field is missing, null or empty. With 0 such a task is archived with a
-	// [*KeyError].
+	// [*KeyError]. A name in another letter case is not missing, and archives the task.
 	Default int
 	// Most is the highest limit: a value above it counts as Most. 0 means no bound.
 	Most int

@@ -103,7 +103,7 @@ func Fields(paths ...string) KeyFunc {
 // fieldError is the KeyError for a field that setting names.
 func fieldError(t *asynq.Task, failed *keys.Error, setting string) *KeyError {
 	e := &KeyError{Task: t.Type(), Field: failed.Path, reason: failed.Reason,
-		advice: "enqueue the task with a value there, or change " + setting, absent: failed.Absent && !failed.Alike}
+		advice: "enqueue the task with a value there, or change " + setting, absent: failed.Absent}
 	if failed.NotRead {
 		e.advice = adviceEncoding
 	}

@@ -159,13 +159,16 @@ func running(ctx context.Context) *facts {
 }
 
 // LastAttempt reports whether asynq archives the task of the handler whose context is ctx if the handler fails; of an
-// ErrorHandler, whether that was its last attempt. A task of a [Client] has one retry more by asynq.GetMaxRetry than it
-// was enqueued with; LastAttempt goes by what was asked for.
+// ErrorHandler, whether that was its last attempt; in a task within a task, what it is in the outer one. A task of a
+// [Client] has one retry more by asynq.GetMaxRetry than it was enqueued with; LastAttempt goes by what was asked for.
 func LastAttempt(ctx context.Context) bool {
 	if last, is := ctx.Value(lastAttemptKey{}).(bool); is {
 		return last
 	}
 	if f := running(ctx); f != nil {
+		for f.outer != nil {
+			f = f.outer
+		}
 		return f.place.isLast(f)
 	}
 	retried, ok := asynq.GetRetryCount(ctx)

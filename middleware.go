@@ -144,10 +144,11 @@ type facts struct {
 	server    *server // nil: the server was made without ServerConfig
 	mark      *taskMark
 	arrived   time.Time
+	outer     *facts // those of the task within whose handler this one runs; nil: it is asynq's own
 }
 
 func (g *Guard) newDelivery(ctx context.Context, t *asynq.Task) *delivery {
-	d := &delivery{facts: facts{guard: g, ctx: ctx, task: t, arrived: time.Now()}}
+	d := &delivery{facts: facts{guard: g, ctx: ctx, task: t, arrived: time.Now(), outer: running(ctx)}}
 	if m, _ := ctx.Value(serverKey{g}).(*taskMark); m != nil {
 		d.server, d.mark = m.server, m
 	}
@@ -159,8 +160,10 @@ func (g *Guard) newDelivery(ctx context.Context, t *asynq.Task) *delivery {
 		d.retried, _ = asynq.GetRetryCount(ctx)
 		maxRetry, _ := asynq.GetMaxRetry(ctx)
 		d.last = d.retried >= maxRetry
-		d.place.Stamp, ok = stamp.Of(t.Headers(), d.note)
-		d.place.reserved = ok && maxRetry == d.place.Most+1
+		if d.outer == nil { // else a stamp among its headers is the outer task's, whose ID it has
+			d.place.Stamp, ok = stamp.Of(t.Headers(), d.note)
+			d.place.reserved = ok && maxRetry == d.place.Most+1
+		}
 	}
 	return d
 }
@@ -438,7 +441,7 @@ func said(err error) (decide.Said, time.Duration) {
 // decideEnd decides about a task by what its handler has returned, or a function that was asked in its place. A task
 // within a task leaves the wait of a RetryAfter to the outer one, which gives its locks back for it.
 func (d *delivery) decideEnd(met *obstacle) decide.Decision {
-	r := decide.Result{Over: d.over(), Last: d.last && running(d.ctx) == nil}
+	r := decide.Result{Over: d.over(), Last: d.last && d.outer == nil}
 	r.Said, met.delay = said(met.err)
 	r.TimeUp = r.Last && !d.hasTimeFor(max(met.delay, minStay))
 	return decide.End(r)

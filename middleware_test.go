@@ -473,6 +473,7 @@ func TestRuleSet_limitField(t *testing.T) {
 		{`{"n": true}`, 3, 50, 0},
 		{`{"n": [1]}`, 3, 50, 0},
 		{`{"n": 1, "n": 2}`, 3, 50, 0},
+		{`{"N": 1}`, 3, 50, 0}, // encoding/json takes it for n
 		{`no JSON`, 3, 50, 0},
 	} {
 		field := &LimitField{Path: "n", Default: test.deflt, Most: test.most}

@@ -120,8 +120,9 @@ func (d *delivery) attempt(next asynq.Handler) (err error) {
 	return next.ProcessTask(ctx, d.task)
 }
 
-// isOrdered reports whether the task takes the lock of t in the order of its key. Outside of a server it has no place.
-func (d *delivery) isOrdered(t target) bool { return t.rule.InOrder && d.note != "" }
+// isOrdered reports whether the task takes the lock of t in the order of its key. Outside of a server it has no place,
+// and a task within a task has none: asynq does not know it. That one takes turns with the tasks in order.
+func (d *delivery) isOrdered(t target) bool { return t.rule.InOrder && d.note != "" && d.outer == nil }
 
 // placeIn is the task's place in the order of t's key. A task without a stamp for that key joins at its arrival.
 func (d *delivery) placeIn(t target) *engine.Place {
@@ -186,7 +187,7 @@ func (d *delivery) withdraw() {
 
 // orderedKey is an ordered lock of the Guard, for who does not take it.
 func orderedKey(key string) engine.Ref {
-	return engine.Ref{Key: key, Limit: 1, Fixed: true, Ordered: true}
+	return engine.Ref{Key: key, Limit: 1, Ordered: true}
 }
 
 // errSpent is the last error of a task whose last attempt did not return.

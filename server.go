@@ -103,7 +103,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 			return decide.Delay(decide.AsAsked, r.delay)
 		}
 		if errors.Is(err, asynq.ErrLeaseExpired) { // asynq asks IsFailure next
-			mark.noteCut(t, t != nil && stamp.IsLast(t.Headers(), n), err)
+			mark.noteCut(t, stamp.IsLast(t, n), err)
 		}
 		return stamp.CapRedelivery(retryDelay(n, err, t), n, err, t)
 	}

@@ -53,6 +53,8 @@ func (d *delivery) waitOf(t target) waiting {
 	case d.last && (d.staying || policy.returns()):
 		d.warnOneAttempt(t.rule)
 		return waiting{most: 1 << 62, stays: true} // wait shortens it to the task's deadline
+	case t.rule.InOrder && d.outer != nil:
+		return waiting{most: t.rule.TTL, yields: true} // it has no place that it could keep
 	case policy.parks:
 		return waiting{parks: d.note != "", yields: true}
 	}
@@ -165,6 +167,7 @@ func parkBy(arrived, latest time.Time) time.Time {
 func (d *delivery) request(t target) engine.Request {
 	r := t.rule.request
 	r.Name, r.Key, r.Limit, r.Note, r.Whole = t.scope, t.key, t.limit, d.note, true
+	r.Notes = d.outer == nil // two tasks within one task have one note
 	if d.isOrdered(t) {
 		r.Ordered, r.Place = true, d.placeIn(t)
 	}

@@ -428,6 +428,9 @@ func (g *Guard) noting(handler asynq.Handler) asynq.Handler {
 func (g *Guard) observe(_ context.Context, e automutex.Event) {
 	g.note(e.Queue, e.TaskID, func(d *delivery) {
 		d.guarded = true
+		if e.Inner && e.Kind != automutex.EventParked { // asynq wakes the outer task for one that parks
+			return
+		}
 		switch e.Kind {
 		case automutex.EventWaiting:
 			d.waits++

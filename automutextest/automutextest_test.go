@@ -434,3 +434,19 @@ func TestWatch(t *testing.T) {
 		})
 	}
 }
+
+// What becomes of a task within a task is not the outer one's outcome.
+func TestTask_within(t *testing.T) {
+	t.Parallel()
+	g := New(t, automutex.Config{Rules: []automutex.Rule{{Task: "work"},
+		{Task: "inner", Busy: automutex.Skip}}})
+	mux := asynq.NewServeMux()
+	mux.Use(g.Middleware)
+	mux.HandleFunc("work", func(ctx context.Context, _ *asynq.Task) error {
+		return mux.ProcessTask(ctx, asynq.NewTask("inner", nil))
+	})
+	mux.HandleFunc("inner", func(context.Context, *asynq.Task) error { return nil })
+	s := Serve(t, g, mux)
+	Hold(t, g, asynq.NewTask("inner", nil))
+	s.Enqueue(t, asynq.NewTask("work", nil)).Becomes(t, Done)
+}

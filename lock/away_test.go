@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
@@ -156,7 +158,7 @@ func TestCosts(t *testing.T) {
 var asUser = []string{
 	"Rule02_LateReleaseLeavesTheSuccessorAlone", "Rate_changes", "CooldownKeepsTheSlotForThatLong", "Rights_pool",
 	"Rights_walk",
-	"Rights_slotThatMoves",
+	"Rights_slotThatMoves", "Rights_clientOptions",
 }
 
 // The documented rights are enough: a user with these and no others runs tests again, in a process of its own.
@@ -172,7 +174,7 @@ func TestRights_noneTooMany(t *testing.T) {
 		"resetkeys", "resetchannels", "~automutex:*", "&automutex:*",
 		"+eval", "+evalsha", "+scan", // the engine itself
 		"+set", "+subscribe", "+unsubscribe", "+ping", // a free lock, and its wake channel
-		"+hello", "+cluster|slots", "+asking", // go-redis, to connect, and to follow a slot that moves
+		"+hello", "+cluster|slots", "+asking", "+readonly", "+command", // go-redis, to connect, and to a Cluster
 	}
 	files, err := filepath.Glob("../internal/*/lua/*.lua")
 	redistest.Must(t, err)
@@ -210,6 +212,26 @@ func TestRights_walk(t *testing.T) {
 		wantLocked(t, m, true)
 		redistest.Must(t, le.Extend(t.Context(), lock.DefaultTTL))
 		mustUnlock(t, le)
+	})
+}
+
+// What the options of a client have it send.
+func TestRights_clientOptions(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for i := range 4 {
+			m := newLocker(t, s.Client(t, func(o *redis.UniversalOptions) {
+				o.ReadOnly, o.RouteByLatency, o.RouteRandomly = i == 0, i == 1, i == 2
+				if i == 3 {
+					o.Protocol, o.ContextTimeoutEnabled, o.PoolFIFO, o.MaxRetries = 2, true, true, -1
+				}
+			})).Mutex(redistest.Name(t))
+			held := mustTry(t, m)
+			next := inLine(t, m, 1)
+			mustUnlock(t, held)
+			mustUnlock(t, next.got(t))
+			free(t, m)
+		}
 	})
 }
 

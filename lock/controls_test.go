@@ -215,6 +215,41 @@ func TestControls_pauseAndLimitKeepTheirOwnReasons(t *testing.T) {
 	})
 }
 
+// A process that has ordered a pause takes no grant of one that does not know of it yet, by a message or while an ask
+// is on its way; its waiter keeps its place in line.
+func TestControls_noGrantAfterAPause(t *testing.T) {
+	t.Parallel()
+	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
+		for _, travels := range []bool{false, true} {
+			prefix, p := ownPrefix(t), redistest.NewProxy(t, s.Addr())
+			operator := newLocker(t, p.Client(t), prefix)
+			m := operator.Mutex("report")
+			// it has read the controls just now, and waits for nothing, so it does not hear of a change
+			held := mustTry(t, handle(newLocker(t, s.Client(t), prefix), m))
+			first, second := inLine(t, m, 1), inLine(t, m, 2)
+			asks := p.Hold(touches(m), 1)
+			pause(t, operator, "report", time.Time{}, "") // then all ask again
+			redistest.Eventually(t, soon, func() bool { return asks.Count() == 1 }, "an ask that is on its way")
+			if !travels {
+				asks.Release()
+				looksAt(t, m)
+			}
+			mustUnlock(t, held) // grants the first, in Redis
+			asks.Release()
+			redistest.Eventually(t, soon, func() bool {
+				info := looksAt(t, m)
+				return info.Held == 0 && info.Waiting == 2
+			}, "the grant is given back")
+			if !first.pending() || !second.pending() {
+				t.Fatal("a waiter got the lock in the pause")
+			}
+			resume(t, operator, "report")
+			mustUnlock(t, first.got(t))
+			mustUnlock(t, second.got(t))
+		}
+	})
+}
+
 // A pause is ordered while the command that takes the lock is on its way for longer than ControlDelay. Then TryLock and
 // Lock give the lock back: nothing starts after the operator was told that the pause is in force.
 func TestControls_pausedWhileTheAskTravels(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 )
 
@@ -54,7 +55,8 @@ const campaignPause = 2 * time.Second
 // Lead runs f in one process at a time, of all that call Lead with the same name on the same Redis and prefix. The
 // process that runs f is the leader. Each call, also of one process, is a candidate of its own.
 //
-// Lead campaigns: it waits in the line of the mutex called name. When it has the lease, it calls f. f's context ends
+// Lead campaigns: it waits in the line of the lock "<prefix>:{<name>}:lead", which no [Lock] is, no rule shares and no
+// order of an operator is for (see [Controls]). When it has the lease, it calls f. f's context ends
 // when ctx ends, and with cause ErrLost when the lease is lost; f should then stop and return. If the lease was lost
 // Lead campaigns again, and may call f again, in a new term. Otherwise Lead releases the lease and returns f's error,
 // or nil.
@@ -68,12 +70,11 @@ const campaignPause = 2 * time.Second
 // let the fence protect what f writes. [FromContext] returns the lease in f's context. With [MaxHold] a term ends after
 // that time, and leadership rotates.
 //
-// While an operator has paused name (see [Controls]) nobody becomes the leader, and a present leader goes on. Lead
-// ignores a limit. A rule whose Scope is name shares the mutex.
+// "automutex list", show and break know a leader by that key.
 func (l *Locker) Lead(ctx context.Context, name string, f func(ctx context.Context) error, options ...Option) error {
 	m := l.Mutex(name, options...)
 	h := inside.At(m)
-	h.Request.Fixed = true
+	h.Request.Key += engine.LeaderKey
 	switch {
 	case h.Err != nil:
 		return h.Err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -49,6 +50,11 @@ func runFor(t *testing.T, l *lock.Locker, name string, options ...lock.Option) *
 	return c
 }
 
+// leadersOf is the leader's lock of that name, as operators know it.
+func leadersOf(l *lock.Locker, name string) *lock.Lock {
+	return insider.ByKey(l, l.Mutex(name).Key()+engine.LeaderKey)
+}
+
 func TestLead_oneAtATime(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -60,7 +66,7 @@ func TestLead_oneAtATime(t *testing.T) {
 			t.Error("the leader's context has no lease")
 		}
 		second := runFor(t, b, name)
-		waiting(t, b.Mutex(name), 1)
+		waiting(t, leadersOf(b, name), 1)
 		if len(second.terms) != 0 {
 			t.Fatal("two lead at once")
 		}
@@ -75,7 +81,7 @@ func TestLead_oneAtATime(t *testing.T) {
 		if err := come(t, second.done, "the end of Lead"); err != nil {
 			t.Errorf("Lead returned %v, want nil as f did", err)
 		}
-		free(t, a.Mutex(name))
+		free(t, leadersOf(a, name))
 	})
 }
 
@@ -84,7 +90,7 @@ func TestLead_campaignsAgainAfterALoss(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
 		name := redistest.Name(t)
-		m := l.Mutex(name)
+		m := leadersOf(l, name)
 		leader := runFor(t, l, name)
 		term := come(t, leader.terms, "the first term")
 		redistest.Must(t, m.Delete(t.Context()))
@@ -113,7 +119,8 @@ func TestLead_campaignEnds(t *testing.T) {
 					rdb, hook, log := s.Client(t), &redistest.FailHook{}, &redistest.Log{}
 					rdb.AddHook(hook)
 					l, name := newLocker(t, rdb, logTo(log)), redistest.Name(t)
-					held := mustTry(t, newLocker(t, s.Client(t)).Mutex(name))
+					held := runFor(t, newLocker(t, s.Client(t)), name)
+					come(t, held.terms, "the term of another one")
 					if away {
 						hook.Before(func(cmd redis.Cmder) error {
 							if strings.HasPrefix(cmd.Name(), "eval") || cmd.Name() == "set" {
@@ -128,7 +135,7 @@ func TestLead_campaignEnds(t *testing.T) {
 						redistest.Eventually(t, soon, func() bool { return strings.Count(log.String(), said) > 1 },
 							"two log lines of the outage")
 					} else {
-						waiting(t, l.Mutex(name), 1)
+						waiting(t, leadersOf(l, name), 1)
 					}
 					switch {
 					case errors.Is(ends, errStopped):
@@ -136,7 +143,7 @@ func TestLead_campaignEnds(t *testing.T) {
 					case errors.Is(ends, lock.ErrClosed):
 						redistest.Must(t, l.Close())
 					default:
-						mustUnlock(t, held)
+						held.finish <- nil
 						hook.Before(nil)
 						come(t, c.terms, "the term after the outage")
 						c.finish <- nil
@@ -166,9 +173,9 @@ func TestLead_refuses(t *testing.T) {
 	}
 }
 
-// Lead ignores a control's limit, also when an operator breaks the leader's lock by its key: one candidate follows, and
-// not as many as the limit says.
-func TestLead_oneAfterABreakWithALimit(t *testing.T) {
+// No order addresses a leader: with a limit of 3 on the name, and in a pause, one candidate follows when an operator
+// breaks the leader's lock by its key, and the mutex of that name is another lock.
+func TestLead_noOrderAddressesIt(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		name, prefix := redistest.Name(t), ownPrefix(t)
@@ -177,15 +184,24 @@ func TestLead_oneAfterABreakWithALimit(t *testing.T) {
 		leader := runFor(t, newLocker(t, s.Client(t), prefix), name)
 		come(t, leader.terms, "the first term")
 		one, other := runFor(t, newLocker(t, s.Client(t), prefix), name), runFor(t, newLocker(t, s.Client(t), prefix), name)
-		waiting(t, operator.Mutex(name), 2)
-		fresh(t, operator)
-		if n, err := insider.ByKey(operator, operator.Mutex(name).Key()).BreakAll(t.Context()); n != 1 || err != nil {
+		m := leadersOf(operator, name)
+		waiting(t, m, 2)
+		if n, err := operator.Mutex(name).BreakAll(t.Context()); n != 0 || err != nil {
+			t.Errorf("BreakAll of the mutex of that name: %d, %v", n, err)
+		}
+		pause(t, operator, name, time.Time{}, "")
+		if n, err := m.BreakAll(t.Context()); n != 1 || err != nil {
 			t.Fatalf("BreakAll: %d, %v", n, err)
 		}
-		wantHeld(t, operator.Mutex(name), 1) // the line is served at once
+		wantHeld(t, m, 1) // the line is served at once
 		redistest.Eventually(t, soon, func() bool { return len(one.terms)+len(other.terms) > 0 }, "the next term")
-		if wantHeld(t, operator.Mutex(name), 1); len(one.terms)+len(other.terms) > 1 {
+		if wantHeld(t, m, 1); len(one.terms)+len(other.terms) > 1 {
 			t.Error("two lead at once")
+		}
+		for info, err := range insider.List(t.Context(), operator) {
+			if redistest.Must(t, err); info.Key != m.Key() {
+				t.Errorf("listed: %+v", info)
+			}
 		}
 	})
 }

@@ -141,7 +141,8 @@ func TestOrderedKey_follows(t *testing.T) {
 	mine := stamp.New(note, 3)
 	mine.Nonce, mine.Ticket, mine.Key = stamp.NewNonce(), 7, "automutex:{work|1}"
 	info := func(state asynq.TaskState, lastErr string) *asynq.TaskInfo {
-		return &asynq.TaskInfo{State: state, LastErr: lastErr, Headers: map[string]string{stamp.Header: mine.String()}}
+		return &asynq.TaskInfo{State: state, LastErr: lastErr,
+			Headers: map[string]string{stamp.Header: mine.Text(asynq.NewTask("", nil))}}
 	}
 	other := info(asynq.TaskStatePending, "")
 	other.Headers = nil

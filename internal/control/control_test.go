@@ -130,7 +130,7 @@ func TestSlots(t *testing.T) {
 	c.entries = append(c.entries, "pause a:b:d", `{"by":"bob"}`, "pause long", `{"until":"2500-01-01T00:00:00Z"}`,
 		"pause over", `{"until":"2001-01-01T00:00:00Z"}`)
 	r := newReader(t, c, &redistest.Log{})
-	if got := r.Slots("p:{a:b:d}", 1, false); got != 0 {
+	if got := r.Slots("p:{a:b:d}", 1); got != 0 {
 		t.Errorf("%d slots before anything was read", got)
 	}
 	redistest.Eventually(t, redistest.Patience, func() bool { return r.Latest() != nil },
@@ -141,17 +141,14 @@ func TestSlots(t *testing.T) {
 		"p:{a:b:d}": 0, "p:{a:b:d|x}": 0, "p:{long}": 0, "p:{over}": 1, "p:{a}:claim": 1, "p:pool:{a}": 1, "q:{a}": 1,
 	} {
 		redistest.Must(t, r.Know(t.Context(), key))
-		if got := r.Slots(key, 1, false); got != want {
+		if got := r.Slots(key, 1); got != want {
 			t.Errorf("%s: %d slots, want %d", key, got, want)
 		}
 		if pause, left := r.PauseOf(key); (pause != nil) != (want == 0) || (left > 0) != (key == "p:{long}") {
 			t.Errorf("%s: %+v, %s", key, pause, left)
 		}
 	}
-	if got := r.Slots("p:{a}", 1, true); got != 1 {
-		t.Errorf("%d slots of a fixed limit", got)
-	}
-	if n := testing.AllocsPerRun(100, func() { r.Slots("p:{a:b:c|1}", 1, false) }); n > 0 {
+	if n := testing.AllocsPerRun(100, func() { r.Slots("p:{a:b:c|1}", 1) }); n > 0 {
 		t.Errorf("Slots allocates %v times", n)
 	}
 }
@@ -176,7 +173,7 @@ func TestView(t *testing.T) {
 		r := newReader(t, &fakeClient{}, &redistest.Log{})
 		r.view.Store(&test.view)
 		r.note(read{sent: old.Add(time.Millisecond), err: context.DeadlineExceeded}, now)
-		if got := r.Slots("p:{report}", 3, false); got != test.want {
+		if got := r.Slots("p:{report}", 3); got != test.want {
 			t.Errorf("%s: %d slots, want %d", what, got, test.want)
 		}
 	}
@@ -217,7 +214,7 @@ func TestUnreadable(t *testing.T) {
 			if kind == "limit" {
 				end = r.ClearLimit
 				redistest.Must(t, r.SetLimit(ctx, target, 2, ""))
-				if got := r.Slots(r.keyStart+target+"}", 1, false); got != 2 {
+				if got := r.Slots(r.keyStart+target+"}", 1); got != 2 {
 					t.Errorf("%q was replaced: %d slots", field, got)
 				}
 				redistest.Must(t, rdb.HSet(ctx, r.Keys[0], field, "junk").Err())
@@ -265,7 +262,7 @@ func TestChange(t *testing.T) {
 		end(r.ClearLimit, "a b", false)
 		end(r.Resume, "kept", true)
 		end(r.Resume, "kept", false)
-		if got := r.Slots(kept, 1, false); got != 3 {
+		if got := r.Slots(kept, 1); got != 3 {
 			t.Errorf("%d slots", got)
 		}
 		over()

@@ -27,7 +27,7 @@ func beStopped(addr string) {
 	for {
 		_ = r.Know(ctx, "p:{report}")
 		name := "free"
-		if r.Slots("p:{report}", 1, false) == 0 {
+		if r.Slots("p:{report}", 1) == 0 {
 			name = "paused"
 		}
 		rdb.Incr(ctx, name)

@@ -128,10 +128,9 @@ func Old(t, now time.Time) bool {
 }
 
 // Slots is the limit that the scripts get: how many may hold the lock with that Redis key at once. It is the number of
-// a control, or else limit, the number in the program, which also counts if fixed is set. It is 0 while the lock is
-// paused, so that the scripts grant it to nobody and keep the line, and while the controls are not known. It does no
-// I/O, and is called for each command.
-func (r *Reader) Slots(key string, limit int, fixed bool) int {
+// a control, or else limit, the number in the program. It is 0 while the lock is paused, so that the scripts grant it
+// to nobody and keep the line, and while the controls are not known. It does no I/O, and is called for each command.
+func (r *Reader) Slots(key string, limit int) int {
 	text, ours := r.inBraces(key)
 	if !ours {
 		return limit
@@ -147,7 +146,7 @@ func (r *Reader) Slots(key string, limit int, fixed bool) int {
 	switch {
 	case pause != nil:
 		return 0
-	case ordered == 0 || fixed:
+	case ordered == 0:
 		return limit
 	}
 	return ordered

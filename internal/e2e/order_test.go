@@ -500,7 +500,7 @@ func TestInOrder_forgedStamp(t *testing.T) {
 		} {
 			forged := stamp.New(tasknote.Of(r.queue, fmt.Sprint("forged", i)), 5)
 			forged.Nonce, forged.Ticket, forged.Key = stamp.NewNonce(), 1, key
-			headers := map[string]string{stamp.Header: forged.String()}
+			headers := map[string]string{stamp.Header: forged.Text(asynq.NewTask("", nil))}
 			info, err := r.client.Enqueue(asynq.NewTaskWithHeaders("work", fmt.Appendf(nil, `{"id":"forged%d"}`, i), headers),
 				asynq.Queue(r.queue), asynq.TaskID(fmt.Sprint("forged", i)), asynq.MaxRetry(6), asynq.Retention(time.Hour))
 			redistest.Must(t, err)
@@ -768,6 +768,68 @@ func TestPark_besideWhatIsLeftOfAnOrder(t *testing.T) {
 				r.free(held)
 				r.finishAll(ids...)
 			}
+		}
+	})
+}
+
+// A task within a task, which has the outer one's ID and maybe its headers, has no place of its own, and gives up none:
+// the outer task fails once, and its successor waits. Two within one take turns. LastAttempt is the outer task's.
+func TestInOrder_taskWithinATask(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, rule := range []automutex.Rule{
+			{Task: "inner", On: []string{"n"}, InOrder: true}, {Task: "inner", On: []string{"n"}},
+			{Task: "inner", On: []string{"n"}, Limit: 2}, {Task: "inner", Busy: automutex.Retry, Wait: patience},
+			{Task: "another"},
+		} {
+			var mu sync.Mutex
+			var log []string
+			mux := asynq.NewServeMux()
+			mux.HandleFunc("work", func(ctx context.Context, task *asynq.Task) error {
+				id, _ := asynq.GetTaskID(ctx)
+				within := func() error {
+					return mux.ProcessTask(ctx, asynq.NewTaskWithHeaders("inner", []byte(`{"n":1}`), task.Headers()))
+				}
+				beside := make(chan error, 1)
+				go func() { beside <- within() }()
+				err := errors.Join(within(), <-beside)
+				if most, _ := asynq.GetMaxRetry(ctx); most == 0 {
+					return nil // whatever its inner tasks have returned
+				} else if err != nil {
+					t.Errorf("%+v: within %s: %v", rule, id, err)
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				if log = append(log, fmt.Sprint(id, automutex.LastAttempt(ctx))); len(log)%2 == 1 {
+					return errors.New("the first attempt")
+				}
+				return nil
+			})
+			mux.HandleFunc("inner", func(ctx context.Context, _ *asynq.Task) error {
+				mu.Lock()
+				defer mu.Unlock()
+				retried, _ := asynq.GetRetryCount(ctx)
+				if most, _ := asynq.GetMaxRetry(ctx); most == 0 {
+					return errors.New("archives nothing, and holds no key")
+				} else if automutex.LastAttempt(ctx) != (retried == 1) {
+					t.Errorf("%+v: LastAttempt within attempt %d: %t", rule, retried, retried != 1)
+				}
+				return nil
+			})
+			r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true}, rule},
+				wrap: func(g *automutex.Guard, _ asynq.Handler) asynq.Handler { mux.Use(g.Middleware); return mux }})
+			first, second := r.enqueueInOrder(c, 1, asynq.MaxRetry(1)), r.enqueueInOrder(c, 1, asynq.MaxRetry(1))
+			r.await(first, asynq.TaskStateCompleted)
+			r.await(second, asynq.TaskStateCompleted)
+			want := []string{first + "false", first + "true", second + "false", second + "true"}
+			if !slices.Equal(log, want) {
+				t.Errorf("%+v: ran %v, want %v", rule, log, want)
+			}
+			r.await(r.enqueue("work", `{"id":2}`, asynq.MaxRetry(0)), asynq.TaskStateCompleted)
+			if held := r.seen.list(automutex.EventBlocked); len(held) > 0 {
+				t.Errorf("%+v: %+v", rule, held)
+			}
+			r.stop()
 		}
 	})
 }

@@ -61,11 +61,13 @@ const (
 type Ref struct {
 	Key     string
 	Limit   int     // how many may hold the lock, for this caller
-	Fixed   bool    // no other limit counts, but a pause does
 	Pool    bool    // its slots are its values
 	Ordered bool    // it is given in the order of its tasks
 	Lender  *Lender // whose workers hold the lock beyond Limit; nil: nobody's
 }
+
+// LeaderKey ends the key of a leader's lock: no order of an operator is for a key of that form.
+const LeaderKey = ":lead"
 
 // keys are those of the lock.
 func (r *Ref) keys() []string {
@@ -84,12 +86,12 @@ func (e *Engine) limit(r *Ref) int {
 	if e.controls == nil {
 		return min(r.Limit, MaxLimit)
 	}
-	return min(e.controls.Slots(r.Key, r.Limit, r.Fixed), MaxLimit)
+	return min(e.controls.Slots(r.Key, r.Limit), MaxLimit)
 }
 
 // hasOrder reports whether an operator's limit, or a pause, counts for the lock, and not that of its asker.
 func (e *Engine) hasOrder(key string) bool {
-	return e.controls != nil && e.controls.Slots(key, MaxLimit+1, false) <= MaxLimit
+	return e.controls != nil && e.controls.Slots(key, MaxLimit+1) <= MaxLimit
 }
 
 // Engine is one process' side of its locks. Safe for concurrent use.
@@ -236,19 +238,22 @@ func (b *Busy) Unwrap() error { return b.Cause }
 
 func (r *Request) grant() time.Duration { return min(r.TTL, maxGrant) }
 
-// askCall is an ask with limit slots.
-func (e *Engine) askCall(le *Lease, mode askMode, limit int) *redisx.Call {
+// askCall is an ask with limit slots. With none it gives back what was granted meanwhile, and is in line by the ticket.
+func (e *Engine) askCall(le *Lease, mode askMode, limit int, ticket int64) *redisx.Call {
 	r := &le.request
 	if r.Ordered {
 		return e.orderAsk(le, mode, limit)
 	}
+	if limit > 0 {
+		ticket = 0
+	}
 	args := []any{
 		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), r.grant().Milliseconds(), int64(limit),
 		oneOrZero(mode == askPark), oneOrZero((r.Notes || r.Park) && r.Note != ""), r.Every.Microseconds(),
-		r.Spare.Microseconds(),
+		r.Spare.Microseconds(), ticket,
 		oneOrZero(limit > 0 && r.Lender != nil && !e.hasOrder(r.Key) && r.Lender.lend(&r.Ref, r.Worker)),
 	}
-	args = shorten(args, int64(0), args[1], int64(1), int64(0), int64(0), int64(0), int64(0), int64(0))
+	args = shorten(args, int64(0), args[1], int64(1), int64(0), int64(0), int64(0), int64(0), int64(0), int64(0))
 	return &redisx.Call{Script: askScript, Keys: r.keys(), Args: args}
 }
 
@@ -314,9 +319,9 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 		if err != nil {
 			return nil, err
 		}
-		// A process may be stopped between its look at the orders and here. So one that is late looks again: after a pause is
-		// in force nothing starts.
-		if e.controls != nil && control.Old(looked, time.Now()) && ctx.Err() == nil {
+		// A process may read a pause, or be stopped, between its look at the orders and here. So a try looks again, and a
+		// wait, in which turn looks, that is late: after a pause is in force nothing starts.
+		if e.controls != nil && (!r.Wait && !r.Park || control.Old(looked, time.Now())) && ctx.Err() == nil {
 			if err = e.controls.Know(ctx, r.Key); err == nil && e.limit(&r.Ref) == 0 {
 				err = &Busy{Paused: true}
 			}
@@ -406,7 +411,7 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode askMode) (a Answer, se
 		sent = time.Now()
 	}
 	limit := e.limit(&r.Ref)
-	c := e.askCall(le, mode, limit)
+	c := e.askCall(le, mode, limit, 0)
 	reply, err := e.conn.Run(ctx, c.Script, c.Keys, c.Args...)
 	if a, err = e.noteAsk(le, reply, err); err != nil {
 		e.loseReply(le, err)

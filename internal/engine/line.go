@@ -13,8 +13,8 @@ import (
 	"github.com/automutex/automutex/internal/redisx"
 )
 
-// waiter is one caller that waits. Engine.mu guards its fields but lease and done, which never change. turn.mode does
-// not change while an ask is under way, so who sends it reads it without mu.
+// waiter is one caller that waits. Engine.mu guards its fields but lease and done, which never change. turn.mode and
+// turn.ticket do not change while an ask is under way, so who sends it reads them without mu.
 type waiter struct {
 	entry
 	lease *Lease
@@ -44,7 +44,7 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 		return err
 	}
 	// a head is another task with its ID
-	own := r.Note != "" && holderOf(a.Holder).Note == r.Note && !strings.HasPrefix(a.Holder, "o:")
+	own := r.Notes && r.Note != "" && holderOf(a.Holder).Note == r.Note && !strings.HasPrefix(a.Holder, "o:")
 	if r.Park && !a.Yours && !a.Parked && own && !isClosed(w.done) {
 		return &Busy{Answer: e.leave(w)} // its own earlier run: it returns
 	}
@@ -192,7 +192,7 @@ func (e *Engine) leave(w *waiter) Answer {
 func (e *Engine) sendAsks(batch []*waiter) {
 	calls := make([]*redisx.Call, len(batch))
 	for i, w := range batch {
-		calls[i] = e.askCall(w.lease, w.turn.mode, e.limit(&w.lease.request.Ref))
+		calls[i] = e.askCall(w.lease, w.turn.mode, e.limit(&w.lease.request.Ref), w.turn.ticket)
 	}
 	sent := time.Now()
 	e.conn.Pipeline(context.Background(), calls)
@@ -206,7 +206,7 @@ func (e *Engine) sendAsks(batch []*waiter) {
 
 // handleReply handles the reply to the ask of w that is under way.
 func (e *Engine) handleReply(w *waiter, r askReply) {
-	if r.err == nil && !r.Yours {
+	if r.err == nil {
 		r.slots = e.limit(&w.lease.request.Ref)
 	}
 	if w.lease.request.Leaves && e.controls != nil {
@@ -281,7 +281,7 @@ func (e *Engine) note(msg message) {
 		w.turn.gateOpens(msg.serverUS, time.Duration(us)*time.Microsecond, now)
 		e.planAsk(w)
 	case msg.fence > 0 && w != nil:
-		e.act(w, w.turn.noteGrant(msg, now), askReply{})
+		e.act(w, w.turn.noteGrant(msg, e.limit(&w.lease.request.Ref), now), askReply{})
 		e.planAsk(w)
 	}
 	e.mu.Unlock()

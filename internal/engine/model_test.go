@@ -191,8 +191,8 @@ func (s *sim) run(name string, args ...any) any {
 		keys = keys[:2]
 	} else if name == "renew all" {
 		name = "renew"
-	} else if (name == "inspect" || name == "sweep") && s.ordered {
-		keys = orderKeys(s.key)
+	} else if s.ordered && (name == "ask" || name == "release") { // by who knows nothing of an order
+		keys = keysOf(s.key)
 	}
 	v, err := s.e.scripts[name].EvalSha(context.Background(), s.w.rdb, keys, args...).Result()
 	s.log = append(s.log, fmt.Sprintf("%d %s %v -> %v %v", s.now-startUS, name, args, v, err))
@@ -565,6 +565,9 @@ func (s *sim) ask() {
 	if len(m.line) > 0 && s.r.IntN(3) == 0 {
 		body = m.line[s.r.IntN(len(m.line))].body // a waiter asks again
 	}
+	if s.limit == 0 && len(m.holders) > 0 && s.r.IntN(2) == 0 { // one that was granted the lock in a pause
+		body = m.holders[s.r.IntN(len(m.holders))].body
+	}
 	called := m.calledNotes()
 	if len(called) > 0 && s.r.IntN(2) == 0 { // a called one comes
 		body = s.newBody()
@@ -586,16 +589,22 @@ func (s *sim) ask() {
 	}
 	m.purge()
 	thin := m.holds(body) >= 0 && len(m.holders) == 1
-	borrows := s.r.IntN(6) == 0
-	got := s.run("ask", body, lease, stay, length, s.limit, park, oneOrZero(s.notes), s.every, s.spare, oneOrZero(borrows))
+	args := []any{body, lease, stay, length, s.limit, park, oneOrZero(s.notes), s.every, s.spare}
+	ticket, borrows := s.tickets[tokenOf(body)], s.r.IntN(6) == 0
+	if ticket > 0 || borrows { // of a waiter that gives its grant back
+		args = append(args, ticket, oneOrZero(borrows))
+	}
+	got := s.run("ask", args...)
 	if !thin || !num1(got) { // a thin lock does not look at the rate
 		s.rate(m)
 	}
-	if i := m.holds(body); i >= 0 {
+	if i := m.holds(body); i >= 0 && s.limit > 0 {
 		m.holders[i].end = max(m.holders[i].end, m.ms()+lease+1)
 		s.fence(got, true)
 		s.published()
 		return
+	} else if i >= 0 { // it knows of a pause
+		m.holders = slices.Delete(m.holders, i, i+1)
 	}
 	n := noteOf(body)
 	at := -1
@@ -660,13 +669,13 @@ func (s *sim) ask() {
 	li := slices.IndexFunc(m.line, func(x waiting) bool { return x.token == tokenOf(body) })
 	switch {
 	case park > 0:
-		ticket := m.now
 		switch {
 		case li >= 0:
 			ticket = m.line[li].ticket
 		case at >= 0:
 			ticket = was.ticket
 		}
+		ticket = cmp.Or(ticket, m.now)
 		if li >= 0 {
 			m.line = slices.Delete(m.line, li, li+1)
 		}
@@ -686,10 +695,11 @@ func (s *sim) ask() {
 		}
 	case stay > 0:
 		if li < 0 {
-			ticket := m.now
 			if at >= 0 {
 				ticket = was.ticket
 			}
+			ticket = cmp.Or(ticket, m.now)
+			s.tickets[tokenOf(body)] = ticket
 			m.line = append(m.line, waiting{tokenOf(body), body, ticket, 0, 0})
 			slices.SortFunc(m.line, func(a, b waiting) int {
 				return cmp.Or(cmp.Compare(a.ticket, b.ticket),
@@ -1222,7 +1232,36 @@ func (m *model) hold(t otask) {
 	m.put(t)
 }
 
-func (m *model) runs(t otask) bool { return m.noted(t.note) }
+// run is the holder that is a run of the task; -1: none.
+func (m *model) run(t otask) int {
+	return slices.IndexFunc(m.holders, func(h holder) bool { return isOrdered(h) && noteOf(h.body) == t.note })
+}
+
+func (m *model) runs(t otask) bool { return m.run(t) >= 0 }
+
+// isOrdered is false for one of a program's, see beside.
+func isOrdered(h holder) bool { return h.body[0] == 'c' }
+
+// beside is a program's own mutex or semaphore on the key of ordered tasks: it takes a slot beside their head.
+func (s *sim) beside() {
+	m, limit := &s.m, 1+s.r.IntN(2)
+	if i := slices.IndexFunc(m.holders, func(h holder) bool { return !isOrdered(h) }); i >= 0 && s.r.IntN(2) == 0 {
+		got := s.run("release", m.holders[i].body, limit)
+		m.holders = slices.Delete(m.holders, i, i+1)
+		if free, _ := m.grant(limit, true, "", 0); num(got) != int64(free) {
+			failf("%v, want %d free", got, free)
+		}
+		return
+	}
+	s.serial++
+	body, lease := fmt.Sprintf("p%d.%d|host|", s.r.IntN(4), s.serial), int64(50+10*s.r.IntN(100))
+	got := s.run("ask", body, lease, 0, lease, limit)
+	if _, mine := m.grant(limit, false, body, lease); mine {
+		s.published(got)
+	} else if num1(got) {
+		failf("%v beside %v", got, m.holders)
+	}
+}
 
 func (m *model) alive(t otask) bool { return t.state == "w" && m.now-t.seen < t.since*1000 }
 
@@ -1260,7 +1299,7 @@ func (m *model) advance(limit, inbound int, ended bool) (free int, waiting int, 
 	}
 	free = max(0, limit-len(m.holders))
 	head := m.tasks[0]
-	if len(m.tasks) == 1 && (len(m.holders) > 0 || head.state != "p" && head.state != "c") {
+	if len(m.tasks) == 1 && head.state != "p" && head.state != "c" {
 		return free, 0, nil
 	}
 	name := func(kind string, t otask) {
@@ -1280,7 +1319,7 @@ func (m *model) advance(limit, inbound int, ended bool) (free int, waiting int, 
 		}
 		if t.state == "c" {
 			name("c", t)
-		} else if !m.alive(t) && (i != 0 || len(m.holders) == 0) {
+		} else if !m.alive(t) && (i != 0 || !m.runs(t)) {
 			break
 		}
 		if t.state != "a" {
@@ -1297,8 +1336,8 @@ func (s *sim) orderAsk(o otask) {
 	if i := m.task(o.nonce); i >= 0 && m.tasks[i].state == "w" && s.r.IntN(2) == 0 {
 		body = m.tasks[i].body // it asks again
 	}
-	if len(m.holders) > 0 && noteOf(m.holders[0].body) == o.note && s.r.IntN(3) == 0 {
-		body = m.holders[0].body
+	if at := m.run(o); at >= 0 && (s.limit == 0 || s.r.IntN(3) == 0) {
+		body = m.holders[at].body
 	}
 	s.bodies = append(s.bodies, body)
 	stay, park := int64(0), s.r.IntN(3)
@@ -1334,10 +1373,13 @@ func (s *sim) orderAsk(o otask) {
 		refused("done")
 		return
 	}
-	if len(m.holders) > 0 && m.holders[0].body == body {
-		m.holders[0].end = max(m.holders[0].end, m.ms()+lease+1)
+	at := m.holds(body)
+	if at >= 0 && s.limit > 0 {
+		m.holders[at].end = max(m.holders[at].end, m.ms()+lease+1)
 		s.fence(got, true)
 		return
+	} else if at >= 0 { // it knows of a pause
+		m.holders = slices.Delete(m.holders, at, at+1)
 	}
 	i := m.task(o.nonce)
 	t := otask{nonce: o.nonce, note: o.note, state: "a", ticket: o.ticket}
@@ -1356,6 +1398,9 @@ func (s *sim) orderAsk(o otask) {
 				delete(m.marks, name)
 			}
 		}
+	}
+	if at >= 0 {
+		t.begun = 0
 	}
 	waited := was == "w" && t.token == token
 	t.seen, t.retried = m.now, max(retried, t.retried)
@@ -1401,14 +1446,14 @@ func (s *sim) orderAsk(o otask) {
 		return
 	}
 	parkNow := park == 1
-	if park == 2 && place > 0 && len(m.holders) == 0 {
+	if park == 2 && place > 0 && !m.runs(m.tasks[0]) {
 		parkNow = m.tasks[0].state == "a" || m.tasks[0].state == "h"
 	}
 	hasParked := int64(0)
 	t.token, t.since, t.state = "", 0, "a"
 	switch {
 	case same:
-		t.token = tokenOf(m.holders[0].body)
+		t.token = tokenOf(m.holders[m.run(t)].body)
 	case parkNow:
 		t.state, hasParked = "p", 1
 	case stay > 0:
@@ -1442,8 +1487,8 @@ func (s *sim) orderRelease() {
 		return
 	}
 	body := s.bodies[max(0, len(s.bodies)-1-s.r.IntN(6))]
-	if len(m.holders) > 0 && s.r.IntN(4) > 0 {
-		body = m.holders[0].body
+	if at := slices.IndexFunc(m.holders, isOrdered); at >= 0 && s.r.IntN(4) > 0 {
+		body = m.holders[at].body
 	}
 	var nonce string
 	for n := range s.tickets {
@@ -1462,9 +1507,10 @@ func (s *sim) orderRelease() {
 	got := s.run("order_release", body, s.limit, inbound, cooldown, nonce, outcome)
 	token := tokenOf(body)
 	m.own = channelOf(token)
-	was := len(m.holders) > 0 && m.holders[0].body == body
+	at := m.holds(body)
+	was := at >= 0
 	if was {
-		m.holders = nil
+		m.holders = slices.Delete(m.holders, at, at+1)
 		if cooldown > 0 {
 			m.cooldown = max(m.cooldown, m.now+cooldown*1000)
 		}
@@ -1524,6 +1570,7 @@ func (s *sim) orderAct() {
 		t = m.tasks[i]
 	}
 	switch {
+	case act == "skip" && m.tasks[0].nonce != o.nonce && m.marked(fmt.Sprint("skipped:", o.ticket)): // sent again
 	case act == "skip":
 		if m.tasks[0].nonce != o.nonce {
 			if l := list(got); l[0] != "other" || l[1] != m.tasks[0].note {
@@ -1538,6 +1585,7 @@ func (s *sim) orderAct() {
 			return
 		}
 		m.leave(t, "unknown")
+		m.mark(fmt.Sprint("skipped:", o.ticket))
 	case act == "withdraw" || act == "refused":
 		m.remove(o.nonce)
 		if act == "refused" {
@@ -1581,7 +1629,7 @@ func (s *sim) orderAct() {
 func (s *sim) orderStep() bool {
 	m := &s.m
 	m.purge()
-	switch k := s.r.IntN(30); {
+	switch k := s.r.IntN(33); {
 	case k < 7:
 		s.serial++
 		nonce, note := fmt.Sprintf("N%d", s.serial), fmt.Sprintf("q/%d", s.serial)
@@ -1623,9 +1671,11 @@ func (s *sim) orderStep() bool {
 		return true
 	case k == 28:
 		s.limit = 1 - s.limit
-		if s.r.IntN(4) > 0 {
+		if s.r.IntN(2) > 0 {
 			s.limit = 1
 		}
+	case k > 29:
+		s.beside()
 	default:
 		l := list(s.run("inspect", 10))
 		if num(l[1]) != int64(len(m.holders)) || num(l[9]) != int64(len(m.tasks)) {
@@ -1684,8 +1734,8 @@ var mistakes = []struct {
 	{0, "a granted waiter's record stays", "if token then call('HDEL', info, token) end", ""},
 	{0, "the holders get no TTL", "if count == 0 then\n  call('PEXPIREAT', holders, int(good))", "if count == 0 then"},
 	{0, "a renewal shortens", "math.max(now_ms + length, deadline) + 1)", "now_ms + length + 1)"},
-	{0, "a fence does not grow", "math.max(now_us, fence + 1), true, true", "now_us, true, true"},
-	{1, "OnePerNote knows the first holder only", "local other = call('HGET', info, 'n:' .. note)", "local other = nil"},
+	{5, "a fence does not grow", "math.max(now_us, fence + 1), true, true", "now_us, true, true"},
+	{4, "OnePerNote knows the first holder only", "local other = call('HGET', info, 'n:' .. note)", "local other = nil"},
 	{5, "who is passed over loses the place", "call('ZADD', line, unpack(passed))",
 		"call('ZADD', line, now_us, passed[2])"},
 	{1, "CloseGate opens sooner", "'closed', math.max(gates.closed or 0, now_us + ARGV[2] * 1000)",
@@ -1708,18 +1758,18 @@ var mistakes = []struct {
 	{0, "the last holder takes the parked with it", "count == 0 and not parks and not ordered",
 		"count == 0 and not ordered"},
 	{0, "the last holder takes the line with it", "(nobody or call('EXISTS', line) == 0)", "true"},
-	{0, "a waiter that parks loses its place", "ticket = call('ZSCORE', line, token) or ticket", "ticket = ticket"},
+	{2, "a waiter that parks loses its place", "ticket = call('ZSCORE', line, token) or ticket", "ticket = ticket"},
 	{0, "a paused lock is given", "none and limit > 0 and every_wanted", "none and every_wanted"},
 	{0, "one key keeps its short TTL", "ms / 8), true, true\n  for i = 2, #KEYS do",
 		"ms / 8), true, true\n  for i = 2, #KEYS - 1 do"},
 	{0, "a long renewal leaves the keys as they are", "if tonumber(good) < now_ms + length then", "if false then"},
 	{0, "the first waiter is not told when the gate opens", "local head = moved and call('ZRANGE', line, '0', '0')[1]",
 		"local head = nil"},
-	{13, "who asks as the gate opens starts alone", "not (mine and nobody)", "not mine"},
+	{1, "who asks as the gate opens starts alone", "not (mine and nobody)", "not mine"},
 	{0, "who does not hold the lock frees a slot", "local late = was and limit",
 		"was = was or count > 0\nlocal late = was and limit"},
-	{0, "an ask that is sent twice takes a second slot", "if first == body or count > 1 and tonumber(call('ZSCORE', " +
-		"holders, body) or 0) > now_ms then\n  local ms = lease", "if false then\n  local ms = lease"},
+	{0, "an ask that is sent twice takes a second slot", "elseif held then\n  local ms = lease",
+		"elseif false then\n  local ms = lease"},
 	{0, "a thin lock's lease becomes longer", "call('ZADD', holders, int(now_ms + left + 1), w)",
 		"call('ZADD', holders, int(now_ms + left + 100), w)"},
 	{0, "a message goes to another channel", "local channel = string.match(message, '^[^.]*')", "local channel = 'c0'"},
@@ -1736,16 +1786,25 @@ var mistakes = []struct {
 	{0, "order: a task that is done runs again", "mark('done:' .. ARGV[5])", ""},
 	{0, "order: the release of another grant counts", "task and task.token == token and", "task and"},
 	{0, "order: tasks are called behind one that is not coming", "elseif not waits_alive(task) and not (i == 1 and " +
-		"count > 0) then", "elseif false then"},
+		"run_of(task)) then", "elseif false then"},
 	{2, "order: a worker that died is given the lock", "task.state == 'w' and now_us - task.seen < task.since * 1000",
 		"task.state == 'w'"},
 	{0, "order: a look that is old counts", "and task.seen == tonumber(ARGV[7])", "and task.seen"},
-	{3, "order: a last attempt that began runs again", "may_be_spent and task.begun == task.retried then",
+	{0, "order: a last attempt that began runs again", "may_be_spent and task.begun == task.retried then",
 		"may_be_spent and false then"},
-	{3, "order: a refused arrival, sent again, runs", "mark('refused:' .. token)", ""},
-	{2, "order: who is skipped while it runs leaves", "if is_it and runs(task) then", "if false then"},
-	{7, "order: the head is not told when the gate opens", "if head and ended and opens > now_us and waits_alive(head) " +
+	{0, "order: a refused arrival, sent again, runs", "mark('refused:' .. token)", ""},
+	{7, "order: who is skipped while it runs leaves", "if is_it and run_of(task) then", "if false then"},
+	{15, "order: the head is not told when the gate opens", "if head and ended and opens > now_us and waits_alive(head) " +
 		"then", "if false then"},
+	{9, "order: only the first holder is looked for", "return first == body or count > 1 and",
+		"return first == body or false and"},
+	{0, "order: who holds it beside the head counts as the head", "i == 1 and run_of(task)", "i == 1 and count > 0"},
+	{1, "who knows of a pause takes a grant", "if held and limit == 0 then", "if false then"},
+	{0, "who gives a grant back loses its place", "ticket or ARGV[10] ~= '0' and tonumber(ARGV[10] or nil) or nil",
+		"ticket"},
+	{3, "order: who knows of a pause takes a grant", "local gives_back = limit == 0 and holds(body)",
+		"local gives_back = false"},
+	{3, "order: who gives a grant back has begun", "if gives_back then task.begun = 0 end", ""},
 	{1, "order: nobody looks for a late head", "if unserved and is_due(head) then", "if false then"},
 }
 

@@ -307,7 +307,7 @@ func (e *Engine) walkAll(
 			for _, name := range names {
 				if key, ok := e.lockOf(name); ok && !seen[maphash.String(seed, key)] {
 					seen[maphash.String(seed, key)] = true
-					r := Ref{Key: key, Limit: 1, Fixed: true, Ordered: true}
+					r := Ref{Key: key, Limit: 1, Ordered: true}
 					calls = append(calls, &redisx.Call{Script: s, Keys: r.keys(), Args: args(&r)})
 				}
 			}
@@ -345,6 +345,7 @@ func isForeign(err error) bool {
 func (e *Engine) lockOf(name string) (key string, ok bool) {
 	text, ours := strings.CutPrefix(name, e.o.Prefix+":{")
 	text, after, closed := strings.Cut(text, "}")
+	after = strings.TrimPrefix(after, LeaderKey)
 	if !ours || !closed || text == "" || text == keys.Controls || after != "" && after != ":info" {
 		return "", false
 	}
@@ -452,11 +453,11 @@ func (e *Engine) OpenGate(ctx context.Context, r Ref) (bool, error) {
 }
 
 // Ref is the lock with that key, as List returns it, for the calls of operators, or why there is none. A key does not
-// say how many may hold the lock, nor whether an operator's limit counts for it, so it is for one: a break that frees
-// several slots of a semaphore grants one, and waiters get the others when they ask again, within a second.
+// say how many may hold the lock, so it is for one: a break that frees several slots of a semaphore grants one, or as
+// many as an operator's limit says, and waiters get the others when they ask again, within a second.
 func (e *Engine) Ref(key string) (Ref, error) {
-	_, err := ParseKey(e.o.Prefix, key)
-	return Ref{Key: key, Limit: 1, Fixed: true}, err
+	_, err := ParseKey(e.o.Prefix, strings.TrimSuffix(key, LeaderKey))
+	return Ref{Key: key, Limit: 1}, err
 }
 
 // ParseKey returns the text between the braces of key, or why key is no lock's under prefix.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -116,7 +117,7 @@ func (e *Engine) Skip(ctx context.Context, r Ref, note string, ticket int64) (he
 // Head returns the first task in order of the key. Its State is empty if no task is in order.
 func (e *Engine) Head(ctx context.Context, r Ref) (Head, error) {
 	r.Pool = false
-	info, err := e.Inspect(ctx, r, 1)
+	info, err := e.Inspect(ctx, r, MaxHolders)
 	return info.Head, err
 }
 
@@ -135,7 +136,7 @@ func parseHead(key string, info Info, f *fields) (h Head, wrong bool) {
 	case t.seen == 0:
 		h.Since = time.UnixMicro(h.Ticket)
 	}
-	h.Runs = len(info.Holders) > 0 && info.Holders[0].Note == t.note
+	h.Runs = slices.ContainsFunc(info.Holders, func(one Holder) bool { return one.Note == t.note }) // beside others
 	h.Failed = t.state == "a" && t.begun > 0 && !h.Runs
 	return h, f.wrong || !ok
 }
@@ -144,7 +145,7 @@ func parseHead(key string, info Info, f *fields) (h Head, wrong bool) {
 type orderTask struct {
 	state              string
 	seen, begun, since int64
-	owner, note        string // the owner, unescaped, of one that waits in a worker
+	owner, note        string // the owner, unescaped, of one that waits in a worker, or of its last grant
 }
 
 var taskRecord = regexp.MustCompile(`(?s)^([a-z]) (\d+) (\d+) \d+ (\d+) [^|]*\|(?:\d+ )?([^|]*)\|(.*)$`)

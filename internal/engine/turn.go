@@ -93,6 +93,7 @@ type turn struct {
 	// since it is not known, or waiters with a better place do, see noteBusy
 	slotFreeAt time.Time
 	last       Answer // the last busy reply
+	ticket     int64  // its place in line, Redis' time (us); 0: it has none yet
 	// the newest message that grants it the lock, or takes it away; zero once a later ask was busy, which proves it stale
 	hint   message
 	hintAt time.Time // when it was received
@@ -118,6 +119,13 @@ func (w *turn) begin() {
 	default:
 		w.mode = askJoin
 	}
+}
+
+// regret has an ask, due at once, give a grant back that came after a pause. It parks who may.
+func (w *turn) regret(now time.Time) step {
+	w.parkNext = w.parkNext || w.terms.mayPark
+	w.refreshAt, w.slotFreeAt = now, time.Time{}
+	return stay
 }
 
 // next is when due is to be called; zero: not for now.
@@ -167,6 +175,9 @@ func (w *turn) replied(r askReply, now time.Time) step {
 	case r.Yours && w.hint.fence == brokenFence && r.Fence < w.hint.serverUS: // it was taken away since the ask ran
 		w.hint, w.refreshAt, w.slotFreeAt = message{}, now, time.Time{}
 		return stay
+	case r.Yours && r.slots == 0: // it was asked with more
+		w.repliedAt = now
+		return w.regret(now)
 	case r.Yours:
 		return w.end(won)
 	case r.Parked || w.mode == askPark:
@@ -184,6 +195,9 @@ func (w *turn) end(s step) step {
 // noteBusy takes a busy reply, and sets when to ask again.
 func (w *turn) noteBusy(r askReply, now time.Time) step {
 	w.last, w.askedAt, w.repliedAt = r.Answer, r.sent, now
+	if w.ticket == 0 {
+		w.ticket = r.ServerUS - r.InLine.Microseconds()
+	}
 	if w.hintAt.Before(r.sent) {
 		w.hint = message{} // this reply came later, and the caller did not hold the lock then
 	}
@@ -208,11 +222,12 @@ func (w *turn) noteBusy(r askReply, now time.Time) step {
 	case w.terms.inTime && r.Gate > 0 && !w.terms.until.IsZero() && w.terms.until.Before(now.Add(r.Gate)):
 		return w.end(tooLate)
 	}
-	return w.takeGrant(now)
+	return w.takeGrant(r.slots, now)
 }
 
-// noteGrant takes a message that grants the caller the lock. While an ask is under way, its reply decides.
-func (w *turn) noteGrant(m message, now time.Time) step {
+// noteGrant takes a message that grants the caller the lock, of which there are so many slots now. While an ask is
+// under way, its reply decides.
+func (w *turn) noteGrant(m message, slots int, now time.Time) step {
 	if w.over || m.serverUS <= w.hint.serverUS {
 		return stay
 	}
@@ -220,7 +235,7 @@ func (w *turn) noteGrant(m message, now time.Time) step {
 	if w.asking {
 		return stay
 	}
-	return w.takeGrant(now)
+	return w.takeGrant(slots, now)
 }
 
 // noteBroken takes a message that the lock which a message has granted, or is about to, was broken: the caller has
@@ -237,10 +252,13 @@ func (w *turn) noteBroken(m message, now time.Time) {
 //
 // The lease counts from when the ask with that reply was sent. That was before the grant, so the caller never counts on
 // the lease for longer than Redis stores it. If less than half of the lease is left, or the lease is short, it asks
-// instead, and the reply starts the lease anew.
-func (w *turn) takeGrant(now time.Time) step {
+// instead, and the reply starts the lease anew. With no slots its process has read a pause before.
+func (w *turn) takeGrant(slots int, now time.Time) step {
 	if w.hint.serverUS <= w.last.ServerUS || w.hint.fence == brokenFence {
 		return stay
+	}
+	if slots == 0 {
+		return w.regret(now)
 	}
 	if left := w.askedAt.Add(w.terms.counted).Sub(now); w.terms.short || left < w.terms.grant/2 {
 		w.refreshAt = now

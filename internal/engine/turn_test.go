@@ -64,7 +64,7 @@ func (s *toldWait) event(e *event, now time.Time) (step, error) {
 		}
 		return s.wait.replied(r, now), nil
 	case "granted":
-		return s.wait.noteGrant(message{fence: 7, serverUS: redis()}, now), nil
+		return s.wait.noteGrant(message{fence: 7, serverUS: redis()}, e.Number("slots", 1), now), nil
 	case "broken":
 		s.wait.noteBroken(message{fence: brokenFence, serverUS: redis()}, now)
 	case "gate":

@@ -39,8 +39,7 @@ type Error struct {
 	Path    string // the path at fault; the first one when the payload cannot be read
 	Reason  string // continues a sentence that begins with the path, such as "is null", or begins with "the payload"
 	NotRead bool   // the payload is not JSON, or not UTF-8
-	Absent  bool   // the field is missing, null or empty, or the payload is empty
-	Alike   bool   // but for letter case
+	Absent  bool   // the field is missing, null or empty, or the payload is empty; no name is its own but for letter case
 }
 
 // Parse makes the Fields of some paths. The error quotes the path at fault.
@@ -129,8 +128,8 @@ func (f *Fields) find(payload []byte) ([][]byte, *Error) {
 			return nil, &Error{Path: path.text, Reason: walk.whyTwice(path.segments[at])}
 		}
 		if values[i] = walk.found[path.nodes[len(path.nodes)-1]].value; values[i] == nil {
-			return nil, &Error{Path: path.text, Reason: "is missing: " + walk.whyMissing(path), Absent: true,
-				Alike: slices.ContainsFunc(path.nodes, func(n int) bool { return walk.found[n].alike != "" })}
+			hasAlike := slices.ContainsFunc(path.nodes, func(n int) bool { return walk.found[n].alike != "" })
+			return nil, &Error{Path: path.text, Reason: "is missing: " + walk.whyMissing(path), Absent: !hasAlike}
 		}
 	}
 	return values, nil

@@ -46,7 +46,7 @@ func (e *Enqueueing) Enqueue(ctx context.Context, client *asynq.Client, s Stamp)
 	if headers == nil {
 		headers = make(map[string]string, 1)
 	}
-	headers[Header] = s.String()
+	headers[Header] = s.Text(e.Task)
 	maxRetry := info.MaxRetry
 	if maxRetry < math.MaxInt32 {
 		maxRetry++

@@ -22,7 +22,7 @@ func IsCut(err error) bool {
 // died. n attempts were spent before.
 func CapRedelivery(delay time.Duration, n int, err error, t *asynq.Task) time.Duration {
 	died := errors.Is(err, asynq.ErrLeaseExpired)
-	if t != nil && (died && Ordered(t.Headers()) || IsCut(err) && IsLast(t.Headers(), n)) {
+	if died && Ordered(t) || IsCut(err) && IsLast(t, n) {
 		return min(delay, redeliveryDelay)
 	}
 	return delay

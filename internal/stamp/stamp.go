@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/hibiken/asynq"
 )
 
 // Header is the name of the header.
@@ -32,9 +34,9 @@ type Stamp struct {
 // New makes the stamp of the task with that note.
 func New(note string, most int) Stamp { return Stamp{Most: most, of: short(note)} }
 
-// String is the header's text.
-func (s Stamp) String() string {
-	text := version + " " + s.of + " " + strconv.Itoa(s.Most)
+// Text is the header's text in that task.
+func (s Stamp) Text(t *asynq.Task) string {
+	text := version + " " + s.of + " " + content(t) + " " + strconv.Itoa(s.Most)
 	if s.Nonce != "" {
 		text = fmt.Sprintf("%s %s %d %s", text, s.Nonce, s.Ticket, s.Key)
 	}
@@ -48,37 +50,57 @@ func Of(headers map[string]string, note string) (s Stamp, ok bool) {
 	if !found {
 		return Stamp{}, false
 	}
-	f := strings.SplitN(text, " ", 6)
-	if len(f) != 3 && len(f) != 6 || f[0] != version || f[1] != short(note) {
+	f := split(text)
+	if f == nil || f[1] != short(note) {
 		return Stamp{}, false
 	}
 	s.of = f[1]
 	var err error
-	if s.Most, err = strconv.Atoi(f[2]); err != nil || s.Most < 0 {
+	if s.Most, err = strconv.Atoi(f[3]); err != nil || s.Most < 0 {
 		return Stamp{}, false
 	}
-	if len(f) == 6 {
-		s.Nonce, s.Key = f[3], f[5]
-		if s.Ticket, err = strconv.ParseInt(f[4], 10, 64); err != nil || s.Ticket <= 0 || !isNonce(s.Nonce) {
+	if len(f) == 7 {
+		s.Nonce, s.Key = f[4], f[6]
+		if s.Ticket, err = strconv.ParseInt(f[5], 10, 64); err != nil || s.Ticket <= 0 || !isNonce(s.Nonce) {
 			return Stamp{}, false
 		}
 	}
 	return s, true
 }
 
-// Ordered reports whether the headers hold the stamp of an ordered task, of whatever task.
-func Ordered(headers map[string]string) bool {
-	return strings.Count(headers[Header], " ") == 5
+// split returns the four or seven fields of a header's text, or nil.
+func split(text string) []string {
+	f := strings.SplitN(text, " ", 7)
+	if len(f) != 4 && len(f) != 7 || f[0] != version {
+		return nil
+	}
+	return f
 }
 
-// IsLast reports whether the headers hold a stamp, of whatever task, and whether its caller allows no attempt more
-// after that with retried attempts spent before it.
-func IsLast(headers map[string]string, retried int) bool {
-	f := strings.SplitN(headers[Header], " ", 4)
-	if len(f) < 3 || f[0] != version {
+// in is split of the task's header. asynq's RetryDelayFunc does not say of which task t is; a header that was passed on
+// to a task of another type or payload is none here.
+func in(t *asynq.Task) []string {
+	if t == nil || t.Headers()[Header] == "" {
+		return nil
+	}
+	f := split(t.Headers()[Header])
+	if f == nil || f[2] != content(t) {
+		return nil
+	}
+	return f
+}
+
+// Ordered reports whether the task has the stamp of an ordered task.
+func Ordered(t *asynq.Task) bool { return len(in(t)) == 7 }
+
+// IsLast reports whether the task has a stamp, and its caller allows no attempt more after that with retried attempts
+// spent before it.
+func IsLast(t *asynq.Task, retried int) bool {
+	f := in(t)
+	if f == nil {
 		return false
 	}
-	most, err := strconv.Atoi(f[2])
+	most, err := strconv.Atoi(f[3])
 	return err == nil && retried >= most
 }
 
@@ -100,6 +122,9 @@ func isNonce(text string) bool {
 	random, err := base64.RawURLEncoding.DecodeString(text)
 	return err == nil && len(random) == nonceBytes
 }
+
+// content names what is in a task.
+func content(t *asynq.Task) string { return short(t.Type() + "\x00" + string(t.Payload())) }
 
 func short(note string) string {
 	sum := sha256.Sum256([]byte(note))

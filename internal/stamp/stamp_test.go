@@ -10,20 +10,26 @@ import (
 	"github.com/hibiken/asynq"
 )
 
-// IsLast tells the last attempt by any stamp, and by nothing else.
+// task is one with that header.
+func task(header string) *asynq.Task {
+	return asynq.NewTaskWithHeaders("work", []byte("x"), map[string]string{Header: header})
+}
+
+// IsLast tells the last attempt by the stamp of that type and payload, and by nothing else.
 func TestIsLast(t *testing.T) {
 	t.Parallel()
+	two := New("default/id", 2).Text(task(""))
 	for text, want := range map[string]bool{
-		New("default/id", 2).String(): true, New("default/id", 2).String() + " nonce 17 key": true,
-		New("default/id", 3).String(): false,
-		"":                            false, "2 of 2": false, version + " of": false, version + " of two": false,
+		two: true, two + " nonce 17 key": true, New("default/id", 3).Text(task("")): false,
+		New("default/id", 2).Text(asynq.NewTask("work", []byte("y"))): false, // whose headers were passed on
+		"": false, "2 of 2": false, version + " of": false, version + " of it two": false,
 	} {
-		if got := IsLast(map[string]string{Header: text}, 2); got != want {
+		if got := IsLast(task(text), 2); got != want {
 			t.Errorf("%q: %t", text, got)
 		}
 	}
 	if IsLast(nil, 2) {
-		t.Error("no header is a stamp")
+		t.Error("no task has a stamp")
 	}
 }
 
@@ -35,7 +41,7 @@ func TestOf(t *testing.T) {
 	ordered := plain
 	ordered.Nonce, ordered.Ticket, ordered.Key = NewNonce(), 17, "automutex:{report|a b}"
 	for _, s := range []Stamp{plain, ordered} {
-		headers := map[string]string{Header: s.String()}
+		headers := map[string]string{Header: s.Text(task(""))}
 		if got, ok := Of(headers, note); !ok || got != s {
 			t.Errorf("%q is %+v, %v; want %+v", s, got, ok, s)
 		}
@@ -43,9 +49,9 @@ func TestOf(t *testing.T) {
 			t.Errorf("a copy in another task is %+v", got)
 		}
 	}
-	start := version + " " + short(note) + " "
+	start := version + " " + short(note) + " any "
 	for _, text := range []string{
-		"", "3", version, start, start + "three", start + "-1", start + "3 more", "v0 " + short(note) + " 3",
+		"", "3", version, start, start + "three", start + "-1", start + "3 more", "v0 " + short(note) + " any 3",
 		start + "3 nonce 17 key", start + "3 " + ordered.Nonce + " 0 key", start + "3 " + ordered.Nonce + " -17 key",
 		start + "3 " + ordered.Nonce + " soon key", start + "3 " + ordered.Nonce + "| 17 key", start + "x " + ordered.Nonce +
 			" 17 key",
@@ -60,9 +66,10 @@ func TestOf(t *testing.T) {
 func TestCapRedelivery(t *testing.T) {
 	t.Parallel()
 	s := New("default/id", 5)
-	plain := asynq.NewTaskWithHeaders("work", nil, map[string]string{Header: s.String()})
+	plain := task(s.Text(task("")))
 	s.Nonce, s.Ticket, s.Key = NewNonce(), 1, "k"
-	ordered := asynq.NewTaskWithHeaders("work", nil, map[string]string{Header: s.String()})
+	ordered := task(s.Text(task("")))
+	passedOn := asynq.NewTaskWithHeaders("other", []byte("x"), ordered.Headers())
 	for what, c := range map[string]struct {
 		spent int
 		err   error
@@ -75,6 +82,7 @@ func TestCapRedelivery(t *testing.T) {
 		"its last attempt, its worker died": {5, asynq.ErrLeaseExpired, plain, redeliveryDelay},
 		"its last attempt, its time was up": {5, context.DeadlineExceeded, plain, redeliveryDelay},
 		"its last attempt, it failed":       {5, errors.New("failed"), plain, time.Hour},
+		"passed on, its worker died":        {9, asynq.ErrLeaseExpired, passedOn, time.Hour},
 		"no task":                           {9, asynq.ErrLeaseExpired, nil, time.Hour},
 	} {
 		if got := CapRedelivery(time.Hour, c.spent, c.err, c.task); got != c.want {

@@ -1504,7 +1504,7 @@ func (w *world) skip(key, note string) {
 	n := numberOf(strings.TrimPrefix(note, queue+"/"))
 	before := n >= 0 && w.book.givesUp(n)
 	e := *inside.At(w.skipper.locker)
-	_, err := e.Skip(context.Background(), engine.Ref{Key: key, Limit: 1, Fixed: true}, note, 0)
+	_, err := e.Skip(context.Background(), engine.Ref{Key: key, Limit: 1}, note, 0)
 	w.book.notef("operator: skip of %s: %v", note, err)
 	if err == nil {
 		blocked.WakeNext(context.Background(), e, w.skipper.inspector, key)

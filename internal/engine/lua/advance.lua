@@ -17,7 +17,7 @@ do
     local its, owner = string.match(head.owner, '^(%d+) (.*)$')
     local body, length, value = table.concat({head.token, owner, head.note}, '|'), tonumber(its), nil
     --@include hold
-    head.state, head.since, head.owner, head.begun, head.seen = 'a', 0, '', head.retried + 1, now_us
+    head.state, head.since, head.owner, head.begun, head.seen = 'a', 0, owner, head.retried + 1, now_us
     put_task(head)
     local message = head.token .. ' ' .. int(fence) .. ' ' .. int(now_us)
     --@include send
@@ -49,7 +49,7 @@ do
         end
         if task.state == 'c' then
           waiting[#waiting + 1] = named('c', task)
-        elseif not waits_alive(task) and not (i == 1 and count > 0) then
+        elseif not waits_alive(task) and not (i == 1 and run_of(task)) then
           break
         end
         if task.state ~= 'a' then coming = coming + 1 end

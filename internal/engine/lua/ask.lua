@@ -10,7 +10,8 @@
 -- ARGV[7] notes=0  1: no two holders of this lock have the same note, from now on
 -- ARGV[8] every=0  a rate: from one start to the next (us); 0: none
 -- ARGV[9] spare=0  how much of it can be saved up (us)
--- ARGV[10] borrows=0  1: it brings one slot more, for itself alone: a worker that nobody else needs
+-- ARGV[10] ticket=0  of an asker with no slots, which may give a grant back (us); 0: it has none
+-- ARGV[11] borrows=0  1: it brings one slot more, for itself alone: a worker that nobody else needs
 --
 -- reply yours:    fence; in a pool {fence, value}
 -- reply returned, yours: {fence, in line for (ms), called ago (ms, -1: not), notes parked}: its note was parked
@@ -31,9 +32,10 @@ local only_try = (ARGV[3] or '0') == '0' and not park
 local is_thin = w and string.sub(w, 1, 1) ~= '+' and string.find(w, '|', 1, true)
 local none = not w and redis.call('EXISTS', KEYS[6]) == 0
 local takes = none and limit > 0 and every_wanted == '0' and not KEYS[7]
-local refused = only_try and every_wanted == '0' and ARGV[10] ~= '1'
+local borrows = ARGV[11] == '1'
+local refused = only_try and w ~= body and every_wanted == '0' and not borrows
   and (is_thin and limit <= 1 or none and (limit == 0 or KEYS[7]))
-if takes or w == body or refused then
+if takes or w == body and limit > 0 or refused then
   local left = takes and 0 or redis.call('PTTL', KEYS[1])
   if takes then
     redis.call('SET', KEYS[1], body, 'PX', lease)
@@ -57,9 +59,14 @@ if ARGV[7] == '1' and not noted then
   end
 end
 
--- 1. The asker holds the lock.
-local token = token_of(body)
-if first == body or count > 1 and tonumber(call('ZSCORE', holders, body) or 0) > now_ms then
+-- 1. The asker holds the lock. One that knows of a pause gives it back, and is in line where it was.
+local token, moved = token_of(body), false
+local held = first == body or count > 1 and tonumber(call('ZSCORE', holders, body) or 0) > now_ms
+if held and limit == 0 then
+  --@include leave
+  leave(body)
+  moved = true
+elseif held then
   local ms = lease
   --@include keep
   call('ZADD', holders, 'GT', int(now_ms + lease + 1), body)
@@ -74,18 +81,17 @@ local ticket = parks and call('ZSCORE', parked, note) -- of a note that is parke
 local was_parked, inline, called_ago = ticket, 0, -1
 -- 2. A slot is free: waiters come first, and the asker may be one of them.
 local same, stopped, its_fence, pool_value
-local free, moved = math.max(0, limit - count), false
+local free = math.max(0, limit - count)
 if values and limit > 0 then free = call('ZCARD', values) end
 if free > 0 then
   local asker, own, told = body, nil, nil
   --@include grant
   its_fence, pool_value, stopped = mine, its_value, more
-  if moved and not mine then
-    local found = call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
-    first, deadline = found[1], tonumber(found[2])
-  end
 end
-local borrows = ARGV[10] == '1'
+if moved and not its_fence then
+  local found = call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
+  first, deadline = found[1], tonumber(found[2])
+end
 if not its_fence and (count > 1 or park or gated or borrows) then
   --@include twin
   same = twin(body)
@@ -112,6 +118,7 @@ local named, wait = same or first or '', stopped and 0 or deadline and deadline 
 
 -- 4. Park, or join the line or stay in it, or neither.
 local place, has_parked = 0, 0
+ticket = ticket or ARGV[10] ~= '0' and tonumber(ARGV[10] or nil) or nil
 if park then
   ticket = call('ZSCORE', line, token) or ticket
   call('ZREM', line, token)
@@ -145,7 +152,7 @@ elseif stay > 0 then
     place = place - 1
   end
   if new and place == 0 then call('PEXPIREAT', line, int(good)) end
-  if ticket then
+  if was_parked then
     --@include unpark
   end
 else

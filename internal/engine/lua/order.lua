@@ -7,7 +7,7 @@
 -- "o:<nonce>" in K:info is the record: "<state> <seen> <begun> <retried> <since> <token>|<owner>|<note>"; 0 and
 -- nothing: none
 --   state    i  stamped; nobody has seen the task yet. since: how long others wait before they look for it (ms)
---            a  seen in asynq, and comes by itself; token: of its last grant. since: when to look for it again (ms)
+--            a  seen in asynq, and comes by itself; token|owner: of its last grant. since: when to look again (ms)
 --            w  waits in a worker, as token|owner|note. since: how long after seen it counts as alive (ms)
 --            p  parked; c  called, since then (ms); h  held since then (ms): asynq has archived it, and the key stands
 --   seen     when it last arrived or was confirmed (us). A look acts only if it is unchanged
@@ -68,6 +68,16 @@ local function remove_task(task)
     call('ZREM', order, task.nonce)
     call('HDEL', info, 'o:' .. task.nonce)
   end
+end
+
+local function holds(body)
+  return first == body or count > 1 and tonumber(call('ZSCORE', holders, body) or 0) > now_ms
+end
+
+-- run_of: the holder that is a run of the task, or nil. Others may hold the lock beside it.
+local function run_of(task)
+  local body = table.concat({task.token, task.owner, task.note}, '|')
+  return holds(body) and body or nil
 end
 
 -- first_tasks: the first ones, at most so many.

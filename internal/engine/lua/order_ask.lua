@@ -43,8 +43,13 @@ end
 local every_now, spare_now = tonumber(ARGV[6]), tonumber(ARGV[7])
 --@include rate
 
--- 2. The asker holds the lock.
-if first == body then
+-- 2. The asker holds the lock. One that knows of a pause gives it back, and keeps its place.
+local gives_back = limit == 0 and holds(body)
+if gives_back then
+  call('ZREM', holders, body)
+  local found = call('ZRANGE', holders, '0', '0', 'WITHSCORES')
+  count, first, deadline = count - 1, found[1], tonumber(found[2])
+elseif holds(body) then
   local ms = lease
   --@include keep
   call('ZADD', holders, 'GT', int(now_ms + lease + 1), body)
@@ -66,7 +71,8 @@ if not task then
   end
 end
 task.seen, task.retried = now_us, math.max(retried, task.retried)
-local same = first and note_of(first) == note and first -- an earlier run of the task
+if gives_back then task.begun = 0 end
+local same = run_of(task) -- an earlier run of the task
 if ended or not waited and not same and may_be_spent and task.begun == task.retried then
   task.begun = retried + 1
   --@include order_leave
@@ -81,7 +87,7 @@ local place = task.stored and call('ZRANK', order, nonce) or call('ZCOUNT', orde
 local inline = math.max(0, math.floor((now_us - task.ticket) / 1000))
 local called_ago = was == 'c' and math.max(0, now_ms - since) or -1
 if place == 0 and count < limit and opens <= now_us then
-  task.state, task.since, task.token, task.owner, task.begun = 'a', 0, token, '', math.max(retried + 1, task.begun)
+  task.state, task.since, task.token, task.owner, task.begun = 'a', 0, token, owner, math.max(retried + 1, task.begun)
   put_task(task)
   local length, value = lease, nil
   --@include hold
@@ -93,13 +99,12 @@ end
 -- 5. Not its turn: wait, park, or neither. Nobody waits in a worker for a head that is away: held, or to come back by
 --    itself.
 local parked_now = 0
-if ARGV[5] == '2' and place > 0 and count == 0 then
-  park = string.find(first_tasks(1)[1].state, '[ah]') ~= nil
-end
+local head = place > 0 and first_tasks(1)[1]
+if ARGV[5] == '2' and head then park = string.find(head.state, '[ah]') and not run_of(head) end
 task.token, task.owner, task.since = '', '', 0
 if same then
   task.state = 'a' -- an earlier run holds the lock: the task stays that run's
-  task.token = token_of(same)
+  task.token, task.owner = string.match(same, '^([^|]*)|([^|]*)')
 elseif park then
   task.state, parked_now = 'p', 1
 elseif stay > 0 then
@@ -116,7 +121,7 @@ else
   --@include write
 end
 local named, wait = same or first or '', deadline and math.max(1, deadline - now_ms) or -1
-if count == 0 and place > 0 then named = 'o:' .. record_of(first_tasks(1)[1]) end
+if count == 0 and head then named = 'o:' .. record_of(head) end
 --@include shut
 if park or was == 'p' or was == 'c' then
   return {now_us, wait, place, named, inline, called_ago, call('ZCARD', order) - 1, parked_now}
