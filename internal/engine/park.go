@@ -203,7 +203,7 @@ func (p *parking) checkSoon(key string) {
 func (p *parking) plan(n *parkedLine) {
 	at := n.checkAt
 	if l := n.ref.Lender; l != nil && len(n.calls) != n.counted {
-		l.Workers.Coming(len(n.calls) - n.counted)
+		l.on(len(n.calls) - n.counted)
 		n.counted = len(n.calls)
 	}
 	switch {

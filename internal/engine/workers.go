@@ -2,95 +2,180 @@ package engine
 
 import (
 	"cmp"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 )
 
+// Workers decides which waits of a server's workers end, so that no wait takes a worker that another key's task could
+// have. Safe for concurrent use; the zero value with a Limit is ready. What it decides is a function of what comes and of
+// the time: see testdata/workers.txt.
+//
+// A server is full when all its workers have been busy for BehindAfter, gaps shorter than Gap included. Then the newest
+// wait is told to end. If tasks come that nobody called, asynq has more of them than the server can take: the server is
+// behind, and all waits are told to end. A server is full until a worker has been free for Gap and no task has come: asynq
+// hands tasks out one after the other while its queue has some, and pauses for longer than Gap when it has none.
+//
+// Some waits are kept: those that feed keys whose slots turn over faster than a parked task is called and comes. While the
+// server is behind, they hold at most half of the workers, and leave one that neither works nor waits. A server of ten
+// workers, five of which work for ten minutes, keeps four waits: the tenth worker goes through the queue.
+type Workers struct {
+	Limit int              // of tasks at once
+	Gap   time.Duration    // 0: BehindAfter
+	Usual time.Duration    // how long a parked task takes to be called and to come, before any has
+	Check func(key string) // looks after the parked work of a key, which may borrow; called on a goroutine of its own
+
+	mu      sync.Mutex  // guards what follows; never held across I/O, and no other lock is taken while it is held
+	timer   *time.Timer // calls change when time alone may change something; nil: it never did
+	busy    int
+	working int           // of these, those that work, or wait for as long as they like
+	waiting []*WorkerWait // in the order in which they began to wait
+	leaving int           // waits that were told to end, and whose workers are not free yet
+	paces   map[string]pace
+
+	since   time.Time // all are busy since then, gaps included; zero: they are not
+	free    time.Time // since when one is free and no task has come; zero: none is
+	tellAt  time.Time // while the server is full: when the next kept wait may be told to end
+	fresh   int       // how many tasks that nobody called have come since the server is full, less called ones
+	freshAt time.Time // when the last of these came
+
+	shares map[string]map[string]*share // by scope and key: who borrows
+	coming int                          // called work of keys that borrow, on its way
+	freed  bool                         // a worker has become idle since one was last lent
+}
+
 const (
 	// BehindAfter is how long all workers of a server are busy until a wait is to end.
 	BehindAfter = 20 * time.Millisecond
-	// maxFresh bounds how many called tasks may come until a server is not behind any more.
+	// maxFresh is how many called tasks come at most until a server is not behind any more.
 	maxFresh = 16
 	// paceLasts is how long the pace of a key is remembered after its last grant.
 	paceLasts = 10 * time.Second
 )
-
-// Workers is what a process knows of the workers of one asynq server: how many are busy, and which of them wait for a
-// lock. Safe for concurrent use; the zero value with a Limit is ready. crew.go decides; Workers carries it out.
-type Workers struct {
-	Limit int           // of tasks at once
-	Gap   time.Duration // asynq's pause when its queue is empty is longer; 0: BehindAfter
-	Usual time.Duration // how long a parked task takes to be called and to come, before any has
-	// Check has the parked work of a key looked at, since it may borrow. Called on a goroutine of its own.
-	Check func(key string)
-
-	mu    sync.Mutex // guards what follows; never held across I/O. No other lock is taken while it is held
-	crew  crew
-	timer *time.Timer // runs look when time alone may change something; nil: it never did
-}
 
 // WorkerWait is the wait of one worker in line.
 type WorkerWait struct {
 	Key   string
 	Place int64  // its place in the order of the key; 0: the key is not ordered
 	Leave func() // ends the wait; called once at most, maybe after its end. It must not block
-	told  bool   // Leave was called
 
-	// With a Lender, Ask has it ask again, since it may borrow. It must not block.
-	Lender  *Lender
-	Ask     func()
-	Limit   int  // of the key, for this wait
+	Lender *Lender // nil: it borrows from nobody
+	Limit  int     // of the key, for a Lender
+	Ask    func()  // with a Lender: has it ask again, since it may borrow. It must not block
+
+	told    bool // Leave was called
 	asked   bool // Ask was called, and its ask is not answered
 	borrows bool // its ask was lent a worker, and has the lock or is not answered
 }
 
-// Started counts a worker as busy: a task has come.
-func (w *Workers) Started() { w.change(func(now time.Time) { w.crew.started(now) }) }
+// pace is how fast the slots of a key turn over on this server, and how fast what is parked comes.
+type pace struct {
+	last  time.Time     // the last grant
+	every time.Duration // from grant to grant, a moving average; 0: none was measured
+	comes time.Duration // from call to arrival, so too
+}
 
-// Came says what the first exchange with Redis has told of a task that has come: how long ago it was called for its
-// key; below 0: it was not called.
+func average(before, measured time.Duration) time.Duration {
+	if before == 0 {
+		return max(measured, 1)
+	}
+	return before + (measured-before)/8
+}
+
+// Started counts a worker as busy: a task has come.
+func (w *Workers) Started() {
+	w.change(func(now time.Time) {
+		w.busy++
+		w.free = now
+	})
+}
+
+// Came says what the first exchange with Redis has told of a task that has come: how long ago it was called for its key;
+// below 0: it was not. One that was not has the next wait of a full server end at once.
 func (w *Workers) Came(key string, sinceCall time.Duration) {
-	w.change(func(now time.Time) { w.crew.came(key, sinceCall, now) })
+	w.change(func(now time.Time) { w.came(key, sinceCall, now) })
+}
+
+func (w *Workers) came(key string, sinceCall time.Duration, now time.Time) {
+	switch {
+	case sinceCall >= 0:
+		w.fresh = max(0, w.fresh-1)
+		if p, known := w.paces[key]; known {
+			p.comes = average(p.comes, sinceCall)
+			w.paces[key] = p
+		}
+	case w.isFull(now):
+		w.fresh, w.freshAt, w.tellAt = min(w.fresh+2, maxFresh), now, now
+	}
 }
 
 // Works says that a task works, or waits for as long as it likes.
-func (w *Workers) Works() { w.change(func(time.Time) { w.crew.working++ }) }
+func (w *Workers) Works() { w.change(func(time.Time) { w.working++ }) }
 
 // Ended counts a worker as free; worked: Works was called for its task.
-func (w *Workers) Ended(worked bool) { w.change(func(now time.Time) { w.crew.ended(worked, now) }) }
+func (w *Workers) Ended(worked bool) {
+	w.change(func(now time.Time) {
+		if w.busy--; w.free.IsZero() {
+			w.free = now
+		}
+		if w.freed = true; worked {
+			w.working--
+		} else {
+			w.leaving = max(0, w.leaving-1)
+		}
+	})
+}
 
 // Granted notes that a task which had to wait, or was parked, got the lock of the key: a slot has turned over.
-func (w *Workers) Granted(key string) { w.change(func(now time.Time) { w.crew.granted(key, now) }) }
+func (w *Workers) Granted(key string) { w.change(func(now time.Time) { w.granted(key, now) }) }
 
-// MayWait reports whether a task may begin to wait for the key, in that place: otherwise it would be told to end its
-// wait at once.
+func (w *Workers) granted(key string, now time.Time) {
+	p, known := w.paces[key]
+	if every := now.Sub(p.last); known && every < paceLasts {
+		p.every = average(p.every, every)
+	} else {
+		p.every = 0
+		maps.DeleteFunc(w.paces, func(_ string, old pace) bool { return now.Sub(old.last) >= paceLasts })
+	}
+	if w.paces == nil {
+		w.paces = make(map[string]pace)
+	}
+	p.last = now
+	w.paces[key] = p
+}
+
+// MayWait reports whether a task may begin to wait: otherwise it would be told to end its wait at once.
 func (w *Workers) MayWait(key string, place int64) (may bool) {
-	w.change(func(now time.Time) { may = w.crew.mayWait(key, place, now) })
+	w.change(func(now time.Time) {
+		if may = !w.isBehind(now); !may && w.keeps(key, now) > 0 {
+			me := &WorkerWait{Key: key, Place: place}
+			may = slices.Contains(w.kept(append(slices.Clone(w.waiting), me), w.room(), now), me)
+		}
+	})
 	return may
 }
 
 // Begin adds a wait.
 func (w *Workers) Begin(me *WorkerWait) {
-	w.change(func(time.Time) { w.crew.waiting = append(w.crew.waiting, me) })
+	w.change(func(time.Time) { w.waiting = append(w.waiting, me) })
 }
 
 // End removes a wait, if it began; granted: it has the lock, and its worker works on.
 func (w *Workers) End(me *WorkerWait, granted bool) {
-	w.change(func(time.Time) { w.crew.endWait(me, granted) })
+	w.change(func(time.Time) {
+		w.waiting = slices.DeleteFunc(w.waiting, func(other *WorkerWait) bool { return other == me })
+		if granted && me.told {
+			w.leaving = max(0, w.leaving-1)
+		}
+	})
 }
 
-// Coming counts called work that is on its way to the server.
-func (w *Workers) Coming(more int) { w.change(func(time.Time) { w.crew.coming += more }) }
-
-// change changes the crew, and does what follows.
+// change changes what is known, and does what follows.
 func (w *Workers) change(what func(now time.Time)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	now, c := time.Now(), &w.crew
-	c.limit, c.gap, c.usual = w.Limit, cmp.Or(w.Gap, BehindAfter), w.Usual
-	c.settle(now)
-	what(now)
-	leave, ask, check := c.follows(now)
+	leave, ask, check, next := w.at(time.Now(), what)
 	for _, wait := range leave {
 		wait.Leave()
 	}
@@ -98,13 +183,117 @@ func (w *Workers) change(what func(now time.Time)) {
 		wait.Ask()
 	}
 	if check != "" && w.Check != nil {
-		go w.Check(check) // ends with a look at a line in memory
+		go w.Check(check) // it ends with a look at what is in memory
 	}
-	switch next := c.next(now); {
+	switch {
 	case next == 0:
 	case w.timer == nil:
 		w.timer = time.AfterFunc(next, func() { w.change(func(time.Time) {}) })
 	default:
 		w.timer.Reset(next) // one that runs in vain changes nothing, so it is never stopped
 	}
+}
+
+// at changes what is known at a time. It returns the waits that are to end, those that are to ask again, a key whose
+// parked work may borrow, and when time alone changes something; 0: it does not.
+func (w *Workers) at(now time.Time, what func(time.Time)) (leave, ask []*WorkerWait, check string, next time.Duration) {
+	gap := cmp.Or(w.Gap, BehindAfter)
+	if !w.since.IsZero() && !w.free.IsZero() && now.Sub(w.free) >= gap {
+		w.since, w.tellAt, w.fresh, w.freed = time.Time{}, time.Time{}, 0, true
+	}
+	what(now)
+	if w.busy >= w.Limit {
+		w.free = time.Time{}
+		if w.since.IsZero() {
+			w.since = now
+		}
+	}
+	if w.isFull(now) && len(w.waiting) > 0 {
+		leave = w.giveWay(now)
+	}
+	if w.freed && len(w.shares) > 0 && !w.isBehind(now) {
+		ask, check = w.borrowers()
+	}
+	switch w.freed = false; {
+	case w.since.IsZero() || len(w.waiting) == 0:
+	case !w.free.IsZero():
+		next = w.free.Add(gap).Sub(now)
+	case !w.isFull(now):
+		next = w.since.Add(BehindAfter).Sub(now)
+	default:
+		next = BehindAfter
+	}
+	return leave, ask, check, next
+}
+
+func (w *Workers) isFull(now time.Time) bool {
+	return !w.since.IsZero() && now.Sub(w.since) >= BehindAfter
+}
+
+func (w *Workers) isBehind(now time.Time) bool {
+	return w.fresh > 2 && now.Sub(w.freshAt) < BehindAfter
+}
+
+// giveWay returns the waits of a full server that are to end. If it is behind, they are all that are not kept. Else it is
+// one, while no worker is free or will be: the newest that no key needs, and of those that are not kept one each
+// BehindAfter.
+func (w *Workers) giveWay(now time.Time) []*WorkerWait {
+	leave := w.without(w.kept(w.waiting, w.room(), now))
+	if len(leave) > 0 && !w.isBehind(now) {
+		needless := w.without(w.kept(w.waiting, w.Limit, now))
+		switch {
+		case !w.free.IsZero() || w.leaving > 0 || len(needless) == 0 && w.tellAt.After(now):
+			return nil
+		case len(needless) > 0:
+			leave = needless
+		}
+		w.tellAt = now.Add(BehindAfter)
+		leave = leave[len(leave)-1:]
+	}
+	for _, wait := range leave {
+		wait.told = true
+	}
+	w.leaving += len(leave)
+	return leave
+}
+
+// room is how many waits are kept at most while the server is behind.
+func (w *Workers) room() int { return min(w.Limit/2, w.Limit-1-w.working) }
+
+// kept returns those of the waits that need not end, so many at most. Of a key they are those that come first: if the
+// next one of an ordered key parked, those behind it would wait in their workers until it is back.
+func (w *Workers) kept(waits []*WorkerWait, most int, now time.Time) (kept []*WorkerWait) {
+	left := map[string]int{} // by key: how many more it keeps
+	for _, wait := range slices.SortedStableFunc(slices.Values(waits), byPlace) {
+		if _, known := left[wait.Key]; !known {
+			left[wait.Key] = w.keeps(wait.Key, now)
+		}
+		if !wait.told && left[wait.Key] > 0 && len(kept) < most {
+			left[wait.Key]--
+			kept = append(kept, wait)
+		}
+	}
+	return kept
+}
+
+func byPlace(a, b *WorkerWait) int { return cmp.Compare(a.Place, b.Place) }
+
+// without returns the waits that are not kept, and were not told to end: those of ordered keys last, by their places.
+func (w *Workers) without(kept []*WorkerWait) []*WorkerWait {
+	others := slices.DeleteFunc(slices.Clone(w.waiting), func(wait *WorkerWait) bool {
+		return wait.told || slices.Contains(kept, wait)
+	})
+	slices.SortStableFunc(others, byPlace)
+	return others
+}
+
+// keeps returns how many waits feed the key's slots while a parked task is called and comes. A slot that has not turned
+// over for that long is behind a task that runs long: then the key keeps none.
+func (w *Workers) keeps(key string, now time.Time) int {
+	p := w.paces[key]
+	every, comes := max(p.every, now.Sub(p.last)), cmp.Or(p.comes, w.Usual)
+	if p.every == 0 || every >= comes {
+		return 0
+	}
+	return int((comes + every - 1) / every)
 }

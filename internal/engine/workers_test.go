@@ -2,6 +2,7 @@ package engine
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,61 +13,67 @@ import (
 )
 
 // Who of a server's workers gives way, and when.
-func TestCrew(t *testing.T) {
+func TestWorkers_stories(t *testing.T) {
 	t.Parallel()
-	play(t, "testdata/crew.txt", func() func(*event) (string, error) {
+	play(t, "testdata/workers.txt", func() func(*event) (string, error) {
 		began := time.Unix(1_800_000_000, 0)
-		c, names := &crew{limit: 10, gap: BehindAfter, usual: 50 * time.Millisecond}, map[*WorkerWait]string{}
+		w, names := &Workers{Limit: 10, Usual: 50 * time.Millisecond}, map[*WorkerWait]string{}
 		return func(e *event) (string, error) {
+			var err error
 			now := began.Add(e.At)
-			c.settle(now)
-			if err := crewEvent(c, names, e, now); err != nil {
-				return "", err
-			}
-			leave, _, _ := c.follows(now)
-			return crewTell(c, names, leave, now), nil
+			leave, _, _, next := w.at(now, func(now time.Time) { err = workersEvent(w, names, e, now) })
+			return tellWorkers(w, names, leave, next, now), err
 		}
 	})
 }
 
-func crewEvent(c *crew, names map[*WorkerWait]string, e *event, now time.Time) error {
+func workersEvent(w *Workers, names map[*WorkerWait]string, e *event, now time.Time) error {
 	key, call := cmp.Or(strings.Join(e.Words(), " "), "a"), e.Duration("call", -1)
-	var wait *WorkerWait // that which parks, or gets its lock
-	if e.Name == "parks" || e.Name == "gets" {
-		i := slices.IndexFunc(c.waiting, func(w *WorkerWait) bool { return names[w] == key })
-		if i < 0 {
-			return fmt.Errorf("no wait is %q", key)
+	i := slices.IndexFunc(w.waiting, func(wait *WorkerWait) bool { return names[wait] == key })
+	if (e.Name == "parks" || e.Name == "gets") && i < 0 {
+		return fmt.Errorf("no wait is %q", key)
+	}
+	comes := func() {
+		w.busy, w.free = w.busy+1, now
+		w.came(key, call, now)
+	}
+	ended := func(worked bool) { // as Ended
+		w.busy--
+		if w.free.IsZero() {
+			w.free = now
 		}
-		wait = c.waiting[i]
-		c.endWait(wait, e.Name == "gets")
+		if worked {
+			w.working--
+		} else {
+			w.leaving = max(0, w.leaving-1)
+		}
 	}
 	for range e.Number("times", 1) {
 		switch e.Name {
 		case "workers":
-			c.limit = e.Number("n", 10)
+			w.Limit = e.Number("n", 10)
 		case "works":
-			c.started(now)
-			c.came(key, call, now)
-			c.working++
+			comes()
+			w.working++
 		case "waits":
 			wait := &WorkerWait{Key: key, Place: int64(e.Number("place", 0))}
 			names[wait] = fmt.Sprintf("%s%d", key, len(names)+1)
-			c.started(now)
-			c.came(key, call, now)
-			c.waiting = append(c.waiting, wait)
+			comes()
+			w.waiting = append(w.waiting, wait)
 		case "asks":
-			if c.started(now); c.mayWait(key, 0, now) {
-				return fmt.Errorf("it may wait")
+			if comes(); !w.isBehind(now) {
+				return errors.New("it may wait")
 			}
-			c.came(key, call, now)
-			c.ended(false, now)
+			ended(false)
 		case "parks":
-			c.ended(false, now)
+			w.waiting = slices.Delete(slices.Clone(w.waiting), i, i+1)
+			ended(false)
 		case "gets":
-			c.granted(wait.Key, now)
-			c.working++
+			w.granted(w.waiting[i].Key, now)
+			w.waiting = slices.Delete(slices.Clone(w.waiting), i, i+1)
+			w.working++
 		case "ends":
-			c.ended(true, now)
+			ended(true)
 		case "looks":
 		default:
 			return fmt.Errorf("no event %q", e.Name)
@@ -75,8 +82,10 @@ func crewEvent(c *crew, names map[*WorkerWait]string, e *event, now time.Time) e
 	return nil
 }
 
-func crewTell(c *crew, names map[*WorkerWait]string, leave []*WorkerWait, now time.Time) string {
-	told := []string{fmt.Sprintf("%d busy", c.busy)}
+func tellWorkers(
+	w *Workers, names map[*WorkerWait]string, leave []*WorkerWait, next time.Duration, now time.Time,
+) string {
+	told := []string{fmt.Sprintf("%d busy", w.busy)}
 	if len(leave) > 0 {
 		told = append(told, "told to end:")
 		for _, wait := range leave {
@@ -84,12 +93,12 @@ func crewTell(c *crew, names map[*WorkerWait]string, leave []*WorkerWait, now ti
 		}
 	}
 	switch {
-	case c.isBehind(now):
+	case w.isBehind(now):
 		told = append(told, "(behind)")
-	case c.isFull(now):
+	case w.isFull(now):
 		told = append(told, "(full)")
 	}
-	if next := c.next(now); next > 0 {
+	if next > 0 {
 		told = append(told, "look in "+next.String())
 	}
 	return strings.Join(told, " ")
