@@ -161,12 +161,16 @@ func (n *parkedLine) noteReturned(note string, sinceCall time.Duration, own bool
 	}
 	// It found the lock idle while other work was parked, so more is to be called at once. If work came in vain since the
 	// last time, more of it would not help: it takes a while to arrive, and then it arrives together.
+	most := float64(maxInbound)
+	if l := n.ref.Lender; l != nil { // who borrows always finds the lock idle
+		most = min(most, float64(2*l.Workers.Limit))
+	}
 	switch {
 	case n.vain > 0:
 	case n.knowsVain:
-		n.inbound = min(n.inbound+max(1, n.inbound/4), maxInbound)
+		n.inbound = min(n.inbound+max(1, n.inbound/4), most)
 	default:
-		n.inbound = min(2*n.inbound, maxInbound)
+		n.inbound = min(2*n.inbound, most)
 	}
 	n.vain, n.inboundMost = 0, n.inbound
 }
