@@ -23,7 +23,7 @@ else
       call('ZADD', parked, int(now_us), last)
       before = 99
     end
-    local wanted, age = math.max(inbound, free) - fresh - (nobody and 0 or call('ZCARD', line)), 0
+    local wanted, age = math.max(inbound, free) - fresh - (nobody and 0 or call('ZCOUNT', line, '-inf', int(aside))), 0
     if wanted <= 0 and fresh == 0 then wanted, age = 1, 5000000 end
     wanted = math.min(wanted, 100 - before)
     if wanted > 0 then
