@@ -96,7 +96,7 @@ type Rule struct {
 	Wait time.Duration
 
 	// MaxHold bounds how long one task may hold the lock: then its handler's context ends, and the key is free a TTL later
-	// at most. 0 means no bound; less than a millisecond is refused.
+	// at most. 0 means no bound; less than 100 ms is refused.
 	MaxHold time.Duration
 
 	// Cooldown is the least time between the start of a successful run and the next start for the key; tasks that already
@@ -241,7 +241,7 @@ func (c *compiledRule) check() []*FieldError {
 	}{
 		{"TTL", c.TTL, "for " + lock.DefaultTTL.String(), engine.MinTTL, inside.MaxTTL},
 		{"Wait", c.Wait, "to not wait in line", time.Millisecond, math.MaxInt64},
-		{"MaxHold", c.MaxHold, "for no bound", time.Millisecond, math.MaxInt64},
+		{"MaxHold", c.MaxHold, "for no bound", engine.MinTTL, math.MaxInt64},
 		{"Cooldown", c.Cooldown, "for none", time.Millisecond, inside.MaxTTL},
 	} {
 		switch {

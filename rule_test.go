@@ -127,6 +127,8 @@ func TestCompile_refuses(t *testing.T) {
 		{"endless cooldown", one(Rule{Cooldown: time.Duration(1 << 62).Truncate(time.Millisecond)}),
 			[]string{`Cooldown: 1281023h53m38.427s is too long; at most `}},
 		{"max hold", one(Rule{MaxHold: -1}), []string{`MaxHold: -1ns is too short; `}},
+		{"short max hold", one(Rule{MaxHold: 100*time.Millisecond - 1}),
+			[]string{`MaxHold: 99.999999ms is too short; use 0 for no bound, or at least 100ms`}},
 		{"cooldown", one(Rule{Cooldown: -1}), []string{`Cooldown: -1ns is too short; `}},
 		{"negative starts", one(Rule{Limit: 1, Rate: Rate{Starts: -1, Per: time.Second}}),
 			[]string{`Rate: a rate of -1 starts`}},
@@ -207,7 +209,7 @@ func TestCompile_accepts(t *testing.T) {
 	t.Parallel()
 	for name, cfg := range map[string]Config{
 		"bounds": {Prefix: "my:app|%~é", Rules: []Rule{{
-			Task: "a", TTL: 100 * time.Millisecond, MaxHold: time.Millisecond, Cooldown: time.Millisecond,
+			Task: "a", TTL: 100 * time.Millisecond, MaxHold: 100 * time.Millisecond, Cooldown: time.Millisecond,
 			Limit: 1, Wait: time.Millisecond, Busy: RetryIn(time.Millisecond),
 		}}},
 		"long TTL, odd bytes": {Rules: []Rule{{Task: "täsk %d{}\xff", Name: " ", Scope: "\x00", TTL: 1000 * time.Hour}}},

@@ -206,6 +206,8 @@ func TestBadDefinitions(t *testing.T) {
 		"TTL of \"long\"":          l.Mutex("long", lock.TTL(inside.MaxTTL+time.Millisecond)),
 		"TTL of \"longest\"":       l.Mutex("longest", lock.TTL(1<<63-1)),
 		"MaxHold is -1ns":          l.Mutex("x", lock.MaxHold(-1)),
+		"did you mean 10s?":        l.Mutex("x", lock.MaxHold(10)),
+		"bound, or at least 100ms": l.Mutex("x", lock.MaxHold(100*time.Millisecond-1)),
 		"0 starts":                 l.Mutex("x", lock.Rate(0, time.Second, 1)),
 		"-1 starts":                l.Mutex("x", lock.Rate(-1, time.Second, 1)),
 		"per 0s":                   l.Mutex("x", lock.Rate(1, 0, 1)),

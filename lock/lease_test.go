@@ -83,6 +83,21 @@ func TestExtend(t *testing.T) {
 	})
 }
 
+// An extension lasts for MaxHold and a TTL at most: then the slot is free, though its holder hangs.
+func TestExtend_maxHold(t *testing.T) {
+	t.Parallel()
+	l := newLocker(t, redistest.Mini(t).Client(t))
+	for most, want := range map[time.Duration]time.Duration{time.Hour: time.Hour, 1<<63 - 1: 50 * time.Hour} {
+		const ttl = 40 * time.Second
+		m := l.Mutex(redistest.Name(t)+most.String(), lock.TTL(ttl), lock.MaxHold(most))
+		le := mustTry(t, m)
+		redistest.Must(t, le.Extend(t.Context(), 50*time.Hour))
+		if there, ok := left(t, m, le); !ok || there < want-soon || there > want+ttl {
+			t.Errorf("MaxHold %s: it lasts for %s", most, there)
+		}
+	}
+}
+
 // An extended lease is watched as any other: a lock that was broken is noticed by the next renewal, and not at the far
 // end of the lease, by a Locker that waits for nothing too.
 func TestBreakIsToldAtTheNextRenewal(t *testing.T) {

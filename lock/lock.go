@@ -34,7 +34,7 @@ type Option func(*Lock)
 func TTL(d time.Duration) Option { return func(m *Lock) { inside.At(m).Request.TTL = d } }
 
 // MaxHold bounds how long a lease lasts: d after the lock was taken the lease is lost, and not renewed any more. The
-// slot is free at its deadline, at most a TTL later. 0: no bound. A negative d is an error.
+// slot is free at its deadline, at most a TTL later. 0: no bound. Otherwise at least 100 ms.
 func MaxHold(d time.Duration) Option { return func(m *Lock) { inside.At(m).Request.MaxHold = d } }
 
 // NoRenew turns renewal off: the lease ends a TTL after it was taken, unless it is extended.

@@ -47,8 +47,8 @@ func (m *Lock) Holders(ctx context.Context) ([]Holder, error) {
 	return holders, err
 }
 
-// Waiting returns the number of waiters in line. A waiter whose process died counts for up to three seconds. Parked
-// tasks do not count.
+// Waiting returns the number of waiters in line. A waiter whose process died counts for up to three seconds; behind the
+// first 100 until those before it have left. Parked tasks do not count.
 func (m *Lock) Waiting(ctx context.Context) (int, error) {
 	info, err := m.inspect(ctx, 0)
 	return info.Waiting, err
@@ -75,31 +75,30 @@ func (m *Lock) Break(ctx context.Context, token string) (bool, error) {
 		return false, fmt.Errorf("lock: %q: Break: the token is empty; Holders returns the tokens, BreakAll breaks all "+
 			"holders", m.name())
 	}
-	n, err := m.breakUp(ctx, token, engine.BreakSlots)
+	n, err := m.breakUp(ctx, engine.BreakHolders, token)
 	return n > 0, err
 }
 
-// BreakAll is [Lock.Break] for every holder, and grants the free slots to waiters. It also opens a gate that a hold or
-// a cooldown has closed, but not one that a [Rate] has closed. It returns the number of holders it broke, plus one if
-// it opened the gate.
+// BreakAll is [Lock.Break] for every holder, and grants the free slots to waiters, who keep them. It also opens a gate
+// that a hold or a cooldown has closed, but not one that a [Rate] has closed. It returns the number of holders it broke,
+// also with an error, plus one if it opened the gate.
 func (m *Lock) BreakAll(ctx context.Context) (int, error) {
-	return m.breakUp(ctx, "", engine.BreakSlots)
+	return m.breakUp(ctx, engine.BreakAll)
 }
 
 // Delete is [Lock.BreakAll], and also deletes the line and the rate's count. Live waiters ask again within a second,
 // and form a new line. A parked task loses its place: it runs when asynq retries it. An ordered key forgets its tasks'
 // places, and that one of them is held or has ended: its tasks run in the order in which they come.
 func (m *Lock) Delete(ctx context.Context) error {
-	_, err := m.breakUp(ctx, "", engine.BreakKey)
+	_, err := m.breakUp(ctx, engine.BreakKey)
 	return err
 }
 
 // breakUp removes what how names, and returns how much it was.
-func (m *Lock) breakUp(ctx context.Context, token string, how engine.BreakKind) (int, error) {
+func (m *Lock) breakUp(ctx context.Context, how engine.BreakKind, tokens ...string) (int, error) {
 	h := inside.At(m)
 	if h.Err != nil {
 		return 0, h.Err
 	}
-	n, _, err := h.Engine.Break(ctx, h.Request.Ref, token, how)
-	return n, err
+	return h.Engine.Break(ctx, h.Request.Ref, how, tokens...)
 }

@@ -388,7 +388,7 @@ func TestClaim_lostBeforeItBegins(t *testing.T) {
 	letGo := r.hold("second")
 	r.serve(succeed, r.guard(
 		automutex.Rule{Task: "reindex", Name: "first", Scope: "reindex", On: onID, Busy: automutex.Retry,
-			MaxHold: 50 * time.Millisecond, TTL: 2 * time.Second},
+			MaxHold: 100 * time.Millisecond, TTL: 2 * time.Second},
 		automutex.Rule{Task: "reindex", Name: "second", Scope: "second", On: onID, Wait: longest, Busy: automutex.Retry}))
 	its := r.must(r.Enqueue(task("reindex", "7", "")))
 	redistest.Eventually(t, longest, func() bool {

@@ -374,6 +374,8 @@ func (e *Engine) try(ctx context.Context, le *Lease) error {
 			return nil
 		case !isStopped(a):
 			return &Busy{Answer: a, Paused: a.NoSlots}
+		case ctx.Err() != nil: // ask does not look at it if the request is Whole
+			return &Busy{Answer: a, Cause: ctx.Err()}
 		}
 	}
 }

@@ -67,6 +67,31 @@ func release(t *testing.T, le *Lease) {
 	redistest.Must(t, err)
 }
 
+// A try whose asks stop at their bound ends with its context, also if its first exchange is waited for.
+func TestTry_stopped(t *testing.T) {
+	t.Parallel()
+	rdb := redistest.Mini(t).Client(t)
+	var hook redistest.FailHook
+	rdb.AddHook(&hook)
+	e := startAt(t, rdb)
+	r := asked(e.ref("r"), "")
+	must(t, e, r)
+	for i := range 500 {
+		join(t, e, r.Ref, fmt.Sprint("w.", i), "", time.Hour)
+	}
+	r.Limit, r.Whole = 1000, true
+	ctx, cancel := context.WithCancel(t.Context())
+	hook.After(func(redis.Cmder) error { cancel(); return nil })
+	if _, err := e.Take(ctx, r); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if info := inspect(t, e, r.Ref); info.Held > 201 { // a SET goes before the first ask
+		t.Errorf("%d are granted the lock, each hundred by an ask", info.Held-1)
+	}
+	hook.After(nil)
+	must(t, e, r)
+}
+
 // A renewal that failed is tried again soon, not when the next one is due.
 func TestRenewalAfterAFailure(t *testing.T) {
 	t.Parallel()
@@ -323,7 +348,7 @@ func TestOrder_unavoidable(t *testing.T) {
 		// 8: a lost lease lets two run. The late release of the first does nothing to the run after it.
 		tasks = stamped(t, e, "a", "b")
 		first := tasks[0].runs(t)
-		if n, _, err := e.Break(t.Context(), first.request.Ref, "", BreakSlots); n != 1 || err != nil {
+		if n, err := e.Break(t.Context(), first.request.Ref, BreakAll); n != 1 || err != nil {
 			t.Fatalf("Break: %d, %v", n, err)
 		}
 		again := tasks[0].runs(t)
@@ -425,7 +450,7 @@ func TestPausedByEachCommand(t *testing.T) {
 		}
 		redistest.Must(t, e.Controls().Pause(ctx, "work", time.Time{}, ""))
 		release(t, held["release"])
-		n, _, err := e.Break(ctx, held["break"].request.Ref, held["break"].Token(), BreakSlots)
+		n, err := e.Break(ctx, held["break"].request.Ref, BreakHolders, held["break"].Token())
 		redistest.Must(t, err)
 		redistest.Must(t, rdb.Del(ctx, held["sweep"].request.Key+":holders").Err()) // it has died
 		_, err = e.Sweep(ctx)

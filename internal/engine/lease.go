@@ -382,7 +382,7 @@ func (le *Lease) SinceCall() time.Duration { return le.sinceCall }
 // Parked is how long the lease's note was in line before it got the lock, if it was parked.
 func (le *Lease) Parked() time.Duration { return le.parked }
 
-// Extend makes the lease last at least length from now. It works on a context that has ended, too.
+// Extend makes the lease last at least length from now, or until its MaxHold. It works on a context that has ended, too.
 func (le *Lease) Extend(ctx context.Context, length time.Duration) error {
 	e, r := le.engine, &le.request
 	if err := r.checkLength("Extend by", length); err != nil {
@@ -390,6 +390,9 @@ func (le *Lease) Extend(ctx context.Context, length time.Duration) error {
 	}
 	if !le.Held() {
 		return fmt.Errorf("%w: %q cannot be extended", ErrNotHeld, r.Name)
+	}
+	if left := time.Until(le.takenAt.Add(r.MaxHold)); r.MaxHold > 0 && left < length {
+		length = min(length, left+r.TTL) // so that the slot is free then
 	}
 	isHeld, err := e.extend(context.WithoutCancel(ctx), le, WholeMS(length), min(ReplicasWithin, r.TTL/4))
 	if err == nil && !isHeld {

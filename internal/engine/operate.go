@@ -252,19 +252,23 @@ func (e *Engine) Sweep(ctx context.Context) (removed int, err error) {
 	if err := e.Know(ctx, e.o.Prefix+":{}"); err != nil {
 		return 0, err
 	}
-	for c, err := range e.walk(ctx, sweepScript, func(r *Ref) []any { return []any{int64(e.limit(r)), int64(0)} }) {
-		for again := true; again; {
+	for c, err := range e.walk(ctx, sweepScript, func(r *Ref) []any { return []any{int64(e.limit(r)), "0"} }) {
+		for calls, left := 0, int64(0); ; calls++ {
 			if err != nil {
 				return removed, err
 			}
 			f := fieldsOf(c.Reply)
-			n, from := f.num(0), f.num(1)
-			if again = f.num(2) == 1; f.wrong {
+			n, from, more := f.num(0), f.text(1), f.num(2)
+			if f.wrong {
 				return removed, redisx.Failed("sweep", c.Keys[0], unexpected(c.Reply))
 			}
-			if removed += int(n); again {
-				c.Reply, err = e.call(ctx, sweepScript, c.Keys, c.Args[0], from)
+			if calls == 0 {
+				left = more // who dies or comes meanwhile is left for the next sweep, so this ends
 			}
+			if removed += int(n); calls == int(left) {
+				break
+			}
+			c.Reply, err = e.call(ctx, sweepScript, c.Keys, c.Args[0], from)
 		}
 	}
 	return removed, nil
@@ -377,78 +381,100 @@ func (e *Engine) nodes(ctx context.Context) (nodes []scanner, err error) {
 	return nodes, err
 }
 
-// BreakKind is what Break removes. See break.lua, which has the numbers.
-type BreakKind int64
+// BreakKind is what Break removes.
+type BreakKind uint8
 
 // What Break removes.
 const (
-	// BreakSlots: the holder with the token; without one all, and it opens a gate that is closed, or cools down.
-	BreakSlots BreakKind = iota
-	BreakKey             // all there is of the lock
-	BreakGate            // it opens that gate, and nothing else
+	BreakHolders BreakKind = iota // the holders with the tokens
+	BreakAll                      // all holders, and it opens a gate that is closed, or cools down
+	BreakKey                      // all there is of the lock
+	BreakGate                     // it opens that gate, and nothing else
 )
 
-// breakTogether is how many holders the script looks at.
+// breakTogether is how many holders one script takes slots away from.
 const breakTogether = 100
 
-// Break takes slots away from their holders, and grants what is free then. It returns how many it took, and one more if
-// it opened the gate; with BreakKey, of a pool, how many values there were. The leases of this process among the tokens
-// are lost before it returns, and other processes get messages. Of more than 100 it takes 100 at a time: who gets a
-// slot in between loses it too. If the client had to send it twice, and the last one finds no holder with the token, no
-// gate or no lock, it is taken that the first one did it; of all holders nobody knows how many that broke.
-func (e *Engine) Break(
-	ctx context.Context, r Ref, token string, how BreakKind,
-) (taken int, tokens []string, err error) {
+// Break takes slots away from those who hold them when it begins, and grants what is free then. It returns how many it
+// took, and one more if it opened the gate; with BreakKey, of a pool, how many values there were. The leases of this
+// process among them are lost before it returns, and other processes get messages. It takes 100 slots at a time: after
+// an error it has taken those that it returns, and perhaps 100 more. If the client had to send it twice, it is taken
+// that the first one did what the last one did not find; with BreakKey nobody knows how many that were.
+func (e *Engine) Break(ctx context.Context, r Ref, how BreakKind, tokens ...string) (taken int, err error) {
 	if err := e.Know(ctx, r.Key); err != nil {
-		return 0, nil, err
+		return 0, err
 	}
 	r.Ordered = !r.Pool
-	wanted, resent := &redisx.Counted{Text: token}, false
-	for from, again := 0, true; again; from += breakTogether {
-		reply, err := e.call(ctx, breakScript, r.keys(), int64(e.limit(&r)), wanted, int64(how), int64(from))
+	if how == BreakGate || how == BreakAll {
+		n, _, resent, err := e.breakSome(ctx, &r, "open", nil)
+		if resent && how == BreakGate {
+			n = 1
+		}
+		if taken = n; err != nil || how == BreakGate {
+			return taken, err
+		}
+	}
+	list := "list"
+	if how == BreakKey {
+		list = "key"
+	}
+	n, bodies, _, err := e.breakSome(ctx, &r, list, nil)
+	if err != nil {
+		return taken, err
+	}
+	if how == BreakHolders {
+		bodies = slices.DeleteFunc(bodies, func(body string) bool {
+			return !slices.Contains(tokens, holderOf(body).Token)
+		})
+	}
+	// Nobody else is among the bodies, however many come meanwhile, so this ends.
+	for some := range slices.Chunk(bodies, breakTogether) {
+		broken, _, resent, err := e.breakSome(ctx, &r, "take", some)
 		if err != nil {
-			return taken, tokens, err
+			return taken, err
 		}
-		resent = resent || wanted.Resent()
-		f := fieldsOf(reply)
-		n := int(f.num(0))
-		if n < 0 { // there is no such lock
-			break
+		if resent {
+			broken = len(some)
 		}
-		again = f.num(1) == 1 && (token == "" || n == 0)
-		for i := 2; i < len(f.list); i++ {
-			tokens = append(tokens, f.text(i))
-			e.note(message{token: tokens[len(tokens)-1], fence: brokenFence})
-		}
-		if f.wrong {
-			return taken, tokens, redisx.Failed("break", r.Key, unexpected(reply))
-		}
-		if taken += n; r.Pool && how == BreakKey && !again {
-			taken = n // of all values
-		}
+		taken += broken
 	}
-	if resent && taken == 0 && token != "" {
-		taken, tokens = 1, []string{token}
-		e.note(message{token: token, fence: brokenFence})
-	} else if resent && taken == 0 && how == BreakGate {
-		taken = 1
+	if how == BreakKey { // they held it no more, and got their messages
+		taken = n
 	}
-	return taken, tokens, nil
+	return taken, nil
 }
 
-// BreakHolder takes the slot away from the holder with that token. It returns false if there is none.
-func (e *Engine) BreakHolder(ctx context.Context, r Ref, token string) (bool, error) {
-	if token == "" { // all holders, for Break
-		return false, nil
+// breakSome sends one script of Break. The leases of this process among the bodies are lost then.
+func (e *Engine) breakSome(
+	ctx context.Context, r *Ref, act string, some []string,
+) (n int, bodies []string, resent bool, err error) {
+	counted := &redisx.Counted{Text: act}
+	args := []any{int64(e.limit(r)), counted}
+	for _, body := range some {
+		args = append(args, body)
 	}
-	n, _, err := e.Break(ctx, r, token, BreakSlots)
-	return n > 0, err
+	reply, err := e.call(ctx, breakScript, r.keys(), args...)
+	if err != nil {
+		return 0, nil, false, err
+	}
+	for _, body := range some {
+		e.note(message{token: holderOf(body).Token, fence: brokenFence})
+	}
+	f := fieldsOf(reply)
+	n = int(f.num(0))
+	for i := 1; i < len(f.list); i++ {
+		bodies = append(bodies, f.text(i))
+	}
+	if f.wrong {
+		err = redisx.Failed("break", r.Key, unexpected(reply))
+	}
+	return n, bodies, counted.Resent(), err
 }
 
 // OpenGate opens a gate that a hold or a cooldown has closed, and grants free slots to waiters. It returns false if
 // there was none. Holders keep their slots. A gate that a rate has closed stays closed.
 func (e *Engine) OpenGate(ctx context.Context, r Ref) (bool, error) {
-	n, _, err := e.Break(ctx, r, "", BreakGate)
+	n, err := e.Break(ctx, r, BreakGate)
 	return n > 0, err
 }
 

@@ -79,7 +79,7 @@ func callsOf(e *Engine) map[string]func(context.Context, Ref) error {
 			return take(ctx, Request{Ref: r, Note: "n", TTL: time.Minute, Place: &place})
 		},
 		"inspect": func(ctx context.Context, r Ref) error { _, err := e.Inspect(ctx, r, 10); return err },
-		"break":   func(ctx context.Context, r Ref) error { _, _, err := e.Break(ctx, r, "", BreakSlots); return err },
+		"break":   func(ctx context.Context, r Ref) error { _, err := e.Break(ctx, r, BreakAll); return err },
 		"put":     func(ctx context.Context, r Ref) error { _, err := e.Put(ctx, pool(r), []string{"a"}); return err },
 		"arrive":  func(ctx context.Context, r Ref) error { _, _, err := e.Arrive(ctx, r, "n", time.Hour); return err },
 		"forget":  func(ctx context.Context, r Ref) error { return e.Forget(ctx, r, "n") },
@@ -317,23 +317,23 @@ func TestBreak(t *testing.T) {
 		other := New(e.o)
 		t.Cleanup(other.Close)
 		r := e.ref("b")
-		breaks := func(token string, how BreakKind, want int) {
+		breaks := func(how BreakKind, want int, tokens ...string) {
 			t.Helper()
-			if n, tokens, err := e.Break(t.Context(), r, token, how); n != want || err != nil {
-				t.Errorf("Break(%q, %v): %d %v, %v, want %d", token, how, n, tokens, err, want)
+			if n, err := e.Break(t.Context(), r, how, tokens...); n != want || err != nil {
+				t.Errorf("Break(%v, %q): %d, %v, want %d", how, tokens, n, err, want)
 			}
 		}
-		for _, how := range []BreakKind{BreakSlots, BreakKey, BreakGate} {
-			breaks("", how, 0)
+		for _, how := range []BreakKind{BreakHolders, BreakAll, BreakKey, BreakGate} {
+			breaks(how, 0)
 		}
 		le := must(t, e, asked(r, "1"))
 		bound := le.Bind(t.Context())
-		breaks("x.y", BreakSlots, 0)
-		breaks("", BreakGate, 0)
+		breaks(BreakHolders, 0, "x.y", "")
+		breaks(BreakGate, 0)
 		if !le.Held() {
 			t.Fatal("lost")
 		}
-		breaks(le.Token(), BreakSlots, 1)
+		breaks(BreakHolders, 1, le.Token())
 		if le.Held() || !errors.Is(context.Cause(bound), ErrLost) {
 			t.Errorf("held %v, the context ended with %v", le.Held(), context.Cause(bound))
 		}
@@ -353,26 +353,72 @@ func TestBreak(t *testing.T) {
 		redistest.Eventually(t, redistest.Patience, func() bool {
 			return rdb.Publish(t.Context(), other.o.Prefix+":"+other.channel, "x").Val() == 1
 		}, "a subscription")
-		breaks(le.Token(), BreakSlots, 1)
+		breaks(BreakHolders, 1, le.Token())
 		if info := inspect(t, e, r); info.Held != 1 || info.Holders[0].Token != "w.1" || info.Parked != 1 {
 			t.Errorf("%+v", info)
 		}
 		redistest.Eventually(t, redistest.Patience, func() bool { return !le.Held() }, "a message")
 
 		// A gate, and the lock with all there is.
-		breaks("", BreakSlots, 1)
+		breaks(BreakAll, 1)
 		le = must(t, e, asked(r, "3"))
 		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))
-		breaks("", BreakGate, 1)
+		breaks(BreakGate, 1)
 		if !le.Held() || inspect(t, e, r).Gate.OpensIn != 0 {
 			t.Error("the gate is closed, or the lock lost")
 		}
 		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))
-		breaks("", BreakKey, 1)
+		breaks(BreakKey, 1)
 		if n := rdb.Exists(t.Context(), append(r.keys(), r.Key+":order")...).Val(); n != 0 || le.Held() {
 			t.Errorf("%d keys are left; held: %v", n, le.Held())
 		}
 	})
+}
+
+// TestBreak_crowd: a break takes slots from those who held them when it began, and from nobody who comes or leaves
+// between its scripts.
+func TestBreak_crowd(t *testing.T) {
+	t.Parallel()
+	for how, want := range map[BreakKind]int{BreakAll: 250, BreakKey: 250, BreakHolders: 1} {
+		rdb := redistest.Mini(t).Client(t)
+		var hook redistest.FailHook
+		rdb.AddHook(&hook)
+		e := startAt(t, rdb)
+		r := e.ref(fmt.Sprint(how))
+		r.Limit = 250
+		var held []*Lease
+		for range r.Limit {
+			held = append(held, must(t, e, asked(r, "")))
+		}
+		came := map[string]bool{}
+		hook.After(func(cmd redis.Cmder) error {
+			if args := cmd.Args(); len(args) > 2 && (args[1] == breakScript.SHA || args[1] == breakScript.Source) &&
+				cmd.Err() == nil {
+				if how == BreakHolders {
+					for range min(50, len(held)) { // before the one that is to be broken
+						_, _ = held[0].Release(t.Context(), Ending{})
+						held = held[1:]
+					}
+				}
+				for range 120 {
+					if le, err := take(e, asked(r, "")); err == nil {
+						came[le.Token()] = true
+					}
+				}
+			}
+			return nil
+		})
+		if n, err := e.Break(t.Context(), r, how, held[200].Token()); n != want || err != nil {
+			t.Errorf("%d: broke %d, %v, want %d", how, n, err, want)
+		}
+		hook.After(nil)
+		for _, h := range inspect(t, e, r).Holders {
+			delete(came, h.Token)
+		}
+		if len(came) > 0 {
+			t.Errorf("%d: %d that came meanwhile hold it no more", how, len(came))
+		}
+	}
 }
 
 // TestBreakSentTwice: what the first one did is told, though the second one finds nothing.
@@ -388,17 +434,16 @@ func TestBreakSentTwice(t *testing.T) {
 		r := e.ref("twice")
 		for range 2 {
 			le := must(t, e, asked(r, ""))
-			n, tokens, err := e.Break(t.Context(), r, le.Token(), BreakSlots)
-			if n != 1 || !slices.Equal(tokens, []string{le.Token()}) || le.Held() {
-				t.Errorf("%d %v, %v; held: %v", n, tokens, err, le.Held())
+			if n, err := e.Break(t.Context(), r, BreakHolders, le.Token()); n != 1 || err != nil || le.Held() {
+				t.Errorf("%d, %v; held: %v", n, err, le.Held())
 			}
 		}
 		le := must(t, e, asked(r, ""))
 		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))
-		if n, _, err := e.Break(t.Context(), r, "", BreakGate); n != 1 || err != nil {
+		if n, err := e.Break(t.Context(), r, BreakGate); n != 1 || err != nil {
 			t.Errorf("the gate: %d, %v", n, err)
 		}
-		if n, _, err := e.Break(t.Context(), r, "", BreakKey); n != 0 || err != nil {
+		if n, err := e.Break(t.Context(), r, BreakKey); n != 0 || err != nil {
 			t.Errorf("all: %d, %v, want that there was a lock", n, err)
 		}
 	})
@@ -521,7 +566,7 @@ func TestPut(t *testing.T) {
 		rdb := s.Client(t)
 		var long redistest.FailHook
 		long.Before(func(cmd redis.Cmder) error {
-			if len(cmd.Args()) > 3+7+100 {
+			if len(cmd.Args()) > 3+7+2+100 {
 				return errors.New("a script is to touch a hundred values at most")
 			}
 			return nil
@@ -575,12 +620,16 @@ func TestPut(t *testing.T) {
 			t.Errorf("%+v", info.Holders)
 		}
 		// One is broken: its value is free again. And all of it goes.
-		if n, _, err := e.Break(t.Context(), r, le.Token(), BreakSlots); n != 1 || err != nil ||
+		if n, err := e.Break(t.Context(), r, BreakHolders, le.Token()); n != 1 || err != nil ||
 			inspect(t, e, r).Values[101] != "a |%" {
 			t.Errorf("Break: %d, %v", n, err)
 		}
-		if n, tokens, err := e.Break(t.Context(), r, "", BreakKey); n != 252 || len(tokens) != 150 || err != nil {
-			t.Errorf("Delete: %d values, %d tokens, %v", n, len(tokens), err)
+		n, err := e.Break(t.Context(), r, BreakKey)
+		e.mu.Lock()
+		left := len(e.leases)
+		e.mu.Unlock()
+		if n != 252 || err != nil || left != 0 {
+			t.Errorf("Delete: %d values, %v; %d leases are left", n, err, left)
 		}
 		if info = inspect(t, e, r); info.InUse() || info.Free != 0 {
 			t.Errorf("left: %+v", info)
@@ -697,7 +746,7 @@ func TestOrder(t *testing.T) {
 			t.Errorf("%+v, and archived %+v", h, held)
 		}
 		// All of it is forgotten by a deletion.
-		if _, _, err := e.Break(t.Context(), r, "", BreakKey); err != nil || head().State != "" {
+		if _, err := e.Break(t.Context(), r, BreakKey); err != nil || head().State != "" {
 			t.Errorf("deleted: %v, %+v", err, head())
 		}
 	})

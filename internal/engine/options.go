@@ -139,8 +139,9 @@ func (r *Request) Check() error {
 		return errors.New("lock: the name is empty: name what the lock protects")
 	case r.Limit < 1:
 		return fmt.Errorf("lock: %q: %d holders: at least 1", r.Name, r.Limit)
-	case r.MaxHold < 0:
-		return fmt.Errorf("lock: %q: MaxHold is %s: not below 0, where 0 means no bound", r.Name, r.MaxHold)
+	case r.MaxHold != 0 && r.MaxHold < MinTTL:
+		return fmt.Errorf("lock: %q: MaxHold is %s: 0 for no bound, or at least %s%s", r.Name, r.MaxHold, MinTTL,
+			printable.MeantUnit(r.MaxHold))
 	case r.TTL < MinTTL, r.TTL > inside.MaxTTL: // make the text only for an error: every task makes a request
 		return CheckTTL(fmt.Sprintf("the TTL of %q", r.Name), given)
 	}

@@ -39,7 +39,8 @@ func parseAsk(reply any, pool bool) (a Answer, ok bool) {
 	return a, !f.wrong
 }
 
-// isStopped reports whether the script has stopped at its bound: the asker asks again now.
+// isStopped reports whether the script has stopped at its bound: the asker asks again now. Each such ask has taken
+// waiters out of the way, so asking ends.
 func isStopped(a Answer) bool { return !a.Yours && !a.Parked && a.Deadline == 0 && a.ServerUS > 0 }
 
 // named is what a reply of check, of order_act, or the rest of one of release says.

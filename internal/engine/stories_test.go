@@ -129,7 +129,11 @@ func showStored(ctx context.Context, rdb *redis.Client) string {
 			value = rdb.Get(ctx, key).Val() + fmt.Sprintf(" for %dms", rdb.PTTL(ctx, key).Val().Milliseconds())
 		case "zset":
 			for _, z := range rdb.ZRangeWithScores(ctx, key, 0, -1).Val() {
-				value += fmt.Sprintf(" %s:%.0f", z.Member, z.Score)
+				is := ""
+				if z.Score > 1<<52 {
+					is, z.Score = "aside ", z.Score-1<<52
+				}
+				value += fmt.Sprintf(" %s:%s%.0f", z.Member, is, z.Score)
 			}
 		case "hash":
 			all := rdb.HGetAll(ctx, key).Val()

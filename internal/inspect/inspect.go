@@ -115,14 +115,8 @@ func Break(
 	if err != nil {
 		return 0, false, err
 	}
-	for _, token := range tokens {
-		ok, err := e.BreakHolder(ctx, r, token)
-		if err != nil {
-			return broken, false, fmt.Errorf("%d of %d broken: %w", broken, len(tokens), err)
-		}
-		if ok {
-			broken++
-		}
+	if broken, err = e.Break(ctx, r, engine.BreakHolders, tokens...); err != nil {
+		return broken, false, fmt.Errorf("%d of %d broken: %w", broken, len(tokens), err)
 	}
 	if gate {
 		if opened, err = e.OpenGate(ctx, r); err != nil {

@@ -109,6 +109,5 @@ func (p *Pool) Delete(ctx context.Context) (int, error) {
 	if h.Err != nil {
 		return 0, h.Err
 	}
-	n, _, err := h.Engine.Break(ctx, h.Request.Ref, "", engine.BreakKey)
-	return n, err
+	return h.Engine.Break(ctx, h.Request.Ref, engine.BreakKey)
 }

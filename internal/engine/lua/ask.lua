@@ -54,9 +54,8 @@ local every_now, spare_now = tonumber(every_wanted), tonumber(ARGV[9] or 0)
 --@include rate
 if ARGV[7] == '1' and not noted then
   noted, changed = true, true
-  for _, one in ipairs(count > 1 and call('ZRANGE', holders, '0', '99') or {}) do
-    call('HSET', info, 'n:' .. note_of(one), string.match(one, '^[^|]*|[^|]*'))
-  end
+  local all = count > 1 and call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf') or {} -- once in a lock's life
+  for _, one in ipairs(all) do call('HSET', info, 'n:' .. note_of(one), string.match(one, '^[^|]*|[^|]*')) end
 end
 
 -- 1. The asker holds the lock. One that knows of a pause gives it back, and is in line where it was.
@@ -79,6 +78,12 @@ end
 local note = note_of(body)
 local ticket = parks and call('ZSCORE', parked, note) -- of a note that is parked, or was called
 local was_parked, inline, called_ago = ticket, 0, -1
+local at = noted and call('ZSCORE', line, token) or 0
+if tonumber(at) > aside then
+  --@include twin
+  if not twin(body) then call('ZADD', line, int(at % aside), token) end
+end
+
 -- 2. A slot is free: waiters come first, and the asker may be one of them.
 local same, stopped, its_fence, pool_value
 local free = math.max(0, limit - count)
@@ -92,7 +97,7 @@ if moved and not its_fence then
   local found = call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf', 'WITHSCORES', 'LIMIT', '0', '1')
   first, deadline = found[1], tonumber(found[2])
 end
-if not its_fence and (count > 1 or park or gated or borrows) then
+if noted and not its_fence then
   --@include twin
   same = twin(body)
 end
@@ -123,7 +128,7 @@ if park then
   ticket = call('ZSCORE', line, token) or ticket
   call('ZREM', line, token)
   call('HDEL', info, token)
-  ticket = ticket or now_us
+  ticket = ticket and ticket % aside or now_us
   if was_parked then
     --@include unpark
   end
@@ -140,9 +145,11 @@ if park then
 elseif stay > 0 then
   local ms = stay
   --@include keep
-  local new = call('ZADD', line, 'NX', int(ticket or now_us), token) == 1
+  local stands = same and limit ~= 1
+  local new = call('ZADD', line, 'NX', int((ticket or now_us) + (stands and aside or 0)), token) == 1
   call('HSET', info, token, int(now_ms + stay) .. ' ' .. (ARGV[4] or ARGV[2]) .. ' ' .. string.sub(body, #token + 2))
-  place = new and not ticket and call('ZCARD', line) - 1 or call('ZRANK', line, token)
+  if stands then call('HSET', info, 'a:' .. note, token) end
+  place = call('ZRANK', line, token)
   -- Dead waiters in front leave, 25 at most with each ask: the first looks when the holder's lease ends.
   for _ = 1, math.min(place, 25) do
     local head = call('ZRANGE', line, '0', '0')[1]

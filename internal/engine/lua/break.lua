@@ -1,52 +1,48 @@
--- break: take slots away from their holders, 100 a call, and grant what is free now. Each gets a message, so that its
--- work stops.
+-- break: list the holders, or take slots away from some, and grant what is free now. Each of these gets a message, so
+-- that its work stops. Who comes after the list keeps its slot.
 --
 -- KEYS 1 to 6    word, holders, line, parked, called, info; in a pool KEYS[7] values; in others KEYS 7 and 8 order,
 -- marks
 -- ARGV[1] limit  slots; 0: paused
--- ARGV[2] token  of the holder; empty: all, and a gate opens that CloseGate or a cooldown has closed
--- ARGV[3] all    0: the line stays; 1: all keys go; 2: holders and line stay, and only the gate opens
--- ARGV[4] from   for a token: how many live holders were looked at before
+-- ARGV[2] how    list: change nothing; take: from the bodies that follow, 100 at most; key: all keys go;
+--                open: a gate opens that CloseGate or a cooldown has closed
 --
--- reply broken:  {slots taken of live holders, and 1 for the gate; 1: call again for the others, else 0; token, ...};
--- the last one for all
---                keys of a pool: {values that it had, 0, token, ...}
--- reply nothing: {-2}: there is no such lock
-local limit, wanted, all = tonumber(ARGV[1]), ARGV[2], ARGV[3]
+-- reply {how many of the bodies held it, and 1 for the gate}
+-- reply list, key: {how many held it; of a pool all values that it had; body, ...}
+local how = ARGV[2]
 local w = redis.call('GET', KEYS[1])
-if not w and redis.call('EXISTS', KEYS[6]) == 0 then return {-2} end
+local changes = how ~= 'list' and (w or redis.call('EXISTS', KEYS[6]) == 1)
+local limit = changes and tonumber(ARGV[1]) or nil
 --@include head
 local own, told
+if how == 'list' or how == 'key' then
+  local reply = w and not f and not limit and {w} or call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf')
+  table.insert(reply, 1, values and call('ZCARD', values) + call('ZCARD', holders) or #reply)
+  if changes then call('UNLINK', marks or word, unpack(KEYS)) end
+  return reply
+end
 --@include leave
-local broken = {0, 0}
-local from = wanted == '' and 0 or tonumber(ARGV[4])
-local bodies = all == '2' and {} or
-  call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf', 'LIMIT', int(from), '100')
-if all ~= '2' and count > from + #bodies then broken[2] = 1 end
-for _, body in ipairs(bodies) do
-  local token = token_of(body)
-  if wanted == '' or token == wanted then
+local broken = 0
+for i = 3, #ARGV do
+  local body = ARGV[i]
+  if changes and tonumber(call('ZSCORE', holders, body) or 0) > now_ms then
     leave(body)
-    broken[1], broken[#broken + 1] = broken[1] + 1, token
-    local message = token .. ' -1 ' .. int(now_us)
-    --@include send
+    broken = broken + 1
   end
+  local message = token_of(body) .. ' -1 ' .. int(now_us)
+  --@include send
 end
-if all == '1' and broken[2] == 0 then
-  if values then broken[1] = call('ZCARD', values) + call('ZCARD', holders) end
-  call('UNLINK', marks or word, unpack(KEYS))
-  return broken
-end
-for _, why in ipairs(wanted == '' and {'closed', 'cooldown'} or {}) do
+if not changes then return {broken} end
+local opened = 0
+for _, why in ipairs(how == 'open' and {'closed', 'cooldown'} or {}) do
   if gates[why] then
-    if gates[why] > now_us then broken[1] = math.max(broken[1], #broken - 1) end
+    if gates[why] > now_us then opened = 1 end
     local at = nil
     --@include move
   end
 end
-if wanted == '' and broken[2] == 1 then limit = 0 end -- who got a slot now would lose it with the next call
 local free, moved, asker, lease = math.max(0, limit - count), true, nil, nil
 if values and limit > 0 then free = call('ZCARD', values) end
 --@include grant
 --@include settle
-return broken
+return {broken + opened}

@@ -28,7 +28,7 @@ else
       local next = math.max(gates.rate or 0, now_us - spare)
       most = math.min(most, math.max(1, math.floor((now_us + life * 500 - next) / every) + 1))
     end
-    local wanted, age = most - fresh - (nobody and 0 or call('ZCARD', line)), 0
+    local wanted, age = most - fresh - (nobody and 0 or call('ZCOUNT', line, '-inf', int(aside))), 0
     if wanted <= 0 and fresh == 0 then wanted, age = 1, 5000000 end
     wanted = math.min(wanted, 100 - before)
     if wanted > 0 then

@@ -6,14 +6,16 @@
 -- and sets free, moved, and
 --   mine, its_value  the asker's fence, if it got a slot, and its value; asker is nil then
 --   nobody  nobody is in line
---   more   it has looked at 100 waiters, and stopped there
--- Where the word says notes, a waiter is passed over while a holder has its note, and keeps its place; but 100 that are
--- passed over go to the end of the line, so that others come.
-local mine, its_value, nobody, passed, more
-local looks = 100
-while free > 0 and not (mine and nobody) do -- the others in line get theirs, or hear when the gate opens
-  more = looks == 0
-  if more then break end
+--   more   it has stopped at 100 waiters, which have left or stand aside now
+-- Where the word says notes, a waiter stands aside while a holder has its note: its score is its ticket and aside, behind
+-- all others, so that nobody looks at it in vain. It returns when that holder leaves, or when it asks.
+local mine, its_value, nobody, more
+local looks, back, asides = 100, nil, false -- asides: all in line stand aside
+while free > 0 and not (mine and (nobody or asides)) do -- the others in line get theirs, or hear when the gate opens
+  if looks == 0 then
+    more, free = true, 0
+    break
+  end
   looks = looks - 1
   if opens > now_us then
     local head = moved and call('ZRANGE', line, '0', '0')[1]
@@ -25,14 +27,14 @@ while free > 0 and not (mine and nobody) do -- the others in line get theirs, or
     break
   end
   local body, length, lives, value = asker, lease, true, nil
-  local head = call('ZPOPMIN', line)
+  local head = asides and {} or call('ZPOPMIN', line)
   local token = head[1]
   if token then
     local till, g, rest = string.match(call('HGET', info, token) or '0 0 ', '^(%d+) (%d+) (.*)$')
     body = token .. '|' .. rest
     if body ~= asker then length, lives = tonumber(g), tonumber(till) > now_ms end
   else
-    nobody = not passed
+    nobody = not asides
     if not asker then break end
   end
   local waits = false
@@ -41,8 +43,10 @@ while free > 0 and not (mine and nobody) do -- the others in line get theirs, or
     waits = twin(body)
   end
   if waits and token then
-    passed = passed or {}
-    passed[#passed + 1], passed[#passed + 2] = head[2], token
+    asides = tonumber(head[2]) > aside
+    call('ZADD', line, asides and head[2] or int(head[2] + aside), token)
+    call('HSET', info, 'a:' .. note_of(body), token)
+    back = true
   elseif waits then
     break
   else
@@ -59,10 +63,4 @@ while free > 0 and not (mine and nobody) do -- the others in line get theirs, or
     end
   end
 end
-if passed then
-  if #passed == 200 then
-    for i = 1, 200, 2 do passed[i] = int(now_us) end
-  end
-  call('ZADD', line, unpack(passed))
-  call('PEXPIREAT', line, int(good))
-end
+if back then call('PEXPIREAT', line, int(good)) end

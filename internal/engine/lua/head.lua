@@ -13,7 +13,8 @@
 -- until. What there is: gate, parked, order, notes, each with a space before; what is not named is not there.
 -- notes: no two holders have the same note, see twin.
 --
--- No script touches more than some 100 members of a key; what is left comes with the next call.
+-- No script touches more than some 100 members of a key, but to list holders; what is left comes with the next call, and
+-- is neither free nor gone.
 -- KEYS 1 to 6 are word, holders, line, parked, called, info; of a pool KEYS[7] is values; of others KEYS 7 and 8 may be
 -- order and marks. Marks last by themselves.
 local word, holders, line, parked, called, info = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
@@ -21,6 +22,7 @@ local order, marks = KEYS[8] and KEYS[7], table.remove(KEYS, 8)
 local values = not order and KEYS[7]
 local call = redis.call
 local slack, ten_years = 600000, 315360000000 -- ms
+local aside = 4503599627370496 -- see grant; exact until the year 2112
 local function int(n) return string.format('%d', n) end
 local function token_of(body) return string.match(body, '^[^|]*') end
 local function note_of(body) return string.match(body, '^[^|]*|[^|]*|(.*)$') end

@@ -1,5 +1,5 @@
--- leave: body is no holder any more. What K:info has of it goes, and its value is free again, behind the others, unless
--- it is consumed.
+-- leave: body is no holder any more. What K:info has of it goes, its value is free again, behind the others, unless it
+-- is consumed, and who stands aside for it returns.
 local function leave(body, consume)
   call('ZREM', holders, body)
   count = count - 1
@@ -13,7 +13,12 @@ local function leave(body, consume)
       call('ZADD', values, int(math.max(now_us, (last or 0) + 1)), value)
       if not last then call('PEXPIREAT', values, int(good)) end
     end
-  elseif noted and (limit ~= 1 or count > 0) then
-    call('HDEL', info, 'n:' .. note_of(body))
+  elseif noted then
+    local note = note_of(body)
+    local found = call('HMGET', info, 'n:' .. note, 'a:' .. note)
+    if found[1] and found[1] .. '|' .. note ~= body then return end -- another one has it since
+    call('HDEL', info, 'n:' .. note, 'a:' .. note)
+    local at = found[2] and call('ZSCORE', line, found[2])
+    if at then call('ZADD', line, int(at % aside), found[2]) end
   end
 end

@@ -1,5 +1,5 @@
--- line: who comes first: waiters, then parked notes, then tasks in order, each by their tickets. Dead waiters are left
--- out. Reads only.
+-- line: who comes first: waiters, then those that stand aside, parked notes, tasks in order, each by their tickets. Dead
+-- waiters are left out. Reads only.
 --
 -- KEYS 1 to 6    word, holders, line, parked, called, info; in others than pools KEYS[7] may be order
 -- ARGV[1] most   how many of each to look at
@@ -23,7 +23,7 @@ end
 local found, records = read(KEYS[3], '')
 for i, record in ipairs(records) do
   local till, rest = string.match(record or '', '^(%d+) %d+ (.*)$')
-  if till and tonumber(till) > now_ms then add('w', found[i * 2], rest) end
+  if till and tonumber(till) > now_ms then add('w', string.format('%d', found[i * 2] % 2 ^ 52), rest) end
 end
 local called = {}
 for _, note in ipairs(call('ZRANGE', KEYS[5], '0', '99')) do called[note] = true end
