@@ -157,12 +157,12 @@ func (w *watched) see(cmd redis.Cmder) error {
 	args := cmd.Args()
 	eval, ok := cmd.(*redis.Cmd)
 	switch {
-	case !ok || cmd.Err() != nil || len(args) < 5:
+	case !ok || cmd.Err() != nil || len(args) < 6:
 	case runs(cmd, "stop"):
 		w.calls++
 	default:
 		key, _ := args[3].(string)
-		note, _ := args[4].(string)
+		note, _ := args[5].(string)
 		if reply, ok := eval.Val().([]any); ok && len(reply) == 2 && strings.HasSuffix(key, ":arrivals") {
 			_, id, _ := strings.Cut(note, "/")
 			w.at[id], _ = reply[0].(int64)
@@ -265,33 +265,33 @@ func TestReplace_manyAtOnce(t *testing.T) {
 	})
 }
 
-// A task that failed and comes back is as old as it was: it stops nobody newer,
-// waits for its turn, and is itself replaced by one that is newer still.
+// A task that failed and comes back is as old as it was: it stops nobody newer, and is revoked, also when that one is
+// done. One of its ID that is enqueued after that is new.
 func TestReplace_retriedTaskIsOld(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		w, locks := watch(t, s)
-		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}, locks: locks})
-		old := r.enqueue("work", one)
-		r.stage.next(t).returns(errors.New("once"))
-		r.awaitRetried(old, 1)
-		young := r.enqueue("work", one)
-		running := r.stage.next(t)
-		r.rerun(old)
-		r.awaitLine(1, "work", "1")
-		w.await(t, 3)
-		if running.ctx.Err() != nil {
-			t.Fatalf("a retried task stopped a newer one: %v", context.Cause(running.ctx))
+		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}})
+		for _, isDone := range []bool{false, true} {
+			old := r.enqueue("work", one, asynq.TaskID("old"))
+			r.stage.next(t).returns(errors.New("once"))
+			r.awaitRetried(old, 1)
+			young := r.enqueue("work", one)
+			running := r.stage.next(t)
+			ends := func() {
+				running.returns(nil)
+				r.await(young, asynq.TaskStateCompleted)
+			}
+			if isDone {
+				ends()
+			}
+			r.rerun(old)
+			if r.awaitRevoked(old); !isDone {
+				if running.ctx.Err() != nil {
+					t.Errorf("a retried task stopped a newer one: %v", context.Cause(running.ctx))
+				}
+				ends()
+			}
 		}
-		running.returns(nil)
-		r.await(young, asynq.TaskStateCompleted)
-		again := r.stage.nextIs(t, old)
-		newest := r.enqueue("work", one)
-		again.awaitEnd(t)
-		again.returns(errors.New("twice"))
-		r.awaitRevoked(old)
-		r.stage.next(t).returns(nil)
-		r.await(newest, asynq.TaskStateCompleted)
 		r.awaitForgotten("work", "1")
 	})
 }

@@ -55,7 +55,8 @@ func newSender(t testing.TB, rdb *redis.Client, mutate func(string) string) *sen
 func keysOf(key string) []string {
 	return []string{key, key + ":holders", key + ":line", key + ":parked", key + ":called", key + ":info"}
 }
-func orderKeys(key string) []string { return append(keysOf(key), key+":order", key+":marks") }
+func orderKeys(key string) []string  { return append(keysOf(key), key+":order", key+":marks") }
+func newestKeys(key string) []string { return []string{key + ":arrivals", key + ":newest"} }
 
 func (e *sender) run(name string, keys []string, args ...any) any {
 	v, err := e.scripts[name].EvalSha(context.Background(), e.rdb, keys, args...).Result()
