@@ -1,5 +1,5 @@
--- overtaken: whether as many newer tasks count as there are slots. A section; expects arrivals, newest and slots (0:
--- the lock is paused, and nobody is judged).
+-- overtaken: whether as many newer tasks count as there are slots; 0: it is paused, and nobody is. A section; expects
+-- arrivals, newest and slots.
 local function overtaken(came)
   local after = '(' .. came
   return slots > 0
