@@ -711,9 +711,8 @@ func (c *contended) has(key string) bool {
 
 var errBroken = fmt.Errorf("%w: it was broken", ErrLost)
 
-// The newest wins: of work that has come to a lock with N slots the last N stay. Older work is overtaken: it is asked to
-// stop, and told so when it comes again. The request to stop is only a message: a holder keeps its lease until it
-// releases it, and the newer one waits for that.
+// The newest wins: of the work that comes to a lock with N slots the last N stay. Older work is overtaken: it is asked
+// to stop by a message, which takes nothing away, and is told so when it comes again.
 
 // mostEnded is how many that have ended count at most, whatever the limit of the lock: 100 kB.
 const mostEnded = 1000
@@ -721,9 +720,8 @@ const mostEnded = 1000
 // arrivals are the keys of lua/arrive.lua.
 func (r *Ref) arrivals() []string { return []string{r.Key + ":arrivals", r.Key + ":newest"} }
 
-// Arrive returns when the work with that note first came to the lock, and stores that with the first call. A later
-// arrival has a higher number, and no two have the same. Of the work that came later enough counts if overtaken. Redis
-// keeps an arrival until Forget, for a month at most.
+// Arrive returns when the work with that note first came to the lock, and stores that with the first call, until Forget
+// or for a month. A later arrival has a higher number, and no two have the same.
 func (e *Engine) Arrive(ctx context.Context, r Ref, note string) (arrival int64, overtaken bool, err error) {
 	if err := e.Know(ctx, r.Key); err != nil {
 		return 0, false, err

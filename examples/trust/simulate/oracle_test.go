@@ -646,7 +646,7 @@ func (b *ledger) judgeReplacing(t *taskBook, key string) {
 			newer++
 		}
 	}
-	if b.calm && !b.w.forgot() && newer < b.limitOf(key) && !slices.ContainsFunc(b.w.plan.Ops, opPlan.isLimit) {
+	if b.calm && !b.w.forgot() && newer < b.limitOf(key) && len(b.w.plan.Ops) == 0 {
 		b.violatef("replaced: task %d is revoked on %q, and %d newer ones have come", t.n, key, newer)
 	}
 }

@@ -215,9 +215,6 @@ type opPlan struct {
 	Whole bool // for the scope of that lock
 }
 
-// isLimit: a lower limit counts from then on, of all that have come.
-func (o opPlan) isLimit() bool { return o.Kind == "limit" }
-
 // String has no lines for what is zero.
 func (p *plan) String() string {
 	return regexp.MustCompile(`(?m)^ +"\w+": (0|""|false|null),?\n`).ReplaceAllString(string(must(json.MarshalIndent(p, "",

@@ -7,8 +7,8 @@
 -- ARGV[2] came   the caller's arrival (us)
 --
 -- reply 1: the caller is overtaken itself; 0: not
--- The token of who can be asked ends with .<arrival>. It reads the 1,000 holders whose leases end first (a renewal puts
--- a holder behind the others), and the last 100 waiters, which call it for themselves, too.
+-- The token of who can be asked ends with .<arrival>. It reads the 1,000 holders whose leases end first, as others are
+-- when they have renewed, and the last 100 waiters: all call it for themselves, too.
 local newest, arrivals = table.remove(KEYS), table.remove(KEYS)
 local limit, slots = nil, tonumber(ARGV[1])
 --@include overtaken
@@ -21,7 +21,7 @@ if f then bodies = call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf', 'L
 if math.max(count, #bodies) < slots or slots == 0 or opens > now_us then return 0 end
 local known = {}
 local function note_one(token)
-  local came = string.match(token, '^[^.]*%.[^.]*%.(%d+)$')
+  local came = string.match(token, '%..*%.(%d+)$')
   if came then known[#known + 1] = came .. ' ' .. token end
 end
 for _, body in ipairs(bodies) do note_one(token_of(body)) end
