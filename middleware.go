@@ -235,6 +235,9 @@ func (d *delivery) look(last obstacle) obstacle {
 	if met := d.makeKeys(); met.why != decide.Nothing {
 		return met
 	}
+	if met := d.arrive(); met.why != decide.Nothing || d.isReplaced() {
+		return met
+	}
 	if met := d.checkPaused(); met.why != decide.Nothing {
 		return met
 	}

@@ -163,7 +163,7 @@ func TestAttempt_sleep(t *testing.T) {
 	end()
 	soon, cancel := context.WithTimeout(context.Background(), margin/2)
 	defer cancel()
-	replaced := newReplaceState()
+	replaced := newReplaceState(false)
 	replaced.requestStop(target{})
 	for name, d := range map[string]*delivery{
 		"the task's context ended":   {facts: facts{guard: guard, ctx: ended}},
@@ -270,7 +270,7 @@ func TestReplace_askedBeforeItRuns(t *testing.T) {
 	targets, err := guard.rules.targets(t.Context(), task, guard.cfg.Prefix)
 	redistest.Must(t, err)
 	d := guard.newDelivery(t.Context(), task)
-	redistest.Must(t, d.registerArrival(targets[0]))
+	redistest.Must(t, d.arriveAt(targets[0]))
 	d.replacing.requestStop(targets[0])
 	err = d.run(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
 		t.Error("it runs")

@@ -32,12 +32,6 @@ func (d *delivery) checkPaused() obstacle {
 			}
 			err = &BusyError{Rule: t.rule.Name, Key: t.key, Reason: ReasonPaused, ExpiresIn: left, Pause: pause}
 		}
-		if t.rule.Busy.kind == policyReplace {
-			// The newest wins, whatever the order in which they come back.
-			if failed := d.registerArrival(t); failed != nil {
-				err = failed
-			}
-		}
 		return d.report(d.refused(t, err))
 	}
 	return obstacle{why: decide.Nothing}

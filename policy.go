@@ -110,12 +110,13 @@ var (
 	// handler returned an error, and done if it returned nil. Older tasks that still wait are revoked without running.
 	// With a Limit of N the newest N tasks stay.
 	//
-	// A task's age counts from when the task first came to a worker. A retried task never replaces a task that came later:
-	// it waits for its turn. Redis forgets a task's age when the task is done, revoked or archived, or when no task has
-	// come to the key for an hour.
+	// A task's age counts from when the task first came to a worker. A task that N newer ones have overtaken is revoked
+	// whenever it comes back, from a retry or a pause for example, also when the newer ones have ended. A newer task that
+	// was archived, or revoked by its own handler, counts too: older ones were stopped when it came. One whose handler
+	// has not begun does not, once it has ended. Redis forgets a task's age with its end, or after a month.
 	//
-	// If several rules apply to a task, declare those that may end it unrun, or that operators pause, before the rule with
-	// Replace. Otherwise the task may stop an older one and then not run itself.
+	// If several rules apply to a task, declare those that may end it unrun before the rule with Replace. Otherwise the
+	// task may stop an older one and then not run itself.
 	//
 	// Only tasks of rules with this policy are asked to stop: other holders of a shared Scope, and an earlier attempt of
 	// the same task, go on. asynq logs a line at Warn for each revoked task.

@@ -18,10 +18,11 @@ import (
 // Other goroutines use only stopRequested, replacedAt and requestStop.
 type replaceState struct {
 	arrivals map[string]arrival // by key
+	began    bool               // the task's handler has, in this delivery or an earlier attempt
 
-	// stopRequested ends, with cause ErrReplaced, when a newer task first asks this one to stop. It has no parent, so it
-	// need not be cancelled. replacedAt is the lock that the newer task wants: set before stopRequested ends, read only
-	// after.
+	// stopRequested ends, with cause ErrReplaced, when a newer task first asks this one to stop, or has overtaken it. It
+	// has no parent, so it need not be cancelled. replacedAt is the lock that the newer task wants: set before
+	// stopRequested ends, read only after.
 	stopRequested context.Context // a signal
 	cancel        context.CancelCauseFunc
 	once          sync.Once
@@ -30,36 +31,49 @@ type replaceState struct {
 
 // arrival is when a task first came to a lock.
 type arrival struct {
-	ref   engine.Ref // of the lock
-	note  string     // under which the arrival is stored
-	at    int64      // in us of Redis' clock; a later arrival has a higher number
-	isNew bool       // the task first came in this delivery, and its handler has not run
+	ref  engine.Ref // of the lock
+	note string     // under which the arrival is stored
+	at   int64      // in us of Redis' clock; a later arrival has a higher number
 }
 
-func newReplaceState() *replaceState {
-	s := &replaceState{arrivals: make(map[string]arrival, 1)}
+func newReplaceState(began bool) *replaceState {
+	s := &replaceState{arrivals: make(map[string]arrival, 1), began: began}
 	s.stopRequested, s.cancel = context.WithCancelCause(context.Background())
 	return s
 }
 
-// arrivalKept is how long Redis stores an arrival after a task last came to the key.
-const arrivalKept = time.Hour
+// arrive stores in Redis, for each of the task's locks under Replace, that the task has come: its age counts from then,
+// whatever it waits for. A task that is overtaken at one of them is replaced.
+func (d *delivery) arrive() obstacle {
+	for _, t := range d.targets {
+		if t.rule.Busy.kind != policyReplace || d.holds(t.key) {
+			continue
+		}
+		if err := d.arriveAt(t); err != nil {
+			return d.report(d.refused(t, err))
+		}
+	}
+	return obstacle{why: decide.Nothing}
+}
 
-// registerArrival stores in Redis that the task has come to the lock. Further calls of this delivery do nothing.
-func (d *delivery) registerArrival(t target) error {
+// arriveAt is arrive for one lock.
+func (d *delivery) arriveAt(t target) error {
 	if d.replacing == nil {
-		d.replacing = newReplaceState()
+		d.replacing = newReplaceState(d.retried > 0)
 	}
-	if _, known := d.replacing.arrivals[t.key]; known {
-		return nil
+	a, known := d.replacing.arrivals[t.key]
+	if !known {
+		a = arrival{ref: engine.Ref{Key: t.key, Limit: t.limit}, note: cmp.Or(d.note, rand.Text())}
 	}
-	note := cmp.Or(d.note, rand.Text()) // outside of a server every call is a new task
-	ref := engine.Ref{Key: t.key, Limit: t.limit}
-	at, isNew, err := d.guard.engine.Arrive(context.WithoutCancel(d.ctx), ref, note, arrivalKept)
-	if err == nil {
-		d.replacing.arrivals[t.key] = arrival{ref, note, at, isNew}
+	at, overtaken, err := d.guard.engine.Arrive(context.WithoutCancel(d.ctx), a.ref, a.note)
+	if err != nil {
+		return err
 	}
-	return err
+	a.at = at
+	if d.replacing.arrivals[t.key] = a; overtaken {
+		d.replacing.requestStop(t)
+	}
+	return nil
 }
 
 // stopBy has a newer task ask this one to stop, if the rule of t has the policy Replace.
@@ -86,49 +100,40 @@ func (d *delivery) isReplaced() bool {
 // replace takes a lock whose rule has the policy Replace: it asks older tasks to stop and waits in line for them. After
 // an error, isReplaced reports whether a newer task has come.
 func (d *delivery) replace(t target) error {
-	if err := d.registerArrival(t); err != nil {
-		return err
-	}
 	err := d.ask(d.ctx, t, d.request(t))
 	var busy *BusyError
-	if !errors.As(err, &busy) {
-		return err
-	}
-	w, notNow := d.waitOf(t), busy.SameTask || busy.Reason == lock.ReasonPaused
-	switch {
-	case notNow && !w.stays:
-		return err
-	case !notNow: // also of a closed gate: it may open too late for this task to stand in line
-		if d.askOlderToStop(t, d.replacing.arrivals[t.key]); d.isReplaced() {
-			return busy
+	if errors.As(err, &busy) {
+		w, notNow := d.waitOf(t), busy.SameTask || busy.Reason == lock.ReasonPaused
+		switch {
+		case notNow && !w.stays:
+			return err
+		case !notNow: // also of a closed gate: it may open too late for this task to stand in line
+			if d.askOlderToStop(t, d.replacing.arrivals[t.key]); d.isReplaced() {
+				return busy
+			}
 		}
+		err = d.wait(t, w)
 	}
-	if err := d.wait(t, w); err != nil {
+	if err != nil {
 		return err
 	}
-	// The lock is granted in the order of the line, so first to this task, even if a newer task waits behind it. This task
-	// learns of the newer one here, and releases the lock.
-	if d.askOlderToStop(t, d.replacing.arrivals[t.key]); !d.isReplaced() {
+	// A newer task may have come, and be done, since this one came: then this one releases the lock.
+	if err = d.arriveAt(t); err == nil && !d.isReplaced() {
 		return nil
 	}
 	last := len(d.leases) - 1
 	h := d.leases[last]
 	d.leases = d.leases[:last]
-	if _, err := h.lease.Release(d.ctx, engine.Ending{}); errors.Is(err, lock.ErrBackend) {
-		d.backendError(t, err) // the lease ends at its deadline
+	if _, failed := h.lease.Release(d.ctx, engine.Ending{}); errors.Is(failed, lock.ErrBackend) {
+		d.backendError(t, failed) // the lease ends at its deadline
 	}
-	return ErrReplaced
+	return cmp.Or(err, ErrReplaced)
 }
 
-// askOlderToStop asks older tasks to stop.
-//
-// It requests that this task stops when at least Limit newer tasks hold or wait and some of them wait (BehindWaiters),
-// or when newer tasks hold every slot (BehindHolders) and this task is new in this delivery: one that returns from a
-// retry waits for its turn. Limit does not count slots whose holders are not under Replace. An error is ignored: the
-// wait that follows asks the same Redis.
+// askOlderToStop asks older tasks to stop if this one is among the newest, as many as hold the lock at once; else it
+// has this task stop. An error is ignored: the wait that follows asks the same Redis.
 func (d *delivery) askOlderToStop(t target, arrived arrival) {
-	standing, err := d.guard.engine.Stop(d.ctx, arrived.ref, arrived.at)
-	if err == nil && (standing == engine.BehindWaiters || standing == engine.BehindHolders && arrived.isNew) {
+	if overtaken, err := d.guard.engine.Stop(d.ctx, arrived.ref, arrived.at); err == nil && overtaken {
 		d.replacing.requestStop(t)
 	}
 }
@@ -207,21 +212,20 @@ func (d *delivery) revokeReplaced(met obstacle) error {
 	return &verdict{guard: d.guard, kind: revoked, err: text}
 }
 
-// forgetArrivals deletes the task's arrivals in Redis if the task does not run again: a later task with the same ID is
-// a new one. After an error they expire an hour after the last came to the key. release calls it after the locks are
-// released, so that no task waits for it.
+// forgetArrivals tells Redis that the task has ended, if it does not run again: a later task with the same ID is a new
+// one. If its handler has begun, the task goes on to overtake older ones: they were asked to stop when it came, so they
+// cannot win whatever became of it. release calls it after the locks are released, so that no task waits for it.
 func (d *delivery) forgetArrivals(decision decide.Decision) {
 	if d.replacing == nil {
 		return
 	}
+	d.replacing.began = d.replacing.began || !d.started.IsZero()
 	// At a shutdown asynq ends the context of a task too, and requeues it.
 	requeued := decision.What == decide.Leave && d.guard.life.Closing.Err() != nil
-	for key, arrived := range d.replacing.arrivals {
-		if !decision.Final(d.last) || requeued {
-			arrived.isNew = false // its handler may run again in this delivery
-			d.replacing.arrivals[key] = arrived
-		} else {
-			_ = d.guard.engine.Forget(context.WithoutCancel(d.ctx), arrived.ref, arrived.note)
-		}
+	if !decision.Final(d.last) || requeued {
+		return
+	}
+	for _, a := range d.replacing.arrivals {
+		_ = d.guard.engine.Forget(context.WithoutCancel(d.ctx), a.ref, a.note, a.at, d.replacing.began)
 	}
 }

@@ -2,6 +2,7 @@ package lock_test
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"log/slog"
 	"time"
@@ -42,14 +43,11 @@ func (asking) Caller(rdb redis.UniversalClient, o lock.Options, call engine.Call
 
 func (asking) LockErr(m *lock.Lock) error { return inside.At(m).Err }
 
-func (asking) Arrive(ctx context.Context, m *lock.Lock) (arrival int64, first bool, err error) {
+// Arrive has the lock's note come and end, under Replace.
+func (asking) Arrive(ctx context.Context, m *lock.Lock) (overtaken bool, err error) {
 	h := inside.At(m)
-	return h.Engine.Arrive(ctx, h.Request.Ref, h.Request.Note, time.Hour)
-}
-
-func (asking) Forget(ctx context.Context, m *lock.Lock) error {
-	h := inside.At(m)
-	return h.Engine.Forget(ctx, h.Request.Ref, h.Request.Note)
+	at, overtaken, err := h.Engine.Arrive(ctx, h.Request.Ref, h.Request.Note)
+	return overtaken, errors.Join(err, h.Engine.Forget(ctx, h.Request.Ref, h.Request.Note, at, true))
 }
 
 func (asking) Stamp(

@@ -135,40 +135,23 @@ func TestReplace_waiting(t *testing.T) {
 	})
 }
 
-// watched notes, of a guard's locks, when each task arrived, and how often tasks asked who is to stop.
-type watched struct {
-	mu    sync.Mutex       // guards both
-	at    map[string]int64 // as Redis answered, by the task's ID
-	calls int
-}
-
-// watch is a client for a guard's locks, and what it sees.
-func watch(t *testing.T, s *redistest.Server) (*watched, redis.UniversalClient) {
+// watch is a client for a guard's locks, and a function that waits until tasks have asked n times more who is to stop.
+func watch(t *testing.T, s *redistest.Server) (redis.UniversalClient, func(n int64)) {
 	t.Helper()
-	locks, hook, w := s.Client(t), &redistest.FailHook{}, &watched{at: map[string]int64{}}
-	hook.After(w.see)
-	locks.AddHook(hook)
-	return w, locks
-}
-
-func (w *watched) see(cmd redis.Cmder) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	args := cmd.Args()
-	eval, ok := cmd.(*redis.Cmd)
-	switch {
-	case !ok || cmd.Err() != nil || len(args) < 5:
-	case runs(cmd, "stop"):
-		w.calls++
-	default:
-		key, _ := args[3].(string)
-		note, _ := args[4].(string)
-		if reply, ok := eval.Val().([]any); ok && len(reply) == 2 && strings.HasSuffix(key, ":arrivals") {
-			_, id, _ := strings.Cut(note, "/")
-			w.at[id], _ = reply[0].(int64)
+	var calls atomic.Int64
+	locks, hook := s.Client(t), &redistest.FailHook{}
+	hook.After(func(cmd redis.Cmder) error {
+		if cmd.Err() == nil && runs(cmd, "stop") {
+			calls.Add(1)
 		}
+		return nil
+	})
+	locks.AddHook(hook)
+	return locks, func(n int64) {
+		t.Helper()
+		n += calls.Load()
+		redistest.Eventually(t, patience, func() bool { return calls.Load() >= n }, "%d calls", n)
 	}
-	return nil
 }
 
 // runs tells whether a command runs the script with that name.
@@ -178,46 +161,18 @@ func runs(cmd redis.Cmder, name string) bool {
 	return len(args) > 3 && (args[1] == script.SHA || args[1] == script.Source)
 }
 
-func (w *watched) await(t *testing.T, n int) {
-	t.Helper()
-	calls := func() int {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		return w.calls
-	}
-	began := calls()
-	redistest.Eventually(t, patience, func() bool { return calls() >= began+n }, "%d calls", n)
-}
-
-func (w *watched) newest(t *testing.T, n int) (id string) {
-	t.Helper()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if len(w.at) != n {
-		t.Errorf("%d tasks have arrived, want %d", len(w.at), n)
-	}
-	for one, at := range w.at {
-		if at > w.at[id] {
-			id = one
-		}
-	}
-	return id
-}
-
 // Many come at once, to several processes: the last one runs to its end, each
 // other is revoked or done, and no two are at work at once.
 func TestReplace_manyAtOnce(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		const all = 20
-		seen, locks := watch(t, s)
 		shared := newStage()
 		prefix := redistest.Name(t)
 		var rigs []*rig
 		for range 2 {
 			rigs = append(rigs, start(t, s, setup{
-				rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}, prefix: prefix, locks: locks, workers: all,
-				handler: shared.ProcessTask,
+				rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}, prefix: prefix, workers: all, handler: shared.ProcessTask,
 			}))
 		}
 		t.Cleanup(shared.end) // before the rigs stop
@@ -244,7 +199,8 @@ func TestReplace_manyAtOnce(t *testing.T) {
 		rigs[0].awaitLine(1, "work", "1")
 		holder.returns(holder.awaitEnd(t))
 		last := shared.next(t)
-		if newest := seen.newest(t, all); last.id != newest {
+		newest := rigs[0].rdb.ZRevRange(t.Context(), rigs[0].lockOf("work", "1").Key()+":arrivals", 0, 0).Val()
+		if len(newest) != 1 || !strings.HasSuffix(newest[0], "/"+last.id) {
 			t.Errorf("%s runs, but %s is the newest", last.id, newest)
 		}
 		if last.ctx.Err() != nil {
@@ -265,33 +221,33 @@ func TestReplace_manyAtOnce(t *testing.T) {
 	})
 }
 
-// A task that failed and comes back is as old as it was: it stops nobody newer,
-// waits for its turn, and is itself replaced by one that is newer still.
+// A task that failed and comes back is as old as it was: it stops nobody newer, and is revoked, also when that one is
+// done. One of its ID that is enqueued after that is new.
 func TestReplace_retriedTaskIsOld(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		w, locks := watch(t, s)
-		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}, locks: locks})
-		old := r.enqueue("work", one)
-		r.stage.next(t).returns(errors.New("once"))
-		r.awaitRetried(old, 1)
-		young := r.enqueue("work", one)
-		running := r.stage.next(t)
-		r.rerun(old)
-		r.awaitLine(1, "work", "1")
-		w.await(t, 3)
-		if running.ctx.Err() != nil {
-			t.Fatalf("a retried task stopped a newer one: %v", context.Cause(running.ctx))
+		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}})
+		for _, isDone := range []bool{false, true} {
+			old := r.enqueue("work", one, asynq.TaskID("old"))
+			r.stage.next(t).returns(errors.New("once"))
+			r.awaitRetried(old, 1)
+			young := r.enqueue("work", one)
+			running := r.stage.next(t)
+			ends := func() {
+				running.returns(nil)
+				r.await(young, asynq.TaskStateCompleted)
+			}
+			if isDone {
+				ends()
+			}
+			r.rerun(old)
+			if r.awaitRevoked(old); !isDone {
+				if running.ctx.Err() != nil {
+					t.Errorf("a retried task stopped a newer one: %v", context.Cause(running.ctx))
+				}
+				ends()
+			}
 		}
-		running.returns(nil)
-		r.await(young, asynq.TaskStateCompleted)
-		again := r.stage.nextIs(t, old)
-		newest := r.enqueue("work", one)
-		again.awaitEnd(t)
-		again.returns(errors.New("twice"))
-		r.awaitRevoked(old)
-		r.stage.next(t).returns(nil)
-		r.await(newest, asynq.TaskStateCompleted)
 		r.awaitForgotten("work", "1")
 	})
 }
@@ -329,7 +285,7 @@ func TestReplace_handedOn(t *testing.T) {
 func TestReplace_limit(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		w, locks := watch(t, s)
+		locks, await := watch(t, s)
 		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Limit: 2, Wait: time.Hour})}, locks: locks})
 		var runs []*run
 		for range 2 {
@@ -339,7 +295,7 @@ func TestReplace_limit(t *testing.T) {
 		for i := range 3 {
 			r.enqueue("work", one)
 			runs[i].awaitEnd(t)
-			w.await(t, 2) // each asks no other, however often
+			await(2) // each asks no other, however often
 			if runs[i+1].ctx.Err() != nil {
 				t.Errorf("the newer of two holders was stopped: %v", context.Cause(runs[i+1].ctx))
 			}

@@ -176,4 +176,21 @@ func TestBounds(t *testing.T) {
 			t.Errorf("%d broken, %d hold it beside the dead, want none and one", broken, held)
 		}
 	})
+	t.Run("the oldest of 1,000 holders is not among the first", func(t *testing.T) {
+		rdb.FlushAll(ctx)
+		sub := rdb.PSubscribe(ctx, "automutex:*")
+		defer sub.Close()
+		_, err := sub.Receive(ctx)
+		redistest.Must(t, err)
+		for i := range int64(1001) {
+			w.set(startUS+i, 0)
+			e.run("arrive", newestKeys(key), i, 1000)
+			e.run("ask", keys, fmt.Sprintf("c1.h.%d|w|%d", startUS+i, i), 90000-i, 0, 0, 1000)
+		}
+		e.run("stop", append(keysOf(key), newestKeys(key)...), 1000, startUS+1000)
+		want := fmt.Sprintf("c1: c1.h.%d -2 %d", startUS, startUS+1000)
+		if got := messages(rdb, sub.Channel()); len(got) != 1 || got[0] != want {
+			t.Errorf("%q are asked to stop, want %q", got, want)
+		}
+	})
 }

@@ -198,7 +198,7 @@ type Request struct {
 	Notes   bool // no two holders of the lock have the same note, from now on
 	Every   time.Duration
 	Spare   time.Duration // a rate: from one start to the next, and how much of that can be saved up; 0: none
-	Arrival int64         // see Stop; 0: none
+	Arrival int64         // see Arrive; 0: none
 	OnStop  func()        // with Arrival: called when a newer one asks this holder or waiter to stop; it must not block
 	Place   *Place        // with Ref.Ordered
 
@@ -479,9 +479,16 @@ func (e *Engine) giveBack(le *Lease) {
 
 // releaseUntil sends the release of a token until Redis replies, or its lease has ended, or the Engine closes.
 func (e *Engine) releaseUntil(le *Lease, until time.Time) {
-	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
+	e.sendUntil(until, func() error {
 		_, err := e.sendRelease(context.Background(), le)
-		if err == nil || !redisx.IsTransient(err) || !time.Now().Before(until) {
+		return err
+	})
+}
+
+// sendUntil sends a command until Redis replies, or that time is over, or the Engine closes.
+func (e *Engine) sendUntil(until time.Time, send func() error) {
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
+		if err := send(); err == nil || !redisx.IsTransient(err) || !time.Now().Before(until) {
 			return
 		}
 		select {
@@ -726,42 +733,54 @@ func (c *contended) has(key string) bool {
 
 var errBroken = fmt.Errorf("%w: it was broken", ErrLost)
 
-// The newest wins: a newer arrival at a lock may ask older holders and waiters to stop. The request is only a message:
-// a holder keeps its lease until it releases it, and the newer one waits for that.
+// The newest wins: of the work that comes to a lock with N slots the last N stay. Older work is overtaken: it is asked
+// to stop by a message, which takes nothing away, and is told so when it comes again.
 
-func (r *Ref) arrivals() []string { return []string{r.Key + ":arrivals"} }
+// mostEnded is how many that have ended count at most, whatever the limit of the lock: 100 kB.
+const mostEnded = 1000
 
-// Arrive returns when the work with that note first came to the lock, and stores that with the first call: isNew. A
-// later arrival has a higher number, and no two have the same. It is kept for so long after the last arrival at the
-// lock, and a month at most.
-func (e *Engine) Arrive(
-	ctx context.Context, r Ref, note string, keep time.Duration,
-) (arrival int64, isNew bool, err error) {
-	reply, err := e.call(ctx, arriveScript, r.arrivals(), note, keep.Milliseconds())
+// arrivals are the keys of lua/arrive.lua.
+func (r *Ref) arrivals() []string { return []string{r.Key + ":arrivals", r.Key + ":newest"} }
+
+// Arrive returns when the work with that note first came to the lock, and stores that with the first call, until Forget
+// or for a month. A later arrival has a higher number, and no two have the same.
+func (e *Engine) Arrive(ctx context.Context, r Ref, note string) (arrival int64, overtaken bool, err error) {
+	if err := e.Know(ctx, r.Key); err != nil {
+		return 0, false, err
+	}
+	reply, err := e.call(ctx, arriveScript, r.arrivals(), note, int64(e.limit(&r)))
 	if err != nil {
 		return 0, false, err
 	}
 	f := fieldsOf(reply)
-	arrival, isNew = f.num(0), f.num(1) == 1
+	arrival, overtaken = f.num(0), f.num(1) == 1
 	if f.wrong || arrival <= 0 {
 		return 0, false, redisx.Failed("arrive", r.Key, unexpected(reply))
 	}
-	return arrival, isNew, nil
+	return arrival, overtaken, nil
 }
 
-// Forget deletes the arrival: if the work comes again it is new.
-func (e *Engine) Forget(ctx context.Context, r Ref, note string) error {
-	_, err := e.code(ctx, 1, forgetScript, r.arrivals(), note)
+// Forget ends the work with that note and arrival: if it comes again it is new. With counts it goes on to overtake older
+// work. If Redis does not reply, it is told in the background, for a minute at most.
+func (e *Engine) Forget(ctx context.Context, r Ref, note string, arrival int64, counts bool) error {
+	keep := oneOrZero(counts) * int64(min(max(r.Limit, e.limit(&r)), mostEnded)) // also while the lock is paused
+	send := func() error {
+		_, err := e.code(ctx, 1, forgetScript, r.arrivals(), note, arrival, keep)
+		return err
+	}
+	err := send()
+	if ctx = context.WithoutCancel(ctx); redisx.IsTransient(err) {
+		e.life.Spawn(func() { e.sendUntil(time.Now().Add(time.Minute), send) })
+	}
 	return err
 }
 
-// Stop asks older holders and waiters to stop, as many as must so that the arrival is among the newest, and returns how
-// it stands. The request may be lost, and new holders may come: while the caller waits it calls Stop about once a
-// second.
-func (e *Engine) Stop(ctx context.Context, r Ref, arrival int64) (Standing, error) {
+// Stop asks overtaken holders and waiters to stop if all slots are taken, and reports whether the arrival is overtaken
+// itself. The request may be lost, and new holders may come: while the caller waits it calls Stop about once a second.
+func (e *Engine) Stop(ctx context.Context, r Ref, arrival int64) (overtaken bool, err error) {
 	if err := e.Know(ctx, r.Key); err != nil {
-		return First, err
+		return false, err
 	}
-	n, err := e.code(ctx, int64(BehindWaiters), stopScript, r.keys(), int64(e.limit(&r)), arrival)
-	return Standing(n), err
+	n, err := e.code(ctx, 1, stopScript, append(r.keys(), r.arrivals()...), int64(e.limit(&r)), arrival)
+	return n == 1, err
 }

@@ -31,17 +31,6 @@ const (
 	FateLater // the work cannot run for now: it goes to the end of the line, and the next is called at once
 )
 
-// Standing says whom an arrival has before it when the newest win. Of a semaphore with N slots the N newest are first.
-// A holder without an arrival keeps its slot, which counts as one of the N.
-type Standing int
-
-// The standings.
-const (
-	First         Standing = iota // the arrival is among the newest
-	BehindHolders                 // newer arrivals hold the slots
-	BehindWaiters                 // newer arrivals have the slots coming to them, and some of these wait
-)
-
 // Holder is one holder of a lock or a pool; see lock.Holder. Only a pool's has a Value.
 type Holder struct {
 	Token, Owner, Note string

@@ -55,7 +55,8 @@ func newSender(t testing.TB, rdb *redis.Client, mutate func(string) string) *sen
 func keysOf(key string) []string {
 	return []string{key, key + ":holders", key + ":line", key + ":parked", key + ":called", key + ":info"}
 }
-func orderKeys(key string) []string { return append(keysOf(key), key+":order", key+":marks") }
+func orderKeys(key string) []string  { return append(keysOf(key), key+":order", key+":marks") }
+func newestKeys(key string) []string { return []string{key + ":arrivals", key + ":newest"} }
 
 func (e *sender) run(name string, keys []string, args ...any) any {
 	v, err := e.scripts[name].EvalSha(context.Background(), e.rdb, keys, args...).Result()
@@ -1882,6 +1883,51 @@ func TestModel(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestNewest: tasks come and end at random, beside a model that forgets none. What is stored is bounded.
+func TestNewest(t *testing.T) {
+	t.Parallel()
+	type task struct {
+		at            int64
+		ended, counts bool
+	}
+	w, ctx, keys, now := miniWorld(t), context.Background(), newestKeys("automutex:{n}"), startUS
+	e := newSender(t, w.rdb, nil)
+	for seed := range uint64(20) {
+		w.rdb.FlushAll(ctx)
+		r, all, alive := rand.New(rand.NewPCG(seed, 7)), []*task{}, map[int]*task{}
+		slots := 1 + r.IntN(3)
+		for range 200 {
+			now++
+			w.set(now, 0)
+			note := r.IntN(2 + int(seed%7))
+			one := alive[note]
+			if one != nil && r.IntN(3) == 0 {
+				one.ended, one.counts = true, r.IntN(4) > 0
+				delete(alive, note)
+				e.run("forget", keys, note, one.at, oneOrZero(one.counts)*int64(slots))
+			} else {
+				if one == nil {
+					one = &task{at: now}
+					all, alive[note] = append(all, one), one
+				}
+				newer := 0
+				for _, o := range all {
+					if o.at > one.at && (o.counts || !o.ended) {
+						newer++
+					}
+				}
+				got := list(e.run("arrive", keys, note, slots))
+				if num(got[0]) != one.at || (num(got[1]) == 1) != (newer >= slots) {
+					t.Fatalf("seed %d: %v, want %d with %d newer ones, %d slots", seed, got, one.at, newer, slots)
+				}
+			}
+			if n := int(w.rdb.ZCard(ctx, keys[1]).Val()); n > slots || len(alive) == 0 && n > 0 {
+				t.Fatalf("seed %d: %d are remembered beside %d", seed, n, len(alive))
+			}
+		}
 	}
 }
 

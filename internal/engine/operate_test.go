@@ -81,8 +81,8 @@ func callsOf(e *Engine) map[string]func(context.Context, Ref) error {
 		"inspect": func(ctx context.Context, r Ref) error { _, err := e.Inspect(ctx, r, 10); return err },
 		"break":   func(ctx context.Context, r Ref) error { _, err := e.Break(ctx, r, BreakAll); return err },
 		"put":     func(ctx context.Context, r Ref) error { _, err := e.Put(ctx, pool(r), []string{"a"}); return err },
-		"arrive":  func(ctx context.Context, r Ref) error { _, _, err := e.Arrive(ctx, r, "n", time.Hour); return err },
-		"forget":  func(ctx context.Context, r Ref) error { return e.Forget(ctx, r, "n") },
+		"arrive":  func(ctx context.Context, r Ref) error { _, _, err := e.Arrive(ctx, r, "n"); return err },
+		"forget":  func(ctx context.Context, r Ref) error { return e.Forget(ctx, r, "n", 1, true) },
 		"stop":    func(ctx context.Context, r Ref) error { _, err := e.Stop(ctx, r, 1); return err },
 		"order_stamp": func(ctx context.Context, r Ref) error {
 			_, _, _, err := e.Stamp(ctx, r, "n", "N", time.Second, 1)
@@ -483,7 +483,7 @@ func TestList(t *testing.T) {
 		pool := Ref{Key: e.o.Prefix + ":{pool}:pool", Limit: 1, Pool: true}
 		_, err = e.Put(t.Context(), pool, []string{"a", "b"})
 		redistest.Must(t, err)
-		_, _, err = e.Arrive(t.Context(), e.ref("arrived"), "n", time.Hour)
+		_, _, err = e.Arrive(t.Context(), e.ref("arrived"), "n")
 		redistest.Must(t, err)
 		must(t, e, asked(Ref{Key: e.o.Prefix + ":{x}:claim:lock", Limit: 1}, ""))
 		for _, name := range []string{"{fleet}:guards", "{x}:claim", "{x}:more", "{}", "{" + keys.Controls + "}"} {

@@ -88,7 +88,9 @@ func playCommand(ctx context.Context, rdb *redis.Client, e *event) (any, error) 
 		case keys == 0 && s.Name == "renew":
 			keys = 2
 		case s.Name == "arrive" || s.Name == "forget":
-			keys, all = 1, []string{storyKey + ":arrivals"}
+			keys, all = 2, newestKeys(storyKey)
+		case s.Name == "stop":
+			keys, all = 8, append(keysOf(storyKey), newestKeys(storyKey)...)
 		case keys == 7 || s.Name == "put":
 			keys, all = 7, append(keysOf(storyKey), storyKey+":values")
 		case keys == 0:

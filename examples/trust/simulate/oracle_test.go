@@ -72,6 +72,8 @@ type taskBook struct {
 	plan     taskPlan
 	id       string
 	came     map[string]time.Time // by key: when it first came to the lock
+	first    time.Time            // when it first came to a worker; zero: it never did
+	shown    time.Time            // when a Guard first told that it had come to a lock
 	spent    [2]int               // attempts, at least and at most
 	ends     map[string]bool
 	most     int // the least MaxRetry with which it came; -1: it never came
@@ -263,6 +265,9 @@ func (b *ledger) arrive(p *process, ctx context.Context, n int) *attempt {
 	b.addf("task %d comes to process %d, attempt %d of %d", n, p.n, a.retried, a.most)
 	t := b.books[n]
 	t.blocked = time.Time{}
+	if t.first.IsZero() {
+		t.first = time.Now()
+	}
 	if t.most < 0 || a.most < t.most {
 		t.most = a.most
 	}
@@ -511,6 +516,7 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 		}
 	}
 	b.judgeCooldown(r)
+	b.judgeNewest(r)
 	b.judgeTimeLeft(r)
 	b.judgeWorker(r)
 	b.judgeOrder(r)
@@ -602,6 +608,46 @@ func (b *ledger) judgeCooldown(r *run) {
 					apart, o.n, rule.Cooldown)
 			}
 		}
+	}
+}
+
+// judgeNewest looks whether a run under Replace begins although as many newer tasks of its key as it has slots have
+// begun: the last result is the newest's. Newer is who first came to a worker when a Guard had told of the older one.
+func (b *ledger) judgeNewest(r *run) {
+	t := b.books[r.n]
+	if t.op || t.late || t.success > 0 || len(t.ends) > 0 || b.w.forgot() {
+		return // it has ended before, and is run or delivered again: it is new
+	}
+	for _, key := range r.keys {
+		var newer []int
+		for _, o := range b.books {
+			if b.replaces(o, key) && o.starts > 0 && !o.ends[endLate] && !t.shown.IsZero() && t.shown.Before(o.first) {
+				newer = append(newer, o.n)
+			}
+		}
+		if b.replaces(t, key) && len(newer) >= b.limitOf(key) && !b.mayNotKnow(key) {
+			b.violatef("newest: task %d begins on %q after the newer %v", r.n, key, newer)
+		}
+	}
+}
+
+// replaces tells whether a task has a key under Replace.
+func (b *ledger) replaces(t *taskBook, key string) bool {
+	return slices.ContainsFunc(b.w.plan.rulesOf(t.plan), func(r rulePlan) bool {
+		return r.Policy == "replace" && r.key(t.plan) == key
+	})
+}
+
+// judgeReplacing looks whether there are newer tasks, for which one was revoked. Callers hold mu.
+func (b *ledger) judgeReplacing(t *taskBook, key string) {
+	newer := 0
+	for _, o := range b.books {
+		if o != t && b.replaces(o, key) && !o.first.Add(2*b.w.plan.Latency).Before(t.first) {
+			newer++
+		}
+	}
+	if b.calm && !b.w.forgot() && newer < b.limitOf(key) && len(b.w.plan.Ops) == 0 {
+		b.violatef("replaced: task %d is revoked on %q, and %d newer ones have come", t.n, key, newer)
 	}
 }
 
@@ -729,6 +775,12 @@ func (b *ledger) event(p *process, e automutex.Event) {
 	b.addf("event %s, task %d (%s), rule %s, key %q, waited %s, delay %s, err %v", e.Kind, n, e.TaskID, e.Rule, key,
 		e.Waited, e.Delay, e.Err)
 	switch e.Kind {
+	case automutex.EventAcquired, automutex.EventWaiting, automutex.EventBusy:
+		if n >= 0 && b.books[n].shown.IsZero() {
+			b.books[n].shown = time.Now()
+		}
+	}
+	switch e.Kind {
 	case automutex.EventAcquired:
 		b.judgeWait(p, e, key, id)
 		b.key(key).taken = time.Now()
@@ -775,6 +827,9 @@ func (b *ledger) event(p *process, e automutex.Event) {
 	case automutex.EventReplaced:
 		if n >= 0 {
 			b.books[n].ends[endReplaced] = true
+			if e.Rule != "" { // else by package unique
+				b.judgeReplacing(b.books[n], key)
+			}
 		}
 	case automutex.EventKeyError:
 		b.violatef("key error: task %d is archived although its key can be made: %v", n, e.Err)
@@ -1246,6 +1301,9 @@ func (b *ledger) judgeBalance() {
 func (w *world) judgeKeys() {
 	w.redis.tick()
 	crashes := !w.book.calm || !w.book.clean
+	isUnended := func(key string) bool { // the arrival of a task that ended in no worker, or without Redis
+		return (crashes || len(w.plan.Ops) > 0) && (strings.HasSuffix(key, ":arrivals") || strings.HasSuffix(key, ":newest"))
+	}
 	look := func(when string, allowed func(key string, left time.Duration) bool) {
 		for _, key := range w.redis.mini.Keys() {
 			if !strings.HasPrefix(key, "automutex:") {
@@ -1260,7 +1318,7 @@ func (w *world) judgeKeys() {
 		}
 	}
 	look("after all processes have ended", func(key string, left time.Duration) bool {
-		if crashes || isHistory(key) || strings.HasSuffix(key, ":claim") || strings.HasSuffix(key, ":arrivals") {
+		if crashes || isHistory(key) || strings.HasSuffix(key, ":claim") || isUnended(key) {
 			return true
 		}
 		for _, r := range w.plan.Rules {
@@ -1275,7 +1333,7 @@ func (w *world) judgeKeys() {
 	time.Sleep(2 * time.Hour)
 	w.redis.tick()
 	look("two hours later", func(key string, _ time.Duration) bool {
-		return strings.HasSuffix(key, ":claim") || isHistory(key) || w.mayStay(key)
+		return strings.HasSuffix(key, ":claim") || isHistory(key) || w.mayStay(key) || isUnended(key)
 	})
 }
 

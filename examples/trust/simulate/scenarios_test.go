@@ -1,6 +1,7 @@
 package simulate
 
 import (
+	"fmt"
 	"slices"
 	"time"
 )
@@ -102,7 +103,8 @@ func goesOn(all ...taskPlan) []taskPlan { return append(all, work(90*sec, 0).key
 // scenarios are what the faults are put upon, one at each command. Those in order come first, since -within may leave
 // out the last.
 func scenarios() []plan {
-	return slices.Concat(orderedScenarios(), policyScenarios(), backlogScenarios(25), leaseScenarios(), gateScenarios(), uniqueScenarios())
+	return slices.Concat(orderedScenarios(), policyScenarios(), newestScenarios(), backlogScenarios(25), leaseScenarios(),
+		gateScenarios(), uniqueScenarios())
 }
 
 // orderedScenarios are those about tasks in order.
@@ -269,6 +271,43 @@ func backlogScenarios(short int) (all []plan) {
 	}
 	return append(all, plan{Name: "behind five backlogs", Procs: servers(4, 4), Rules: rules("park", rulePlan{Limit: 2}),
 		Tasks: behind(each(40, func(i int) taskPlan { return work(0, 150*ms).key(i % 5) }))})
+}
+
+// newestScenarios are the ways of six tasks of a key under Replace to come back, in any order.
+func newestScenarios() (all []plan) {
+	for i, limit := range []int{1, 2} {
+		replace := under("replace", rulePlan{Scope: "second", On: onA, Limit: limit, Wait: 2 * sec})
+		first := under([]string{"park", "retry"}[i], rulePlan{Scope: "first"})
+		other := first
+		other.Task = "other"
+		cools, loses := replace, replace
+		cools.Cooldown, loses.MaxHold, loses.TTL = 4*sec, 500*ms, sec
+		slow := work(0, 0).tries(9).does(stepPlan{Work: 8 * sec, End: "fail", Deaf: true}, stepPlan{Work: 30 * ms, End: "ok"})
+		six := work(2500*ms, 30*ms).tries(9).every(50*ms, 6)
+		for i := range six {
+			six[i].At += time.Duration(i) * 50 * ms
+		}
+		begin := func(one taskPlan) []taskPlan { one.At = 2 * sec; return append(tasks(one), six...) }
+		for _, p := range []plan{
+			{Name: "a pause", Ops: []opPlan{{At: 0, Kind: "halt", For: 5 * sec}}, Tasks: six},
+			{Name: "a gate", Tasks: begin(slow.does(stepPlan{Hold: 4 * sec, End: "ok"}))},
+			{Name: "a cooldown", Rules: []rulePlan{cools}, Tasks: begin(work(0, 0))},
+			{Name: "another key", Rules: []rulePlan{first, replace, other}, Tasks: begin(work(0, 3*sec).typed("other"))},
+			{Name: "a slow stop", Tasks: begin(slow), Faults: []faultPlan{{Kind: stops, At: 4 * sec}, {Kind: starts, At: 9 * sec}}},
+			{Name: "a killed worker", Tasks: begin(slow), Faults: []faultPlan{{Kind: dies, At: 2300 * ms}}},
+			{Name: "a lost lease", Rules: []rulePlan{loses}, Tasks: begin(slow)},
+			{Name: "a failure", Tasks: begin(work(0, 30*ms, "fail", "fail"))},
+			{Name: "RetryAfter", Tasks: begin(comesBack(0))},
+			{Name: "RetryAfter on the last attempt", Tasks: begin(comesBack(0).tries(0).by(5 * time.Minute))},
+		} {
+			if p.Procs = servers(5, 5); p.Rules == nil {
+				p.Rules = []rulePlan{replace}
+			}
+			p.Name = fmt.Sprintf("newest %d, %s", limit, p.Name)
+			all = append(all, p)
+		}
+	}
+	return all
 }
 
 // leaseScenarios are those about leases: their length, their limits, their renewal.
