@@ -7,6 +7,7 @@
 package engine
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"crypto/rand"
@@ -175,6 +176,15 @@ func (e *Engine) Close() {
 	<-ended
 }
 
+// Pace is a rate, and how a lock's grant counts for it. The zero value is none.
+type Pace struct {
+	Every time.Duration // from one start to the next
+	Spare time.Duration // how much of that can be saved up
+	Cost  int           // for how many starts a grant counts; 0: for one; below 0: for none
+}
+
+func (p *Pace) cost() int64 { return max(0, int64(cmp.Or(p.Cost, 1))) }
+
 // Request is a wish for a lock.
 type Request struct {
 	Ref
@@ -185,11 +195,10 @@ type Request struct {
 	NoRenew bool
 	Fenced  bool
 	Notes   bool // no two holders of the lock have the same note, from now on
-	Every   time.Duration
-	Spare   time.Duration // a rate: from one start to the next, and how much of that can be saved up; 0: none
-	Arrival int64         // see Stop; 0: none
-	OnStop  func()        // with Arrival: called when a newer one asks this holder or waiter to stop; it must not block
-	Place   *Place        // with Ref.Ordered
+	Pace
+	Arrival int64  // see Stop; 0: none
+	OnStop  func() // with Arrival: called when a newer one asks this holder or waiter to stop; it must not block
+	Place   *Place // with Ref.Ordered
 
 	Wait   bool            // in line until Within ends; else the answer comes at once
 	Within context.Context // nil: that of Take
@@ -233,10 +242,10 @@ func (e *Engine) askCall(le *Lease, mode askMode, limit int) *redisx.Call {
 	args := []any{
 		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), r.grant().Milliseconds(), int64(limit),
 		oneOrZero(mode == askPark), oneOrZero((r.Notes || r.Park) && r.Note != ""), r.Every.Microseconds(),
-		r.Spare.Microseconds(),
+		r.Spare.Microseconds(), r.cost(),
 	}
 	return &redisx.Call{Script: askScript, Keys: r.keys(), Args: shorten(args, int64(0), args[1], int64(1), int64(0),
-		int64(0), int64(0), int64(0))}
+		int64(0), int64(0), int64(0), int64(1))}
 }
 
 // shorten leaves out the last arguments that a script takes anyway, those from the third on.

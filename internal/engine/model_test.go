@@ -236,6 +236,7 @@ type waiting struct {
 	token, body string
 	ticket      int64
 	till, grant int64
+	cost        int64
 }
 
 type note struct {
@@ -253,6 +254,7 @@ type model struct {
 	closed, cooldown int64 // us
 	next             int64 // of the rate
 	every, spare     int64
+	cost             int64    // of the asker
 	out              []string // messages published
 	told             []string // messages in the reply
 	notes            bool     // no two holders have the same note
@@ -317,10 +319,10 @@ func (m *model) send(token, rest string) {
 	}
 }
 
-func (m *model) take(body string, length int64) {
+func (m *model) take(body string, length, cost int64) {
 	m.holders = append(m.holders, holder{body, m.ms() + length + 1})
-	if m.every > 0 {
-		m.next = max(m.next, m.now-m.spare) + m.every
+	if m.every > 0 && cost > 0 {
+		m.next = max(m.next, m.now-m.spare) + cost*m.every
 	}
 }
 
@@ -351,16 +353,16 @@ func (m *model) grant(limit int, moved bool, asker string, lease int64) (free in
 		free--
 		moved = true
 		if x.body == asker {
-			m.take(asker, lease)
+			m.take(asker, lease, m.cost)
 			m.out = append(m.out, "fence")
 			mine, asker = true, ""
 			continue
 		}
-		m.take(x.body, x.grant)
+		m.take(x.body, x.grant, x.cost)
 		m.send(x.token, fmt.Sprintf("fence %d", m.now))
 	}
 	if free > 0 && asker != "" && !m.apart(asker) {
-		m.take(asker, lease)
+		m.take(asker, lease, m.cost)
 		m.out = append(m.out, "fence")
 		return free - 1, true
 	}
@@ -582,7 +584,10 @@ func (s *sim) ask() {
 	}
 	m.purge()
 	thin := m.holds(body) >= 0 && len(m.holders) == 1
-	got := s.run("ask", body, lease, stay, length, s.limit, park, oneOrZero(s.notes), s.every, s.spare)
+	if m.cost = 1; s.every > 0 {
+		m.cost = int64(s.r.IntN(6))
+	}
+	got := s.run("ask", body, lease, stay, length, s.limit, park, oneOrZero(s.notes), s.every, s.spare, m.cost)
 	if !thin || !num1(got) { // a thin lock does not look at the rate
 		s.rate(m)
 	}
@@ -680,14 +685,14 @@ func (s *sim) ask() {
 			if at >= 0 {
 				ticket = was.ticket
 			}
-			m.line = append(m.line, waiting{tokenOf(body), body, ticket, 0, 0})
+			m.line = append(m.line, waiting{tokenOf(body), body, ticket, 0, 0, 0})
 			slices.SortFunc(m.line, func(a, b waiting) int {
 				return cmp.Or(cmp.Compare(a.ticket, b.ticket),
 					cmp.Compare(a.token, b.token))
 			})
 			li = slices.IndexFunc(m.line, func(x waiting) bool { return x.token == tokenOf(body) })
 		}
-		m.line[li].till, m.line[li].grant, m.line[li].body = m.ms()+stay, length, body
+		m.line[li].till, m.line[li].grant, m.line[li].body, m.line[li].cost = m.ms()+stay, length, body, m.cost
 		for range min(li, 25) { // dead ones in front leave
 			if m.line[0].till > m.ms() {
 				break
@@ -802,7 +807,7 @@ func (s *sim) setNX() {
 	if len(m.holders)+len(m.line)+len(m.parked) > 0 || m.opens() > m.now {
 		failf("SET NX took it beside %v, %v, %v", m.holders, m.line, m.parked)
 	}
-	m.take(body, lease)
+	m.take(body, lease, 1)
 }
 
 // releaseThin gives it back as a raw client does.
@@ -1240,7 +1245,7 @@ func (m *model) advance(limit, inbound int, ended bool) (free int, waiting int, 
 		return max(0, limit-len(m.holders)), 0, nil
 	}
 	if h := m.tasks[0]; len(m.holders) < limit && m.opens() <= m.now && m.alive(h) {
-		m.take(h.body, h.grant)
+		m.take(h.body, h.grant, 1)
 		m.send(h.token, fmt.Sprintf("fence %d", m.now))
 		h.state, h.since, h.begun, h.seen = "a", 0, h.retried+1, m.now
 		m.put(h)
@@ -1304,7 +1309,7 @@ func (s *sim) orderAsk(o otask) {
 		body, o, retried, allowed = s.spent.body, s.spent.task, s.spent.retried, s.spent.allowed
 	}
 	ticket := o.ticket
-	got := s.run("order_ask", body, lease, stay, s.limit, park, 0, 0, grant, o.nonce, ticket, retried, allowed, cont)
+	got := s.run("order_ask", body, lease, stay, s.limit, park, 0, 0, grant, o.nonce, ticket, retried, allowed, cont, 1)
 	token := tokenOf(body)
 	spent := allowed >= 0 && retried > allowed
 	refused := func(want string) {
@@ -1375,7 +1380,7 @@ func (s *sim) orderAsk(o otask) {
 	if place == 0 && len(m.holders) < s.limit && m.opens() <= m.now {
 		t.state, t.since, t.token, t.begun = "a", 0, token, max(retried+1, t.begun)
 		m.put(t)
-		m.take(body, lease)
+		m.take(body, lease, 1)
 		if was != "p" && was != "c" {
 			if !num1(got) {
 				failf("%v, want a fence", got)
@@ -1669,7 +1674,7 @@ var mistakes = []struct {
 	what, text, instead string
 }{
 	{0, "the last in line is first", "call('ZPOPMIN', line)", "call('ZPOPMAX', line)"},
-	{0, "a dead waiter is granted a slot", "tonumber(g), tonumber(till) > now_ms", "tonumber(g), true"},
+	{0, "a dead waiter is granted a slot", "tonumber(c), tonumber(till) > now_ms", "tonumber(c), true"},
 	{0, "a lease ends late", "tonumber(found[2]) <= now_ms and", "tonumber(found[2]) <= now_ms - 60 and"},
 	{0, "a granted waiter's record stays", "if token then call('HDEL', info, token) end", ""},
 	{0, "the holders get no TTL", "if count == 0 then\n  call('PEXPIREAT', holders, int(good))", "if count == 0 then"},
@@ -1680,15 +1685,15 @@ var mistakes = []struct {
 		"call('ZADD', line, now_us, passed[2])"},
 	{5, "CloseGate opens sooner", "'closed', math.max(gates.closed or 0, now_us + ARGV[2] * 1000)",
 		"'closed', now_us + ARGV[2] * 1000"},
-	{32, "a rate saves nothing up", "now_us - spare) + every", "now_us) + every"},
-	{14, "a rate is not charged for a grant", "if every > 0 then\n  local why, at = 'rate', math.max",
-		"if every > 0 and not token then\n  local why, at = 'rate', math.max"},
+	{32, "a rate saves nothing up", "now_us - spare) + math", "now_us) + math"},
+	{14, "a rate is not charged for a grant", "if every > 0 and cost > 0 then", "if every > 0 and cost > 0 and not token then"},
+	{14, "a waiter's cost is the asker's", "lives = tonumber(g), tonumber(c),", "lives = tonumber(g), asker and costs or 1,"},
 	{3, "called notes do not count", "math.max(inbound, free) - fresh", "math.max(inbound, free)"},
 	{5, "fewer are called than slots are free", "math.max(inbound, free) - fresh", "inbound - fresh"},
 	{0, "a fate drops a note that is not called", "fate ~= '' and call('ZREM', called, note) == 1",
 		"fate ~= '' and call('ZREM', called, note) >= 0"},
 	{0, "a note that came counts as called", "if at then call('ZREM', called, note) end", ""},
-	{32, "an unused rate is forgotten", "if forgotten <= now_us then", "if opens <= now_us then"},
+	{45, "an unused rate is forgotten", "if forgotten <= now_us then", "if opens <= now_us then"},
 	{0, "the last holder takes the parked with it", "count == 0 and not parks and not ordered",
 		"count == 0 and not ordered"},
 	{0, "the last holder takes the line with it", "(nobody or call('EXISTS', line) == 0)", "true"},

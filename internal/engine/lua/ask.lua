@@ -10,6 +10,7 @@
 -- ARGV[7] notes=0  1: no two holders of this lock have the same note, from now on
 -- ARGV[8] every=0  a rate: from one start to the next (us); 0: none
 -- ARGV[9] spare=0  how much of it can be saved up (us)
+-- ARGV[10] cost=1  for how many starts of the rate it counts
 --
 -- reply yours:    fence; in a pool {fence, value}
 -- reply returned, yours: {fence, in line for (ms), called ago (ms, -1: not), notes parked}: its note was parked
@@ -75,7 +76,7 @@ local same, stopped
 local free, moved = math.max(0, limit - count), false
 if values and limit > 0 then free = call('ZCARD', values) end
 if free > 0 then
-  local asker, own, told = body, nil, nil
+  local asker, costs, own, told = body, tonumber(ARGV[10] or 1), nil, nil
   --@include grant
   if mine then
     if ticket then
@@ -124,7 +125,8 @@ elseif stay > 0 then
   local ms = stay
   --@include keep
   local new = call('ZADD', line, 'NX', int(ticket or now_us), token) == 1
-  call('HSET', info, token, int(now_ms + stay) .. ' ' .. (ARGV[4] or ARGV[2]) .. ' ' .. string.sub(body, #token + 2))
+  call('HSET', info, token, int(now_ms + stay) .. ' ' .. (ARGV[4] or ARGV[2])
+    .. ' ' .. (ARGV[10] or 1) .. ' ' .. string.sub(body, #token + 2))
   place = new and not ticket and call('ZCARD', line) - 1 or call('ZRANK', line, token)
   -- Dead waiters in front leave, 25 at most with each ask: the first looks when the holder's lease ends.
   for _ = 1, math.min(place, 25) do
