@@ -208,6 +208,7 @@ type Request struct {
 	Yield  <-chan struct{} // with Wait and Park: when it is closed the caller parks
 	Leaves bool            // with Wait: a pause ends it
 	OnWait func()          // called once at most, when Redis has said that the caller has to wait
+	OnEnd  func(err error) // called by each Release, with its error
 }
 
 // Handle is a lock as a program has it: what it asks of which Engine, and its error.
