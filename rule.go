@@ -262,7 +262,7 @@ func (c *compiledRule) check() []*FieldError {
 		mistakes.addf("RateOf", "excludes Rate, which is %s; keep the one or the other", c.Rate)
 	}
 	if c.Cost != nil && !c.hasRate() {
-		mistakes.addf("Cost", "counts starts of a rate, and the rule has none; set Rate or RateOf, or leave Cost out")
+		mistakes.addf("Cost", "counts starts of a rate, and the rule has none; give it one, or leave Cost out")
 	}
 	if c.Optional && len(c.On)+len(c.OnHeaders) == 0 {
 		mistakes.addf("Optional", "needs On or OnHeaders, whose fields may be missing; a Key returns NoLock instead")
