@@ -21,20 +21,19 @@ import (
 
 // This file is how a program takes the lock of a rule outside of its tasks.
 
-// Lock takes the lock that the tasks of the rule with that Name take, for work that is no task: an HTTP handler, a
-// script. parts are the values of the rule's On and OnHeaders, in this order, each as the key has it (see [Fields]).
+// Lock takes the lock that tasks of the rule with that Name take, for work that is no task: an HTTP handler, a script.
+// parts are the values of the rule's On and OnHeaders, each as the key has it; see [Fields].
 //
-// Lock waits in line until ctx ends; the error is then a [*lock.BusyError], and Is ctx.Err(). It is served after those
-// who wait in line before it, and before parked tasks. The rule's Limit, Rate, TTL, MaxHold and Fence count, as do
-// closed gates and the orders of operators; its Wait, Busy and Cooldown do not. No newer task stops it under [Replace].
+// Lock waits in line until ctx ends; the error is then a [*lock.BusyError], and Is ctx.Err(). Those who wait in line are
+// served in their order, and parked tasks after them. The rule's Limit, Rate, TTL, MaxHold and Fence count, and orders
+// of operators; its Wait, Busy and Cooldown do not. No newer task stops it under [Replace].
 //
-// Unlock the lease at the end. It outlives ctx, and is renewed until [Guard.Close], which does not wait for it: it then
-// lasts until its deadline. Events are those of a task, without Task: one EventReleased, or EventLost, for each
-// EventAcquired.
+// Unlock the lease. It outlives ctx, and is renewed until [Guard.Close], which does not wait for it. One EventReleased,
+// or EventLost, follows each EventAcquired.
 //
-// It is an error at once, with nothing taken, if no rule has that Name; if parts are too few, too many, empty or not
-// UTF-8; if the rule has InOrder; if its key or bounds need a task, for [Guard.LockFor]; and in a handler of this Guard
-// that holds the key, which would wait for itself. After Close it Is [ErrClosed].
+// It is an error at once, and nothing is taken, if no rule has that Name; if a part is missing, empty or not UTF-8; if
+// the rule has InOrder, or makes its key or bounds from a task, for [Guard.LockFor]; and in a handler that holds the key.
+// After Close the error Is [ErrClosed].
 func (g *Guard) Lock(ctx context.Context, rule string, parts ...string) (*lock.Lease, error) {
 	t, err := g.targetOf(rule, parts)
 	if err != nil {
@@ -43,9 +42,8 @@ func (g *Guard) Lock(ctx context.Context, rule string, parts ...string) (*lock.L
 	return g.lock(ctx, t)
 }
 
-// LockFor is [Guard.Lock] for the key and the bounds of a task, which need not be enqueued. Errors of the functions of
-// the rule are returned as they are. If the task needs no lock the error Is [NoLock]. For a task that needs several
-// locks LockFor takes none, and returns an error.
+// LockFor is [Guard.Lock] for the key and the bounds of a task, which need not be enqueued. It returns the errors of the
+// rule's functions; if the task needs no lock the error Is [NoLock]. It takes nothing for a task that needs several.
 func (g *Guard) LockFor(ctx context.Context, t *asynq.Task) (*lock.Lease, error) {
 	if t == nil {
 		return nil, errors.New("automutex: LockFor: the task is nil")
@@ -63,8 +61,8 @@ func (g *Guard) LockFor(ctx context.Context, t *asynq.Task) (*lock.Lease, error)
 		for i, its := range targets {
 			names[i] = its.rule.Name
 		}
-		return nil, fmt.Errorf("automutex: LockFor: task %q needs %d locks, and one lease is of one lock: take them with "+
-			"Lock, in the order of its rules: %q", t.Type(), len(targets), names)
+		return nil, fmt.Errorf("automutex: LockFor: task %q needs several locks: take each with Lock, in the order of "+
+			"its rules: %q", t.Type(), names)
 	}
 	return g.lock(ctx, targets[0])
 }
@@ -95,11 +93,8 @@ func (g *Guard) targetOf(name string, parts []string) (t target, err error) {
 		return t, fmt.Errorf("rule %q needs a task for its %s; use LockFor", name, field)
 	case len(parts) != len(of):
 		return t, fmt.Errorf("rule %q makes keys of %d values %q, not of %d; give one for each", name, len(of), of, len(parts))
-	}
-	for i, part := range parts {
-		if part == "" || !utf8.ValidString(part) {
-			return t, fmt.Errorf("rule %q: part %d is empty or not valid UTF-8, and no task has such a key", name, i)
-		}
+	case slices.ContainsFunc(parts, func(part string) bool { return part == "" || !utf8.ValidString(part) }):
+		return t, fmt.Errorf("rule %q: a part is empty or not UTF-8, and no task has such a key", name)
 	}
 	scope := c.scope(c.Task)
 	key := keys.HashedKey(g.rules.secret, g.cfg.Prefix, scope, parts...)
@@ -125,7 +120,7 @@ func (c *compiledRule) needsTask(isPrefix bool) string {
 	return ""
 }
 
-// lock takes the lock of t for who is no task, and observes that as for a delivery without a task.
+// lock takes the lock of t for who is no task: for a delivery without one.
 func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 	d := &delivery{facts: facts{guard: g, ctx: ctx, task: asynq.NewTask("", nil)}}
 	switch {

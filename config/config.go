@@ -11,7 +11,7 @@ from the program:
 	  - task: "report:"
 	    on: [tenant.id]
 	    limit: {field: tenant.max, default: 3, most: 50} # or a number, or unlimited
-	    rate: {starts: 100, per: 1m, burst: 10}          # or none: not that of defaults; or {field: tenant.rate}
+	    rate: {starts: 100, per: 1m, burst: 10}          # or {field: tenant.rate}; none: not that of defaults
 	    wait: 0s
 	  - task: import
 	    on: ["."]        # the whole payload
@@ -277,8 +277,8 @@ type defaults struct {
 	Wait      time.Duration               `yaml:"wait" about:"The longest time in line, in the worker, before the policy applies."`
 	MaxHold   time.Duration               `yaml:"max_hold" about:"The longest time a handler may hold the key; no bound where it is left out."`
 	Cooldown  time.Duration               `yaml:"cooldown" about:"After a success nobody starts until this long after the run began."`
-	Rate      rate                        `yaml:"rate" about:"How often handlers start for a key: {starts: 100, per: 1m, burst: 10}. burst is how many may start at once after a pause; 1 where it is left out. {field: tenant.rate, default: 10/1s} reads it from the payload. none: no rate, whatever defaults say."`
-	Cost      cost                        `yaml:"cost" about:"For how many starts of the rate a task counts, from the payload: {field: tokens, default: 1, most: 50}; 1 where it is left out. none: 1, whatever defaults say."`
+	Rate      rate                        `yaml:"rate" about:"How often handlers start for a key: {starts: 100, per: 1m, burst: 10}. burst is how many may start at once after a pause; 1 where it is left out. {field: tenant.rate, default: 10/1s}: from the payload. none: no rate."`
+	Cost      cost                        `yaml:"cost" about:"For how many starts of the rate a task counts: {field: tokens, default: 1, most: 50}; 1 where it is left out, or none."`
 	InOrder   bool                        `yaml:"in_order" about:"Whether the tasks of a key run in the order in which they were enqueued, through failures."`
 	OnArchive choice[automutex.OnArchive] `yaml:"on_archive" about:"What happens to the key of an ordered task that is archived: hold (for an operator) or continue (with the next)."`
 	MaxQueued int                         `yaml:"max_queued" about:"How many tasks of a key may be enqueued and not done, in order; no bound where it is left out."`
@@ -405,7 +405,7 @@ func (l *limit) UnmarshalYAML(n *yaml.Node) error {
 	return n.Load(&l.number)
 }
 
-// rate is none, or how often handlers start, or a payload field.
+// rate is none, how often handlers start, or a payload field.
 type rate struct {
 	starts
 	of func(context.Context, *asynq.Task) (automutex.Rate, error)
@@ -425,9 +425,6 @@ func (r *rate) UnmarshalYAML(n *yaml.Node) error {
 	}
 	var f rateField
 	err := n.Load(&f, yaml.WithKnownFields())
-	if err == nil && f.Default != "" {
-		_, err = parseRate(f.Default)
-	}
 	if err == nil {
 		r.of, err = ofField(f.Path, f.Default, parseRate)
 	}
@@ -435,7 +432,7 @@ func (r *rate) UnmarshalYAML(n *yaml.Node) error {
 }
 
 type rateField struct {
-	Path    string `yaml:"field" about:"The payload field with the rate, such as 100/1m or 100/1m burst 10; or none." needed:"yes"`
+	Path    string `yaml:"field" about:"The payload field with the rate: 100/1m, or 100/1m burst 10, or none." needed:"yes"`
 	Default string `yaml:"default" about:"The rate where the field is missing; without it such a task is archived."`
 }
 
@@ -457,45 +454,42 @@ func (c *cost) UnmarshalYAML(n *yaml.Node) error {
 	}
 	var f limitField
 	err := n.Load(&f, yaml.WithKnownFields())
-	preset := ""
-	if f.Default > 0 {
-		preset = strconv.Itoa(f.Default)
-	}
 	if err == nil {
+		preset := strings.TrimPrefix(strconv.Itoa(f.Default), "0") // none is empty
 		c.of, err = ofField(f.Path, preset, func(text string) (int, error) {
 			n, err := strconv.Atoi(text)
 			if err != nil || n < 0 {
-				return 0, errors.New("want a whole number, at least 0")
+				err = errors.New("want a whole number, at least 0")
 			}
-			return min(n, cmp.Or(f.Most, n)), nil
+			return min(n, cmp.Or(f.Most, n)), err
 		})
 	}
 	return err
 }
 
-// ofField returns a function that reads a payload field. preset is what a missing one counts as; empty: the task is
-// archived.
+// ofField returns what reads a payload field. preset is what a missing one has; empty: it is an error.
 func ofField[V any](
 	path, preset string, parse func(text string) (V, error),
 ) (func(context.Context, *asynq.Task) (V, error), error) {
 	of, err := keys.Parse([]string{path})
-	if err != nil {
-		return nil, err
+	if err == nil && preset != "" {
+		_, err = parse(preset)
 	}
 	return func(_ context.Context, t *asynq.Task) (v V, err error) {
-		text := preset
 		parts, failed := of.Parts(t.Payload())
 		switch {
 		case failed == nil:
-			text = parts[0]
-		case !failed.Absent || preset == "":
-			return v, &automutex.KeyError{Task: t.Type(), Field: path, Err: errors.New(failed.Reason)}
+			v, err = parse(parts[0])
+		case failed.Absent && preset != "":
+			return parse(preset)
+		default:
+			err = errors.New(failed.Reason)
 		}
-		if v, err = parse(text); err != nil {
+		if err != nil {
 			err = &automutex.KeyError{Task: t.Type(), Field: path, Err: err}
 		}
 		return v, err
-	}, nil
+	}, err
 }
 
 // choice is a value that a word names, or a word with a duration: retry, or {retry_in: 5s}.

@@ -190,8 +190,8 @@ func TestLock_mistakes(t *testing.T) {
 		want  string
 	}{
 		{"wrok", nil, `did you mean "work"?`}, {"nothing like it", nil, `there are ["work"`},
-		{"work", []string{"1"}, `["id" "region"], not of 1`}, {"work", []string{"1", ""}, "part 1 is empty"},
-		{"work", []string{"\xff", "eu"}, "part 0 is empty or not valid UTF-8"},
+		{"work", []string{"1"}, `["id" "region"], not of 1`}, {"work", []string{"1", ""}, "a part is empty"},
+		{"work", []string{"\xff", "eu"}, "a part is empty or not UTF-8"},
 		{"key", []string{"1"}, "its Key; use LockFor"}, {"of", nil, "LimitOf"}, {"rated", nil, "RateOf"},
 		{"dear", nil, "Cost"}, {"field", nil, "LimitField"}, {"report:", nil, "Scope"}, {"order", nil, "has InOrder"},
 		{"default", nil, ""}, {"to", nil, ""},
@@ -217,6 +217,8 @@ func TestLock_mistakes(t *testing.T) {
 		t.Errorf("left: %q", left)
 	}
 	answer := g.Middleware(asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
 		_, err := g.LockFor(ctx, t)
 		return err
 	})).ProcessTask(t.Context(), asynq.NewTask("key", []byte(`{"id": 1}`)))

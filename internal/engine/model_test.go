@@ -321,7 +321,7 @@ func (m *model) send(token, rest string) {
 
 func (m *model) take(body string, length, cost int64) {
 	m.holders = append(m.holders, holder{body, m.ms() + length + 1})
-	if m.every > 0 && cost > 0 {
+	if m.every > 0 {
 		m.next = max(m.next, m.now-m.spare) + cost*m.every
 	}
 }
@@ -1686,7 +1686,8 @@ var mistakes = []struct {
 	{5, "CloseGate opens sooner", "'closed', math.max(gates.closed or 0, now_us + ARGV[2] * 1000)",
 		"'closed', now_us + ARGV[2] * 1000"},
 	{32, "a rate saves nothing up", "now_us - spare) + math", "now_us) + math"},
-	{14, "a rate is not charged for a grant", "if every > 0 and cost > 0 then", "if every > 0 and cost > 0 and not token then"},
+	{14, "a rate is not charged for a grant", "if every > 0 then\n  local why, at = 'rate', math.max",
+		"if every > 0 and not token then\n  local why, at = 'rate', math.max"},
 	{14, "a waiter's cost is the asker's", "lives = tonumber(g), tonumber(c),", "lives = tonumber(g), asker and costs or 1,"},
 	{3, "called notes do not count", "math.max(inbound, free) - fresh", "math.max(inbound, free)"},
 	{5, "fewer are called than slots are free", "math.max(inbound, free) - fresh", "inbound - fresh"},

@@ -10,7 +10,7 @@ if count == 0 then
   first = body
 end
 count, fence, changed, moved = count + 1, math.max(now_us, fence + 1), true, true
-if every > 0 and cost > 0 then
+if every > 0 then
   local why, at = 'rate', math.max(gates.rate or 0, now_us - spare) + math.min(cost * every, ten_years * 1000)
   --@include move
 end
