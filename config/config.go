@@ -11,7 +11,7 @@ from the program:
 	  - task: "report:"
 	    on: [tenant.id]
 	    limit: {field: tenant.max, default: 3, most: 50} # or a number, or unlimited
-	    rate: {starts: 100, per: 1m, burst: 10}          # or {field: tenant.rate}; none: not that of defaults
+	    rate: {starts: 100, per: 1m, burst: 10}          # or none: not that of defaults
 	    wait: 0s
 	  - task: import
 	    on: ["."]        # the whole payload
@@ -277,7 +277,7 @@ type defaults struct {
 	Wait      time.Duration               `yaml:"wait" about:"The longest time in line, in the worker, before the policy applies."`
 	MaxHold   time.Duration               `yaml:"max_hold" about:"The longest time a handler may hold the key; no bound where it is left out."`
 	Cooldown  time.Duration               `yaml:"cooldown" about:"After a success nobody starts until this long after the run began."`
-	Rate      rate                        `yaml:"rate" about:"How often handlers start for a key: {starts: 100, per: 1m, burst: 10}. burst is how many may start at once after a pause; 1 where it is left out. {field: tenant.rate, default: 10/1s}: from the payload. none: no rate."`
+	Rate      rate                        `yaml:"rate" about:"How often handlers start for a key: {starts: 100, per: 1m, burst: 10}. burst is how many may start at once after a pause; 1 where it is left out. Or {field: tenant.rate, default: 10/1s}, or none."`
 	Cost      cost                        `yaml:"cost" about:"For how many starts of the rate a task counts: {field: tokens, default: 1, most: 50}; 1 where it is left out, or none."`
 	InOrder   bool                        `yaml:"in_order" about:"Whether the tasks of a key run in the order in which they were enqueued, through failures."`
 	OnArchive choice[automutex.OnArchive] `yaml:"on_archive" about:"What happens to the key of an ordered task that is archived: hold (for an operator) or continue (with the next)."`
@@ -386,7 +386,7 @@ type limit struct {
 }
 
 type limitField struct {
-	Path    string `yaml:"field" about:"The payload field with the number, as a dotted path." needed:"yes"`
+	Path    string `yaml:"field" about:"The payload field with the number." needed:"yes"`
 	Default int    `yaml:"default" about:"The number where the field is missing; without it such a task is archived."`
 	Most    int    `yaml:"most" about:"The highest number that a payload can set; no bound where it is left out."`
 }
@@ -443,7 +443,6 @@ func parseRate(text string) (r automutex.Rate, err error) {
 	return r, err
 }
 
-// cost is none, or a payload field.
 type cost struct {
 	of func(context.Context, *asynq.Task) (int, error)
 }
@@ -467,7 +466,7 @@ func (c *cost) UnmarshalYAML(n *yaml.Node) error {
 	return err
 }
 
-// ofField returns what reads a payload field. preset is what a missing one has; empty: it is an error.
+// ofField reads a payload field. preset is what a missing one has; empty: it is an error.
 func ofField[V any](
 	path, preset string, parse func(text string) (V, error),
 ) (func(context.Context, *asynq.Task) (V, error), error) {
