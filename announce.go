@@ -68,6 +68,8 @@ func describe(rs *ruleSet) []fleet.Rule {
 			{&all[i].Shares, r.Rate != Rate{}, fmt.Sprintf("rate %d per %s, burst %d", r.Rate.Starts,
 				printable.Exact(r.Rate.Per), r.Rate.burst())},
 			{&all[i].Shares, r.LeaveIdle > 0, fmt.Sprintf("more while %d workers are idle", r.LeaveIdle)},
+			{&all[i].Shares, r.RateOf != nil, "rate computed"},
+			{&all[i].Also, r.Cost != nil, "cost computed"},
 			{&all[i].Also, r.Optional, "optional"},
 			{&all[i].Also, r.Cooldown > 0, "cooldown " + printable.Exact(r.Cooldown)},
 			{&all[i].Also, r.MaxHold > 0, "held for at most " + printable.Exact(r.MaxHold)},

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"sync"
 	"time"
 
@@ -222,6 +224,39 @@ func ExampleCloseGate() {
 	// Output:
 	// called the upstream
 	// back to asynq: true
+}
+
+// An HTTP handler takes the lock of a report's tenant, as the tasks of the rule do.
+func ExampleGuard_Lock() {
+	rdb, stop := exampleRedis()
+	defer stop()
+	guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{
+		{Task: "report:", Name: "report", Scope: "report", On: []string{"tenant.id"}},
+	}})
+	if err != nil {
+		panic(err)
+	}
+	defer guard.Close(context.Background())
+	serve := func(w http.ResponseWriter, r *http.Request) {
+		lease, err := guard.Lock(r.Context(), "report", r.FormValue("tenant"))
+		if errors.Is(err, lock.ErrBusy) {
+			http.Error(w, "a report of the tenant is at work", http.StatusConflict)
+			return
+		} else if err != nil {
+			http.Error(w, "try again", http.StatusServiceUnavailable)
+			return
+		}
+		defer lease.Unlock(r.Context())
+		fmt.Fprint(w, "alone with ", r.FormValue("tenant"))
+	}
+	w := httptest.NewRecorder()
+	serve(w, httptest.NewRequest(http.MethodGet, "/?tenant=acme", nil))
+	fmt.Println(w.Code, w.Body)
+	_, err = guard.Lock(context.Background(), "repord", "acme")
+	fmt.Println(err)
+	// Output:
+	// 200 alone with acme
+	// automutex: Lock: no rule has the name "repord"; did you mean "report"?
 }
 
 // Each write carries the fence of its lease, so that the receiver can refuse one that comes late.

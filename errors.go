@@ -193,8 +193,8 @@ func (e *EnqueueError) Error() string {
 func (e *EnqueueError) Unwrap() error { return e.Err }
 
 // KeyError says that no key can be made from a task. The task is archived with this text as its last error, and its
-// handler does not run, except under [Allow]. A KeyFunc, [Rule].LimitOf and [Config].Decode may return a KeyError of
-// their own.
+// handler does not run, except under [Allow]. A KeyFunc, [Rule].LimitOf, RateOf and Cost, and [Config].Decode may
+// return a KeyError of their own.
 type KeyError struct {
 	// Task is the type of the task.
 	Task string
@@ -238,11 +238,11 @@ func (e *KeyError) Error() string {
 // Unwrap returns Err. The error of a JSON decoder may quote the payload.
 func (e *KeyError) Unwrap() error { return e.Err }
 
-// temporaryKeyError says that a rule's Key or LimitOf, or Config.Decode, returned an error that is no *KeyError: what
+// temporaryKeyError says that a function of a rule, or Config.Decode, returned an error that is no *KeyError: what
 // it asks cannot be asked for now. Its text is UTF-8, or asynq could not store it.
 type temporaryKeyError struct {
 	rule     string // its name
-	function string // "the rule's Key", "the rule's LimitOf" or "Config.Decode"
+	function string // such as "the rule's LimitOf"
 	err      error
 }
 

@@ -16,7 +16,8 @@ import (
 type EventKind string
 
 // The kinds of events. A task that meets no contention produces EventAcquired and EventReleased for each of its rules,
-// and no others.
+// and no others. What [Guard.Lock] takes has the same events, without Task; it ends with EventReleased or EventLost,
+// never both.
 const (
 	// EventAcquired: the task got the lock. Waited is the time since it came to the lock, even if an EventBusy came in
 	// between: on its last attempt a task waits on.
@@ -58,7 +59,7 @@ const (
 	// EventKeyError: no key can be made from the task. It is archived, or dropped if Err wraps asynq.RevokeTask. If Policy
 	// is Allow, the task runs without the lock of Rule instead.
 	EventKeyError EventKind = "key_error"
-	// EventBackendError: Redis could not be reached, or refused a command. If Key is empty: the rule's Key or LimitOf, or
+	// EventBackendError: Redis could not be reached, or refused a command. If Key is empty: a function of the rule, or
 	// Config.Decode, cannot make the key now; see [KeyFunc]. (Under Allow that is EventKeyError.)
 	EventBackendError EventKind = "backend_error"
 )

@@ -1,6 +1,7 @@
 package automutex
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,7 +19,8 @@ import (
 )
 
 // Rate bounds how often handlers start for one key: Starts times in each Per, evenly spread. In any time d at most
-// Burst + Starts*d/Per handlers start. The zero value is no rate.
+// Burst + Starts*d/Per handlers start; with [Rule].Cost their costs sum to at most Burst - 1 + Starts*d/Per and the
+// largest cost. The zero value is no rate.
 //
 // For a task that comes too early the key is busy with [ReasonRate], and [BusyError].ExpiresIn is the time until the
 // next start. A start counts when the task gets this lock, also if the task then does not start.
@@ -45,16 +47,22 @@ func (r Rate) String() string {
 func (r Rate) burst() int { return max(r.Burst, 1) }
 
 func (r Rate) check() error {
+	_, err := r.pace()
+	return err
+}
+
+// pace is what the rate asks of the engine.
+func (r Rate) pace() (p engine.Pace, err error) {
 	switch {
 	case r == (Rate{}):
-		return nil
+		return p, nil
 	case r.Burst < 0:
-		return fmt.Errorf("a Burst of %d is negative; use 0 for 1, which means that no two start at once", r.Burst)
+		return p, fmt.Errorf("a Burst of %d is negative; use 0 for 1, which means that no two start at once", r.Burst)
 	case r.Starts == 0 || r.Per == 0:
-		return fmt.Errorf("it needs both Starts and Per, such as 100 per minute%s", printable.MeantUnit(r.Per))
+		return p, fmt.Errorf("it needs both Starts and Per, such as 100 per minute%s", printable.MeantUnit(r.Per))
 	}
-	_, _, err := engine.Rate(r.Starts, r.Per, r.Burst)
-	return err
+	p.Every, p.Spare, err = engine.Rate(r.Starts, r.Per, r.Burst)
+	return p, err
 }
 
 // CloseGate closes the gate of the handler's key for d from now: no other task starts, whatever the Limit, if no rule
@@ -199,8 +207,39 @@ func (c *compiledRule) limitOf(ctx context.Context, t *asynq.Task) (int, error) 
 	}
 	n, err := c.LimitOf(ctx, t)
 	if err == nil && n < 1 {
-		err = &KeyError{Task: t.Type(), reason: fmt.Sprintf("the rule's LimitOf gave %d, and the least is 1", n),
-			advice: "see the rule's LimitOf"}
+		err = unfitBound(t, "LimitOf", fmt.Sprintf("%d, and the least is 1", n))
 	}
 	return min(n, math.MaxInt32), c.failed("the rule's LimitOf", err)
+}
+
+// paceOf returns the rate for the key of t, and its cost.
+func (c *compiledRule) paceOf(ctx context.Context, t *asynq.Task) (engine.Pace, error) {
+	pace := c.request.Pace
+	if c.RateOf != nil {
+		rate, err := c.RateOf(ctx, t)
+		if err == nil {
+			var unfit error
+			if pace, unfit = rate.pace(); unfit != nil {
+				err = unfitBound(t, "RateOf", fmt.Sprintf("%+v: %v", rate, unfit))
+			}
+		}
+		if err != nil {
+			return pace, c.failed("the rule's RateOf", err)
+		}
+	}
+	if c.Cost == nil {
+		return pace, nil
+	}
+	n, err := c.Cost(ctx, t)
+	if most := inside.MaxTTL / max(pace.Every, time.Microsecond); err == nil && (n < 0 || time.Duration(n) > most) {
+		err = unfitBound(t, "Cost", fmt.Sprintf("%d: want 0 to %d, which is ten years of the rate", n, most))
+	}
+	pace.Cost = cmp.Or(n, -1)
+	return pace, c.failed("the rule's Cost", err)
+}
+
+// unfitBound is the error of a function whose result no key can have.
+func unfitBound(t *asynq.Task, function, gave string) error {
+	return &KeyError{Task: t.Type(), reason: "the rule's " + function + " gave " + gave,
+		advice: "see the rule's " + function}
 }

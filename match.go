@@ -8,6 +8,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/tasktype"
 )
@@ -29,6 +30,7 @@ type target struct {
 	key   string          // as in Redis
 	scope string
 	limit int
+	pace  engine.Pace
 }
 
 func newRuleSet(rules []*compiledRule) *ruleSet {
@@ -87,14 +89,18 @@ func (rs *ruleSet) targetsNeeded(
 		} else {
 			parts, err = rule.parts(ctx, t)
 		}
-		limit, lacks := rule.Limit, rule.Optional && isAbsent(err)
+		lacks := rule.Optional && isAbsent(err)
+		its := target{rule: rule, scope: scope}
 		if err == nil {
-			limit, err = rule.limitOf(ctx, t)
+			its.limit, err = rule.limitOf(ctx, t)
+		}
+		if err == nil {
+			its.pace, err = rule.paceOf(ctx, t)
 		}
 		switch {
 		case err == nil:
-			targets = append(targets, target{rule: rule, key: keys.HashedKey(rs.secret, prefix, scope, parts...), scope: scope,
-				limit: limit})
+			its.key = keys.HashedKey(rs.secret, prefix, scope, parts...)
+			targets = append(targets, its)
 		case !lacks && !isNoLock(err):
 			failed(rule, err)
 		}

@@ -284,7 +284,7 @@ func (d *delivery) makeKeys() obstacle {
 	return met
 }
 
-// whyNoKey returns what an error of Key, LimitOf or Config.Decode means.
+// whyNoKey returns what an error of Key, LimitOf, RateOf, Cost or Config.Decode means.
 func whyNoKey(err error) decide.Why {
 	var later *temporaryKeyError
 	switch {

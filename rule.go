@@ -107,6 +107,17 @@ type Rule struct {
 	// Rate bounds how often handlers start for one key. The zero value is no bound.
 	Rate Rate
 
+	// RateOf returns the rate for the key of a task, in place of Rate; the zero Rate is none. It is called as LimitOf is,
+	// and its errors are those of LimitOf. A Rate that New would refuse archives the task. If two tasks of one key differ,
+	// that of the last ask applies.
+	RateOf func(context.Context, *asynq.Task) (Rate, error)
+
+	// Cost returns for how many starts of the Rate a task counts, such as an upstream's tokens. The task starts when the
+	// gate is open, whatever its cost, and closes the gate for its cost; 0 leaves the gate open. See [Rate] for the bound.
+	// A cost takes no more slots of the Limit. Errors are those of LimitOf; so are costs below 0, and those that close the
+	// gate for more than ten years. nil means 1. It needs Rate or RateOf.
+	Cost func(context.Context, *asynq.Task) (int, error)
+
 	// InOrder runs the tasks of a key one at a time, in the order in which their enqueueing through a [Client] returned,
 	// also through failures: a task that failed and will be retried keeps its key. Make the Client with [NewClient] from
 	// the same Config. A task that was enqueued otherwise joins the order when it comes to a worker. Limit is 1 and Busy
@@ -152,9 +163,11 @@ func (c *compiledRule) scope(taskType string) string {
 	return taskType
 }
 
-// readsPayload reports whether the rule makes its key or its limit from the payload. A rule with a Key may do so; one
+// readsPayload reports whether the rule makes its key or its bounds from the payload. A rule with a Key may do so; one
 // with OnHeaders alone, or for a whole scope, does not.
-func (c *compiledRule) readsPayload() bool { return c.Key != nil || c.isLimitOfTask() || len(c.On) > 0 }
+func (c *compiledRule) readsPayload() bool {
+	return c.Key != nil || c.isLimitOfTask() || c.RateOf != nil || c.Cost != nil || len(c.On) > 0
+}
 
 // isLimitOfTask reports whether each task has a limit of its own.
 func (c *compiledRule) isLimitOfTask() bool { return c.LimitOf != nil || c.LimitField != nil }
@@ -209,9 +222,7 @@ func (c *compiledRule) fillDefaults() {
 	}
 	c.request = engine.Request{Ref: engine.Ref{Limit: 1}, Name: c.Name, TTL: engine.WholeMS(c.TTL), MaxHold: c.MaxHold,
 		Fenced: c.Fence, Notes: true}
-	if c.Rate != (Rate{}) {
-		c.request.Every, c.request.Spare, _ = engine.Rate(c.Rate.Starts, c.Rate.Per, c.Rate.Burst)
-	}
+	c.request.Pace, _ = c.Rate.pace()
 }
 
 // check returns the mistakes in the rule by itself, as declared.
@@ -255,6 +266,12 @@ func (c *compiledRule) check() []*FieldError {
 	if err := c.Rate.check(); err != nil {
 		mistakes.addf("Rate", "%w", err)
 	}
+	if c.RateOf != nil && c.Rate != (Rate{}) {
+		mistakes.addf("RateOf", "excludes Rate, which is %s; keep the one or the other", c.Rate)
+	}
+	if c.Cost != nil && !c.hasRate() {
+		mistakes.addf("Cost", "counts starts of a rate, and the rule has none; give it one, or leave Cost out")
+	}
 	if c.Optional && len(c.On)+len(c.OnHeaders) == 0 {
 		mistakes.addf("Optional", "needs On or OnHeaders, whose fields may be missing; a Key returns NoLock instead")
 	}
@@ -269,9 +286,11 @@ func (c *compiledRule) check() []*FieldError {
 	return mistakes.all
 }
 
+func (c *compiledRule) hasRate() bool { return c.Rate != (Rate{}) || c.RateOf != nil }
+
 // checkLimit adds the mistakes in the three ways to say the limit.
 func (c *compiledRule) checkLimit(mistakes *fieldErrors) {
-	if c.Rate != (Rate{}) && c.Limit == 0 && !c.isLimitOfTask() && !c.InOrder {
+	if c.hasRate() && c.Limit == 0 && !c.isLimitOfTask() && !c.InOrder {
 		mistakes.addf("Limit", "is 0, and the rule has a Rate: say 1 if its tasks also run one at a time, or "+
 			"automutex.Unlimited if only the Rate bounds them")
 	}
@@ -349,7 +368,8 @@ func (c *compiledRule) shared() []sharedField {
 	return []sharedField{
 		{"LimitOf", c.LimitOf != nil}, {"LimitField", c.LimitField != nil}, {"InOrder", c.InOrder},
 		{"OnArchive", c.OnArchive}, {"MaxQueued", c.MaxQueued},
-		{"Limit", c.Limit}, {"TTL", c.TTL}, {"Fence", c.Fence}, {"Rate", c.Rate}, {"LeaveIdle", c.LeaveIdle},
+		{"Limit", c.Limit}, {"TTL", c.TTL}, {"Fence", c.Fence}, {"Rate", c.Rate},
+		{"RateOf", c.RateOf != nil}, {"LeaveIdle", c.LeaveIdle},
 	}
 }
 

@@ -166,7 +166,7 @@ func parkBy(arrived, latest time.Time) time.Time {
 // afterwards.
 func (d *delivery) request(t target) engine.Request {
 	r := t.rule.request
-	r.Name, r.Key, r.Limit, r.Note, r.Whole = t.scope, t.key, t.limit, d.note, true
+	r.Name, r.Key, r.Limit, r.Pace, r.Note, r.Whole = t.scope, t.key, t.limit, t.pace, d.note, true
 	r.Notes = d.outer == nil // two tasks within one task have one note
 	if d.isOrdered(t) {
 		r.Ordered, r.Place = true, d.placeIn(t)

@@ -32,6 +32,7 @@ package config
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -45,9 +46,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hibiken/asynq"
 	"go.yaml.in/yaml/v4"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/engine"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/nearest"
 	"github.com/automutex/automutex/unique"
 )
@@ -194,7 +198,8 @@ func (r *reader) refused(err error, what string, root, preset *yaml.Node, rules 
 	if !errors.As(err, &field) {
 		return
 	}
-	key := strings.TrimSuffix(keyOf(field.Field), "_field") // limit stands for LimitField, too
+	// limit stands for LimitField, too, and rate for RateOf
+	key := strings.TrimSuffix(strings.TrimSuffix(keyOf(field.Field), "_field"), "_of")
 	at, where := cmp.Or(get(root, key), root), key+": "
 	if field.Rule >= 0 {
 		rule := rules[field.Rule]
@@ -210,7 +215,7 @@ func (r *reader) refused(err error, what string, root, preset *yaml.Node, rules 
 }
 
 // goName finds what an error calls by its name in Go: another rule, a field or a value. Texts in quotes are the user's.
-var goName = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|Rules\[\d+\]|\b(?:automutex\.|unique\.)?(?:Name|Task|On|OnHeaders|Optional|Scope|Limit|TTL|Wait|MaxHold|Cooldown|Rate|` +
+var goName = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|Rules\[\d+\]|\b(?:automutex\.|unique\.)?(?:Name|Task|On|OnHeaders|Optional|Scope|Limit|TTL|Wait|MaxHold|Cooldown|Rate|Cost|` +
 	`Starts|Per|Burst|InOrder|OnArchive|MaxQueued|LeaveIdle|Fence|Busy|Queue|Until|Duplicate|MaxPostpone|KeepArchived|Unlimited|Retry|RetryIn|For|Postpone|Reject|Join)\b`)
 
 // inFile says in the words of a file what New says in those of Go. It names other rules by their lines.
@@ -272,7 +277,8 @@ type defaults struct {
 	Wait      time.Duration               `yaml:"wait" about:"The longest time in line, in the worker, before the policy applies."`
 	MaxHold   time.Duration               `yaml:"max_hold" about:"The longest time a handler may hold the key; no bound where it is left out."`
 	Cooldown  time.Duration               `yaml:"cooldown" about:"After a success nobody starts until this long after the run began."`
-	Rate      rate                        `yaml:"rate" about:"How often handlers start for a key: {starts: 100, per: 1m, burst: 10}. burst is how many may start at once after a pause; 1 where it is left out. none: no rate, whatever defaults say."`
+	Rate      rate                        `yaml:"rate" about:"How often handlers start for a key: {starts: 100, per: 1m, burst: 10}. burst is how many may start at once after a pause; 1 where it is left out. Or {field: tenant.rate, default: 10/1s}, or none."`
+	Cost      cost                        `yaml:"cost" about:"For how many starts of the rate a task counts: {field: tokens, default: 1, most: 50}; 1 where it is left out, or none."`
 	InOrder   bool                        `yaml:"in_order" about:"Whether the tasks of a key run in the order in which they were enqueued, through failures."`
 	OnArchive choice[automutex.OnArchive] `yaml:"on_archive" about:"What happens to the key of an ordered task that is archived: hold (for an operator) or continue (with the next)."`
 	MaxQueued int                         `yaml:"max_queued" about:"How many tasks of a key may be enqueued and not done, in order; no bound where it is left out."`
@@ -295,7 +301,7 @@ func (r rule) rule() automutex.Rule {
 		Scope: r.Scope,
 		Limit: r.Limit.number, LimitField: (*automutex.LimitField)(r.Limit.field), TTL: r.TTL, Wait: r.Wait,
 		MaxHold:  r.MaxHold,
-		Cooldown: r.Cooldown, Rate: automutex.Rate(r.Rate.starts),
+		Cooldown: r.Cooldown, Rate: automutex.Rate(r.Rate.starts), RateOf: r.Rate.of, Cost: r.Cost.of,
 		InOrder: r.InOrder, OnArchive: r.OnArchive.value, MaxQueued: r.MaxQueued, LeaveIdle: r.LeaveIdle, Fence: r.Fence, Busy: r.Busy.value,
 	}
 }
@@ -322,7 +328,7 @@ func (u uniqueRule) rule() unique.Rule {
 var objects = map[string]reflect.Type{
 	"file": reflect.TypeFor[file](), "defaults": reflect.TypeFor[defaults](), "rule": reflect.TypeFor[rule](),
 	"uniqueRule": reflect.TypeFor[uniqueRule](), "starts": reflect.TypeFor[starts](),
-	"limitField": reflect.TypeFor[limitField](),
+	"limitField": reflect.TypeFor[limitField](), "rateField": reflect.TypeFor[rateField](),
 }
 
 // What package yaml says of a key that a struct has no field for, and of a value that fits no field. A text of another
@@ -381,9 +387,9 @@ type limit struct {
 }
 
 type limitField struct {
-	Path    string `yaml:"field" about:"The payload field with the limit, as a dotted path." needed:"yes"`
-	Default int    `yaml:"default" about:"The limit where the field is missing; without it such a task is archived."`
-	Most    int    `yaml:"most" about:"The highest limit that a payload can set; no bound where it is left out."`
+	Path    string `yaml:"field" about:"The payload field with the number." needed:"yes"`
+	Default int    `yaml:"default" about:"The number where the field is missing; without it such a task is archived."`
+	Most    int    `yaml:"most" about:"The highest number that a payload can set; no bound where it is left out."`
 }
 
 const unlimited, noRate = "unlimited", "none"
@@ -400,8 +406,11 @@ func (l *limit) UnmarshalYAML(n *yaml.Node) error {
 	return n.Load(&l.number)
 }
 
-// rate is none, or how often handlers start.
-type rate struct{ starts }
+// rate is none, how often handlers start, or a payload field.
+type rate struct {
+	starts
+	of func(context.Context, *asynq.Task) (automutex.Rate, error)
+}
 
 type starts struct {
 	Starts int           `yaml:"starts" about:"How many handlers start in each period." needed:"yes"`
@@ -412,8 +421,75 @@ type starts struct {
 func (r *rate) UnmarshalYAML(n *yaml.Node) error {
 	if *r = (rate{}); n.Value == noRate { // not that of defaults
 		return nil
+	} else if get(n, "field") == nil {
+		return n.Load(&r.starts, yaml.WithKnownFields())
 	}
-	return n.Load(&r.starts, yaml.WithKnownFields())
+	var f rateField
+	err := n.Load(&f, yaml.WithKnownFields())
+	if err == nil {
+		r.of, err = ofField(f.Path, f.Default, parseRate)
+	}
+	return err
+}
+
+type rateField struct {
+	Path    string `yaml:"field" about:"The payload field with the rate: 100/1m, or 100/1m burst 10, or none." needed:"yes"`
+	Default string `yaml:"default" about:"The rate where the field is missing; without it such a task is archived."`
+}
+
+func parseRate(text string) (r automutex.Rate, err error) {
+	if text != noRate {
+		r.Starts, r.Per, r.Burst, err = engine.ParseRate(text)
+	}
+	return r, err
+}
+
+type cost struct {
+	of func(context.Context, *asynq.Task) (int, error)
+}
+
+func (c *cost) UnmarshalYAML(n *yaml.Node) error {
+	if *c = (cost{}); n.Value == noRate { // not that of defaults
+		return nil
+	}
+	var f limitField
+	err := n.Load(&f, yaml.WithKnownFields())
+	if err == nil {
+		preset := strings.TrimPrefix(strconv.Itoa(f.Default), "0") // none is empty
+		c.of, err = ofField(f.Path, preset, func(text string) (int, error) {
+			n, err := strconv.Atoi(text)
+			if err != nil || n < 0 {
+				err = errors.New("want a whole number, at least 0")
+			}
+			return min(n, cmp.Or(f.Most, n)), err
+		})
+	}
+	return err
+}
+
+// ofField reads a payload field. preset is what a missing one has; empty: it is an error.
+func ofField[V any](
+	path, preset string, parse func(text string) (V, error),
+) (func(context.Context, *asynq.Task) (V, error), error) {
+	of, err := keys.Parse([]string{path})
+	if err == nil && preset != "" {
+		_, err = parse(preset)
+	}
+	return func(_ context.Context, t *asynq.Task) (v V, err error) {
+		parts, failed := of.Parts(t.Payload())
+		switch {
+		case failed == nil:
+			v, err = parse(parts[0])
+		case failed.Absent && preset != "":
+			return parse(preset)
+		default:
+			err = errors.New(failed.Reason)
+		}
+		if err != nil {
+			err = &automutex.KeyError{Task: t.Type(), Field: path, Err: err}
+		}
+		return v, err
+	}, err
 }
 
 // choice is a value that a word names, or a word with a duration: retry, or {retry_in: 5s}.
@@ -474,7 +550,9 @@ func schemaOf(t reflect.Type) schema {
 	case reflect.TypeFor[limit]():
 		return either(schemaOf(reflect.TypeFor[int]()), schema{"const": unlimited}, schemaOf(reflect.TypeFor[limitField]()))
 	case reflect.TypeFor[rate]():
-		return either(schemaOf(reflect.TypeFor[starts]()), schema{"const": noRate})
+		return either(schemaOf(reflect.TypeFor[starts]()), schema{"const": noRate}, schemaOf(reflect.TypeFor[rateField]()))
+	case reflect.TypeFor[cost]():
+		return either(schema{"const": noRate}, schemaOf(reflect.TypeFor[limitField]()))
 	}
 	if c, ok := reflect.Zero(t).Interface().(interface{ forms() map[string]any }); ok {
 		var some []schema

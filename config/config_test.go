@@ -1,12 +1,15 @@
 package config
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
@@ -97,7 +100,7 @@ func TestKeys_areTheFields(t *testing.T) {
 			}
 		}
 	}
-	const others = " Key LimitField LimitOf AfterFailure Payload "
+	const others = " Key LimitField LimitOf RateOf AfterFailure Payload "
 	for _, c := range []struct{ of, in reflect.Type }{
 		{reflect.TypeFor[automutex.Rule](), reflect.TypeFor[rule]()},
 		{reflect.TypeFor[unique.Rule](), reflect.TypeFor[uniqueRule]()},
@@ -170,6 +173,53 @@ rules:
 		{Task: "a", LimitField: &automutex.LimitField{Path: "tenant.max", Default: 3, Most: 50}},
 		{Task: "b", Limit: 5}, {Task: "c", Limit: automutex.Unlimited, Rate: automutex.Rate{Starts: 100, Per: time.Minute}},
 	}})
+}
+
+// A rate and a cost of the payload: a text as people write a rate, and a number.
+func TestRate_ofPayload(t *testing.T) {
+	t.Parallel()
+	cfg := mustParse(t, `
+defaults: {limit: unlimited, rate: {starts: 1, per: 1s}, cost: {field: n}}
+rules:
+  - {task: a, rate: {field: plan.rate, default: 9/1h}, cost: {field: n, default: 1, most: 50}}
+  - {task: b, rate: {field: plan.rate}, cost: none}
+  - {task: c}
+`)
+	nine := automutex.Rate{Starts: 9, Per: time.Hour}
+	for payload, want := range map[string]struct {
+		rate, alone  automutex.Rate // with the default, and without it
+		cost, bare   int            // so
+		wrong, lacks string
+	}{
+		`{"n": 0, "plan": {"rate": "100/1m burst 10"}}`: {automutex.Rate{Starts: 100, Per: time.Minute, Burst: 10},
+			automutex.Rate{Starts: 100, Per: time.Minute, Burst: 10}, 0, 0, "", ""},
+		`{"n": "77", "plan": {"rate": "none"}}`:    {cost: 50, bare: 77},
+		`{}`:                                       {nine, automutex.Rate{}, 1, 0, "", "is missing"},
+		`{"n": -1, "plan": {"rate": "1/1m x"}}`:    {wrong: "want a ", lacks: "want a "},
+		`{"n": 1.5, "plan": {"rate": "0/1m"}}`:     {wrong: "want a ", lacks: "want a "},
+		`{"n": [], "plan": {"rate": "1/1 burst"}}`: {wrong: "want a ", lacks: "want a "},
+	} {
+		task := asynq.NewTask("a", []byte(payload))
+		check := func(got, want any, err error, says string) {
+			t.Helper()
+			var never *automutex.KeyError
+			if errors.As(err, &never) != (says != "") || err != nil && !strings.Contains(err.Error(), says) ||
+				err == nil && got != want {
+				t.Errorf("%s: %v, %v; want %v, %q", payload, got, err, want, says)
+			}
+		}
+		rate, err := cfg.Rules[0].RateOf(t.Context(), task)
+		check(rate, want.rate, err, want.wrong)
+		rate, err = cfg.Rules[1].RateOf(t.Context(), task)
+		check(rate, want.alone, err, want.lacks)
+		cost, err := cfg.Rules[0].Cost(t.Context(), task)
+		check(cost, want.cost, err, want.wrong)
+		cost, err = cfg.Rules[2].Cost(t.Context(), task)
+		check(cost, want.bare, err, want.lacks)
+	}
+	if cfg.Rules[1].Cost != nil || cfg.Rules[2].RateOf != nil || cfg.Rules[2].Rate.Starts != 1 {
+		t.Errorf("%+v", cfg.Rules)
+	}
 }
 
 func TestLoad_noFile(t *testing.T) {

@@ -1,11 +1,13 @@
 package lock_test
 
 import (
+	"cmp"
 	"math"
 	"math/rand/v2"
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -61,41 +63,52 @@ type bucket struct {
 	at                  time.Time
 }
 
-func (b *bucket) take(now time.Time) bool {
+func (b *bucket) take(now time.Time, cost float64) bool {
 	b.tokens = math.Min(b.most, b.tokens+float64(now.Sub(b.at).Microseconds())*b.perUS)
 	b.at = now
 	if b.tokens+1e-6 < 1 {
 		return false
 	}
-	b.tokens--
+	b.tokens -= cost // below 0 for a dear one, which pays afterwards
 	return true
 }
 
-// The gate and a bucket of tokens agree on every take, over random pauses. miniredis has the clock of the test.
+// The gate and a bucket of tokens agree on every take, over random pauses and with random costs. miniredis has the clock
+// of the test.
 func TestRate_agreesWithABucket(t *testing.T) {
 	t.Parallel()
-	for _, limit := range []int{1, 3} {
-		s := redistest.StartMini(t)
+	for seed, test := range []struct{ limit, burst, most int }{{1, 4, 1}, {3, 4, 1}, {1, 1, 5}, {3, 4, 5}, {1, 9, 5}} {
+		s, limit, burst := redistest.StartMini(t), test.limit, float64(test.burst)
 		now := time.UnixMicro(time.Now().UnixMicro())
 		start := now
 		s.SetTime(t, now)
-		const starts, burst = 10, 4
-		m := newLocker(t, s.Client(t)).Semaphore("x", limit, lock.Rate(starts, time.Second, burst), lock.TTL(time.Hour),
+		const starts = 10
+		m := newLocker(t, s.Client(t)).Semaphore("x", limit, lock.Rate(starts, time.Second, test.burst), lock.TTL(time.Hour),
 			lock.NoRenew())
 		b := &bucket{perUS: starts / 1e6, most: burst, tokens: burst, at: now}
-		random := rand.New(rand.NewPCG(1, uint64(limit)))
-		granted, refused := 0, 0
+		random := rand.New(rand.NewPCG(1, uint64(seed)))
+		granted, refused, window, sum := 0, 0, now, 0.
 		for range 600 {
 			now = now.Add(time.Duration(random.IntN(100_000)) * time.Microsecond)
 			s.SetTime(t, now)
+			cost := 1
+			if test.most > 1 {
+				cost = random.IntN(test.most + 1)
+			}
+			inside.At(m).Request.Cost = cmp.Or(cost, -1)
 			le, err := m.TryLock(t.Context())
-			if want := b.take(now); want != (err == nil) {
+			if want := b.take(now, float64(cost)); want != (err == nil) {
 				t.Fatalf("limit %d: after %s TryLock: %v, a bucket with %.3f tokens says %v", limit, now.Sub(start), err, b.tokens,
 					want)
 			}
 			if err == nil {
 				granted++
 				mustUnlock(t, le)
+				if d := now.Sub(window).Seconds(); d > 1 {
+					window, sum = now, 0 // of the starts in any time d each window is one
+				} else if sum += float64(cost); sum > burst-1+float64(test.most)+starts*d {
+					t.Fatalf("%+v: costs of %v started within %.3f s", test, sum, d)
+				}
 				continue
 			}
 			refused++

@@ -182,6 +182,10 @@ func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 		m.busy.WithLabelValues(rule, task, e.Policy.String(), reason).Inc()
 	case automutex.EventLost:
 		m.lost.WithLabelValues(rule, task).Inc()
+		if e.Task == "" { // of Guard.Lock: nothing follows
+			m.held.WithLabelValues(rule, task).Dec()
+			m.hold.WithLabelValues(rule, task).Observe(e.Held.Seconds())
+		}
 	case automutex.EventBlocked:
 		m.blocked.WithLabelValues(rule, task).Inc()
 	case automutex.EventOverdue:

@@ -139,7 +139,7 @@ func TestObserve_attackersTypes(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewPedanticRegistry()
 	m := mustNew(t, reg, Options{MaxTypes: 4})
-	types := []string{"", "\xff\xfe", "\xff", "other", "a\nb\"c\\", strings.Repeat("x", 1<<20),
+	types := []string{" ", "\xff\xfe", "\xff", "other", "a\nb\"c\\", strings.Repeat("x", 1<<20),
 		strings.Repeat("y", maxType+1)}
 	for i := range 1000 {
 		types = append(types, fmt.Sprintf("report:%d", i))

@@ -189,7 +189,7 @@ func golden(t *testing.T, path, got string) {
 var reasons = [...]string{
 	Finished:  "the task was done already (ordered keys)",
 	KeyNever:  "no key can be made, ever",
-	KeyDrop:   "its `Key`, `LimitOf` or `Config.Decode` returned `asynq.RevokeTask`",
+	KeyDrop:   "its `Key`, `LimitOf`, `RateOf`, `Cost` or `Config.Decode` returned `asynq.RevokeTask`",
 	KeyLater:  "its key cannot be made now",
 	NoAnswer:  "Redis does not answer, or too few replicas do",
 	LeaseLost: "a lease was lost before the handler began",

@@ -38,11 +38,20 @@ func oneScheduler(ctx context.Context) error {
 	return err
 }
 
+func outside(ctx context.Context, guard *automutex.Guard) error {
+	lease, err := guard.Lock(ctx, "report", "acme") // or guard.LockFor(ctx, task)
+	if err != nil {
+		return err // a *lock.BusyError, if ctx ended while others held the key
+	}
+	defer lease.Unlock(ctx)
+	return nil
+}
+
 // TestReadmeSnippets compares the Go of the README and the guides with files that
 // compile: every line of every snippet stands in one of them, in order.
 func TestReadmeSnippets(t *testing.T) {
 	t.Parallel()
-	_ = []any{push, enqueue, headline, shutdown, verify, plainLock, enqueueOnce, oneScheduler, deliver}
+	_ = []any{push, enqueue, headline, shutdown, verify, plainLock, enqueueOnce, oneScheduler, deliver, outside}
 	client := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // dials when it is used, and it is not
 	t.Cleanup(func() { _ = client.Close() })
 	if _, err := automutex.New(client, automutex.Config{Rules: moreRules()}); err != nil {

@@ -122,9 +122,15 @@ func limitedRules() []automutex.Rule {
 		// Ten a second for each tenant, evenly spread, and at most 20 at once.
 		{Task: "mail:send", Scope: "mail", On: []string{"tenant.id"},
 			Limit: 20, Rate: automutex.Rate{Starts: 10, Per: time.Second}},
+		// The rate of the tenant's plan; a task counts for as many starts as it has tokens.
+		{Task: "llm:ask", Scope: "llm", On: []string{"tenant.id"},
+			Limit: automutex.Unlimited, RateOf: planOf, Cost: tokensOf},
 	}
 	return limited
 }
+
+func planOf(context.Context, *asynq.Task) (automutex.Rate, error) { return automutex.Rate{}, nil }
+func tokensOf(context.Context, *asynq.Task) (int, error)          { return 1, nil }
 
 // upstream is some API that says when to come back.
 var upstream pusher

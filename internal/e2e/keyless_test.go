@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -25,7 +26,7 @@ var (
 	errNever = &automutex.KeyError{Task: "work", Field: "shop"}
 )
 
-// keyAnswers are what a Key, a LimitOf or a Decode may return, by the payload.
+// keyAnswers are what a function of a rule, or a Decode, may return, by the payload.
 var keyAnswers = map[string]error{
 	"later":         errLater,
 	"never":         fmt.Errorf("looked: %w", errNever),
@@ -43,6 +44,15 @@ var keyFunctions = map[string]func(c *automutex.Config, fail func(*asynq.Task) e
 	"the rule's LimitOf": func(c *automutex.Config, fail func(*asynq.Task) error) {
 		c.Rules[0].LimitOf = func(_ context.Context, t *asynq.Task) (int, error) { return 1, fail(t) }
 	},
+	"the rule's RateOf": func(c *automutex.Config, fail func(*asynq.Task) error) {
+		c.Rules[0].Limit, c.Rules[0].RateOf = 1, func(_ context.Context, t *asynq.Task) (automutex.Rate, error) {
+			return automutex.Rate{}, fail(t)
+		}
+	},
+	"the rule's Cost": func(c *automutex.Config, fail func(*asynq.Task) error) {
+		c.Rules[0].Limit, c.Rules[0].Rate = 1, automutex.Rate{Starts: 1000, Per: time.Millisecond}
+		c.Rules[0].Cost = func(_ context.Context, t *asynq.Task) (int, error) { return 1, fail(t) }
+	},
 	"the rule's Key": func(c *automutex.Config, fail func(*asynq.Task) error) {
 		c.Rules[0].Key = func(_ context.Context, t *asynq.Task) ([]string, error) { return []string{"k"}, fail(t) }
 	},
@@ -52,7 +62,7 @@ var keyFunctions = map[string]func(c *automutex.Config, fail func(*asynq.Task) e
 	},
 }
 
-// A Key, LimitOf and Decode end their task alike: what is no *KeyError has it come back, its attempt not spent; the log
+// A Key, LimitOf, RateOf, Cost and Decode end their task alike: what is no *KeyError has it come back, its attempt not spent; the log
 // says once which function of which rule fails.
 func TestKeyFailure(t *testing.T) {
 	t.Parallel()
@@ -252,6 +262,46 @@ func TestLimitOf(t *testing.T) {
 		if info := r.await(r.enqueue("none", nil), asynq.TaskStateArchived); !strings.Contains(info.LastErr,
 			"LimitOf gave 0") {
 			t.Errorf("a limit of 0: %q", info.LastErr)
+		}
+	})
+}
+
+// The rate of a task's key is what its RateOf says, and it counts for as many starts as its Cost says. What is out of
+// bounds archives.
+func TestRateOf_cost(t *testing.T) {
+	t.Parallel()
+	type task struct{ Tenant, Starts, Cost int }
+	of := func(t *asynq.Task) (its task) { _ = json.Unmarshal(t.Payload(), &its); return its }
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, busy := range []automutex.Policy{automutex.Skip, automutex.Park} {
+			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"Tenant"}, Limit: automutex.Unlimited,
+				RateOf: func(_ context.Context, t *asynq.Task) (automutex.Rate, error) {
+					n := of(t).Starts
+					return automutex.Rate{Starts: n, Per: time.Duration(n) * time.Hour, Burst: 2 * n}, nil
+				},
+				Cost: func(_ context.Context, t *asynq.Task) (int, error) { return of(t).Cost, nil }, Busy: busy}}})
+			for _, test := range []struct {
+				task task
+				runs bool
+			}{
+				{task{1, 1, 0}, true}, {task{1, 1, 1}, true}, {task{1, 1, 7}, true}, {task{1, 1, 0}, false},
+				{task{2, 2, 3}, true}, {task{2, 2, 1}, true}, {task{2, 2, 1}, false}, // its plan is another
+				{task{3, 0, 9}, true}, {task{3, 0, 9}, true}, // has none
+			} {
+				id := r.enqueue("work", test.task)
+				if test.runs {
+					r.finish(id)
+				} else if b := r.awaitEvent(automutex.EventBusy, id).Busy; b.Reason != automutex.ReasonRate {
+					t.Errorf("%s, %+v: %+v", busy, test, b)
+				}
+			}
+			for want, its := range map[string]task{"RateOf gave -1 per -1h": {1, -1, 1}, "Cost gave -1": {1, 1, -1},
+				"Cost gave 87601: want 0 to 87600": {1, 1, 87601}} {
+				info := r.await(r.enqueue("work", its), asynq.TaskStateArchived)
+				if !strings.Contains(info.LastErr, want) {
+					t.Errorf("want %q: %q", want, info.LastErr)
+				}
+			}
 		}
 	})
 }

@@ -25,6 +25,8 @@ func TestNew_mistakes(t *testing.T) {
 	t.Parallel()
 	of, field := func(context.Context, *asynq.Task) (int, error) { return 1, nil },
 		&automutex.LimitField{Path: "n", Default: 1}
+	second := automutex.Rate{Starts: 1, Per: time.Second}
+	rateOf := func(context.Context, *asynq.Task) (automutex.Rate, error) { return second, nil }
 	ordered := func(change func(*automutex.Rule)) []automutex.Rule {
 		rule := automutex.Rule{Task: "work", InOrder: true}
 		change(&rule)
@@ -45,8 +47,12 @@ func TestNew_mistakes(t *testing.T) {
 		"Fence: needs a Limit of 1":                    {{Task: "work", LimitOf: of, Fence: true}},
 		"Fence: needs a Limit of 1: fences of holders": {{Task: "work", Limit: 2, Fence: true}},
 		"one scope has one Fence":                      {{Task: "a", Scope: "s", Fence: true}, {Task: "b", Scope: "s"}},
-		"automutex.Unlimited": {{Task: "work",
-			Rate: automutex.Rate{Starts: 1, Per: time.Second}}},
+		"automutex.Unlimited":                          {{Task: "work", Rate: second}},
+		"RateOf: excludes Rate, which is 1 per 1s":     {{Task: "work", Limit: 1, RateOf: rateOf, Rate: second}},
+		"the rule has a Rate: say 1":                   {{Task: "work", RateOf: rateOf}},
+		"one scope has one RateOf": {{Task: "a", Scope: "s", Limit: 1, RateOf: rateOf},
+			{Task: "b", Scope: "s", Limit: 1}},
+		"Cost: counts starts of a rate":            {{Task: "work", Cost: of}},
 		"InOrder: needs a Limit of 1":              ordered(func(r *automutex.Rule) { r.LimitField = field }),
 		"InOrder: needs the policy park, not skip": ordered(func(r *automutex.Rule) { r.Busy = automutex.Skip }),
 		"MaxQueued: -1 is negative":                ordered(func(r *automutex.Rule) { r.MaxQueued = -1 }),

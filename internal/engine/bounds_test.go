@@ -47,7 +47,7 @@ func TestBounds(t *testing.T) {
 		const fillIn = `for i = 1, tonumber(ARGV[1]) do redis.call('ZADD', KEYS[1], ARGV[2], 'c1.d' .. i .. '|w|') end
 			for i = 1, tonumber(ARGV[3]) do
 				redis.call('ZADD', KEYS[2], i, 'c2.w' .. i)
-				redis.call('HSET', KEYS[3], 'c2.w' .. i, ARGV[4] .. ' 3000 w|n' .. i)
+				redis.call('HSET', KEYS[3], 'c2.w' .. i, ARGV[4] .. ' 3000 1 w|n' .. i)
 			end return 1`
 		redistest.Must(t, rdb.Eval(ctx, fillIn, []string{keys[1], keys[2], keys[5]}, holders, now-1000, waiters, till).Err())
 	}

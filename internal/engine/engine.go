@@ -7,6 +7,7 @@
 package engine
 
 import (
+	"cmp"
 	"container/heap"
 	"context"
 	"crypto/rand"
@@ -186,6 +187,15 @@ func (e *Engine) Close() {
 	<-ended
 }
 
+// Pace is a rate, and how a lock's grant counts for it. The zero value is none.
+type Pace struct {
+	Every time.Duration // from one start to the next
+	Spare time.Duration // how much of that can be saved up
+	Cost  int           // for how many starts a grant counts; 0: for one; below 0: for none
+}
+
+func (p *Pace) cost() int64 { return max(0, int64(cmp.Or(p.Cost, 1))) }
+
 // Request is a wish for a lock.
 type Request struct {
 	Ref
@@ -196,11 +206,10 @@ type Request struct {
 	NoRenew bool
 	Fenced  bool
 	Notes   bool // no two holders of the lock have the same note, from now on
-	Every   time.Duration
-	Spare   time.Duration // a rate: from one start to the next, and how much of that can be saved up; 0: none
-	Arrival int64         // see Arrive; 0: none
-	OnStop  func()        // with Arrival: called when a newer one asks this holder or waiter to stop; it must not block
-	Place   *Place        // with Ref.Ordered
+	Pace
+	Arrival int64  // see Arrive; 0: none
+	OnStop  func() // with Arrival: called when a newer one asks this holder or waiter to stop; it must not block
+	Place   *Place // with Ref.Ordered
 
 	Wait   bool            // in line until Within ends; else the answer comes at once
 	Within context.Context // nil: that of Take
@@ -213,6 +222,7 @@ type Request struct {
 	Leaves bool            // with Wait: a pause ends it
 	// OnWait is called once at most, when Redis has said that the caller has to wait. sinceCall: as Lease.SinceCall.
 	OnWait func(sinceCall time.Duration)
+	OnEnd  func(err error) // called by each Release, with its error
 }
 
 // Handle is a lock as a program has it: what it asks of which Engine, and its error.
@@ -251,9 +261,9 @@ func (e *Engine) askCall(le *Lease, mode askMode, limit int, ticket int64) *redi
 		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), r.grant().Milliseconds(), int64(limit),
 		oneOrZero(mode == askPark), oneOrZero((r.Notes || r.Park) && r.Note != ""), r.Every.Microseconds(),
 		r.Spare.Microseconds(), ticket,
-		oneOrZero(limit > 0 && r.Lender != nil && !e.hasOrder(r.Key) && r.Lender.lend(&r.Ref, r.Worker)),
+		oneOrZero(limit > 0 && r.Lender != nil && !e.hasOrder(r.Key) && r.Lender.lend(&r.Ref, r.Worker)), r.cost(),
 	}
-	args = shorten(args, int64(0), args[1], int64(1), int64(0), int64(0), int64(0), int64(0), int64(0), int64(0))
+	args = shorten(args, int64(0), args[1], int64(1), int64(0), int64(0), int64(0), int64(0), int64(0), int64(0), int64(1))
 	return &redisx.Call{Script: askScript, Keys: r.keys(), Args: args}
 }
 

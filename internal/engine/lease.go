@@ -471,6 +471,9 @@ type Ending struct {
 // lease whatever it returns: ErrNotHeld if the lease had ended before, an error of Redis if the release is tried again
 // in the background while the lease lasts. Only the values of ctx count.
 func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) {
+	if le.request.OnEnd != nil {
+		defer func() { le.request.OnEnd(err) }()
+	}
 	e := le.engine
 	was := e.drop(le)
 	if was == ended {

@@ -238,6 +238,7 @@ type waiting struct {
 	token, body string
 	ticket      int64
 	till, grant int64
+	cost        int64
 	aside       bool // a holder has, or had, its note: it comes after all others
 }
 
@@ -256,6 +257,7 @@ type model struct {
 	closed, cooldown int64 // us
 	next             int64 // of the rate
 	every, spare     int64
+	cost             int64    // of the asker
 	out              []string // messages published
 	told             []string // messages in the reply
 	notes            bool     // no two holders have the same note
@@ -371,11 +373,11 @@ func (m *model) send(token, rest string) {
 	}
 }
 
-func (m *model) take(body string, length int64) {
+func (m *model) take(body string, length, cost int64) {
 	m.dead = slices.DeleteFunc(m.dead, func(h holder) bool { return h.body == body })
 	m.holders = append(m.holders, holder{body, m.ms() + length + 1})
 	if m.every > 0 {
-		m.next = max(m.next, m.now-m.spare) + m.every
+		m.next = max(m.next, m.now-m.spare) + cost*m.every
 	}
 }
 
@@ -407,19 +409,19 @@ func (m *model) grant(limit int, moved bool, asker string, lease int64) (free in
 		free--
 		moved = true
 		if x.body == asker {
-			m.take(asker, lease)
+			m.take(asker, lease, m.cost)
 			m.out = append(m.out, "fence")
 			mine, asker = true, ""
 			continue
 		}
-		m.take(x.body, x.grant)
+		m.take(x.body, x.grant, x.cost)
 		m.send(x.token, fmt.Sprintf("fence %d", m.now))
 	}
 	if free > 0 && (looks == 100 || m.opens() > m.now) {
 		return 0, mine, looks == 100
 	}
 	if free > 0 && asker != "" && !m.apart(asker) {
-		m.take(asker, lease)
+		m.take(asker, lease, m.cost)
 		m.out = append(m.out, "fence")
 		return free - 1, true, false
 	}
@@ -663,8 +665,11 @@ func (s *sim) ask(body string, lease, stay int64, park int) (stopped bool) {
 	thin := m.holds(body) >= 0 && len(m.holders) == 1
 	args := []any{body, lease, stay, length, s.limit, park, oneOrZero(s.notes), s.every, s.spare}
 	ticket, borrows := s.tickets[tokenOf(body)], s.r.IntN(6) == 0
-	if ticket > 0 || borrows { // of a waiter that gives its grant back
-		args = append(args, ticket, oneOrZero(borrows))
+	if m.cost = 1; s.every > 0 {
+		m.cost = int64(s.r.IntN(6))
+	}
+	if ticket > 0 || borrows || m.cost != 1 { // of a waiter that gives its grant back
+		args = append(args, ticket, oneOrZero(borrows), m.cost)
 	}
 	got := s.run("ask", args...)
 	if !thin || !num1(got) { // a thin lock does not look at the rate
@@ -694,7 +699,7 @@ func (s *sim) ask(body string, lease, stay int64, park int) (stopped bool) {
 	_, mine, stopped := m.grant(s.limit, false, body, lease)
 	if borrows && !mine && s.limit > 0 && m.opens() <= m.now && !m.apart(body) {
 		m.line = slices.DeleteFunc(m.line, func(x waiting) bool { return x.token == tokenOf(body) })
-		m.take(body, lease)
+		m.take(body, lease, m.cost)
 		m.out, mine = append(m.out, "fence"), true
 	}
 	calledAgo := int64(-1)
@@ -779,14 +784,14 @@ func (s *sim) ask(body string, lease, stay int64, park int) (stopped bool) {
 			}
 			ticket = cmp.Or(ticket, m.now)
 			s.tickets[tokenOf(body)] = ticket
-			m.line = append(m.line, waiting{tokenOf(body), body, ticket, 0, 0, same != "" && s.limit != 1})
+			m.line = append(m.line, waiting{tokenOf(body), body, ticket, 0, 0, 0, same != "" && s.limit != 1})
 			m.sortLine()
 			li = m.inLine(tokenOf(body))
 		}
 		if same != "" && s.limit != 1 {
 			m.stands[n] = tokenOf(body)
 		}
-		m.line[li].till, m.line[li].grant, m.line[li].body = m.ms()+stay, length, body
+		m.line[li].till, m.line[li].grant, m.line[li].body, m.line[li].cost = m.ms()+stay, length, body, m.cost
 		for range min(li, 25) { // dead ones in front leave
 			if m.line[0].till > m.ms() {
 				break
@@ -902,7 +907,7 @@ func (s *sim) setNX() {
 	if len(m.holders)+len(m.line)+len(m.parked) > 0 || m.opens() > m.now {
 		failf("SET NX took it beside %v, %v, %v", m.holders, m.line, m.parked)
 	}
-	m.take(body, lease)
+	m.take(body, lease, 1)
 }
 
 // releaseThin gives it back as a raw client does.
@@ -1453,7 +1458,7 @@ func (m *model) advance(limit, inbound int, ended bool) (free int, waiting int, 
 		return max(0, limit-len(m.holders)), 0, nil
 	}
 	if h := m.tasks[0]; len(m.holders) < limit && m.opens() <= m.now && m.alive(h) {
-		m.take(h.body, h.grant)
+		m.take(h.body, h.grant, 1)
 		m.send(h.token, fmt.Sprintf("fence %d", m.now))
 		h.state, h.since, h.begun, h.seen = "a", 0, h.retried+1, m.now
 		m.put(h)
@@ -1517,7 +1522,7 @@ func (s *sim) orderAsk(o otask) {
 		body, o, retried, allowed = s.spent.body, s.spent.task, s.spent.retried, s.spent.allowed
 	}
 	ticket := o.ticket
-	got := s.run("order_ask", body, lease, stay, s.limit, park, 0, 0, grant, o.nonce, ticket, retried, allowed, cont)
+	got := s.run("order_ask", body, lease, stay, s.limit, park, 0, 0, grant, o.nonce, ticket, retried, allowed, cont, 1)
 	token := tokenOf(body)
 	spent := allowed >= 0 && retried > allowed
 	refused := func(want string) {
@@ -1594,7 +1599,7 @@ func (s *sim) orderAsk(o otask) {
 	if place == 0 && len(m.holders) < s.limit && m.opens() <= m.now {
 		t.state, t.since, t.token, t.begun = "a", 0, token, max(retried+1, t.begun)
 		m.put(t)
-		m.take(body, lease)
+		m.take(body, lease, 1)
 		if was != "p" && was != "c" {
 			if !num1(got) {
 				failf("%v, want a fence", got)
@@ -1938,7 +1943,7 @@ var mistakes = []struct {
 	what, text, instead string
 }{
 	{0, "the last in line is first", "call('ZPOPMIN', line)", "call('ZPOPMAX', line)"},
-	{0, "a dead waiter is granted a slot", "tonumber(g), tonumber(till) > now_ms", "tonumber(g), true"},
+	{0, "a dead waiter is granted a slot", "tonumber(c), tonumber(till) > now_ms", "tonumber(c), true"},
 	{1, "a lease ends late", "tonumber(found[2]) <= now_ms and", "tonumber(found[2]) <= now_ms - 60 and"},
 	{0, "a granted waiter's record stays", "if token then call('HDEL', info, token) end", ""},
 	{0, "the holders get no TTL", "if count == 0 then\n  call('PEXPIREAT', holders, int(good))", "if count == 0 then"},
@@ -1959,9 +1964,10 @@ var mistakes = []struct {
 	{7, "crowd: one call sweeps all", "math.max(holding - count, call(", "math.min(0, call("},
 	{1, "CloseGate opens sooner", "'closed', math.max(gates.closed or 0, now_us + ARGV[2] * 1000)",
 		"'closed', now_us + ARGV[2] * 1000"},
-	{32, "a rate saves nothing up", "now_us - spare) + every", "now_us) + every"},
+	{32, "a rate saves nothing up", "now_us - spare) + math", "now_us) + math"},
 	{14, "a rate is not charged for a grant", "if every > 0 then\n  local why, at = 'rate', math.max",
 		"if every > 0 and not token then\n  local why, at = 'rate', math.max"},
+	{14, "a waiter's cost is the asker's", "lives = tonumber(g), tonumber(c),", "lives = tonumber(g), asker and costs or 1,"},
 	{4, "called notes do not count", "most - fresh", "most"},
 	{3, "who borrows stays in line", "local length, value = lease, nil\n  call('ZREM', line, token)",
 		"local length, value = lease, nil"},

@@ -528,7 +528,7 @@ func TestList(t *testing.T) {
 			join(t, e, e.ref("lock 0"), fmt.Sprint("w.", i), "", time.Hour)
 		}
 		for i := range 250 { // they are killed
-			redistest.Must(t, rdb.HSet(t.Context(), e.ref("lock 0").Key+":info", fmt.Sprint("w.", i), "0 3000 o|").Err())
+			redistest.Must(t, rdb.HSet(t.Context(), e.ref("lock 0").Key+":info", fmt.Sprint("w.", i), "0 3000 1 o|").Err())
 		}
 		passed := rdb.Time(t.Context()).Val()
 		redistest.Eventually(t, redistest.Patience,
@@ -763,7 +763,7 @@ func TestDeadWaiters(t *testing.T) {
 			join(t, e, r.Ref, fmt.Sprint("dead.", i), "", time.Hour)
 		}
 		for i := range 60 {
-			redistest.Must(t, rdb.HSet(t.Context(), r.Key+":info", fmt.Sprint("dead.", i), "0 3000 o|").Err())
+			redistest.Must(t, rdb.HSet(t.Context(), r.Key+":info", fmt.Sprint("dead.", i), "0 3000 1 o|").Err())
 		}
 		for range 3 { // refreshes
 			join(t, e, r.Ref, "c.lives", "", time.Minute)

@@ -192,6 +192,23 @@ func Rate(starts int, per time.Duration, burst int) (every, spare time.Duration,
 	return every, every * time.Duration(burst-1), nil
 }
 
+// ParseRate reads a rate as people write it: 100/1m, or 100/1m burst 10. Its error does not show the text.
+func ParseRate(text string) (starts int, per time.Duration, burst int, err error) {
+	n, rest, _ := strings.Cut(text, "/")
+	length, most, bursts := strings.Cut(rest, " burst ")
+	var wrong [4]error
+	starts, wrong[0] = strconv.Atoi(n)
+	per, wrong[1] = time.ParseDuration(length)
+	if bursts {
+		burst, wrong[2] = strconv.Atoi(most)
+	}
+	_, _, wrong[3] = Rate(starts, per, burst)
+	if errors.Join(wrong[:]...) != nil {
+		return 0, 0, 0, errors.New("want a rate within its bounds, such as 100/1m or 100/1m burst 10")
+	}
+	return starts, per, burst, nil
+}
+
 // Host returns the name of this machine, or "unknown-host".
 func Host() string {
 	host, err := os.Hostname()

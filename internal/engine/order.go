@@ -148,7 +148,7 @@ type orderTask struct {
 	owner, note        string // the owner, unescaped, of one that waits in a worker, or of its last grant
 }
 
-var taskRecord = regexp.MustCompile(`(?s)^([a-z]) (\d+) (\d+) \d+ (\d+) [^|]*\|(?:\d+ )?([^|]*)\|(.*)$`)
+var taskRecord = regexp.MustCompile(`(?s)^([a-z]) (\d+) (\d+) \d+ (\d+) [^|]*\|(?:\d+ \d+ )?([^|]*)\|(.*)$`)
 
 func parseTask(record string) (t orderTask, ok bool) {
 	f := taskRecord.FindStringSubmatch(record)
@@ -202,7 +202,7 @@ func (e *Engine) orderAsk(le *Lease, mode askMode, limit int) *redisx.Call {
 	p := r.Place
 	return &redisx.Call{Script: orderAskScript, Keys: r.keys(), Args: []any{
 		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), int64(limit), park, r.Every.Microseconds(), r.Spare.Microseconds(),
-		r.grant().Milliseconds(), p.Nonce, p.Ticket, p.Retried, p.Most, oneOrZero(p.Continue),
+		r.grant().Milliseconds(), p.Nonce, p.Ticket, p.Retried, p.Most, oneOrZero(p.Continue), r.cost(),
 	}}
 }
 

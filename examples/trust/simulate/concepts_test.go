@@ -72,6 +72,18 @@ func (d *drawer) gates(length time.Duration) {
 	}
 }
 
+// costs draws for half of the scopes with a rate that functions say it, and the costs of tasks.
+func (d *drawer) costs() {
+	s, dear := d.aside("costs"), map[string]bool{}
+	for i := range s.p.Rules {
+		r := &s.p.Rules[i]
+		if _, drawn := dear[r.scope()]; !drawn {
+			dear[r.scope()] = s.chance(0.5)
+		}
+		r.Dear = r.Starts > 0 && dear[r.scope()]
+	}
+}
+
 func (r rulePlan) rate() automutex.Rate {
 	return automutex.Rate{Starts: r.Starts, Per: r.Per, Burst: r.Burst}
 }
@@ -85,6 +97,24 @@ func (r rulePlan) every() time.Duration {
 }
 
 func (r rulePlan) burst() int { return max(r.Burst, 1) }
+
+// cost is for how many starts a task counts.
+func (r rulePlan) cost(n int) int {
+	if r.Dear {
+		return n % 4
+	}
+	return 1
+}
+
+// largest is the largest cost.
+func (r rulePlan) largest() int { return max(r.cost(1), r.cost(3)) }
+
+// priced has functions say the rate of the rule, and the costs of its tasks.
+func (r rulePlan) priced(rule *automutex.Rule) {
+	rule.Rate = automutex.Rate{}
+	rule.RateOf = func(context.Context, *asynq.Task) (automutex.Rate, error) { return r.rate(), nil }
+	rule.Cost = func(_ context.Context, t *asynq.Task) (int, error) { return r.cost(number(t)), nil }
+}
 
 // isGated tells whether the lock of a key can be closed with nobody in it.
 func (p *plan) isGated(key string) bool {
@@ -101,7 +131,7 @@ func (p *plan) isGated(key string) bool {
 
 // gateBook is what is known of the gate of one key.
 type gateBook struct {
-	starts []time.Time // when those that have begun took the lock
+	starts []take // those that have begun, by when they took the lock
 	holds  []holdBook
 	takes  []take    // all who took the lock
 	closed time.Time // until when a hold may last
@@ -112,8 +142,9 @@ type gateBook struct {
 type take struct {
 	closed time.Time
 
-	id string // see ledger.balance
-	at time.Time
+	id   string // see ledger.balance
+	at   time.Time
+	cost int
 }
 
 // holdBook is a time in which nobody may take the lock.
@@ -143,7 +174,7 @@ func (b *ledger) judgeGate(n int, key, id string) {
 			b.violatef("hold: task %d takes %q, which task %d has put on hold for %s more", n, key, h.n, h.until.Sub(now))
 		}
 	}
-	k.gate.takes = append(k.gate.takes, take{id: id, at: now})
+	k.gate.takes = append(k.gate.takes, take{id: id, at: now, cost: rule.cost(n)})
 }
 
 // rateOpensBy is when the rate of a key certainly allows a start, if every ask was
@@ -160,7 +191,7 @@ func (b *ledger) rateOpensBy(key string) (at time.Time) {
 			continue
 		}
 		at = latest(at, t.at.Add(-every*time.Duration(rule.burst()-1)))
-		at = at.Add(every)
+		at = at.Add(every * time.Duration(t.cost))
 	}
 	return at
 }
@@ -175,7 +206,7 @@ func (b *ledger) judgeCharge(n int, key string, busy *automutex.BusyError) {
 	}
 	most := time.Now().Add(-rule.every() * time.Duration(rule.burst()-1))
 	most = latest(most, b.rateOpensBy(key))
-	if most = most.Add(b.grantLag(rule) + time.Second + rule.every()); opens.After(most) {
+	if most = most.Add(b.grantLag(rule) + time.Second + rule.every()*time.Duration(rule.largest())); opens.After(most) {
 		b.violatef("charged: task %d is kept from %q until %s, at the latest %s is explained by the starts there were", n,
 			key, opens.Sub(b.began), most.Sub(b.began))
 	}
@@ -194,22 +225,22 @@ func (b *ledger) judgeRate(r *run, key string, taken time.Time) {
 	if rule.every() == 0 {
 		return
 	}
-	k.gate.starts = append(k.gate.starts, taken)
+	k.gate.starts = append(k.gate.starts, take{at: taken, cost: rule.cost(r.n)})
 	if b.w.forgot() {
 		return
 	}
 	lag := b.grantLag(rule)
-	for _, from := range k.gate.starts {
+	for _, first := range k.gate.starts {
+		from, n := first.at, 0
 		if from.After(taken) {
 			continue
 		}
-		n := 0
-		for _, at := range k.gate.starts {
-			if !at.Before(from) && !at.After(taken) {
-				n++
+		for _, one := range k.gate.starts {
+			if !one.at.Before(from) && !one.at.After(taken) {
+				n += one.cost
 			}
 		}
-		if most := rule.burst() + int((taken.Sub(from)+lag)/(rule.Per/time.Duration(rule.Starts))); n > most {
+		if most := rule.burst() - 1 + rule.largest() + int((taken.Sub(from)+lag)/(rule.Per/time.Duration(rule.Starts))); n > most {
 			b.violatef("rate: task %d is the %d. start of %q within %s; %s allows %d", r.n, n, key, taken.Sub(from), rule.rate(),
 				most)
 			return
@@ -1254,7 +1285,8 @@ func (d *drawer) ordered(length time.Duration) {
 		for _, r := range s.p.Rules {
 			if r.scope() == wide.Scope {
 				// all rules of a scope have the same
-				wide.Limit, wide.LimitOf, wide.Starts, wide.Per, wide.Burst = r.Limit, r.LimitOf, r.Starts, r.Per, r.Burst
+				wide.Limit, wide.LimitOf, wide.Dear = r.Limit, r.LimitOf, r.Dear
+				wide.Starts, wide.Per, wide.Burst = r.Starts, r.Per, r.Burst
 			}
 		}
 		s.p.Rules = append(s.p.Rules, wide)

@@ -54,6 +54,7 @@ type rulePlan struct {
 	Starts     int // of the rate; 0: none
 	Per        time.Duration
 	Burst      int
+	Dear       bool // functions say the rate, and for how many starts a task counts; see cost
 	Policy     string
 	After      string // what the function of AfterFailure answers: "busy", "done", "fail", "skip" or "later"
 	KeyFails   int    // how often each task's key function fails before it gives the key

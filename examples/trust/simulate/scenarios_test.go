@@ -369,6 +369,8 @@ func gateScenarios() (all []plan) {
 			plan{Name: "rate, " + policy, Procs: servers(4, 4), Rules: rules(policy,
 				rulePlan{Starts: 1, Per: 1500 * ms, Burst: burst}),
 				Tasks: work(0, 100*ms).every(200*ms, n)},
+			plan{Name: "cost, " + policy, Procs: servers(4, 4), Rules: rules(policy,
+				rulePlan{Starts: 1, Per: 700 * ms, Burst: burst, Dear: true}), Tasks: work(0, 300*ms).every(200*ms, n+2)},
 			plan{Name: "hold, " + policy, Procs: servers(4), Rules: rules(policy, rulePlan{Limit: 2}), Tasks: held})
 	}
 	return all

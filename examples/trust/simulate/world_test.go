@@ -628,6 +628,9 @@ func (p *process) rules() (rules []automutex.Rule) {
 		if r.LimitOf {
 			rule.Limit = 0
 		}
+		if r.Dear {
+			r.priced(&rule)
+		}
 		if r.KeyFails > 0 || r.KeyLater > 0 {
 			rule.On, rule.Key = nil, p.failingKey(r)
 		}

@@ -14,8 +14,9 @@ do
   local tasks = first_tasks(math.max(2, inbound + 1))
   local head = tasks[1]
   if head and count < limit and opens <= now_us and waits_alive(head) then
-    local its, owner = string.match(head.owner, '^(%d+) (.*)$')
+    local its, costs, owner = string.match(head.owner, '^(%d+) (%d+) (.*)$')
     local body, length, value = table.concat({head.token, owner, head.note}, '|'), tonumber(its), nil
+    local cost = tonumber(costs)
     --@include hold
     head.state, head.since, head.owner, head.begun, head.seen = 'a', 0, owner, head.retried + 1, now_us
     put_task(head)

@@ -12,6 +12,7 @@
 -- ARGV[9] spare=0  how much of it can be saved up (us)
 -- ARGV[10] ticket=0  of an asker with no slots, which may give a grant back (us); 0: it has none
 -- ARGV[11] borrows=0  1: it brings one slot more, for itself alone: a worker that nobody else needs
+-- ARGV[12] cost=1  for how many starts of the rate it counts
 --
 -- reply yours:    fence; in a pool {fence, value}
 -- reply returned, yours: {fence, in line for (ms), called ago (ms, -1: not), notes parked}: its note was parked
@@ -32,7 +33,7 @@ local only_try = (ARGV[3] or '0') == '0' and not park
 local is_thin = w and string.sub(w, 1, 1) ~= '+' and string.find(w, '|', 1, true)
 local none = not w and redis.call('EXISTS', KEYS[6]) == 0
 local takes = none and limit > 0 and every_wanted == '0' and not KEYS[7]
-local borrows = ARGV[11] == '1'
+local borrows, cost = ARGV[11] == '1', tonumber(ARGV[12] or 1)
 local refused = only_try and w ~= body and every_wanted == '0' and not borrows
   and (is_thin and limit <= 1 or none and (limit == 0 or KEYS[7]))
 if takes or w == body and limit > 0 or refused then
@@ -89,7 +90,7 @@ local same, stopped, its_fence, pool_value
 local free = math.max(0, limit - count)
 if values and limit > 0 then free = call('ZCARD', values) end
 if free > 0 then
-  local asker, own, told = body, nil, nil
+  local asker, costs, own, told = body, cost, nil, nil
   --@include grant
   its_fence, pool_value, stopped = mine, its_value, more
 end
@@ -147,7 +148,8 @@ elseif stay > 0 then
   --@include keep
   local stands = same and limit ~= 1
   local new = call('ZADD', line, 'NX', int((ticket or now_us) + (stands and aside or 0)), token) == 1
-  call('HSET', info, token, int(now_ms + stay) .. ' ' .. (ARGV[4] or ARGV[2]) .. ' ' .. string.sub(body, #token + 2))
+  call('HSET', info, token, int(now_ms + stay) .. ' ' .. (ARGV[4] or ARGV[2])
+    .. ' ' .. (ARGV[12] or 1) .. ' ' .. string.sub(body, #token + 2))
   if stands then call('HSET', info, 'a:' .. note, token) end
   place = call('ZRANK', line, token)
   -- Dead waiters in front leave, 25 at most with each ask: the first looks when the holder's lease ends.

@@ -2,7 +2,8 @@
 --   free   the slots that are free
 --   moved  a slot was freed, or a waiter left
 --   own, told  see send
---   asker  the body that asks, which lives, and lease, how long it wants the lock (ms); nil: nobody asks
+--   asker  the body that asks, which lives, and lease, how long it wants the lock (ms); nil: nobody asks, and else
+--   costs  for how many starts it counts
 -- and sets free, moved, and
 --   mine, its_value  the asker's fence, if it got a slot, and its value; asker is nil then
 --   nobody  nobody is in line
@@ -26,13 +27,13 @@ while free > 0 and not (mine and (nobody or asides)) do -- the others in line ge
     free = 0
     break
   end
-  local body, length, lives, value = asker, lease, true, nil
+  local body, length, cost, lives, value = asker, lease, asker and costs, true, nil
   local head = asides and {} or call('ZPOPMIN', line)
   local token = head[1]
   if token then
-    local till, g, rest = string.match(call('HGET', info, token) or '0 0 ', '^(%d+) (%d+) (.*)$')
+    local till, g, c, rest = string.match(call('HGET', info, token) or '0 0 0 ', '^(%d+) (%d+) (%d+) (.*)$')
     body = token .. '|' .. rest
-    if body ~= asker then length, lives = tonumber(g), tonumber(till) > now_ms end
+    if body ~= asker then length, cost, lives = tonumber(g), tonumber(c), tonumber(till) > now_ms end
   else
     nobody = not asides
     if not asker then break end

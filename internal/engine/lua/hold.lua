@@ -1,5 +1,5 @@
--- hold: body takes a slot for length ms. A section; expects body and length, and that the gate is open. Sets fence, and
--- value in a pool.
+-- hold: body takes a slot for length ms. A section; expects body, length, and cost, for how many starts it counts, and
+-- that the gate is open. Sets fence, and value in a pool.
 do
   local ms = length
   --@include keep
@@ -11,7 +11,7 @@ if count == 0 then
 end
 count, fence, changed, moved = count + 1, math.max(now_us, fence + 1), true, true
 if every > 0 then
-  local why, at = 'rate', math.max(gates.rate or 0, now_us - spare) + every
+  local why, at = 'rate', math.max(gates.rate or 0, now_us - spare) + math.min(cost * every, ten_years * 1000)
   --@include move
 end
 if values then

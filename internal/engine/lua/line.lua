@@ -22,7 +22,7 @@ end
 
 local found, records = read(KEYS[3], '')
 for i, record in ipairs(records) do
-  local till, rest = string.match(record or '', '^(%d+) %d+ (.*)$')
+  local till, rest = string.match(record or '', '^(%d+) %d+ %d+ (.*)$')
   if till and tonumber(till) > now_ms then add('w', string.format('%d', found[i * 2] % 2 ^ 52), rest) end
 end
 local called = {}

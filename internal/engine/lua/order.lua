@@ -8,7 +8,8 @@
 -- nothing: none
 --   state    i  stamped; nobody has seen the task yet. since: how long others wait before they look for it (ms)
 --            a  seen in asynq, and comes by itself; token|owner: of its last grant. since: when to look again (ms)
---            w  waits in a worker, as token|owner|note. since: how long after seen it counts as alive (ms)
+--            w  waits in a worker, as token|<lease to grant> <cost> <owner>|note. since: how long after seen it counts
+--               as alive (ms)
 --            p  parked; c  called, since then (ms); h  held since then (ms): asynq has archived it, and the key stands
 --   seen     when it last arrived or was confirmed (us). A look acts only if it is unchanged
 --   begun    retried + 1 of the last grant after which the handler began, or may have

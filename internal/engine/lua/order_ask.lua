@@ -14,6 +14,7 @@
 -- ARGV[11] retried  how many attempts asynq has counted
 -- ARGV[12] allowed  how often the caller lets it be retried; -1: not known
 -- ARGV[13] continue 1: a task that ends archived leaves the order; 0: its key is held
+-- ARGV[14] cost=1   for how many starts of the rate it counts
 --
 -- reply done:  {'done'}: its redelivery must not run
 -- reply spent: {'spent'}: its last attempt did begin, and did not return: the caller has asynq archive it
@@ -89,7 +90,7 @@ local called_ago = was == 'c' and math.max(0, now_ms - since) or -1
 if place == 0 and count < limit and opens <= now_us then
   task.state, task.since, task.token, task.owner, task.begun = 'a', 0, token, owner, math.max(retried + 1, task.begun)
   put_task(task)
-  local length, value = lease, nil
+  local length, cost, value = lease, tonumber(ARGV[14] or 1), nil
   --@include hold
   --@include write
   if was ~= 'p' and was ~= 'c' then return fence end
@@ -108,7 +109,7 @@ if same then
 elseif park then
   task.state, parked_now = 'p', 1
 elseif stay > 0 then
-  task.state, task.since, task.token, task.owner = 'w', stay, token, ARGV[8] .. ' ' .. owner
+  task.state, task.since, task.token, task.owner = 'w', stay, token, table.concat({ARGV[8], ARGV[14] or 1, owner}, ' ')
 else
   task.state = 'a'
 end
