@@ -172,7 +172,8 @@ func TestReplace_manyAtOnce(t *testing.T) {
 		var rigs []*rig
 		for range 2 {
 			rigs = append(rigs, start(t, s, setup{
-				rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}, prefix: prefix, workers: all, handler: shared.ProcessTask,
+				rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}, prefix: prefix, workers: all,
+				handler: shared.ProcessTask,
 			}))
 		}
 		t.Cleanup(shared.end) // before the rigs stop

@@ -770,8 +770,8 @@ func (e *Engine) Arrive(ctx context.Context, r Ref, note string) (arrival int64,
 	return arrival, overtaken, nil
 }
 
-// Forget ends the work with that note and arrival: if it comes again it is new. With counts it goes on to overtake older
-// work. If Redis does not reply, it is told in the background, for a minute at most.
+// Forget ends the work with that note and arrival: if it comes again it is new. If it counts it goes on to overtake
+// older work. If Redis does not reply, it is told in the background, for a minute at most.
 func (e *Engine) Forget(ctx context.Context, r Ref, note string, arrival int64, counts bool) error {
 	keep := oneOrZero(counts) * int64(min(max(r.Limit, e.limit(&r)), mostEnded)) // also while the lock is paused
 	send := func() error {

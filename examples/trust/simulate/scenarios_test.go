@@ -287,13 +287,15 @@ func newestScenarios() (all []plan) {
 		for i := range six {
 			six[i].At += time.Duration(i) * 50 * ms
 		}
+		six[5] = six[5].does(stepPlan{Work: 30 * ms, End: []string{"ok", "skip"}[i]})
 		begin := func(one taskPlan) []taskPlan { one.At = 2 * sec; return append(tasks(one), six...) }
 		for _, p := range []plan{
 			{Name: "a pause", Ops: []opPlan{{At: 0, Kind: "halt", For: 5 * sec}}, Tasks: six},
 			{Name: "a gate", Tasks: begin(slow.does(stepPlan{Hold: 4 * sec, End: "ok"}))},
 			{Name: "a cooldown", Rules: []rulePlan{cools}, Tasks: begin(work(0, 0))},
 			{Name: "another key", Rules: []rulePlan{first, replace, other}, Tasks: begin(work(0, 3*sec).typed("other"))},
-			{Name: "a slow stop", Tasks: begin(slow), Faults: []faultPlan{{Kind: stops, At: 4 * sec}, {Kind: starts, At: 9 * sec}}},
+			{Name: "a slow stop", Tasks: begin(slow),
+				Faults: []faultPlan{{Kind: stops, At: 4 * sec}, {Kind: starts, At: 9 * sec}}},
 			{Name: "a killed worker", Tasks: begin(slow), Faults: []faultPlan{{Kind: dies, At: 2300 * ms}}},
 			{Name: "a lost lease", Rules: []rulePlan{loses}, Tasks: begin(slow)},
 			{Name: "a failure", Tasks: begin(work(0, 30*ms, "fail", "fail"))},
