@@ -126,6 +126,14 @@ func limitedRules() []automutex.Rule {
 	return limited
 }
 
+func codeRules() []automutex.Rule {
+	codes := []automutex.Rule{
+		{Task: "mail:code", On: []string{"user_id"},
+			StartWithin: 30 * time.Second, Late: automutex.Skip},
+	}
+	return codes
+}
+
 // upstream is some API that says when to come back.
 var upstream pusher
 

@@ -855,10 +855,11 @@ func (s *sim) check() {
 	m.purge()
 	n, fate, inbound := "", "", s.r.IntN(4)
 	if len(m.parked) > 0 && s.r.IntN(3) == 0 {
-		n, fate = m.parked[s.r.IntN(len(m.parked))].note, []string{"gone", "later"}[s.r.IntN(2)]
+		n, fate = m.parked[s.r.IntN(len(m.parked))].note, []string{"gone", "later",
+			"left"}[s.r.IntN(3)]
 	}
 	got := s.run("check", s.limit, inbound, 500, n, fate)
-	if at := m.parkedAt(n); at >= 0 && m.parked[at].called > 0 {
+	if at := m.parkedAt(n); at >= 0 && (m.parked[at].called > 0 || fate == "left") {
 		m.parked = slices.Delete(m.parked, at, at+1)
 		if fate == "later" {
 			m.parked = append(m.parked, note{n, m.now, 0})
@@ -1528,11 +1529,11 @@ func (s *sim) orderAct() {
 			return
 		}
 		m.leave(t, "unknown")
-	case act == "withdraw" || act == "refused":
+	case act == "withdraw" && i >= 0:
+		m.leave(t, "")
+	case act == "refused":
 		m.remove(o.nonce)
-		if act == "refused" {
-			m.mark("done:" + o.nonce)
-		}
+		m.mark("done:" + o.nonce)
 	case act == "confirm":
 		if t.state == "i" {
 			t.state, t.seen, t.since = "a", m.now, m.ms()+5000

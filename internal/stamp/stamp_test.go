@@ -15,8 +15,9 @@ func TestIsLast(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]bool{
 		New("default/id", 2).String(): true, New("default/id", 2).String() + " nonce 17 key": true,
-		New("default/id", 3).String(): false,
-		"":                            false, "2 of 2": false, version + " of": false, version + " of two": false,
+		New("default/id", 2).String() + ",1,0": true,
+		New("default/id", 3).String():          false,
+		"":                                     false, "2 of 2": false, version + " of": false, version + " of two": false,
 	} {
 		if got := IsLast(map[string]string{Header: text}, 2); got != want {
 			t.Errorf("%q: %t", text, got)
@@ -34,7 +35,9 @@ func TestOf(t *testing.T) {
 	plain := New(note, 3)
 	ordered := plain
 	ordered.Nonce, ordered.Ticket, ordered.Key = NewNonce(), 17, "automutex:{report|a b}"
-	for _, s := range []Stamp{plain, ordered} {
+	timed, both := plain, ordered
+	timed.By, both.Due, both.By = 1795753169476, 1795753169476, 1
+	for _, s := range []Stamp{plain, ordered, timed, both} {
 		headers := map[string]string{Header: s.String()}
 		if got, ok := Of(headers, note); !ok || got != s {
 			t.Errorf("%q is %+v, %v; want %+v", s, got, ok, s)
@@ -45,7 +48,8 @@ func TestOf(t *testing.T) {
 	}
 	start := version + " " + short(note) + " "
 	for _, text := range []string{
-		"", "3", version, start, start + "three", start + "-1", start + "3 more", "v0 " + short(note) + " 3",
+		"", "3", version, start, start + "three", start + "-1", start + "3,1", start + "3,1,2,3",
+		start + "3,-1,0", start + "3,1,soon", start + "3 more", "v0 " + short(note) + " 3",
 		start + "3 nonce 17 key", start + "3 " + ordered.Nonce + " 0 key", start + "3 " + ordered.Nonce + " -17 key",
 		start + "3 " + ordered.Nonce + " soon key", start + "3 " + ordered.Nonce + "| 17 key", start + "x " + ordered.Nonce +
 			" 17 key",
