@@ -56,6 +56,9 @@ func describe(rs *ruleSet) []fleet.Rule {
 		if r.Wait > 0 {
 			all[i].Wait = printable.Exact(r.Wait)
 		}
+		if r.StartWithin > 0 {
+			all[i].StartWithin = printable.Exact(r.StartWithin)
+		}
 		for _, more := range []struct {
 			of   *[]string
 			is   bool
@@ -73,6 +76,8 @@ func describe(rs *ruleSet) []fleet.Rule {
 			{&all[i].Also, r.Optional, "optional"},
 			{&all[i].Also, r.Cooldown > 0, "cooldown " + printable.Exact(r.Cooldown)},
 			{&all[i].Also, r.MaxHold > 0, "held for at most " + printable.Exact(r.MaxHold)},
+			{&all[i].Also, r.StartWithin > 0, "to start within " + printable.Exact(r.StartWithin)},
+			{&all[i].Also, r.StartWithin > 0 || r.Late != Archive, "late: " + r.Late.String()},
 		} {
 			if more.is {
 				*more.of = append(*more.of, more.text)

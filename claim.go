@@ -53,7 +53,7 @@ func (d *delivery) noteInClaim(phase mark.Phase) error {
 // A task whose claim cannot be noted does not run, as when Redis is away: the next producer would be joined to a run
 // that has already read its data. Nor does one that another task has superseded: over says so then.
 func (d *delivery) beginInClaim() obstacle {
-	if d.claim.kind == mark.Window {
+	if d.claim.key == "" || d.claim.kind == mark.Window {
 		return obstacle{why: decide.Nothing}
 	}
 	t := target{rule: &compiledRule{}, key: d.claim.key}

@@ -22,9 +22,10 @@ import (
 // Client enqueues tasks for the workers of a [Guard] with the same [Config]. Make one with [NewClient]. Safe for
 // concurrent use; it needs no Close.
 //
-// A task that no rule matches goes to asynq unchanged. For every other task the Client does two things:
+// A task that no rule matches goes to asynq unchanged. For every other task the Client does three things:
 //
 //   - It gives the task the next place in the order of its key if a rule says [Rule].InOrder.
+//   - It notes when the task was due, for [Rule].StartWithin, and its [StartBy].
 //   - It reserves an attempt, so that no task waits for its key in its worker since asynq would archive it. The Client
 //     tells asynq one retry more than the task was enqueued with, and the Guard has asynq archive the task when its
 //     handler has failed, or panicked (no asynq.PanicError then), as often as the caller asked for. If the last run did
@@ -106,6 +107,9 @@ func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInf
 // [lock.ErrBackend] means that Redis could not be asked for a place.
 func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
 	if task == nil || c.rules.match(task.Type()) == nil { // asynq refuses nil
+		if task != nil && !startByIn(opts).IsZero() {
+			return nil, refuseStartBy(task, "no rule matches it: give its type a rule, or leave StartBy out")
+		}
 		return c.asynq.EnqueueContext(ctx, task, opts...)
 	}
 	composed, err := stamp.Compose(ctx, task, opts)
@@ -113,6 +117,10 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 		return nil, err
 	}
 	e := &enqueueing{composed, c, tasknote.Of(composed.Info.Queue, composed.Info.ID)}
+	s := stamp.New(e.note, e.Info.MaxRetry)
+	if s.Due, s.By, err = e.startTimes(opts); err != nil {
+		return nil, err
+	}
 	t, ordered, err := c.orderedTarget(ctx, task)
 	switch {
 	case err != nil:
@@ -120,7 +128,7 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	case !ordered && e.IsBaked():
 		return c.asynq.EnqueueContext(ctx, task, opts...) // its uniqueness cannot be read, so no attempt is reserved
 	case !ordered:
-		return e.Enqueue(ctx, c.asynq, stamp.New(e.note, e.Info.MaxRetry))
+		return e.Enqueue(ctx, c.asynq, s)
 	}
 	if err := e.checkOrdered(t.rule); err != nil {
 		return nil, err
@@ -130,7 +138,7 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 			return nil, err
 		}
 	}
-	return e.enqueueInOrder(ctx, t)
+	return e.enqueueInOrder(ctx, t, s)
 }
 
 // orderedTarget returns the ordered lock that the task needs, if it needs one. No function of the task's other rules is
@@ -177,10 +185,9 @@ func (e *enqueueing) checkOrdered(rule *compiledRule) error {
 }
 
 // enqueueInOrder gives the task its place, and then enqueues it. docs/architecture.md has the steps.
-func (e *enqueueing) enqueueInOrder(ctx context.Context, t target) (*asynq.TaskInfo, error) {
+func (e *enqueueing) enqueueInOrder(ctx context.Context, t target, s stamp.Stamp) (*asynq.TaskInfo, error) {
 	c := e.client
 	key := engine.Ref{Key: t.key, Ordered: true} // with no slot: who does not know the controls grants none
-	s := stamp.New(e.note, e.Info.MaxRetry)
 	s.Key, s.Nonce = t.key, stamp.NewNonce()
 	began := time.Now()
 	ticket, err := e.takePlace(ctx, key, t, s.Nonce)

@@ -305,6 +305,25 @@ func ExampleNewClient() {
 	// Output: default pending
 }
 
+// A code that is worth sending for a minute: a worker that comes to the task later ends it as done, unsent.
+func ExampleStartBy() {
+	rdb, stop := exampleRedis()
+	defer stop()
+	cfg := automutex.Config{Rules: []automutex.Rule{{Task: "code", On: []string{"user"}, Late: automutex.Skip}}}
+	client, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb), cfg)
+	if err != nil {
+		panic(err)
+	}
+	expires := automutex.StartBy(time.Now().Add(time.Minute))
+	info, err := client.Enqueue(asynq.NewTask("code", []byte(`{"user": 7}`)), expires)
+	if err != nil {
+		panic(err)
+	}
+	_, err = client.Enqueue(asynq.NewTask("mail", nil), expires) // no rule would look at the time
+	fmt.Println(info.State, err != nil)
+	// Output: pending true
+}
+
 // Keys of a rule without the values.
 func ExampleConfig_hashKeys() {
 	rdb := redis.NewClient(&redis.Options{Addr: "localhost:6379"}) // is not asked here

@@ -32,6 +32,7 @@ const (
 	ReasonBehind   = engine.ReasonBehind   // an earlier task of an ordered key comes first, and does not run now
 	ReasonArchived = engine.ReasonArchived // that task is archived and holds its key, see [HoldKey]
 	ReasonPaused   = lock.ReasonPaused     // an operator has paused the key, see [Guard.Controls]
+	ReasonLate     = "late"                // the task did not start in time; the key may be free
 )
 
 // BusyError says why a task did not get a lock. It is the argument of the function given to [AfterFailure], a field of
@@ -60,7 +61,10 @@ type BusyError struct {
 	// Place is the task's place in line when it gave up: 0 is the head, or not in line.
 	Place int
 
-	// Pause is the operator's order if Reason is [ReasonPaused], otherwise nil.
+	// LateBy is by how much the task is late if Reason is [ReasonLate], otherwise 0.
+	LateBy time.Duration
+
+	// Pause is the operator's order if the key is paused, otherwise nil.
 	Pause *lock.Control
 
 	reused bool // HolderTask is an earlier task with the ID of this one
@@ -72,9 +76,12 @@ type BusyError struct {
 func (e *BusyError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "automutex: rule %q: ", e.Rule)
-	if e.parked {
+	switch {
+	case e.parked:
 		fmt.Fprintf(&b, "%s place %d in line", blocked.ParkedOn(e.Key), e.Place+1)
-	} else {
+	case e.Reason == ReasonLate:
+		fmt.Fprintf(&b, "it did not start in time, and is late by %s: key %q", e.LateBy.Round(time.Millisecond), e.Key)
+	default:
 		fmt.Fprintf(&b, "key %q is busy", e.Key)
 	}
 	switch {

@@ -30,6 +30,9 @@ const (
 	// EventBusy: the task did not get the lock, nor during the wait if there was one, each time that it asks; Busy.Reason
 	// says why. EventSkipped, EventRetried, EventParked or EventReplaced follows if that is what happens to the task.
 	EventBusy EventKind = "busy"
+	// EventLate: the task did not start in time, see [Rule].StartWithin; Busy.LateBy says by how much. Policy is its
+	// rule's Late. EventSkipped follows if the task ends as done.
+	EventLate EventKind = "late"
 	// EventSkipped: the policy (Skip, or AfterFailure whose function returned nil) ended the task as done without running
 	// it.
 	EventSkipped EventKind = "skipped"
@@ -75,7 +78,7 @@ type Event struct {
 	TaskID string // asynq's task ID; empty outside a server
 	Inner  bool   // the task runs within another one's handler; Queue and TaskID are that one's
 
-	// Policy is the policy that applied (Busy, Skipped, Parked, Retried, Replaced): the rule's, or Retry if the rule's may
+	// Policy is the policy that applied (Busy, Late, Skipped, Parked, Retried, Replaced): the rule's, or Retry if that may
 	// end or run a task, but not for this reason; see [Policy].
 	Policy Policy
 
@@ -84,7 +87,7 @@ type Event struct {
 	Parked time.Duration // time in line of a task that was parked (Acquired)
 	Delay  time.Duration // until asynq may run the task again (Retried, Parked)
 
-	Busy *BusyError // EventBusy: why the task did not get the lock, and who holds or paused it
+	Busy *BusyError // EventBusy, EventLate: why the task did not get the lock, and who holds or paused it
 	// EventKeyError, EventBackendError, EventLost, EventBlocked: the error; EventRetried: why, if not for an EventBusy
 	Err error
 }

@@ -22,6 +22,7 @@ import (
 //	Middleware            is there a rule for the task's type?
 //	  run                 the loop: look, decide, act
 //	    look              what keeps the handler from starting?
+//	      checkLate       has its time to start passed?                 late.go
 //	      makeKeys        which locks does the task need?               match.go
 //	      take            get one lock
 //	        acquire       wait as the rule says                         wait.go, order.go, replace.go
@@ -129,6 +130,7 @@ type delivery struct {
 	came      bool     // noteCame was called
 	replacing *replaceState
 	claim     taskClaim
+	late      lateness
 }
 
 // facts are what is known of a delivery before anything is asked of Redis. They never change.
@@ -190,11 +192,13 @@ func (d *delivery) run(next asynq.Handler) error {
 		d.release(ends, met.err)
 		d.endUntaken(ends)
 		d.endClaim(ends)
+		d.endStart(ends, met)
 	}()
 	for {
 		met = d.look(met)
-		decision := d.decideStart(&met)
+		decision := d.leaveLate(d.decideStart(&met), &met)
 		if decision.What == decide.Run && met.why == decide.Nothing {
+			d.noteStart()
 			d.started, d.line = time.Now(), standing{} // under Allow it may have waited for a lock in vain
 			met.err, met.ran = d.attempt(next), true
 			met.held = time.Since(d.started)
@@ -235,6 +239,9 @@ func (d *delivery) look(last obstacle) obstacle {
 	if met := d.makeKeys(); met.why != decide.Nothing {
 		return met
 	}
+	if met := d.report(d.checkLate(obstacle{why: decide.Nothing})); met.why != decide.Nothing {
+		return met
+	}
 	if met := d.arrive(); met.why != decide.Nothing || d.isReplaced() {
 		return met
 	}
@@ -248,10 +255,14 @@ func (d *delivery) look(last obstacle) obstacle {
 	}
 	// Note the start in the claim of package unique only when the handler would start now. If a lease is lost in that
 	// round trip, the note stays: the next task for the key may be enqueued before this one runs, and both run.
-	if met := d.lostBeforeStart(); met.why != decide.Nothing || d.claim.key == "" || d.over() != decide.Goes {
+	if met := d.lostBeforeStart(); met.why != decide.Nothing || d.over() != decide.Goes ||
+		d.claim.key == "" && d.late.by.IsZero() {
 		return met
 	}
 	if met := d.beginInClaim(); met.why != decide.Nothing {
+		return met
+	}
+	if met := d.report(d.checkLate(obstacle{why: decide.Nothing})); met.why != decide.Nothing {
 		return met
 	}
 	return d.lostBeforeStart()
@@ -264,7 +275,8 @@ func (d *delivery) makeKeys() obstacle {
 	if d.targets != nil {
 		return met
 	}
-	targets := d.guard.rules.targetsNeeded(d.ctx, d.task, d.guard.cfg.Prefix, d.guard.rules.match(d.task.Type()),
+	rules := d.guard.rules.match(d.task.Type())
+	targets := d.guard.rules.targetsNeeded(d.ctx, d.task, d.guard.cfg.Prefix, rules,
 		func(rule *compiledRule, err error) {
 			o := obstacle{why: whyNoKey(err), target: target{rule: rule}, err: err}
 			switch {
@@ -281,6 +293,7 @@ func (d *delivery) makeKeys() obstacle {
 		return d.report(met)
 	}
 	d.targets = targets
+	d.boundStart(rules)
 	return met
 }
 
@@ -304,7 +317,12 @@ func (d *delivery) take(t target) obstacle {
 		d.line = standing{key: t.key, came: time.Now()}
 	}
 	if err := d.acquire(t); err != nil {
-		return d.report(d.refused(t, err))
+		by := d.late.by
+		met := d.checkLate(d.refused(t, err))
+		if !by.Equal(d.late.by) {
+			return d.take(t) // it has begun before: that time has ended its wait for nothing
+		}
+		return d.report(met)
 	}
 	d.guard.outage.Answered(d.guard.log)
 	d.observeAcquired(t)
@@ -357,6 +375,8 @@ func (d *delivery) report(met obstacle) obstacle {
 		return met
 	}
 	switch {
+	case met.why == decide.Late:
+		d.observe(Event{Kind: EventLate, Rule: t.rule.Name, Key: t.key, Policy: met.policy(), Busy: met.busy})
 	case met.busy != nil:
 		d.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: met.policy(), Waited: met.busy.Waited,
 			Busy: met.busy})
@@ -390,6 +410,8 @@ func (o obstacle) policy() Policy {
 	switch {
 	case rule == nil:
 		return Retry
+	case o.why == decide.Late:
+		return rule.Late
 	case o.why.ForPolicy(), rule.Busy.row().returns(), rule.Busy == Allow && o.why == decide.Closed:
 		return rule.Busy
 	}
@@ -409,11 +431,15 @@ func (d *delivery) decideStart(met *obstacle) decide.Decision {
 	if rule == nil {
 		return decide.Start(s)
 	}
-	s.Wish = rule.Busy.row().busy
+	policy, applies := rule.Busy, met.why.ForPolicy()
+	if met.why == decide.Late {
+		policy, applies = rule.Late, true
+	}
+	s.Wish = policy.row().busy
 	if s.Over != decide.Goes {
 		return decide.Start(s)
 	}
-	if fn := rule.Busy.after; fn != nil && met.why.ForPolicy() && !met.asked {
+	if fn := policy.after; fn != nil && applies && !met.asked {
 		met.asked = true
 		met.err = (*fn)(d.ctx, d.task, met.busy) // a panic fails the attempt, as a handler's does
 	}
@@ -468,9 +494,9 @@ func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result erro
 		return context.Cause(d.ctx), false
 	case decide.Done:
 		if met.busy != nil {
-			d.guard.log.Debug("automutex: skipped: the key is busy", "rule", t.rule.Name, "key", t.key, "task", d.note, "holder",
-				met.busy.HolderTask)
-			d.observe(Event{Kind: EventSkipped, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy})
+			d.guard.log.Debug("automutex: skipped", "rule", t.rule.Name, "key", t.key, "task", d.note, "reason",
+				met.busy.Reason, "holder", met.busy.HolderTask)
+			d.observe(Event{Kind: EventSkipped, Rule: t.rule.Name, Key: t.key, Policy: met.policy()})
 		}
 		return nil, false
 	case decide.Archive:
@@ -539,9 +565,9 @@ func (d *delivery) delay(when decide.When, met obstacle) time.Duration {
 	case when == decide.AsAsked && met.ran: // ServerConfig rounds it
 		return left
 	case when == decide.Soon && rule != nil && rule.Busy.delay > 0:
-		return rule.Busy.delay
+		return d.inTime(rule.Busy.delay)
 	}
-	return decide.Delay(when, left)
+	return d.inTime(decide.Delay(when, left))
 }
 
 // minStay is the least time after which a task on its last attempt tries again that has given its locks back: its

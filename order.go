@@ -248,7 +248,7 @@ func (d *delivery) orderOutcome(t target, decision decide.Decision) engine.Outco
 		return engine.OutcomeUnbegun
 	case !decision.Final(d.last):
 		return engine.OutcomeStays
-	case t.rule.OnArchive == Continue:
+	case t.rule.OnArchive == Continue, d.late.left:
 		return engine.OutcomeLeft
 	}
 	return engine.OutcomeHeld

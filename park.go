@@ -54,7 +54,7 @@ func tasksFor(rdb lock.Client, cfg Config, what string) (*blocked.Tasks, error) 
 // park returns the task to asynq, which runs it after a delay, unless a process wakes it before. Redis keeps its place
 // in line.
 func (d *delivery) park(t target, busy *BusyError) error {
-	delay := decide.Delay(decide.AtTurn, busy.turnIn())
+	delay := d.inTime(decide.Delay(decide.AtTurn, busy.turnIn()))
 	d.checkInspector()
 	d.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay, Busy: busy})
 	return d.comeBackIn(delay, busy)

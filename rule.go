@@ -124,6 +124,15 @@ type Rule struct {
 	// is Park; both may be left out. docs/guarantees.md has what InOrder does not promise.
 	InOrder bool
 
+	// StartWithin bounds how long after its enqueueing, or its asynq.ProcessAt, a task may start: the first time, not when
+	// it comes back. It needs a [Client]. 0 means no bound; less than a millisecond is refused. See also [StartBy].
+	StartWithin time.Duration
+
+	// Late is what happens to a task that did not start in time: [Archive], also as the zero value, [Skip] or
+	// [AfterFailure], whose function gets a [*BusyError] with [ReasonLate], also if the key is free, and has the task
+	// archived if it returns that. An archived task leaves its order, also under [HoldKey].
+	Late Policy
+
 	// OnArchive is what happens to the key of an ordered task that asynq archives. The zero value is [HoldKey].
 	OnArchive OnArchive
 
@@ -210,6 +219,9 @@ func nameRules(rules []*compiledRule) {
 
 func (c *compiledRule) fillDefaults() {
 	c.Limit, c.TTL = cmp.Or(c.Limit, 1), cmp.Or(c.TTL, lock.DefaultTTL)
+	if c.Late == Park {
+		c.Late = Archive
+	}
 	c.On, c.OnHeaders = slices.Clone(c.On), slices.Clone(c.OnHeaders) // the caller may change his
 	// check has reported what is malformed.
 	if c.LimitField != nil {
@@ -253,6 +265,7 @@ func (c *compiledRule) check() []*FieldError {
 		{"TTL", c.TTL, "for " + lock.DefaultTTL.String(), engine.MinTTL, inside.MaxTTL},
 		{"Wait", c.Wait, "to not wait in line", time.Millisecond, math.MaxInt64},
 		{"MaxHold", c.MaxHold, "for no bound", engine.MinTTL, math.MaxInt64},
+		{"StartWithin", c.StartWithin, "for no bound", time.Millisecond, math.MaxInt64},
 		{"Cooldown", c.Cooldown, "for none", time.Millisecond, inside.MaxTTL},
 	} {
 		switch {
@@ -282,6 +295,9 @@ func (c *compiledRule) check() []*FieldError {
 	}
 	if err := c.Busy.check(); err != nil {
 		mistakes.addf("Busy", "%w", err)
+	}
+	if err := c.Late.checkLate(); err != nil {
+		mistakes.addf("Late", "%w", err)
 	}
 	return mistakes.all
 }

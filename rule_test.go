@@ -31,7 +31,7 @@ func TestCompile_defaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	plain := rs.match("plain")[0]
-	want := Rule{Task: "plain", Name: "plain", Limit: 1, TTL: 30 * time.Second, Busy: Park}
+	want := Rule{Task: "plain", Name: "plain", Limit: 1, TTL: 30 * time.Second, Late: Archive, Busy: Park}
 	if !reflect.DeepEqual(plain.Rule, want) {
 		t.Errorf("got %+v, want %+v", plain.Rule, want)
 	}

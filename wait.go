@@ -88,7 +88,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	}
 	// ctx ends everything. most only bounds the time in line: if the answer to an earlier ask arrives after it and grants
 	// the lock, the task keeps the lock.
-	ctx, cancel := context.WithCancel(d.ctx)
+	ctx, cancel := d.untilLate()
 	defer cancel()
 	defer context.AfterFunc(d.guard.life.Closing, cancel)()
 	leave := cancel

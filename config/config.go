@@ -216,7 +216,7 @@ func (r *reader) refused(err error, what string, root, preset *yaml.Node, rules 
 
 // goName finds what an error calls by its name in Go: another rule, a field or a value. Texts in quotes are the user's.
 var goName = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|Rules\[\d+\]|\b(?:automutex\.|unique\.)?(?:Name|Task|On|OnHeaders|Optional|Scope|Limit|TTL|Wait|MaxHold|Cooldown|Rate|Cost|` +
-	`Starts|Per|Burst|InOrder|OnArchive|MaxQueued|LeaveIdle|Fence|Busy|Queue|Until|Duplicate|MaxPostpone|KeepArchived|Unlimited|Retry|RetryIn|For|Postpone|Reject|Join)\b`)
+	`Starts|Per|Burst|InOrder|OnArchive|MaxQueued|LeaveIdle|Fence|Busy|StartWithin|Late|Queue|Until|Duplicate|MaxPostpone|KeepArchived|Unlimited|Retry|RetryIn|For|Postpone|Reject|Join)\b`)
 
 // inFile says in the words of a file what New says in those of Go. It names other rules by their lines.
 func inFile(text string, rules []*yaml.Node) string {
@@ -285,7 +285,13 @@ type defaults struct {
 	LeaveIdle int                         `yaml:"leave_idle" about:"A task starts above the limit while so many workers of its server stay idle; none does where it is left out."`
 	Fence     bool                        `yaml:"fence" about:"Whether handlers get a fence, a number that grows from run to run of a key."`
 	Busy      choice[automutex.Policy]    `yaml:"busy" about:"The policy for a task that finds its key taken; park where it is left out."`
+
+	StartWithin time.Duration `yaml:"start_within" about:"How long after it was due a task may start, if producers enqueue it through a Client; no bound where it is left out."`
+	Late        choice[late]  `yaml:"late" about:"What happens to a task that did not start in time: archive (where it is left out) or skip."`
 }
+
+// late is a policy that Rule.Late may be.
+type late automutex.Policy
 
 // parts are what a rule, or a unique rule, makes keys of.
 type parts struct {
@@ -303,6 +309,7 @@ func (r rule) rule() automutex.Rule {
 		MaxHold:  r.MaxHold,
 		Cooldown: r.Cooldown, Rate: automutex.Rate(r.Rate.starts), RateOf: r.Rate.of, Cost: r.Cost.of,
 		InOrder: r.InOrder, OnArchive: r.OnArchive.value, MaxQueued: r.MaxQueued, LeaveIdle: r.LeaveIdle, Fence: r.Fence, Busy: r.Busy.value,
+		StartWithin: r.StartWithin, Late: automutex.Policy(r.Late.value),
 	}
 }
 
@@ -504,6 +511,7 @@ var choices = map[reflect.Type]map[string]any{
 		"park":    automutex.Park,
 		"replace": automutex.Replace, "allow": automutex.Allow, "{retry_in: 5s}": automutex.RetryIn,
 	},
+	reflect.TypeFor[late]():                {"archive": late(automutex.Archive), "skip": late(automutex.Skip)},
 	reflect.TypeFor[automutex.OnArchive](): {"hold": automutex.HoldKey, "continue": automutex.Continue},
 	reflect.TypeFor[unique.Until](): {"done": unique.UntilDone, "start": unique.UntilStart,
 		"{for: 5s}": unique.For},

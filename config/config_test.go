@@ -46,6 +46,7 @@ func TestLoad(t *testing.T) {
 			{
 				Task: "webhook", OnHeaders: []string{"tenant"}, TTL: time.Minute, Wait: 10 * time.Second,
 				InOrder: true, OnArchive: automutex.Continue, MaxQueued: 1000, Busy: automutex.Park,
+				StartWithin: 30 * time.Second, Late: automutex.Skip,
 			},
 		}},
 		"testdata/rules.json": {Prefix: "myapp", Rules: []automutex.Rule{

@@ -278,6 +278,7 @@ func TestObserve_events(t *testing.T) {
 		"parked": {{Kind: automutex.EventBusy, Policy: automutex.Park},
 			{Kind: automutex.EventParked, Policy: automutex.Park}},
 		"replaced": {{Kind: automutex.EventReplaced, Policy: automutex.Replace}},
+		"late":     {{Kind: automutex.EventLate, Policy: automutex.Archive}},
 		"archived": {{Kind: automutex.EventBusy, Policy: automutex.Archive}},
 		"failed":   {{Kind: automutex.EventBusy, Policy: automutex.Fail}},
 		"allowed":  {{Kind: automutex.EventBusy, Policy: automutex.Allow}},

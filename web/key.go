@@ -22,6 +22,7 @@ type keyView struct {
 	Looked          bool // Redis has told what Info and Line say
 	Info            row
 	Line            []inspect.Waiter
+	Late            []string        // as many as Line: in what time that task is late; empty: it is not known to be
 	More            int             // of the line that are not shown
 	Orders          []control.Order // of operators, that are in force for this lock
 	PausedHere      bool            // by an order for this lock itself
@@ -62,7 +63,7 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 			}
 		}
 		v.Bars, v.Kept, v.Unread = newBars(p.runsOf(kept, info), info.At), len(kept) > 0, trouble(unread, triesAgain)
-		p.rulesNow(ctx)
+		v.Late = p.lateOf(ctx, key, v.Line, v.Now)
 	}
 	v.Rule = p.rulesOf(key)
 	controls, wrong := p.controls(ctx)

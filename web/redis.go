@@ -20,6 +20,7 @@ import (
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/internal/tasknote"
 )
 
@@ -160,6 +161,33 @@ func (p *page) blockedOf(ctx context.Context, rows []row) (all []blockedRow) {
 		}
 	}
 	return all
+}
+
+// lateOf says in what time the tasks of a lock's line are late, as asynq has them; empty: nothing is known of that.
+func (p *page) lateOf(ctx context.Context, key string, line []inspect.Waiter, now time.Time) []string {
+	rules, scope := p.rulesNow(ctx).rules, inspect.ScopeOf(key)
+	late := askAsynq(ctx, p, func(asked *asynq.Inspector) []string {
+		late := make([]string, len(line))
+		for i, w := range line {
+			info, err := asked.GetTaskInfo(w.Queue, w.Task)
+			if err != nil || info.Retried > 0 {
+				continue // it is no task, has ended, or has begun
+			}
+			within := time.Duration(0)
+			for _, r := range rules {
+				its, _ := time.ParseDuration(r.StartWithin) // empty: none
+				if its > 0 && (within == 0 || its < within) && r.Has(scope) && strings.HasPrefix(info.Type, r.Task) {
+					within = its
+				}
+			}
+			s, _ := stamp.Of(info.Headers, tasknote.Of(info.Queue, info.ID))
+			if by := s.StartBy(within); by.After(now) {
+				late[i] = "late in " + printable.Duration(by.Sub(now))
+			}
+		}
+		return late
+	})
+	return append(late, make([]string, len(line)-len(late))...) // asynq may not say in time
 }
 
 // askAsynq asks asynq, whose Inspector takes no context, and whose Redis may hang: nobody waits longer than

@@ -124,12 +124,19 @@ func TestKey_holdersAndLine(t *testing.T) {
 		v := serve(t, s, Options{})
 		m := v.locker.Mutex("room", lock.Parts("7"))
 		v.get(keyPath(m.Key())).want(200, "Nobody holds this lock.", "Nobody is in line.")
+		client, err := automutex.NewClient(s.Client(t), asynq.NewClientFromRedisClient(s.Client(t)),
+			automutex.Config{Rules: []automutex.Rule{{Task: "work", StartWithin: time.Hour}}})
+		redistest.Must(t, err)
+		second := redistest.Name(t)
+		_, err = client.Enqueue(asynq.NewTask("work", nil), asynq.TaskID(second),
+			automutex.StartBy(time.Now().Add(90*time.Minute)))
+		redistest.Must(t, err)
 		v.hold(v.locker.Mutex("room", lock.Parts("7"), lock.Note("default/task-1")))
-		v.wait(v.locker.Mutex("room", lock.Parts("7"), lock.Note("default/task-2")))
+		v.wait(v.locker.Mutex("room", lock.Parts("7"), lock.Note("default/"+second)))
 		v.wait(v.locker.Mutex("room", lock.Parts("7"), lock.Note("default/task-3")))
-		a := v.get(keyPath(m.Key())).want(200, "<dt>Held</dt><dd>1</dd>", "<dt>In line</dt><dd>2</dd>", "default/task-1",
-			"<time datetime=")
-		if first, second := strings.Index(a.body, "default/task-2"), strings.Index(a.body, "default/task-3"); first < 0 ||
+		a := v.get(keyPath(m.Key())).want(200, ", late in 1h", "<dt>Held</dt><dd>1</dd>", "<dt>In line</dt><dd>2</dd>",
+			"default/task-1", "<time datetime=")
+		if first, second := strings.Index(a.body, "default/"+second), strings.Index(a.body, "default/task-3"); first < 0 ||
 			second < first {
 			t.Error("the line is not in order")
 		}

@@ -19,7 +19,7 @@ var (
 	whens = [...]string{"", "in 1-5 s", "when the gate opens", "when the pause ends", "after the outage's delay",
 		"after its RetryAfter", ""}
 	whys = [...]string{"done already", "key never", "key drop", "key later", "no answer", "lease lost",
-		"own earlier attempt", "paused", "closed", "cooldown", "rate", "held", "nothing"}
+		"late", "own earlier attempt", "paused", "closed", "cooldown", "rate", "held", "nothing"}
 	overs   = [...]string{"goes on", "context ended", "replaced", "Guard closed"}
 	saids   = [...]string{"nil", "error", "RetryAfter", "SkipRetry", "RevokeTask", "panic"}
 	claims  = [...]string{"none", "fresh", "settled", "confirmed"}
@@ -45,10 +45,19 @@ var policies = []struct {
 	{"Fail", WishSpend, false}, {"AfterFailure", WishBack, false}, {"Allow", WishRun, false},
 }
 
-// situation is that of a task with the policy of that index. The lock parks for some reasons, and not on the last
-// attempt.
+// lates are what Rule.Late may be, as Start sees them: AfterFailure where its function returned the BusyError.
+var lates = []struct {
+	name string
+	wish Wish
+}{{"Archive", WishArchive}, {"Skip", WishDone}, {"AfterFailure", WishBack}}
+
+// situation is that of a task with the policy of that index, and Archive as its Late. The lock parks for some reasons,
+// and not on the last attempt.
 func situation(policy int, why Why, last bool) Situation {
 	parks := why == Paused || why == Closed || why.ForPolicy()
+	if why == Late {
+		return Situation{Why: why, Wish: WishArchive, Last: last}
+	}
 	return Situation{Why: why, Wish: policies[policy].wish, Parked: policies[policy].park && parks && !last, Last: last}
 }
 
@@ -85,6 +94,20 @@ func TestDecisions(t *testing.T) {
 		}
 		table(title, rows...)
 	}
+	late := [][]string{{"Late", "", "on the last attempt", "and no time", "its Guard closed", "so, on the last attempt"}}
+	for _, l := range lates {
+		row := []string{l.name}
+		for _, s := range []Situation{{}, {Last: true}, {Last: true, TimeUp: true}, {Over: GuardClosed},
+			{Over: GuardClosed, Last: true}} {
+			s.Why, s.Wish = Late, l.wish
+			row = append(row, Start(s).String())
+			if s.Parked = true; Start(s).String() != row[len(row)-1] { // its place in line changes nothing
+				t.Errorf("%+v: %s", s, Start(s))
+			}
+		}
+		late = append(late, row)
+	}
+	table("Start: late, by Rule.Late, whatever the policy", late...)
 	ended := [][]string{{"over", "key never, not Allow", "any other reason", "on the last attempt"}}
 	for over := ContextEnded; over <= GuardClosed; over++ {
 		ended = append(ended, []string{overs[over], Start(Situation{Over: over, Why: KeyNever}).String(),
@@ -193,6 +216,7 @@ var reasons = [...]string{
 	KeyLater:  "its key cannot be made now",
 	NoAnswer:  "Redis does not answer, or too few replicas do",
 	LeaseLost: "a lease was lost before the handler began",
+	Late:      "[its time to start](#in-time-or-not-at-all) has passed",
 	Own:       "the task's own earlier attempt still holds the key",
 	Paused:    "an operator has paused the key",
 	Closed:    "`CloseGate` has closed the key",
@@ -217,6 +241,8 @@ func TestGuide(t *testing.T) {
 			d := Start(situation(policy, Why(why), false))
 			cell := what[d.What]
 			switch {
+			case Why(why) == Late:
+				cell = "as `Late` says"
 			case p.name == "AfterFailure" && Why(why).ForPolicy():
 				cell = "your function decides"
 			case d.What == Back:

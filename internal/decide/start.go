@@ -14,6 +14,7 @@ const (
 	KeyLater  // that function cannot make the key now
 	NoAnswer  // Redis does not answer, too few replicas do, or the claim cannot be noted
 	LeaseLost // a lease ended before the handler began
+	Late      // the time by which it was to start has passed
 	Own       // an earlier attempt of this task holds the key
 	Paused    // an operator has paused the key
 	Closed    // a handler has closed the gate (CloseGate)
@@ -23,7 +24,7 @@ const (
 	Nothing   // it holds all of its locks, or needs none
 )
 
-// Wish is what the rule's policy asks for.
+// Wish is what the rule's policy asks for; where Why is Late, Rule.Late.
 type Wish uint8
 
 // The wishes of a policy.
@@ -82,6 +83,8 @@ func Start(s Situation) Decision {
 		return s.comeBack(AtOutage)
 	case LeaseLost, Own:
 		return s.comeBack(Soon)
+	case Late:
+		return s.late()
 	case Paused:
 		return s.comeBack(AtResume)
 	case Cooldown, Rate:
@@ -89,6 +92,15 @@ func Start(s Situation) Decision {
 	case Held:
 	}
 	return s.policy(Soon)
+}
+
+// late is what Rule.Late makes of a task that did not start in time: WishDone is Skip, and all else Archive, also an
+// AfterFailure whose function returned the BusyError. The task never comes back.
+func (s Situation) late() Decision {
+	if s.Wish == WishDone {
+		return Decision{What: Done}
+	}
+	return Decision{What: Archive}
 }
 
 // policy is what the rule's policy makes of a busy key. when is when a task comes back under it.

@@ -129,6 +129,14 @@ func limitedRules() []automutex.Rule {
 	return limited
 }
 
+func codeRules() []automutex.Rule {
+	codes := []automutex.Rule{
+		{Task: "mail:code", On: []string{"user_id"},
+			StartWithin: 30 * time.Second, Late: automutex.Skip},
+	}
+	return codes
+}
+
 func planOf(context.Context, *asynq.Task) (automutex.Rate, error) { return automutex.Rate{}, nil }
 func tokensOf(context.Context, *asynq.Task) (int, error)          { return 1, nil }
 

@@ -743,6 +743,34 @@ func (c *contended) has(key string) bool {
 
 var errBroken = fmt.Errorf("%w: it was broken", ErrLost)
 
+// The start of work that is to start in time is noted in a key of its own, so that who gets the work again knows that
+// it has begun. One command each.
+
+func (e *Engine) doStart(ctx context.Context, note, command string, more ...any) (any, error) {
+	key := e.o.Prefix + ":start:" + note
+	return e.do(ctx, command, key, func() (any, error) {
+		return e.conn.Do(ctx, append([]any{command, key}, more...)...)
+	})
+}
+
+// NoteStart notes for so long that the work with that note has started. After an error it may be noted or not.
+func (e *Engine) NoteStart(ctx context.Context, note string, keep time.Duration) error {
+	_, err := e.doStart(ctx, note, "set", "1", "px", keep.Milliseconds())
+	return err
+}
+
+// HasStarted reports whether that is noted.
+func (e *Engine) HasStarted(ctx context.Context, note string) (bool, error) {
+	n, err := e.doStart(ctx, note, "exists")
+	return n == any(int64(1)), err
+}
+
+// ForgetStart deletes what is noted.
+func (e *Engine) ForgetStart(ctx context.Context, note string) error {
+	_, err := e.doStart(ctx, note, "del")
+	return err
+}
+
 // The newest wins: of the work that comes to a lock with N slots the last N stay. Older work is overtaken: it is asked
 // to stop by a message, which takes nothing away, and is told so when it comes again.
 

@@ -250,10 +250,14 @@ func TestOrder_behindItsID(t *testing.T) {
 		}
 		r.Place = &Place{Nonce: "new", Ticket: tickets[1], Most: -1}
 		r.OnWait = func(time.Duration) {
-			redistest.Must(t, e.Act(t.Context(), r.Ref, ActWithdraw, OrderItem{Nonce: "gone", Ticket: tickets[0], Note: r.Note},
-				0))
+			for _, act := range []OrderAct{ActWithdraw, ActConfirm} { // a late confirm does not bring it back
+				redistest.Must(t, e.Act(t.Context(), r.Ref, act, OrderItem{Nonce: "gone", Ticket: tickets[0], Note: r.Note}, 0))
+			}
 		}
 		release(t, must(t, e, r))
+		if head, err := e.Head(t.Context(), r.Ref); err != nil || head.Nonce == "gone" {
+			t.Errorf("%+v, %v", head, err)
+		}
 	})
 }
 

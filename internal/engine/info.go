@@ -131,7 +131,7 @@ const (
 	ActLeft     OrderAct = "left"     // look: archived or completed, and the next one runs
 	ActPresent  OrderAct = "present"  // look: the task comes by itself
 	ActConfirm  OrderAct = "confirm"  // the producer has enqueued the task
-	ActWithdraw OrderAct = "withdraw" // the task is one of another key now
+	ActWithdraw OrderAct = "withdraw" // the task is one of another key now, or ends before it begins
 	ActRefused  OrderAct = "refused"  // the producer has not, since asynq has another task with that ID
 )
 

@@ -964,10 +964,11 @@ func (s *sim) check() {
 	m.bury()
 	n, fate, inbound, lend := "", "", s.r.IntN(4), max(0, s.r.IntN(6)-3)
 	if len(m.parked) > 0 && s.r.IntN(3) == 0 {
-		n, fate = m.parked[s.r.IntN(len(m.parked))].note, []string{"gone", "later"}[s.r.IntN(2)]
+		n, fate = m.parked[s.r.IntN(len(m.parked))].note, []string{"gone", "later",
+			"left"}[s.r.IntN(3)]
 	}
 	got := s.run("check", s.limit, inbound, 500, n, fate, lend)
-	if at := m.parkedAt(n); at >= 0 && m.parked[at].called > 0 {
+	if at := m.parkedAt(n); at >= 0 && (m.parked[at].called > 0 || fate == "left") {
 		m.parked = slices.Delete(m.parked, at, at+1)
 		if fate == "later" {
 			m.parked = append(m.parked, note{n, m.now, 0})
@@ -1755,11 +1756,11 @@ func (s *sim) orderAct() {
 		}
 		m.leave(t, "unknown")
 		m.mark(fmt.Sprint("skipped:", o.ticket))
-	case act == "withdraw" || act == "refused":
+	case act == "withdraw" && i >= 0:
+		m.leave(t, "")
+	case act == "refused":
 		m.remove(o.nonce)
-		if act == "refused" {
-			m.mark("done:" + o.nonce)
-		}
+		m.mark("done:" + o.nonce)
 	case act == "confirm":
 		if t.state == "i" {
 			t.state, t.seen, t.since = "a", m.now, m.ms()+5000
@@ -1971,15 +1972,15 @@ var mistakes = []struct {
 	{4, "called notes do not count", "most - fresh", "most"},
 	{3, "who borrows stays in line", "local length, value = lease, nil\n  call('ZREM', line, token)",
 		"local length, value = lease, nil"},
-	{0, "a closed gate lends", "limit > 0 and opens <= now_us and not same", "limit > 0 and not same"},
+	{1, "a closed gate lends", "limit > 0 and opens <= now_us and not same", "limit > 0 and not same"},
 	{0, "a run of its own lends", "opens <= now_us and not same", "opens <= now_us"},
 	{4, "nobody is called to borrow", "free + lend)", "free)"},
 	{14, "more are called than the gate lets through", "most = math.min(most,", "most = math.max(most,"},
-	{5, "fewer are called than slots are free", "math.max(inbound, free + lend)", "inbound + lend"},
-	{0, "a fate drops a note that is not called", "fate ~= '' and call('ZREM', called, note) == 1",
+	{1, "fewer are called than slots are free", "math.max(inbound, free + lend)", "inbound + lend"},
+	{2, "a fate drops a note that is not called", "fate ~= '' and call('ZREM', called, note) == 1",
 		"fate ~= '' and call('ZREM', called, note) >= 0"},
 	{0, "a note that came counts as called", "if at then call('ZREM', called, note) end", ""},
-	{45, "an unused rate is forgotten", "if forgotten <= now_us then", "if opens <= now_us then"},
+	{32, "an unused rate is forgotten", "if forgotten <= now_us then", "if opens <= now_us then"},
 	{0, "the last holder takes the parked with it", "count == 0 and not parks and not ordered",
 		"count == 0 and not ordered"},
 	{1, "the last holder takes the line with it", "(nobody or call('EXISTS', line) == 0)", "true"},
@@ -1990,7 +1991,7 @@ var mistakes = []struct {
 	{0, "a long renewal leaves the keys as they are", "if tonumber(good) < now_ms + length then", "if false then"},
 	{0, "the first waiter is not told when the gate opens", "local head = moved and call('ZRANGE', line, '0', '0')[1]",
 		"local head = nil"},
-	{1, "who asks as the gate opens starts alone", "not (mine and (nobody or asides))", "not mine"},
+	{5, "who asks as the gate opens starts alone", "not (mine and (nobody or asides))", "not mine"},
 	{0, "who does not hold the lock frees a slot", "local late = was and limit",
 		"was = was or count > 0\nlocal late = was and limit"},
 	{0, "an ask that is sent twice takes a second slot", "elseif held then\n  local ms = lease",

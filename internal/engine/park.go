@@ -404,6 +404,24 @@ func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
 	p.plan(n)
 }
 
+// Unpark takes a note out of the line of a lock, where it may be parked or called: its work has ended. It calls the
+// next one, if it is that one's turn.
+func (e *Engine) Unpark(ctx context.Context, r Ref, note string) error {
+	if err := e.Know(ctx, r.Key); err != nil {
+		return err
+	}
+	c, sent := e.parking.checkCall(r, note, "left"), time.Now()
+	reply, err := e.call(ctx, c.Script, c.Keys, c.Args...)
+	if err != nil {
+		return err
+	}
+	back, err := parseNamed(reply)
+	if err == nil {
+		e.parking.noteNamed(r, back, sent)
+	}
+	return err
+}
+
 // withClaim runs f, unless another process calls the same note now. Without the claim two processes could both find the
 // work parked, and the slower one would run it a second time after it is done. If f took longer than half of callTime,
 // the claim is not dropped but lapses: the last command of f may not have reached Redis yet. No context of it ends at

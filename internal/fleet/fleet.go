@@ -56,6 +56,8 @@ type Rule struct {
 	InOrder   bool     `json:"in_order,omitempty"`
 	Shares    []string `json:"shares,omitempty"` // what else all rules of the scope have to say alike, a text each
 	Also      []string `json:"also,omitempty"`   // what else the rule says
+
+	StartWithin string `json:"start_within,omitempty"` // also in Also
 }
 
 // ScopeText is the scope of the rule as it stands in keys. byType: each type has its own, which begins so.

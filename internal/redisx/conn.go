@@ -142,6 +142,17 @@ func forgetSent(args ...any) {
 // Resent reports whether the command was sent more than once.
 func (a *Counted) Resent() bool { return a.sends.Load() > 1 }
 
+// Do sends a command whose second word is its only key.
+func (c *Conn) Do(ctx context.Context, words ...any) (any, error) {
+	return c.Within(ctx, func(bound context.Context) (any, error) {
+		cmd := redis.NewCmd(bound, words...)
+		cmd.SetFirstKeyPos(1)
+		reply, err := replyOf(cmd, c.rdb.Process(bound, cmd))
+		c.noteUnreached(err)
+		return reply, explain(err)
+	})
+}
+
 // SetNX sets key to body for ttl (ms) if the key does not exist. ok is false without an error if it does.
 func (c *Conn) SetNX(ctx context.Context, key string, body, ttl any) (ok bool, err error) {
 	if c.runsHere(ctx) {

@@ -6,9 +6,11 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/hibiken/asynq"
 )
@@ -27,6 +29,9 @@ type Stamp struct {
 	Nonce  string
 	Ticket int64
 	Key    string
+	// Due is when the task was due, and By by when it is to start, by the producer's clock (ms); 0: the task has no such
+	// time.
+	Due, By int64
 
 	of string // names the task, so that a copy of the header in another task is no stamp
 }
@@ -37,6 +42,9 @@ func New(note string, most int) Stamp { return Stamp{Most: most, of: short(note)
 // Text is the header's text in that task.
 func (s Stamp) Text(t *asynq.Task) string {
 	text := version + " " + s.of + " " + content(t) + " " + strconv.Itoa(s.Most)
+	if s.Due != 0 || s.By != 0 {
+		text = fmt.Sprintf("%s,%d,%d", text, s.Due, s.By)
+	}
 	if s.Nonce != "" {
 		text = fmt.Sprintf("%s %s %d %s", text, s.Nonce, s.Ticket, s.Key)
 	}
@@ -56,7 +64,7 @@ func Of(headers map[string]string, note string) (s Stamp, ok bool) {
 	}
 	s.of = f[1]
 	var err error
-	if s.Most, err = strconv.Atoi(f[3]); err != nil || s.Most < 0 {
+	if s.Most, s.Due, s.By, err = parseNumbers(f[3]); err != nil {
 		return Stamp{}, false
 	}
 	if len(f) == 7 {
@@ -75,6 +83,17 @@ func split(text string) []string {
 		return nil
 	}
 	return f
+}
+
+// StartBy returns the earlier one of By and, if within is not 0, of Due and that much; the zero time without them.
+func (s Stamp) StartBy(within time.Duration) (by time.Time) {
+	if s.By > 0 {
+		by = time.UnixMilli(s.By)
+	}
+	if at := time.UnixMilli(s.Due).Add(within); s.Due > 0 && within > 0 && (by.IsZero() || at.Before(by)) {
+		by = at
+	}
+	return by
 }
 
 // in is split of the task's header. asynq's RetryDelayFunc does not say of which task t is; a header that was passed on
@@ -100,8 +119,25 @@ func IsLast(t *asynq.Task, retried int) bool {
 	if f == nil {
 		return false
 	}
-	most, err := strconv.Atoi(f[3])
+	most, _, _, err := parseNumbers(f[3])
 	return err == nil && retried >= most
+}
+
+// parseNumbers reads the numbers of a stamp: Most, and after commas Due and By.
+func parseNumbers(text string) (most int, due, by int64, err error) {
+	first, times, timed := strings.Cut(text, ",")
+	most, err = strconv.Atoi(first)
+	if timed {
+		second, third, _ := strings.Cut(times, ",")
+		var wrong [2]error
+		due, wrong[0] = strconv.ParseInt(second, 10, 64)
+		by, wrong[1] = strconv.ParseInt(third, 10, 64)
+		err = errors.Join(err, wrong[0], wrong[1])
+	}
+	if err == nil && (most < 0 || due < 0 || by < 0) {
+		err = strconv.ErrRange
+	}
+	return most, due, by, err
 }
 
 // nonceBytes make a nonce of 12 characters.

@@ -20,7 +20,7 @@ func TestIsLast(t *testing.T) {
 	t.Parallel()
 	two := New("default/id", 2).Text(task(""))
 	for text, want := range map[string]bool{
-		two: true, two + " nonce 17 key": true, New("default/id", 3).Text(task("")): false,
+		two: true, two + ",1,0": true, two + " nonce 17 key": true, New("default/id", 3).Text(task("")): false,
 		New("default/id", 2).Text(asynq.NewTask("work", []byte("y"))): false, // whose headers were passed on
 		"": false, "2 of 2": false, version + " of": false, version + " of it two": false,
 	} {
@@ -40,7 +40,9 @@ func TestOf(t *testing.T) {
 	plain := New(note, 3)
 	ordered := plain
 	ordered.Nonce, ordered.Ticket, ordered.Key = NewNonce(), 17, "automutex:{report|a b}"
-	for _, s := range []Stamp{plain, ordered} {
+	timed, both := plain, ordered
+	timed.By, both.Due, both.By = 1795753169476, 1795753169476, 1
+	for _, s := range []Stamp{plain, ordered, timed, both} {
 		headers := map[string]string{Header: s.Text(task(""))}
 		if got, ok := Of(headers, note); !ok || got != s {
 			t.Errorf("%q is %+v, %v; want %+v", s, got, ok, s)
@@ -51,7 +53,8 @@ func TestOf(t *testing.T) {
 	}
 	start := version + " " + short(note) + " any "
 	for _, text := range []string{
-		"", "3", version, start, start + "three", start + "-1", start + "3 more", "v0 " + short(note) + " any 3",
+		"", "3", version, start, start + "three", start + "-1", start + "3,1", start + "3,1,2,3",
+		start + "3,-1,0", start + "3,1,soon", start + "3 more", "v0 " + short(note) + " any 3",
 		start + "3 nonce 17 key", start + "3 " + ordered.Nonce + " 0 key", start + "3 " + ordered.Nonce + " -17 key",
 		start + "3 " + ordered.Nonce + " soon key", start + "3 " + ordered.Nonce + "| 17 key", start + "x " + ordered.Nonce +
 			" 17 key",

@@ -1347,7 +1347,7 @@ func (r rulePlan) onArchive() automutex.OnArchive {
 
 // newOrdered makes the producer's client for tasks in order; nil: there are none.
 func (w *world) newOrdered() *automutex.Client {
-	if !w.plan.isOrdered() {
+	if !w.plan.isOrdered() && !slices.ContainsFunc(w.plan.Rules, func(r rulePlan) bool { return r.StartWithin > 0 }) {
 		return nil
 	}
 	return must(automutex.NewClient(w.producerRedis[1], w.producer, automutex.Config{
@@ -1399,7 +1399,8 @@ func (b *ledger) notEnqueued(n int, err error) {
 func (b *ledger) leftOrder(n int) bool {
 	t, task := b.books[n], b.books[n].plan
 	switch {
-	case t.success > 0, t.late, t.ends[endDeleted] && !t.deletedInHold, t.ends[endGivenUp], t.ends[endLost]:
+	case t.success > 0, t.late, t.ends[endTooLate], t.ends[endDeleted] && !t.deletedInHold, t.ends[endGivenUp],
+		t.ends[endLost]:
 		return true
 	case b.w.plan.orderOf(task).OnArchive != "continue":
 		return false
@@ -1648,7 +1649,9 @@ func (w *world) mayStay(key string) bool {
 		places++
 		archived = archived && w.isArchived(record[strings.LastIndex(record, "/")+1:])
 	}
-	return places > 0 && (archived || !w.book.calm || !w.book.clean || len(w.plan.Ops) > 0)
+	// A task that was late leaves its order, and nobody may come who sees that a holder has died.
+	return w.book.endedLate() && !w.book.calm ||
+		places > 0 && (archived || !w.book.calm || !w.book.clean || len(w.plan.Ops) > 0)
 }
 
 // isFull notes that a key was full, and judges whether it can have been.
@@ -1685,4 +1688,62 @@ func (b *ledger) mayCount(t *taskBook) bool {
 	since := b.quietSince
 	since = latest(since, t.ghost)
 	return !t.ghost.IsZero() && (b.quietSince.IsZero() || time.Since(since) < 12*time.Second)
+}
+
+// startsWithin is how long after it was due a task may start, by the earliest of its rules; 0: at any time.
+func (p *plan) startsWithin(t taskPlan) (within time.Duration) {
+	for _, r := range p.rulesOf(t) {
+		if r.StartWithin > 0 && (within == 0 || r.StartWithin < within) {
+			within = r.StartWithin
+		}
+	}
+	return within
+}
+
+// late is the rule's Late. What AfterFailure returns has the task archived.
+func (p *process) late(r rulePlan) automutex.Policy {
+	if r.Late == "after" {
+		return automutex.AfterFailure(func(_ context.Context, _ *asynq.Task, busy *automutex.BusyError) error { return busy })
+	}
+	return simple[r.Late]
+}
+
+// judgeLate looks at a task that is told to be late: it was not in time, and had not begun. due is counted from before
+// its Enqueue. Callers hold mu.
+func (b *ledger) judgeLate(n int, e automutex.Event) {
+	t := b.books[n]
+	t.ends[endTooLate], t.reason = true, e.Busy.Reason
+	if early := time.Until(t.due.Add(b.w.plan.startsWithin(t.plan))); early > time.Millisecond {
+		b.violatef("late: task %d is refused as late, %s before its time", n, early)
+	}
+	if t.starts > 0 && t.success == 0 && !t.lostNote { // one that was done may be enqueued once more
+		b.violatef("late: task %d is refused as late, and has begun before", n)
+	}
+}
+
+// endedLate tells whether some task was late.
+func (b *ledger) endedLate() bool {
+	return slices.ContainsFunc(b.books, func(t *taskBook) bool { return t.ends[endTooLate] })
+}
+
+// judgeInTime looks whether a first start is in time. Callers hold mu.
+func (b *ledger) judgeInTime(r *run) {
+	t := b.books[r.n]
+	retried, _ := asynq.GetRetryCount(r.ctx)
+	within := b.w.plan.startsWithin(t.plan)
+	byHand := t.ends[endTooLate] && t.op // an operator runs it from the archive
+	if late := time.Since(t.due.Add(within)); within > 0 && r.nth == 0 && retried == 0 && late > 0 && !t.plan.Plain &&
+		!byHand && b.w.plan.uniqueOf(t.plan) == nil { // else it is not due before it has its claim
+		b.violatef("late: task %d starts %s after its time", r.n, late)
+	}
+}
+
+// inTime draws times to start by.
+func (d *drawer) inTime() {
+	s := d.aside("start within")
+	for i := range s.p.Rules {
+		if r := &s.p.Rules[i]; s.chance(0.1) && s.p.uniqueOf(taskPlan{Task: r.Task}) == nil {
+			r.StartWithin, r.Late = s.span(300, 20_000), pick(s, "archive", "skip", "after")
+		}
+	}
 }

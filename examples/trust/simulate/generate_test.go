@@ -53,6 +53,7 @@ func draw(seed uint64) *plan {
 		d.ordered(length)
 	}
 	d.groups()
+	d.inTime()
 	d.splits(length)
 	d.suspensions(length)
 	return d.p

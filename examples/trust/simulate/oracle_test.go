@@ -26,6 +26,7 @@ const (
 	endByHand   = "archived by the operator"
 	endLate     = "its own time was up on the last attempt"
 	endNewer    = "a newer one took its place"
+	endTooLate  = "it did not start in time"
 	endUnsure   = "its enqueue was not answered"
 
 	endAggregated = "aggregated"
@@ -85,6 +86,9 @@ type taskBook struct {
 	ghost    time.Time // when its stamp failed; zero: it did not
 	joined   int       // seq at which it was joined to another; 0: not
 	asked    int       // seq before its enqueue
+	due      time.Time // when that was
+
+	lostNote bool      // Redis failed twice when its start was to be noted
 	acceptAt int       // seq of its acceptance
 	op       bool      // an operator touched it
 	parked   bool      // it has parked
@@ -520,6 +524,7 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	b.judgeTimeLeft(r)
 	b.judgeWorker(r)
 	b.judgeOrder(r)
+	b.judgeInTime(r)
 	b.runs = append(b.runs, r)
 	return r
 }
@@ -759,7 +764,8 @@ func (b *ledger) taskOf(p *process, e automutex.Event) int {
 		return n
 	}
 	for i := len(b.attempts) - 1; i >= 0; i-- {
-		if a := b.attempts[i]; a.p == p && !a.over && b.books[a.n].id == e.TaskID {
+		a := b.attempts[i] // its producer may not know the ID yet
+		if id, _ := asynq.GetTaskID(a.ctx); a.p == p && !a.over && id == e.TaskID {
 			return a.n
 		}
 	}
@@ -808,13 +814,22 @@ func (b *ledger) event(p *process, e automutex.Event) {
 		b.lapses(p, n, key, h)
 	case automutex.EventBackendError:
 		b.unanswered[id] = time.Now()
+		if n >= 0 && strings.Contains(e.Err.Error(), "automutex:start:") {
+			b.books[n].lostNote = true
+		}
 	case automutex.EventBusy:
 		b.judgeCharge(n, key, e.Busy)
 		b.busy(n, e, key)
 	case automutex.EventSkipped:
 		if n >= 0 {
 			b.books[n].ends[endSkipped] = true
-			b.judgeDrop(n, e, key, "skipped")
+			if !b.books[n].ends[endTooLate] {
+				b.judgeDrop(n, e, key, "skipped")
+			}
+		}
+	case automutex.EventLate:
+		if n >= 0 {
+			b.judgeLate(n, e)
 		}
 	case automutex.EventBlocked:
 		if n >= 0 && b.books[n].blocked.IsZero() {
@@ -1040,7 +1055,7 @@ func (b *ledger) asks(n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.addf("task %d is enqueued", n)
-	b.books[n].asked = b.seq
+	b.books[n].asked, b.books[n].due = b.seq, time.Now()
 }
 
 func (b *ledger) isNew(n int) bool {
@@ -1173,7 +1188,8 @@ func (b *ledger) judgeEnd(t *taskBook) {
 		return
 	}
 	// never enqueued, or not for certain
-	if t.id == "" || b.w.plan.orderOf(task) != nil && !t.accepted && state == "gone" || task.Aggregated && !b.clean &&
+	byClient := b.w.plan.orderOf(task) != nil || b.w.plan.startsWithin(task) > 0
+	if t.id == "" || byClient && !t.accepted && state == "gone" || task.Aggregated && !b.clean &&
 		b.neverCame(t) {
 		return
 	}
@@ -1184,7 +1200,7 @@ func (b *ledger) judgeEnd(t *taskBook) {
 			b.violatef("ended: task %d is %s, and nothing explains it: %d runs, %v", n, state, t.starts, t.ends)
 		}
 	case "archived":
-		if !t.mayEnd(endArchived, endByHand, endLate) && !exhausted {
+		if !t.mayEnd(endArchived, endByHand, endLate, endTooLate) && !exhausted {
 			b.violatef("archived: task %d, and nothing explains it: %d runs, at most %d attempts spent of %d, %v", n, t.starts,
 				t.spent[1], task.MaxRetry, t.ends)
 		}
@@ -1258,7 +1274,7 @@ func (t *taskBook) mayEnd(hows ...string) bool {
 // endsUnrun tells whether a policy, or the task's own time, may have ended the task before
 // it ran.
 func (t *taskBook) endsUnrun() bool {
-	return t.mayEnd(endSkipped, endReplaced, endDropped, endArchived, endLate)
+	return t.mayEnd(endSkipped, endReplaced, endDropped, endArchived, endLate, endTooLate)
 }
 
 // deliversLate tells whether a command of the producers may have been executed when the
@@ -1318,7 +1334,7 @@ func (w *world) judgeKeys() {
 		}
 	}
 	look("after all processes have ended", func(key string, left time.Duration) bool {
-		if crashes || isHistory(key) || strings.HasSuffix(key, ":claim") || isUnended(key) {
+		if crashes || isHistory(key) || isStart(key) || strings.HasSuffix(key, ":claim") || isUnended(key) {
 			return true
 		}
 		for _, r := range w.plan.Rules {
@@ -1333,9 +1349,13 @@ func (w *world) judgeKeys() {
 	time.Sleep(2 * time.Hour)
 	w.redis.tick()
 	look("two hours later", func(key string, _ time.Duration) bool {
-		return strings.HasSuffix(key, ":claim") || isHistory(key) || w.mayStay(key) || isUnended(key)
+		return strings.HasSuffix(key, ":claim") || isHistory(key) || isStart(key) || w.mayStay(key) || isUnended(key)
 	})
 }
+
+// isStart tells whether a key notes that a task has begun, or was archived as late: for three days, of one that is not
+// done.
+func isStart(key string) bool { return strings.HasPrefix(key, "automutex:start:") }
 
 func (w *world) members(key string) []string {
 	members, _ := w.redis.mini.ZMembers(key) // of another type: none

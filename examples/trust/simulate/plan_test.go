@@ -65,6 +65,9 @@ type rulePlan struct {
 	InOrder    bool
 	OnArchive  string // "hold" or "continue"
 	MaxQueued  int
+
+	StartWithin time.Duration // 0: no bound
+	Late        string        // "archive", "skip" or "after"; "": archive
 }
 
 func (r rulePlan) limit() int { return max(1, r.Limit) }

@@ -103,8 +103,8 @@ func goesOn(all ...taskPlan) []taskPlan { return append(all, work(90*sec, 0).key
 // scenarios are what the faults are put upon, one at each command. Those in order come first, since -within may leave
 // out the last.
 func scenarios() []plan {
-	return slices.Concat(orderedScenarios(), policyScenarios(), newestScenarios(), backlogScenarios(25), leaseScenarios(),
-		gateScenarios(), uniqueScenarios())
+	return slices.Concat(orderedScenarios(), lateScenarios(), policyScenarios(), newestScenarios(), backlogScenarios(25),
+		leaseScenarios(), gateScenarios(), uniqueScenarios())
 }
 
 // orderedScenarios are those about tasks in order.

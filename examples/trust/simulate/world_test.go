@@ -55,6 +55,7 @@ type verdict struct {
 	trace      []string
 	figures
 	counts map[string]int // commands by client: "lock 0"
+	first  string         // what the first task became
 }
 
 // told is what happened, if that is asked for.
@@ -112,7 +113,11 @@ func newWorld(p *plan) *world {
 		for _, u := range p.Unique {
 			rules = append(rules, u.rule())
 		}
-		w.once = must(unique.New(w.producer, asynq.NewInspectorFromRedisClient(w.producerRedis[0]), w.producerRedis[1],
+		var producer automutex.Enqueuer = w.producer
+		if w.ordered != nil {
+			producer = w.ordered
+		}
+		w.once = must(unique.New(producer, asynq.NewInspectorFromRedisClient(w.producerRedis[0]), w.producerRedis[1],
 			unique.Config{Rules: rules, HashKeys: p.secret()}))
 	}
 	return w
@@ -276,7 +281,7 @@ func (w *world) enqueue(n int) {
 		w.book.enqueued(n, info, err)
 		return
 	}
-	if w.plan.orderOf(t) != nil && !t.Plain {
+	if (w.plan.orderOf(t) != nil || w.plan.startsWithin(t) > 0) && !t.Plain {
 		w.enqueueInOrder(n, task, opts)
 		return
 	}
@@ -449,7 +454,7 @@ func (w *world) end() verdict {
 		w.book.violationf("goroutine: left when all is closed: %s", stack)
 	}
 	v := verdict{
-		violations: w.book.violations, trace: w.book.trace, counts: map[string]int{},
+		violations: w.book.violations, trace: w.book.trace, counts: map[string]int{}, first: w.book.books[0].became(),
 		figures: figures{1, virtual, w.redis.executed, w.redis.faults, len(w.plan.Tasks), len(w.book.runs)},
 	}
 	for _, e := range w.redis.ends {
@@ -623,7 +628,7 @@ func (p *process) rules() (rules []automutex.Rule) {
 			Name: r.name(), Task: r.Task, On: r.On, Scope: r.Scope, Limit: r.limit(), LimitOf: p.limitOf(r),
 			Optional: r.Optional, TTL: r.TTL,
 			Wait: r.Wait, MaxHold: r.MaxHold, Cooldown: r.Cooldown, Rate: r.rate(), Fence: r.fenced(), Busy: p.policy(r),
-			InOrder: r.InOrder, OnArchive: r.onArchive(), MaxQueued: r.MaxQueued,
+			InOrder: r.InOrder, OnArchive: r.onArchive(), MaxQueued: r.MaxQueued, StartWithin: r.StartWithin, Late: p.late(r),
 		}
 		if r.LimitOf {
 			rule.Limit = 0

@@ -1,0 +1,84 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+// TestLate in examples/trust/simulate has what becomes of late tasks. This is what asynq makes of the option, what
+// Late's function gets, and an operator's run.
+func TestStartBy(t *testing.T) {
+	t.Parallel()
+	past, future := automutex.StartBy(time.Now().Add(-time.Minute)), automutex.StartBy(time.Now().Add(time.Hour))
+	asked := make(chan *automutex.BusyError, 9)
+	rules := []automutex.Rule{{Task: "work", On: []string{"id"}}, {Task: "ask", StartWithin: time.Hour,
+		Late: automutex.AfterFailure(func(_ context.Context, _ *asynq.Task, busy *automutex.BusyError) error {
+			asked <- busy
+			return busy
+		})}}
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{rules: rules})
+		enqueue := func(c automutex.Enqueuer, task *asynq.Task, more ...asynq.Option) string {
+			info, err := c.EnqueueContext(t.Context(), task, r.options(more)...)
+			redistest.Must(t, err)
+			return info.ID
+		}
+		work, ask := asynq.NewTask("work", []byte(`{"id":1}`)), asynq.NewTask("ask", nil)
+		late := enqueue(c, work, past)
+		info := r.await(late, asynq.TaskStateArchived)
+		if e := r.awaitEvent(automutex.EventLate, late); e.Policy != automutex.Archive || e.Busy.LateBy < time.Minute ||
+			!errors.Is(e.Busy, automutex.ErrBusy) || !strings.Contains(info.LastErr, "late by 1m") {
+			t.Errorf("%+v, %q", e, info.LastErr)
+		}
+		r.await(enqueue(c, ask, past), asynq.TaskStateArchived)
+		if busy := <-asked; busy.Reason != automutex.ReasonLate || busy.Rule != "ask" || busy.Holder != "" {
+			t.Errorf("the function got %+v", busy)
+		}
+		r.stage.none(t)
+		redistest.Must(t, r.inspector.RunTask(r.queue, late)) // an operator may start it
+		runs := func(id string) {
+			r.stage.nextIs(t, id).returns(nil)
+			r.await(id, asynq.TaskStateCompleted)
+		}
+		runs(late)
+		runs(enqueue(c, work, past, future)) // the last one counts
+		for range 2 {                        // these have none
+			runs(enqueue(r.client, work, past))
+			runs(enqueue(c, asynq.NewTask("work", []byte(`{"id":1}`), past)))
+			runs(enqueue(r.client, ask))
+		}
+		if strings.Count(r.log.Text(slog.LevelWarn), "may start at any time") != 1 {
+			t.Error("it is not logged once that a task has no time")
+		}
+		for task, more := range map[*asynq.Task][]asynq.Option{
+			asynq.NewTask("other", nil): {past}, asynq.NewTask("work", nil): {past, asynq.Group("g")},
+			asynq.NewTask("ask", nil):                           {asynq.Group("g")},
+			asynq.NewTask("work", nil, asynq.Unique(time.Hour)): {past},
+		} {
+			if _, err := c.Enqueue(task, more...); err == nil || !strings.Contains(err.Error(), "is not enqueued") {
+				t.Errorf("%s with %v: %v", task.Type(), more, err)
+			}
+		}
+	})
+}
+
+// What cannot be a Late is refused.
+func TestLate_refused(t *testing.T) {
+	t.Parallel()
+	for _, late := range []automutex.Policy{automutex.Retry, automutex.RetryIn(time.Second), automutex.Fail,
+		automutex.Replace, automutex.Allow, automutex.AfterFailure(nil)} {
+		_, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{{Task: "work", Late: late}}})
+		if mistake := new(automutex.FieldError); !errors.As(err, &mistake) || mistake.Field != "Late" {
+			t.Errorf("%s: %v", late, err)
+		}
+	}
+}
