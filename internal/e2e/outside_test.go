@@ -148,7 +148,7 @@ func TestLock_events(t *testing.T) {
 				t.Parallel()
 				seen, rule := &events{}, automutex.Rule{Task: "work", Name: "turns", On: []string{"id"}, TTL: soon}
 				if name == "MaxHold" {
-					rule.MaxHold = time.Millisecond
+					rule.MaxHold = 100 * time.Millisecond
 				}
 				g := newGuard(t, s, &redistest.Log{}, seen, rule)
 				l, err := g.LockFor(ctx, asynq.NewTask("work", []byte(`{"id": 1}`)))
