@@ -209,7 +209,8 @@ func TestPark_atHalfOfItsTime(t *testing.T) {
 		TTL: time.Minute})
 	redistest.Must(t, err)
 	var busy *BusyError
-	if err := d.wait(at, d.waitOf(at)); !errors.As(err, &busy) || !busy.parked || busy.Waited <= 0 || busy.Waited > 15*time.Second {
+	if err := d.wait(at, d.waitOf(at)); !errors.As(err, &busy) || !busy.parked || busy.Waited <= 0 ||
+		busy.Waited > 15*time.Second {
 		t.Errorf("%v, after %s", err, time.Since(d.arrived))
 	}
 	_, err = held.Release(t.Context(), engine.Ending{})
