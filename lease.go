@@ -99,7 +99,7 @@ func (d *delivery) release(decision decide.Decision, err error) {
 		d.returned = nil
 	}
 	leases, without, started := d.leases, d.without, !d.started.IsZero()
-	d.leases, d.without, d.staying = nil, nil, false
+	d.leases, d.without, d.staying = nil, nil, ""
 	for _, h := range slices.Backward(leases) {
 		h.endedBefore = h.lease.Err()
 		h.heldFor = time.Since(h.takenAt)
@@ -128,6 +128,9 @@ func (d *delivery) handlerContext() context.Context {
 	run := &handlerRun{facts: &d.facts, innermost: innermostLease(d.ctx)}
 	ctx := context.WithValue(parent, runKey{}, run)
 	for _, h := range d.leases {
+		if most := h.target.rule.MaxHold; most > 0 {
+			h.lease.HoldFor(most) // not before: the task may have waited for its next lock
+		}
 		h.outer = run.innermost
 		ctx, run.innermost = h.lease.Bind(ctx), h
 	}

@@ -124,10 +124,12 @@ type delivery struct {
 	facts
 	holding
 
-	targets   []target // nil until the keys are made
-	staying   bool     // on its last attempt: it waits in line where others return
-	line      standing // the lock that it comes to now
-	came      bool     // noteCame was called
+	targets   []target             // nil until the keys are made
+	met       obstacle             // what the look before has met; Nothing at first
+	staying   string               // the key of a lock for which it waits in line where others return, on its last attempt
+	line      standing             // the lock that it comes to now
+	came      bool                 // noteCame was called
+	cameTo    map[string]time.Time // when it first met what kept it from a lock that is not its first
 	replacing *replaceState
 	claim     taskClaim
 	late      lateness
@@ -176,6 +178,8 @@ type obstacle struct {
 	target target        // whose key or lock it is; without a rule if it concerns no single rule
 	err    error         // what happened: the task's last error
 	busy   *BusyError    // err, if the lock could be asked for
+	later  bool          // the lock is not the first that the task takes
+	told   bool          // EventBusy was observed
 	asked  bool          // the function of AfterFailure was asked; err is its answer
 	delay  time.Duration // of the RetryAfter in err
 	ran    bool          // the handler has returned err
@@ -195,7 +199,9 @@ func (d *delivery) run(next asynq.Handler) error {
 		d.endStart(ends, met)
 	}()
 	for {
-		met = d.look(met)
+		if met = d.look(met); met.isSame(d.met) && d.met.asked {
+			met.asked, met.err = true, d.met.err
+		}
 		decision := d.leaveLate(d.decideStart(&met), &met)
 		if decision.What == decide.Run && met.why == decide.Nothing {
 			d.noteStart()
@@ -212,6 +218,9 @@ func (d *delivery) run(next asynq.Handler) error {
 		}
 		if decision.What == decide.Run { // it goes on without that lock, also with no time left to wait
 			met = obstacle{why: decide.Nothing}
+		}
+		if d.met = met; decision.When == decide.AsAsked { // after that time it comes anew
+			d.met = obstacle{}
 		}
 	}
 }
@@ -248,10 +257,8 @@ func (d *delivery) look(last obstacle) obstacle {
 	if met := d.checkPaused(); met.why != decide.Nothing {
 		return met
 	}
-	for _, t := range d.targets {
-		if met := d.take(t); met.why != decide.Nothing {
-			return met
-		}
+	if met := d.takeAll(); met.why != decide.Nothing {
+		return met
 	}
 	// Note the start in the claim of package unique only when the handler would start now. If a lease is lost in that
 	// round trip, the note stays: the next task for the key may be enqueued before this one runs, and both run.
@@ -266,6 +273,28 @@ func (d *delivery) look(last obstacle) obstacle {
 		return met
 	}
 	return d.lostBeforeStart()
+}
+
+// takeAll takes all locks. If an earlier one cannot be used any more when the task has its last one, it gives them back
+// and asks again: that ask says what follows.
+func (d *delivery) takeAll() obstacle {
+	for {
+		if met := d.lookAhead(); met.why != decide.Nothing {
+			return met
+		}
+		for _, t := range d.targets {
+			if met := d.take(t); met.why != decide.Nothing {
+				return met
+			}
+		}
+		shut, met := d.shutSince()
+		if !shut {
+			return met
+		}
+		if d.release(decide.Decision{What: decide.GiveBack}, nil); d.over() != decide.Goes {
+			return met
+		}
+	}
 }
 
 // makeKeys finds the locks that the task needs. Under Allow it runs without the lock of a rule for which no key can be
@@ -316,10 +345,16 @@ func (d *delivery) take(t target) obstacle {
 	if d.line.key != t.key {
 		d.line = standing{key: t.key, came: time.Now()}
 	}
+	later := len(d.leases) > 0
 	if err := d.acquire(t); err != nil {
-		by := d.late.by
-		met := d.checkLate(d.refused(t, err))
-		if !by.Equal(d.late.by) {
+		if met := d.lostBeforeStart(); met.why != decide.Nothing {
+			return met // which has ended the wait
+		}
+		by, met := d.late.by, d.refused(t, err)
+		if met.later = later; later {
+			d.comeTo(t, d.line.came)
+		}
+		if met = d.checkLate(met); !by.Equal(d.late.by) {
 			return d.take(t) // it has begun before: that time has ended its wait for nothing
 		}
 		return d.report(met)
@@ -368,7 +403,8 @@ func (d *delivery) backendError(t target, err error) {
 	d.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Key: t.key, Err: err})
 }
 
-// report observes and logs what the task has met. It does nothing for what ended with the delivery.
+// report observes and logs what the task has met. It does nothing for what ended with the delivery, what has been
+// reported and goes on, and what the task waits for.
 func (d *delivery) report(met obstacle) obstacle {
 	t := met.target
 	if over := d.over(); over == decide.ContextEnded || over == decide.GuardClosed && met.why != decide.KeyNever {
@@ -377,7 +413,11 @@ func (d *delivery) report(met obstacle) obstacle {
 	switch {
 	case met.why == decide.Late:
 		d.observe(Event{Kind: EventLate, Rule: t.rule.Name, Key: t.key, Policy: met.policy(), Busy: met.busy})
+	case met.busy != nil && d.waitsFor(met):
+	case met.busy != nil && met.isSame(d.met) && d.met.told:
+		met.told = true
 	case met.busy != nil:
+		met.told = true
 		d.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: met.policy(), Waited: met.busy.Waited,
 			Busy: met.busy})
 	case d.isReplaced(), errors.Is(met.err, errSpent):
@@ -403,6 +443,11 @@ func (d *delivery) report(met obstacle) obstacle {
 	return met
 }
 
+// isSame reports whether the two are one obstacle: the same lock, for the same reason.
+func (o obstacle) isSame(other obstacle) bool {
+	return o.why == other.why && o.target.key == other.target.key
+}
+
 // policy returns the policy that applies: the rule's, or Retry if that would end or run the task, but not for this
 // reason.
 func (o obstacle) policy() Policy {
@@ -423,7 +468,7 @@ func (o obstacle) policy() Policy {
 // RetryAfter of a function that makes keys.
 func (d *delivery) decideStart(met *obstacle) decide.Decision {
 	s := decide.Situation{Over: d.over(), Why: met.why, Last: d.last, Parked: met.busy != nil && met.busy.parked,
-		TimeUp: d.last && !d.hasTimeFor(0)}
+		TimeUp: d.last && !d.hasTimeFor(0), Waits: d.waitsFor(*met)}
 	if s.Over == decide.GuardClosed && met.why != decide.KeyNever { // else the task ends, for its own reason
 		*met = obstacle{why: met.why, err: fmt.Errorf("automutex: the Guard was closed: %w", ErrClosed)}
 	}
@@ -436,7 +481,7 @@ func (d *delivery) decideStart(met *obstacle) decide.Decision {
 		policy, applies = rule.Late, true
 	}
 	s.Wish = policy.row().busy
-	if s.Over != decide.Goes {
+	if s.Over != decide.Goes || s.Waits {
 		return decide.Start(s)
 	}
 	if fn := policy.after; fn != nil && applies && !met.asked {
@@ -513,7 +558,7 @@ func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result erro
 		return met.err, false
 	case decide.ToLine:
 		return d.park(t, met.busy), false
-	case decide.Stay:
+	case decide.Stay, decide.GiveBack:
 		d.stay(decision, met)
 		return nil, true
 	case decide.Block:
@@ -570,21 +615,27 @@ func (d *delivery) delay(when decide.When, met obstacle) time.Duration {
 	return d.inTime(decide.Delay(when, left))
 }
 
-// minStay is the least time after which a task on its last attempt tries again that has given its locks back: its
-// handler returned RetryAfter, or a lease was lost. asynq's own retries come no sooner.
+// minStay is the least time after which a task that stays in its worker tries again after a RetryAfter of its handler,
+// or a lost lease: asynq's own retries come no sooner. It is the longest for one that waits for a gate, a pause or its
+// own earlier attempt, which may end early: a waiter in line asks as often.
 const minStay = time.Second
 
-// stay has a task on its last attempt wait in its worker until the next look is due. Where it waits for a lock, it is
-// that look which waits, in line.
+// stay has a task wait in its worker until the next look is due. Where others hold the lock it is that look which
+// waits, in line.
 func (d *delivery) stay(decision decide.Decision, met obstacle) {
+	if decision.What == decide.GiveBack {
+		d.release(decision, met.err)
+	}
+	d.staying = ""
 	switch {
 	case decision.When == decide.AsAsked, met.why == decide.LeaseLost:
-		d.release(decision, met.err)
-		d.sleep(max(met.delay, minStay))
+		d.sleep(max(met.delay, minStay), nil)
 	case met.why == decide.NoAnswer, met.why == decide.KeyLater:
-		d.sleep(d.delay(decide.AtOutage, met))
+		d.sleep(d.delay(decide.AtOutage, met), nil)
+	case met.why == decide.Held:
+		d.staying = met.target.key
 	default:
-		d.staying = true
+		d.stayOut(met)
 	}
 }
 

@@ -170,17 +170,17 @@ func TestAttempt_sleep(t *testing.T) {
 		"the margin before deadline": {facts: facts{guard: guard, ctx: soon}},
 		"replaced":                   {facts: facts{guard: guard, ctx: context.Background()}, replacing: replaced},
 	} {
-		d.sleep(time.Hour) // or the test would not end
+		d.sleep(time.Hour, nil) // or the test would not end
 		if d.over() == decide.Goes && d.hasTimeFor(0) {
 			t.Errorf("%s: tries again", name)
 		}
 	}
 	d := &delivery{facts: facts{guard: guard, ctx: context.Background()}}
-	if d.sleep(time.Millisecond); d.over() != decide.Goes || !d.hasTimeFor(time.Hour) {
+	if d.sleep(time.Millisecond, nil); d.over() != decide.Goes || !d.hasTimeFor(time.Hour) {
 		t.Error("a task with time does not try again")
 	}
 	guard.life.End()
-	if d.sleep(time.Hour); d.over() != decide.GuardClosed {
+	if d.sleep(time.Hour, nil); d.over() != decide.GuardClosed {
 		t.Error("a task tries again after Close")
 	}
 }
@@ -190,7 +190,7 @@ func TestStay_afterALostLease(t *testing.T) {
 	t.Parallel()
 	d := &delivery{facts: facts{guard: newGuard(t, redistest.Mini(t)), ctx: context.Background()}}
 	began := time.Now()
-	if d.stay(decide.Decision{What: decide.Stay}, obstacle{why: decide.LeaseLost}); time.Since(began) < minStay {
+	if d.stay(decide.Decision{What: decide.GiveBack}, obstacle{why: decide.LeaseLost}); time.Since(began) < minStay {
 		t.Errorf("it looks again after %s", time.Since(began))
 	}
 }

@@ -95,8 +95,8 @@ type Rule struct {
 	// before the task's deadline at the latest. Less than a millisecond is refused.
 	Wait time.Duration
 
-	// MaxHold bounds how long one task may hold the lock: then its handler's context ends, and the key is free a TTL later
-	// at most. 0 means no bound; less than 100 ms is refused.
+	// MaxHold bounds how long a handler may hold the lock, from its start: then its context ends, and the key is free a
+	// TTL later at most. 0 means no bound; less than 100 ms is refused.
 	MaxHold time.Duration
 
 	// Cooldown is the least time between the start of a successful run and the next start for the key; tasks that already

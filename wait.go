@@ -44,25 +44,70 @@ type waiting struct {
 	parks  bool          // it parks where it ends, or where it cannot begin; most does not count
 	yields bool          // it takes no worker that another key's task could have
 	stays  bool          // a pause does not end it
+	open   bool          // a closed gate ends it: the task gives back what it holds
 }
 
 // waitOf returns how the rule has the task wait. On its last attempt a task waits where others return.
 func (d *delivery) waitOf(t target) waiting {
-	policy := t.rule.Busy.row()
+	policy, holds := t.rule.Busy.row(), len(d.leases) > 0
 	switch {
-	case d.last && (d.staying || policy.returns()):
+	case d.last && (d.staying == t.key || policy.returns()):
 		d.warnOneAttempt(t.rule)
-		return waiting{most: 1 << 62, stays: true} // wait shortens it to the task's deadline
+		return waiting{most: 1 << 62, stays: !holds, open: holds} // wait shortens it to the task's deadline
 	case t.rule.InOrder && d.outer != nil:
 		return waiting{most: t.rule.TTL, yields: true} // it has no place that it could keep
 	case policy.parks:
-		return waiting{parks: d.note != "", yields: true}
+		return waiting{parks: d.note != "", yields: true, open: holds}
 	}
+	return waiting{most: d.waitLeft(t), inTime: true, yields: policy.yields, open: holds}
+}
+
+// waitLeft is what is left of the rule's Wait; under Park, for a gate in its worker, of a second.
+func (d *delivery) waitLeft(t target) time.Duration {
 	most := t.rule.Wait
-	if t.rule.Busy.kind == policyReplace && most == 0 {
+	switch {
+	case t.rule.Busy.row().parks:
+		most = minStay
+	case t.rule.Busy.kind == policyReplace && most == 0:
 		most = t.rule.TTL
 	}
-	return waiting{most: most, inTime: true, yields: policy.yields}
+	if came, waited := d.cameTo[t.key]; waited {
+		most -= time.Since(came)
+	}
+	return most
+}
+
+// comeTo notes when a task came to a lock that is not its first: it may give back those before, and come again.
+func (d *delivery) comeTo(t target, came time.Time) {
+	if d.cameTo == nil {
+		d.cameTo = map[string]time.Time{}
+	}
+	if _, known := d.cameTo[t.key]; !known {
+		d.cameTo[t.key] = came
+	}
+}
+
+// stayOut has a task that cannot stand in line for what it has met wait in its worker. It ends the Wait of one whose
+// worker another task may need.
+func (d *delivery) stayOut(met obstacle) {
+	t, delay, leave := met.target, minStay, make(chan struct{})
+	if left := met.busy.ExpiresIn; left > 0 {
+		delay = min(delay, left+time.Millisecond)
+	}
+	switch yields := !d.last && t.rule.Busy.row().yields && d.server != nil; {
+	case yields && !d.server.workers.MayWait(t.key, 0):
+		close(leave)
+	case yields:
+		me := &engine.WorkerWait{Key: t.key, Leave: sync.OnceFunc(func() { close(leave) })}
+		d.server.workers.Begin(me)
+		defer func() { d.server.workers.End(me, false) }()
+	case d.mark != nil:
+		d.mark.noteWorks() // no wait of others ends this one
+	}
+	d.waitInClaim()
+	if d.sleep(delay, leave) {
+		d.cameTo[t.key] = time.Time{}
+	}
 }
 
 // wait takes the lock of t. It stands in line until the lock is granted, the wait is over, the margin before the task's
@@ -72,7 +117,7 @@ func (d *delivery) waitOf(t target) waiting {
 // If the task parked, the error is a *BusyError with parked set: Redis keeps the task's place in line.
 func (d *delivery) wait(t target, w waiting) (err error) {
 	r := d.request(t)
-	r.InTime = w.inTime
+	r.InTime, r.Open = w.inTime, w.open
 	latest, bounded := d.ctx.Deadline()
 	if latest = latest.Add(-margin); bounded {
 		w.most = min(w.most, time.Until(latest))
@@ -91,6 +136,9 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	ctx, cancel := d.untilLate()
 	defer cancel()
 	defer context.AfterFunc(d.guard.life.Closing, cancel)()
+	for _, h := range d.leases {
+		ctx = h.lease.Bind(ctx) // what waits for the next lock with an earlier one lost waits in vain
+	}
 	leave := cancel
 	if w.parks {
 		parkNow := make(chan struct{})
@@ -133,6 +181,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 }
 
 func (d *delivery) ask(ctx context.Context, t target, r engine.Request) error {
+	r.MaxHold = 0 // it counts from when the handler starts
 	lease, err := d.guard.engine.Take(ctx, r)
 	sinceCall := time.Duration(-1)
 	if busy, is := err.(*engine.Busy); is && busy.Returned { //nolint:errorlint // Take does not wrap it
@@ -203,9 +252,9 @@ func (d *delivery) observeWaited(t target) {
 	d.observe(Event{Kind: EventWaited, Rule: t.rule.Name, Key: t.key, Waited: waited})
 }
 
-// sleep blocks the worker of a task on its last attempt for delay, at most until the margin before the task's deadline.
-// It ends when the delivery is over.
-func (d *delivery) sleep(delay time.Duration) {
+// sleep blocks the worker of a task for delay, at most until the margin before the task's deadline. It ends when the
+// delivery is over, or leave is closed, which it reports.
+func (d *delivery) sleep(delay time.Duration, leave <-chan struct{}) (left bool) {
 	if deadline, ok := d.ctx.Deadline(); ok {
 		delay = min(delay, time.Until(deadline)-margin)
 	}
@@ -220,7 +269,10 @@ func (d *delivery) sleep(delay time.Duration) {
 	case <-d.ctx.Done():
 	case <-d.guard.life.Closing.Done():
 	case <-replaced:
+	case <-leave:
+		return true
 	}
+	return false
 }
 
 // warnOneAttempt warns once of a rule with the policy Park whose tasks have one attempt and so cannot park.

@@ -15,7 +15,7 @@ var update = flag.Bool("update", false, "write testdata/decisions.txt and the ta
 // The words of the tables, by value.
 var (
 	whats = [...]string{"leave it", "run", "done", "archived", "attempt spent", "dropped", "back", "parks",
-		"stays in its worker", "blocks until requeued"}
+		"stays", "gives back, stays", "blocks until requeued"}
 	whens = [...]string{"", "in 1-5 s", "when the gate opens", "when the pause ends", "after the outage's delay",
 		"after its RetryAfter", ""}
 	whys = [...]string{"done already", "key never", "key drop", "key later", "no answer", "lease lost",
@@ -65,7 +65,8 @@ func situation(policy int, why Why, last bool) Situation {
 func TestDecisions(t *testing.T) {
 	b := strings.Builder{}
 	b.WriteString("The decisions of automutex, written by go test ./internal/decide -update. Read each change of this " +
-		"file.\n\"in 1-5 s\": under RetryIn, after its delay.\n")
+		"file.\n\"in 1-5 s\": under RetryIn, after its delay.\nA task \"stays\" in its worker, and \"gives back\" the " +
+		"locks that it has before.\n\"in its Wait\": the lock is not the task's first, and its gate opens while its Wait lasts.\n")
 	table := func(title string, rows ...[]string) {
 		fmt.Fprintf(&b, "\n== %s\n\n%s", title, aligned(rows))
 	}
@@ -76,7 +77,7 @@ func TestDecisions(t *testing.T) {
 	for _, last := range []bool{false, true} {
 		title := "Start: the handler has not started"
 		if last {
-			title = "Start on the last attempt, with time left. Without time, what stays in its worker is archived"
+			title = "Start on the last attempt, with time left. Without time, what stays is archived"
 		}
 		rows := [][]string{head}
 		for why, word := range whys {
@@ -85,10 +86,19 @@ func TestDecisions(t *testing.T) {
 				s := situation(policy, Why(why), last)
 				row = append(row, Start(s).String())
 				late := s
-				if late.TimeUp = last; last && Start(s).What == Stay && Start(late).What != Archive || Start(s).What != Stay &&
-					Start(late) != Start(s) {
+				stays := Start(s).What == Stay || Start(s).What == GiveBack
+				if late.TimeUp = last; last && stays && Start(late).What != Archive || !stays && Start(late) != Start(s) {
 					t.Errorf("%+v: without time left: %s", s, Start(late))
 				}
+			}
+			rows = append(rows, row)
+		}
+		for why := Closed; why <= Rate; why++ {
+			row := []string{whys[why] + ", in its Wait"}
+			for policy := range policies {
+				s := situation(policy, why, last)
+				s.Parked, s.Waits = false, true
+				row = append(row, Start(s).String())
 			}
 			rows = append(rows, row)
 		}

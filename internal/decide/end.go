@@ -46,7 +46,7 @@ func End(r Result) Decision {
 	case r.Last && r.TimeUp:
 		return Decision{What: Archive}
 	case r.Last:
-		return Decision{Stay, AsAsked}
+		return Decision{GiveBack, AsAsked}
 	}
 	return Decision{Back, AsAsked}
 }

@@ -44,11 +44,17 @@ type Situation struct {
 	Parked bool // Redis keeps the task's place in line, and has it called
 	Last   bool // asynq would archive the task for any error but RevokeTask
 	TimeUp bool // Last: it may wait no longer
+	// Waits: the rule has the task wait for the gate, which opens in time, and the task cannot stand in line for it: the
+	// lock is not the first that it needs.
+	Waits bool
 }
 
 // ForPolicy reports whether the rule's policy decides: the key is busy, and neither by the task's own
 // earlier attempt nor because an operator or a handler said "not now".
 func (w Why) ForPolicy() bool { return w == Cooldown || w == Rate || w == Held }
+
+// IsGate reports whether the task waits for a time.
+func (w Why) IsGate() bool { return w == Closed || w == Cooldown || w == Rate }
 
 // Start decides about a task in a worker whose handler has not started.
 func Start(s Situation) Decision {
@@ -63,6 +69,9 @@ func Start(s Situation) Decision {
 		return Decision{What: Block}
 	case s.Over == GuardClosed:
 		return Decision{Back, Soon}
+	}
+	if s.Waits {
+		return Decision{What: GiveBack}
 	}
 	switch s.Why {
 	case Nothing:
@@ -119,15 +128,18 @@ func (s Situation) policy(when When) Decision {
 	return s.comeBack(when)
 }
 
-// comeBack has the task come back. On its last attempt it waits in its worker instead, as long as there is time.
+// comeBack has the task come back. On its last attempt it waits in its worker instead, as long as there is time: with
+// the locks that it has for a holder of the next one, without them for anything else.
 func (s Situation) comeBack(when When) Decision {
 	switch {
 	case s.Parked:
 		return Decision{ToLine, AtTurn}
 	case s.Last && s.TimeUp:
 		return Decision{What: Archive}
-	case s.Last:
+	case s.Last && (s.Why == Held || s.Why == Own):
 		return Decision{What: Stay}
+	case s.Last:
+		return Decision{What: GiveBack}
 	}
 	return Decision{Back, when}
 }

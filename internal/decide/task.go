@@ -31,16 +31,17 @@ type What uint8
 
 // What asynq makes of each one stands in docs/architecture.md.
 const (
-	Leave   What = iota // nothing: asynq has filed the task already
-	Run                 // its handler starts
-	Done                // done
-	Archive             // archived
-	Spend               // the attempt has failed: asynq retries the task, or archives it after the last attempt
-	Drop                // dropped: neither done nor failed
-	Back                // back to asynq, the attempt not spent
-	ToLine              // back to asynq, the attempt not spent, and its place in line is kept
-	Stay                // it waits in its worker; then look again
-	Block               // it blocks its worker until asynq requeues it, at the end of the shutdown
+	Leave    What = iota // nothing: asynq has filed the task already
+	Run                  // its handler starts
+	Done                 // done
+	Archive              // archived
+	Spend                // the attempt has failed: asynq retries the task, or archives it after the last attempt
+	Drop                 // dropped: neither done nor failed
+	Back                 // back to asynq, the attempt not spent
+	ToLine               // back to asynq, the attempt not spent, and its place in line is kept
+	Stay                 // it waits in its worker, and keeps the locks that it has; then look again
+	GiveBack             // it gives back the locks that it has, and waits in its worker; then look again
+	Block                // it blocks its worker until asynq requeues it, at the end of the shutdown
 )
 
 // When is the time after which a task comes back, or its wait in the worker is over.
@@ -65,7 +66,7 @@ func (d Decision) Final(last bool) bool {
 		return true
 	case Spend, Leave:
 		return last
-	case Run, Back, ToLine, Stay, Block:
+	case Run, Back, ToLine, Stay, GiveBack, Block:
 	}
 	return false
 }
@@ -89,7 +90,7 @@ func Became(what What, ran, replaced bool) string {
 		return "dropped"
 	case Leave:
 		return "cut short"
-	case Run, Back, ToLine, Stay, Block:
+	case Run, Back, ToLine, Stay, GiveBack, Block:
 	}
 	return "comes back"
 }

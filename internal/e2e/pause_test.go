@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -90,24 +91,43 @@ func TestPaused_everyPolicy(t *testing.T) {
 	})
 }
 
-// A task on its last attempt cannot go back, since asynq would archive it: it waits in
-// its worker for the end of the pause.
+// A task on its last attempt cannot go back, since asynq would archive it: it waits in its worker for the end of the
+// pause. If another holds the key then, its policy counts.
 func TestPaused_lastAttempt(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		ends := map[automutex.Policy]asynq.TaskState{automutex.Skip: asynq.TaskStateCompleted,
+			automutex.Archive: asynq.TaskStateArchived, automutex.Fail: asynq.TaskStateArchived}
 		for name, policy := range map[string]automutex.Policy{"retry": automutex.Retry, "skip": automutex.Skip,
 			"archive": automutex.Archive, "fail": automutex.Fail, "park": automutex.Park, "replace": automutex.Replace} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: policy}}})
-				r.pauseTarget(r.lockOf("work", "1").Key(), time.Time{})
-				id := r.enqueue("work", one, asynq.MaxRetry(0))
-				r.awaitLine(1, "work", "1")
-				r.stage.none(t)
-				r.resumeTarget(r.lockOf("work", "1").Key())
-				r.stage.next(t).returns(nil)
-				r.await(id, asynq.TaskStateCompleted)
-			})
+			for _, held := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s, held %t", name, held), func(t *testing.T) {
+					t.Parallel()
+					r, free := busyRig(t, s, automutex.Rule{Busy: policy}, setup{})
+					if !held {
+						free()
+					}
+					r.pauseTarget(r.lockOf("work", "1").Key(), time.Time{})
+					id := r.enqueue("work", one, asynq.MaxRetry(0))
+					if ends[policy] == 0 {
+						r.awaitLine(1, "work", "1")
+					} else if busy := r.awaitEvent(automutex.EventBusy, id).Busy; busy.Reason != automutex.ReasonPaused {
+						t.Errorf("it has met %v", busy)
+					}
+					r.stage.none(t)
+					r.resumeTarget(r.lockOf("work", "1").Key())
+					if held && ends[policy] > 0 {
+						r.await(id, ends[policy])
+						r.stage.none(t)
+						return
+					}
+					if held {
+						free()
+					}
+					r.stage.next(t).returns(nil)
+					r.await(id, asynq.TaskStateCompleted)
+				})
+			}
 		}
 	})
 }

@@ -215,7 +215,9 @@ type Request struct {
 	Within context.Context // nil: that of Take
 	Whole  bool            // the first exchange is waited for even if ctx ends, which saves a goroutine
 	InTime bool            // the wait ends at once if the gate opens after the deadline of Within
+	Open   bool            // with Wait: a closed gate ends it; with Park too, the caller parks if that lasts
 	Park   bool            // the caller may leave its note in line, and return
+	Ahead  bool            // with Park: it does that, and does not get the lock if that is free
 	Yield  <-chan struct{} // with Wait and Park: when it is closed the caller parks
 	Worker *WorkerWait     // with Ref.Lender and Wait: the caller's wait, as the workers know it
 	Again  <-chan struct{} // so, too: the caller asks again
@@ -253,6 +255,9 @@ func (e *Engine) askCall(le *Lease, mode askMode, limit int, ticket int64) *redi
 	r := &le.request
 	if r.Ordered {
 		return e.orderAsk(le, mode, limit)
+	}
+	if r.Ahead {
+		limit = 0
 	}
 	if limit > 0 {
 		ticket = 0

@@ -107,6 +107,16 @@ func (e *Engine) holdLocked(le *Lease, fence int64, value string, sent time.Time
 	e.planHold(le)
 }
 
+// HoldFor has the lease lost after most from now, however it is renewed.
+func (le *Lease) HoldFor(most time.Duration) {
+	le.engine.mu.Lock()
+	defer le.engine.mu.Unlock()
+	if le.state == held {
+		le.request.MaxHold, le.takenAt = most, time.Now()
+		le.engine.planHold(le)
+	}
+}
+
 // moveDeadline sets the deadline to length after sent, less the margin, unless it is later already. The next renewal is
 // due a third of length after sent, and of the TTL at most.
 func (le *Lease) moveDeadline(sent time.Time, length time.Duration) {

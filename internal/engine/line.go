@@ -31,11 +31,14 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	r := &le.request
 	began, grant := time.Now(), r.grant()
 	until, _ := r.Within.Deadline()
+	if r.Open {
+		until = began
+	}
 	w := &waiter{lease: le, done: make(chan struct{}), left: make(chan struct{})}
 	w.waiter = w
 	parkNow := r.Park && (!r.Wait || isClosed(r.Yield) || e.limit(&r.Ref) == 0)
 	w.turn = newTurn(terms{
-		until: until, inTime: r.InTime, mayPark: r.Park, leavesPaused: r.Leaves,
+		until: until, inTime: r.InTime || r.Open, mayPark: r.Park, leavesPaused: r.Leaves,
 		grant: grant, counted: believe(grant), short: grant < r.TTL && r.NoRenew,
 	}, parkNow)
 

@@ -48,6 +48,7 @@ var (
 	closeScript   = script("close")
 	breakScript   = script("break")
 	inspectScript = script("inspect")
+	gatesScript   = script("gates")
 	lineScript    = script("line")
 	sweepScript   = script("sweep")
 	putScript     = script("put")

@@ -49,7 +49,7 @@ func (a askMode) lifetime() int64 {
 
 // terms are how a caller wants to wait. They do not change.
 type terms struct {
-	until        time.Time     // when its wait ends; zero: never
+	until        time.Time     // when its wait ends, or for a closed gate; zero: never
 	inTime       bool          // it ends at once, tooLate, if the gate opens after until
 	mayPark      bool          // it may park
 	leavesPaused bool          // a pause ends it
@@ -57,6 +57,11 @@ type terms struct {
 	counted      time.Duration // the part of grant that the holder counts on
 	// grant is less than the caller wants, and is not renewed: it asks for the rest before it has the lock
 	short bool
+}
+
+// isTooLate reports whether a gate that opens then ends the wait.
+func (t *terms) isTooLate(opens time.Time) bool {
+	return t.inTime && !t.until.IsZero() && t.until.Before(opens)
 }
 
 // step is what line.go does next for a wait. All but stay end it.
@@ -219,7 +224,7 @@ func (w *turn) noteBusy(r askReply, now time.Time) step {
 	switch {
 	case r.paused && w.terms.leavesPaused:
 		return w.end(paused)
-	case w.terms.inTime && r.Gate > 0 && !w.terms.until.IsZero() && w.terms.until.Before(now.Add(r.Gate)):
+	case r.Gate > 0 && !w.parkNext && w.terms.isTooLate(now.Add(r.Gate)):
 		return w.end(tooLate)
 	}
 	return w.takeGrant(r.slots, now)
@@ -273,6 +278,9 @@ func (w *turn) gateOpens(serverUS int64, in time.Duration, now time.Time) {
 	if serverUS > w.last.ServerUS {
 		w.slotFreeAt = now.Add(in)
 		w.repeat = true // the reply to an ask under way may not know of the gate yet, and overwrites slotFreeAt
+		if w.terms.isTooLate(w.slotFreeAt) {
+			w.refreshAt = now
+		}
 	}
 }
 

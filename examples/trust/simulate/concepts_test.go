@@ -167,14 +167,83 @@ func (b *ledger) grantLag(rule rulePlan) time.Duration {
 
 // judgeGate looks whether a lock is taken that a hold has closed. Callers hold mu.
 func (b *ledger) judgeGate(n int, key, id string) {
-	k, rule, now := b.key(key), b.w.plan.ruleOfKey(key), time.Now()
-	given := now.Add(-b.grantLag(rule))
-	for _, h := range k.gate.holds {
-		if given.After(h.from) && now.Before(h.until.Add(-10*ms)) && !b.w.forgot() {
-			b.violatef("hold: task %d takes %q, which task %d has put on hold for %s more", n, key, h.n, h.until.Sub(now))
+	b.judgeHold(n, "takes", key, 0)
+	k := b.key(key)
+	k.gate.takes = append(k.gate.takes, take{id: id, at: time.Now(), cost: b.w.plan.ruleOfKey(key).cost(n)})
+}
+
+// judgeHold looks whether a task does what it may not while a hold lasts that began long ago. Callers hold mu.
+func (b *ledger) judgeHold(n int, does, key string, ago time.Duration) {
+	if h := b.onHold(key, ago); h != nil {
+		b.violatef("hold: task %d %s %q, which task %d has put on hold for %s more", n, does, key, h.n, time.Until(h.until))
+	}
+}
+
+// onHold is a hold of the key that certainly lasts, and began before ago, which all know by now. Callers hold mu.
+func (b *ledger) onHold(key string, ago time.Duration) *holdBook {
+	now, known := time.Now(), time.Now().Add(-ago-b.grantLag(b.w.plan.ruleOfKey(key)))
+	return find(b.key(key).gate.holds, func(h holdBook) bool {
+		return known.After(h.from) && now.Before(h.until.Add(-10*ms)) && !b.w.forgot()
+	})
+}
+
+// judgeStart looks whether a handler begins while one of its keys is on hold, or paused: that may have begun when the
+// task had that key, and waited for the next one. Callers hold mu.
+func (b *ledger) judgeStart(r *run) {
+	for _, rule := range b.w.plan.rulesOf(b.books[r.n].plan) {
+		key := rule.key(b.books[r.n].plan)
+		b.judgePause(r.n, "begins on", key)
+		if slices.Contains(r.keys, key) {
+			b.judgeHold(r.n, "begins on", key, 0)
 		}
 	}
-	k.gate.takes = append(k.gate.takes, take{id: id, at: now, cost: rule.cost(n)})
+}
+
+// judgeAhead looks whether a task takes its first lock although one that it needs besides was on hold when it came.
+// A task in order takes its place all the same. Callers hold mu.
+func (b *ledger) judgeAhead(n int, key string, waited time.Duration) {
+	if n < 0 || !b.calm {
+		return
+	}
+	task := b.books[n].plan
+	rules := b.w.plan.rulesOf(task)
+	for i, rule := range rules {
+		if i > 0 && rules[0].key(task) == key && !rules[0].InOrder && rule.Policy != "allow" {
+			b.judgeHold(n, "takes "+key+" and cannot have", rule.key(task), waited)
+		}
+	}
+}
+
+// expectGivenBack looks, some seconds after a key was put on hold or paused, whether those that come to it keep the
+// locks that they have taken before. Callers hold mu.
+func (b *ledger) expectGivenBack(key string) {
+	if !b.calm || b.w.plan.Losing > 0 {
+		return
+	}
+	for _, a := range b.attempts {
+		rules, taken := b.w.plan.rulesOf(b.books[a.n].plan), a.taken
+		if a.over || a.run != nil || taken == 0 || taken >= len(rules) || rules[taken].key(b.books[a.n].plan) != key {
+			continue
+		}
+		time.AfterFunc(4*sec, func() {
+			b.mu.Lock()
+			defer b.mu.Unlock()
+			kept := rules[0].key(b.books[a.n].plan)
+			all := b.key(kept).held[fmt.Sprintf("%d %s %s", a.p.n, b.books[a.n].id, rules[0].name())]
+			gone := a.over || a.run != nil || a.p.isEnded() || a.taken != taken
+			if !gone && len(all) > 0 && time.Since(all[0].since) > 4*sec && b.onHold(key, 2*sec) != nil {
+				b.violatef("kept: task %d keeps %q, and waits for the gate of %q", a.n, kept, key)
+			}
+		})
+	}
+}
+
+// judgeStays looks whether a task has waited for longer than its rule says. Callers hold mu.
+func (b *ledger) judgeStays(e automutex.Event, n int, key string) {
+	rule := find(b.w.plan.Rules, func(r rulePlan) bool { return r.name() == e.Rule })
+	if b.calm && slices.Contains([]string{"skip", "archive", "fail", "allow"}, rule.Policy) && e.Waited > rule.Wait+4*sec {
+		b.violatef("stays: task %d has waited for %q for %s, and its Wait is %s", n, key, e.Waited, rule.Wait)
+	}
 }
 
 // rateOpensBy is when the rate of a key certainly allows a start, if every ask was
@@ -248,27 +317,27 @@ func (b *ledger) judgeRate(r *run, key string, taken time.Time) {
 	}
 }
 
-// judgeCooldownBeside looks whether a task took a slot of a lock whose cooldown had
-// begun: one slot may be taken beside the run that ends with it. Callers hold mu.
-func (b *ledger) judgeCooldownBeside(r *run, key string, taken time.Time) {
+// judgeCooldownBeside looks whether a handler begins, on a lock with several slots, when its cooldown had begun: it may
+// begin beside the run that ends with it. Callers hold mu.
+func (b *ledger) judgeCooldownBeside(r *run, key string) {
 	k, rule := b.key(key), b.w.plan.ruleOfKey(key)
 	if rule.Cooldown == 0 || rule.limit() == 1 || !b.isSure() {
 		return
 	}
 	for _, o := range k.successes {
-		if !o.lapsed[key] && b.tookAfter(r, o, key) && taken.Before(o.began.Add(rule.Cooldown-10*ms)) &&
+		if !o.lapsed[key] && b.beganAfter(r, o, key) && r.began.Before(o.began.Add(rule.Cooldown-10*ms)) &&
 			k.broken.Before(o.began) {
-			b.violatef("cooldown: task %d takes %q %s after the success of task %d began; the cooldown is %s", r.n, key,
-				taken.Sub(o.began), o.n, rule.Cooldown)
+			b.violatef("cooldown: task %d begins on %q %s after the success of task %d began; the cooldown is %s", r.n, key,
+				r.began.Sub(o.began), o.n, rule.Cooldown)
 		}
 	}
 }
 
-// tookAfter tells whether a run certainly took a lock after another had released it.
+// beganAfter tells whether a run certainly began after another had released the lock.
 // Callers hold mu.
-func (b *ledger) tookAfter(r, o *run, key string) bool {
+func (b *ledger) beganAfter(r, o *run, key string) bool {
 	released, ok := o.released[key]
-	return ok && r.taken[key].Add(-b.grantLag(b.w.plan.ruleOfKey(key))).After(released)
+	return ok && r.began.Add(-b.grantLag(b.w.plan.ruleOfKey(key))).After(released)
 }
 
 // holds notes what came of a hold, which was asked for at began.
@@ -280,6 +349,7 @@ func (b *ledger) holds(n int, key string, d time.Duration, began time.Time, err 
 	k.closes(time.Now().Add(d))
 	if err == nil && k.broken.Before(began) {
 		k.gate.holds = append(k.gate.holds, holdBook{n, time.Now(), began.Add(d)})
+		b.expectGivenBack(key)
 	}
 }
 
@@ -556,9 +626,9 @@ func (b *ledger) pausedUntil(key string) (until time.Time) {
 // obeyed is how long a process may take to learn of an order: the promise is 2 seconds.
 const obeyed = 2 * time.Second
 
-// judgePause looks whether a lock is acquired that every process knows to be paused.
+// judgePause looks whether a task does what it may not with a lock that every process knows to be paused.
 // Callers hold mu.
-func (b *ledger) judgePause(e automutex.Event, n int, key string) {
+func (b *ledger) judgePause(n int, does, key string) {
 	if !b.isSure() {
 		return // who cannot read the orders goes by those that it has read
 	}
@@ -568,7 +638,7 @@ func (b *ledger) judgePause(e automutex.Event, n int, key string) {
 			continue
 		}
 		if since := time.Since(o.halted); since > obeyed+4*b.w.plan.Latency {
-			b.violatef("paused: task %d acquires %q, and %s is paused for %s", n, key, target, since)
+			b.violatef("paused: task %d %s %q, and %s is paused for %s", n, does, key, target, since)
 		}
 	}
 }

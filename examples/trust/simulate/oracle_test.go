@@ -102,6 +102,8 @@ type taskBook struct {
 	aggregated time.Time // when it last was
 	readBeside bool      // see isReadBeside
 	state      string    // in asynq, at the end
+	lastErr    string    // so
+	lastBegan  int       // asynq's count of its attempts when its handler last began; -1: it did not
 
 	deletedInHold bool // an operator deleted it while it held its key, archived
 }
@@ -125,7 +127,7 @@ func newLedger(w *world) *ledger {
 		unanswered: map[string]time.Time{}, balance: map[balanced]int{},
 	}
 	for n, t := range w.plan.Tasks {
-		b.books = append(b.books, &taskBook{n: n, plan: t, ends: map[string]bool{}, most: -1})
+		b.books = append(b.books, &taskBook{n: n, plan: t, ends: map[string]bool{}, most: -1, lastBegan: -1})
 	}
 	for _, f := range w.plan.harms() {
 		b.calm = b.calm && f.Kind == stops
@@ -324,9 +326,6 @@ func (b *ledger) expectReplaced(a *attempt, rule rulePlan, key string) {
 			continue
 		}
 		at := slices.IndexFunc(b.w.plan.rulesOf(other), func(r rulePlan) bool { return r.key(other) == key })
-		if older.taken > at && rule.MaxHold > 0 {
-			continue // it may have lost the lock to MaxHold while it waits for its next one, and is not told then
-		}
 		// Which of two is older is decided in Redis, where their messages may come in another order.
 		if came := b.books[older.n].came[key]; at >= 0 && older.taken >= at &&
 			came.Add(2*b.w.plan.Latency).Before(b.books[a.n].came[key]) {
@@ -497,6 +496,7 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	t := b.books[n]
 	r.nth = t.starts
 	t.starts++
+	t.lastBegan, _ = asynq.GetRetryCount(ctx)
 	b.seq++
 	r.seq = b.seq
 	b.addf("task %d (%s) begins on process %d, keys %s", n, id, p.n, strings.Join(r.keys, " "))
@@ -516,11 +516,12 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 			r.taken[key] = h.since
 			h.started = true
 			b.judgeRate(r, key, h.since)
-			b.judgeCooldownBeside(r, key, h.since)
+			b.judgeCooldownBeside(r, key)
 		}
 	}
 	b.judgeCooldown(r)
 	b.judgeNewest(r)
+	b.judgeStart(r)
 	b.judgeTimeLeft(r)
 	b.judgeWorker(r)
 	b.judgeOrder(r)
@@ -602,7 +603,7 @@ func (b *ledger) judgeCooldown(r *run) {
 		}
 		raised := b.limitOf(key) > 1 // by an operator: one may take the lock beside the run that ends with a cooldown
 		for _, o := range b.key(key).successes {
-			if o.lapsed[key] || raised && !b.tookAfter(r, o, key) {
+			if o.lapsed[key] || raised && !b.beganAfter(r, o, key) {
 				continue
 			}
 			apart := r.began.Sub(o.began)
@@ -790,8 +791,9 @@ func (b *ledger) event(p *process, e automutex.Event) {
 	case automutex.EventAcquired:
 		b.judgeWait(p, e, key, id)
 		b.key(key).taken = time.Now()
-		b.judgePause(e, n, key)
+		b.judgePause(n, "acquires", key)
 		b.judgeGate(n, key, id)
+		b.judgeAhead(n, key, e.Waited)
 		b.key(key).held[id] = append(b.key(key).held[id], &holding{proc: p, since: time.Now(), wait: e.Waited})
 		b.goesOn(p, n, e.Rule)
 	case automutex.EventReleased:
@@ -808,6 +810,7 @@ func (b *ledger) event(p *process, e automutex.Event) {
 		}
 	case automutex.EventWaited:
 		b.judgeWait(p, e, key, id)
+		b.judgeStays(e, n, key)
 	case automutex.EventLost:
 		h := b.key(key).holdingOf(id, e)
 		b.judgeLoss(p, e, key, h)
@@ -835,6 +838,8 @@ func (b *ledger) event(p *process, e automutex.Event) {
 		if n >= 0 && b.books[n].blocked.IsZero() {
 			b.books[n].blocked = time.Now()
 		}
+	case automutex.EventRetried:
+		b.judgeLostUnseen(e, n, key)
 	case automutex.EventParked:
 		if n >= 0 {
 			b.books[n].parked = true
@@ -983,7 +988,7 @@ func (b *ledger) judgeLoss(p *process, e automutex.Event, key string, h *holding
 	rule := *find(b.w.plan.Rules, func(r rulePlan) bool { return r.name() == e.Rule })
 	k := b.key(key)
 	switch {
-	case rule.MaxHold > 0 && e.Held >= rule.MaxHold-b.w.plan.grantSlack(), b.w.forgot():
+	case rule.MaxHold > 0 && h.started && e.Held >= rule.MaxHold-b.w.plan.grantSlack(), b.w.forgot():
 		return
 	case !p.isStopping().IsZero() && time.Since(p.isStopping()) > p.plan.Shutdown+time.Second:
 		return // its Guard's Close has given up: leases last until their deadlines
@@ -1012,6 +1017,14 @@ func (b *ledger) judgeLoss(p *process, e automutex.Event, key string, h *holding
 			b.violatef("lost: task %s on process %d lost %q (TTL %s), granted by a release, and Redis was away for %s", e.TaskID,
 				p.n, key, rule.TTL, away)
 		}
+	}
+}
+
+// judgeLostUnseen looks whether anything explains that a task lost a lock while it waited for its next one.
+func (b *ledger) judgeLostUnseen(e automutex.Event, n int, key string) {
+	if b.calm && !b.w.forgot() && b.key(key).broken.IsZero() && e.Err != nil &&
+		strings.Contains(e.Err.Error(), "was lost before the handler began") {
+		b.violatef("lost: task %d lost %q before its handler began: %v", n, key, e.Err)
 	}
 }
 
@@ -1152,19 +1165,19 @@ func (b *ledger) judgeIdle() {
 // judgeEnds looks at each task's end.
 func (b *ledger) judgeEnds() {
 	for _, t := range b.books {
-		state := "gone"
+		state, lastErr := "gone", ""
 		if t.id != "" {
 			info, err := b.w.operator.inspector.GetTaskInfo(queue, t.id)
 			switch {
 			case err == nil:
-				state = info.State.String()
+				state, lastErr = info.State.String(), info.LastErr
 			case errors.Is(err, asynq.ErrTaskNotFound), errors.Is(err, asynq.ErrQueueNotFound):
 			default:
 				panic(err) // no fault hits the operator
 			}
 		}
 		b.mu.Lock()
-		t.state = state
+		t.state, t.lastErr = state, lastErr
 		b.mu.Unlock()
 	}
 	b.mu.Lock()
@@ -1200,6 +1213,10 @@ func (b *ledger) judgeEnd(t *taskBook) {
 			b.violatef("ended: task %d is %s, and nothing explains it: %d runs, %v", n, state, t.starts, t.ends)
 		}
 	case "archived":
+		if b.calm && !t.op && strings.Contains(t.lastErr, "its last run did not return") && t.lastBegan < task.MaxRetry {
+			b.violatef("archived: task %d as one whose last attempt has begun, and its handler last began in attempt %d of %d",
+				n, t.lastBegan, task.MaxRetry)
+		}
 		if !t.mayEnd(endArchived, endByHand, endLate, endTooLate) && !exhausted {
 			b.violatef("archived: task %d, and nothing explains it: %d runs, at most %d attempts spent of %d, %v", n, t.starts,
 				t.spent[1], task.MaxRetry, t.ends)

@@ -104,7 +104,49 @@ func goesOn(all ...taskPlan) []taskPlan { return append(all, work(90*sec, 0).key
 // out the last.
 func scenarios() []plan {
 	return slices.Concat(orderedScenarios(), lateScenarios(), policyScenarios(), newestScenarios(), backlogScenarios(25),
-		leaseScenarios(), gateScenarios(), uniqueScenarios())
+		leaseScenarios(), gateScenarios(), uniqueScenarios(), twoKeyScenarios())
+}
+
+// twoKeyScenarios are about what comes to a key while its task comes to, or waits for, its other one.
+func twoKeyScenarios() (all []plan) {
+	closes := func(at, hold time.Duration) taskPlan {
+		return work(at, 0).does(stepPlan{Work: 700 * ms, Hold: hold, End: "ok"})
+	}
+	add := func(name, policy string, first, second rulePlan, all2 []taskPlan, ops ...opPlan) {
+		first.Scope, second.Scope, first.Limit, second.Limit = "first", "second", max(first.Limit, 1), max(second.Limit, 1)
+		first, second = under(policy, first), under(policy, second)
+		if policy == "wait" {
+			first.Wait, second.Wait = 20*sec, 20*sec
+		}
+		one, two := first, second
+		one.Task, two.Task, one.Policy, two.Policy = "one", "two", "park", "park"
+		all = append(all, plan{Name: "two keys, " + name + ", " + policy, Procs: servers(6),
+			Rules: []rulePlan{first, second, one, two}, Tasks: all2, Ops: ops})
+	}
+	last := work(300*ms, 100*ms).by(20 * sec).tries(0)
+	for _, policy := range []string{"park", "wait", "replace", "allow"} {
+		t, holds := work(300*ms, 100*ms), work(0, 3*sec).typed("two")
+		add("the first is put on hold", policy, rulePlan{Limit: 2}, rulePlan{},
+			tasks(holds, closes(100*ms, 6*sec).typed("one"), t))
+		add("the first is paused", policy, rulePlan{}, rulePlan{},
+			tasks(work(0, 6*sec).typed("two"), t, work(20*sec, 0).typed("two")), // which keeps the order in force
+			opPlan{At: sec, Kind: "halt", Task: 1, For: 12 * sec})
+		add("the first cools down", policy, rulePlan{Limit: 2, Cooldown: 6 * sec}, rulePlan{},
+			tasks(holds, work(100*ms, 700*ms).typed("one"), t))
+		add("the second is put on hold", policy, rulePlan{}, rulePlan{Limit: 2},
+			tasks(holds, closes(100*ms, 9*sec).typed("two"), t, last, work(2*sec, 100*ms).typed("one")))
+		add("the second is on hold", policy, rulePlan{}, rulePlan{},
+			tasks(closes(0, 6*sec).typed("two"), work(2*sec, 100*ms), last.key(1)))
+		add("MaxHold", policy, rulePlan{MaxHold: sec}, rulePlan{}, tasks(holds, t))
+	}
+	for _, policy := range []string{"skip", "archive", "fail", "allow", "after"} {
+		add("a last attempt", policy, rulePlan{}, rulePlan{}, tasks(work(0, 15*sec).typed("two"),
+			closes(0, 3*sec).typed("one"), work(sec, 100*ms).by(40*sec).tries(0)))
+	}
+	// Those behind a task in order do not start, though it has given its lock back.
+	add("in order", "park", rulePlan{InOrder: true}, rulePlan{Limit: 2}, tasks(work(0, 3*sec).typed("two"),
+		closes(100*ms, 9*sec).typed("two"), work(300*ms, 100*ms), work(400*ms, 100*ms)))
+	return all
 }
 
 // orderedScenarios are those about tasks in order.
@@ -438,7 +480,7 @@ func faultScenarios() (all []plan) {
 		suspends.Tasks = append(suspends.Tasks, work(at, 3*sec), work(at+2*sec, 200*ms))
 		suspends.Faults = append(suspends.Faults, faultPlan{Kind: suspended, Proc: i % 2, At: at + sec, For: 15 * sec})
 	}
-	return append(all, suspends,
+	return append(append(all, twoKeyScenarios()...), suspends,
 		plan{Name: "the renewals of a leader hang", Procs: servers(4, 4), Lead: 100 * sec, Rules: rules("park", rulePlan{}),
 			Tasks: tasks(work(60*sec, 200*ms)),
 			Faults: []faultPlan{

@@ -1,0 +1,49 @@
+package engine
+
+import (
+	"context"
+
+	"github.com/automutex/automutex/internal/redisx"
+)
+
+// Look returns the first of several locks that is paused, or whose closed gate keeps the caller out, and why; shut is
+// nil if there is none. All gates are asked for in one exchange. After an error at is the lock that could not be asked
+// for. held: the caller holds them all, so no rate counts, whose start it has, and a cooldown does although all slots
+// may be taken.
+//
+// The exchange ends by itself, and is waited for if ctx ends.
+func (e *Engine) Look(ctx context.Context, locks []Ref, held bool) (at int, shut *Busy, err error) {
+	if err := e.life.Enter(); err != nil {
+		return 0, nil, err
+	}
+	defer e.life.Done()
+	calls := make([]*redisx.Call, len(locks))
+	for i := range locks {
+		r := &locks[i]
+		if err := e.Know(ctx, r.Key); err != nil {
+			return i, nil, err
+		}
+		limit := e.limit(r)
+		if limit == 0 {
+			return i, &Busy{Paused: true, Left: true}, nil
+		}
+		if held {
+			limit = MaxLimit
+		}
+		calls[i] = &redisx.Call{Script: gatesScript, Keys: r.keys()[:6], Args: []any{int64(limit)}}
+	}
+	e.conn.Pipeline(context.WithoutCancel(ctx), calls)
+	for i, c := range calls {
+		if c.Err != nil {
+			return i, nil, redisx.Failed("look", locks[i].Key, c.Err)
+		}
+		a, ok := parseAsk([]any{int64(0), int64(0), int64(0), c.Reply}, false)
+		switch {
+		case !ok:
+			return i, nil, redisx.Failed("look", locks[i].Key, unexpected(c.Reply))
+		case a.Gate > 0 && (!held || a.Reason != "rate"):
+			return i, &Busy{Answer: a}, nil
+		}
+	}
+	return 0, nil, nil
+}
