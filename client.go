@@ -7,11 +7,13 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/stamp"
@@ -22,9 +24,14 @@ import (
 // Client enqueues tasks for the workers of a [Guard] with the same [Config]. Make one with [NewClient]. Safe for
 // concurrent use; it needs no Close.
 //
-// A task that no rule matches goes to asynq unchanged. For every other task the Client does two things:
+// A task that no rule matches goes to asynq unchanged. For every other task the Client does three things:
 //
 //   - It gives the task the next place in the order of its key if a rule says [Rule].InOrder.
+//   - It parks the task at once if others are parked for its key: asynq has it as scheduled until its turn comes, or
+//     about when that should, so that a backlog passes no worker twice. That is for a task that is due now, without
+//     asynq.Unique, Deadline and Group, whose first key in the order of locking is one under [Park]. The rules' Key and
+//     LimitOf are called here, too. If no key can be made, or Redis does not answer within a second, the task is
+//     enqueued as it is.
 //   - It reserves an attempt, so that no task waits for its key in its worker since asynq would archive it. The Client
 //     tells asynq one retry more than the task was enqueued with, and the Guard has asynq archive the task when its
 //     handler has failed, or panicked (no asynq.PanicError then), as often as the caller asked for. If the last run did
@@ -36,13 +43,19 @@ type Client struct {
 	rules  *ruleSet
 	prefix string
 	asynq  *asynq.Client
-	engine *engine.Engine // nil if no rule is InOrder; it grants no lock, and so has no goroutine
-	tasks  *blocked.Tasks // the same
+	engine *engine.Engine // nil if no rule parks; it grants no lock, and so has no goroutine
+	tasks  *blocked.Tasks // nil if no rule is InOrder
 	log    *slog.Logger
 	told   sync.Once // the log says that the Inspector sees no task
 
 	stampDeadline time.Duration
+
+	parks     bool         // a rule parks
+	parkAgain atomic.Int64 // from when on tasks are parked at their enqueueing (ns since 1970); Redis did not answer
 }
+
+// parkPause is for how long Redis is not asked for parked tasks after it did not answer: each enqueueing would wait.
+const parkPause = 5 * time.Second
 
 // stampDeadline is when others may look whether a stamped task was enqueued. An Enqueue that takes more than half of it
 // confirms its place before it returns.
@@ -51,7 +64,7 @@ const stampDeadline = 10 * time.Second
 // NewClient makes a Client that enqueues through client. cfg is the workers' own: its Rules, Prefix, HashKeys and
 // Decode make the same keys. rdb is the workers' Redis for locks, of an asynq.RedisConnOpt
 // opt.MakeRedisClient().(redis.UniversalClient); it is only used for rules with InOrder, for which cfg.Inspector, or
-// one made from rdb, looks at asynq's tasks. NewClient does no I/O. The error joins all mistakes; each one in cfg is a
+// one made from rdb, looks at asynq's tasks, and for those under [Park]. NewClient does no I/O. The error joins all mistakes; each one in cfg is a
 // [*FieldError].
 func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, error) {
 	var problems []error
@@ -83,7 +96,8 @@ func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, erro
 		rules: rules, prefix: cfg.Prefix, asynq: client, tasks: tasks,
 		log: cfg.Logger, stampDeadline: stampDeadline,
 	}
-	if tasks != nil {
+	c.parks = slices.ContainsFunc(cfg.Rules, func(r Rule) bool { return r.Busy == Park }) // so does each with InOrder
+	if c.parks {
 		c.engine = engine.New(engine.Options{Client: rdb, Prefix: cfg.Prefix, Log: c.log})
 	}
 	return c, nil
@@ -120,7 +134,9 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	case !ordered && e.IsBaked():
 		return c.asynq.EnqueueContext(ctx, task, opts...) // its uniqueness cannot be read, so no attempt is reserved
 	case !ordered:
-		return e.Enqueue(ctx, c.asynq, stamp.New(e.note, e.Info.MaxRetry))
+		s := stamp.New(e.note, e.Info.MaxRetry)
+		s.Parked = e.park(ctx)
+		return e.Enqueue(ctx, c.asynq, s)
 	}
 	if err := e.checkOrdered(t.rule); err != nil {
 		return nil, err
@@ -131,6 +147,37 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 		}
 	}
 	return e.enqueueInOrder(ctx, t)
+}
+
+// park parks the task before it is enqueued, if others are parked for its key: its note joins their line, and asynq gets
+// the task as scheduled. It returns the key; empty: the task is enqueued as it is, also after what failed.
+func (e *enqueueing) park(ctx context.Context) (key string) {
+	c := e.client
+	mayPark := e.Info.State == asynq.TaskStatePending && !e.IsUnique && e.Info.Deadline.IsZero() &&
+		inside.OnceIn(ctx) == nil
+	if !mayPark || !c.parks || time.Now().UnixNano() < c.parkAgain.Load() {
+		return ""
+	}
+	var failed error
+	targets := c.rules.targetsNeeded(ctx, e.Task, c.prefix, c.rules.match(e.Task.Type()),
+		func(_ *compiledRule, err error) { failed = err }) // its worker says so
+	if failed != nil || len(targets) == 0 || targets[0].rule.Busy != Park || targets[0].rule.InOrder {
+		return ""
+	}
+	key = targets[0].key
+	place, err := c.engine.Enlist(ctx, key, e.note)
+	switch {
+	case err != nil:
+		c.parkAgain.Store(time.Now().Add(parkPause).UnixNano())
+		c.log.Debug("automutex: a task is enqueued without a look at the parked ones", "key", key, "task", e.note, "error",
+			err)
+		return ""
+	case place < 0:
+		return ""
+	}
+	before := BusyError{Place: int(place)}
+	e.Info.State, e.Info.NextProcessAt = asynq.TaskStateScheduled, time.Now().Add(decide.Delay(decide.AtTurn, before.turnIn()))
+	return key
 }
 
 // orderedTarget returns the ordered lock that the task needs, if it needs one. No function of the task's other rules is

@@ -221,6 +221,12 @@ func isParked(info *asynq.TaskInfo, key string) bool {
 	return info.State == asynq.TaskStateRetry && strings.Contains(info.LastErr, ParkedOn(key))
 }
 
+// stampedFor reports whether the task was parked on the key when it was enqueued.
+func stampedFor(info *asynq.TaskInfo, note, key string) bool {
+	s, _ := stamp.Of(info.Headers, note)
+	return s.Parked == key
+}
+
 // isOther reports whether asynq has another task with the ID of the one in order of key: of two stamps one is another
 // task's, and a task that joined at its arrival had none for that key.
 func isOther(info *asynq.TaskInfo, key, note, nonce string) bool {

@@ -50,7 +50,7 @@ func (t *Tasks) WakeParked(ctx context.Context, key, note string) engine.Fate {
 	return t.wake(ctx, note, func(info *asynq.TaskInfo, gone bool, err error) (engine.Fate, next) {
 		switch {
 		case gone:
-			return engine.FateGone, answer
+			return engine.FateMissing, answer
 		case err != nil:
 			return engine.FateUnsure, answer
 		}
@@ -61,6 +61,8 @@ func (t *Tasks) WakeParked(ctx context.Context, key, note string) engine.Fate {
 		switch {
 		case info.State == asynq.TaskStatePending:
 			return fate, answer
+		case info.State == asynq.TaskStateScheduled && stampedFor(info, note, key):
+			return fate, runIt
 		case (info.State == asynq.TaskStateRetry || info.State == asynq.TaskStateAggregating) &&
 			strings.Contains(info.LastErr, ParkedOn(key)):
 			// Aggregating: a task of a group that was run by hand. asynq puts it back into its group when its

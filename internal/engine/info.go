@@ -29,6 +29,9 @@ const (
 	// at once.
 	FateGone
 	FateLater // the work cannot run for now: it goes to the end of the line, and the next is called at once
+	// FateMissing: there is no such work. It may be that of Enlist, not enqueued yet: for the first 10 s it keeps its
+	// place, and the next is called at once; after that it is gone.
+	FateMissing
 )
 
 // Standing says whom an arrival has before it when the newest win. Of a semaphore with N slots the N newest are first.

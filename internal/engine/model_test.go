@@ -241,8 +241,10 @@ type waiting struct {
 type note struct {
 	note   string
 	ticket int64
-	called int64 // us, 0: not
+	called int64 // us, 0: not; yet: long ago, so that others are called beside it
 }
+
+const yet = -1
 
 // model is what a lock should do, without scripts and keys.
 type model struct {
@@ -373,7 +375,7 @@ func (m *model) parkedAt(n string) int {
 
 func (m *model) calledNotes() (notes []string) {
 	for _, x := range m.parked {
-		if x.called > 0 {
+		if x.called != 0 {
 			notes = append(notes, x.note)
 		}
 	}
@@ -415,8 +417,8 @@ func (m *model) calls(limit, free, lend, inbound int, life int64) []string {
 	}
 	var names []string
 	for _, x := range slices.SortedStableFunc(slices.Values(m.parked),
-		func(a, b note) int { return cmp.Compare(a.called, b.called) }) {
-		if x.called > 0 {
+		func(a, b note) int { return cmp.Or(cmp.Compare(a.called, b.called), cmp.Compare(a.note, b.note)) }) {
+		if x.called != 0 {
 			names = append(names, x.note)
 		}
 	}
@@ -875,10 +877,13 @@ func (s *sim) check() {
 	m.purge()
 	n, fate, inbound, lend := "", "", s.r.IntN(4), max(0, s.r.IntN(6)-3)
 	if len(m.parked) > 0 && s.r.IntN(3) == 0 {
-		n, fate = m.parked[s.r.IntN(len(m.parked))].note, []string{"gone", "later"}[s.r.IntN(2)]
+		n, fate = m.parked[s.r.IntN(len(m.parked))].note, []string{"gone", "later", "missing"}[s.r.IntN(3)]
 	}
 	got := s.run("check", s.limit, inbound, 500, n, fate, lend)
-	if at := m.parkedAt(n); at >= 0 && m.parked[at].called > 0 {
+	if at := m.parkedAt(n); at >= 0 && m.parked[at].called != 0 && fate == "missing" &&
+		m.now-m.parked[at].ticket < 10_000_000 {
+		m.parked[at].called = yet
+	} else if at >= 0 && m.parked[at].called != 0 {
 		m.parked = slices.Delete(m.parked, at, at+1)
 		if fate == "later" {
 			m.parked = append(m.parked, note{n, m.now, 0})
@@ -891,6 +896,24 @@ func (s *sim) check() {
 		inbound = 0
 	}
 	s.calls(got, int64(free), free, lend, inbound)
+}
+
+func (s *sim) enlist() {
+	m, n := &s.m, fmt.Sprintf("q/%d", s.r.IntN(12))
+	got := num(s.run("enlist", n))
+	if len(m.parked) == 0 {
+		if got != -1 {
+			failf("place %d, and nothing is parked", got)
+		}
+		return
+	}
+	if m.parkedAt(n) < 0 {
+		m.parked = append(m.parked, note{n, m.now, 0})
+		m.sortParked()
+	}
+	if want := int64(len(m.line) + m.parkedAt(n)); got != want {
+		failf("place %d, want %d", got, want)
+	}
 }
 
 func (s *sim) renew() {
@@ -1148,6 +1171,8 @@ func runModel(w world, e *sender, seed uint64, steps int, ordered bool) (log []s
 				emptied = true
 			case k < 34:
 				s.renew()
+			case k == 34 && s.r.IntN(2) == 0:
+				s.enlist()
 			case k == 34:
 				s.close()
 			case k == 35:
@@ -1729,6 +1754,12 @@ var mistakes = []struct {
 	what, text, instead string
 }{
 	{0, "the last in line is first", "call('ZPOPMIN', line)", "call('ZPOPMAX', line)"},
+	{0, "enlist moves a note", "call('ZADD', parked, 'NX', int(now_us), note)", "call('ZADD', parked, int(now_us), note)"},
+	{0, "enlist parks behind nobody", "~= '+' or redis.call('EXISTS', KEYS[4]) == 0", "~= '+'"},
+	{0, "a missing task is gone at once", "now_us - (call('ZSCORE', parked, note) or 0) < 10000000", "false"},
+	{0, "a missing task is never gone", "now_us - (call('ZSCORE', parked, note) or 0) < 10000000", "true"},
+	{0, "a missing task counts as called", "call('ZADD', called, '0', note)", "call('ZADD', called, int(now_us), note)"},
+	{0, "a missing task was called in 1970", "if at and at ~= '0' then", "if at then"},
 	{0, "a dead waiter is granted a slot", "tonumber(g), tonumber(till) > now_ms", "tonumber(g), true"},
 	{1, "a lease ends late", "tonumber(found[2]) <= now_ms and", "tonumber(found[2]) <= now_ms - 60 and"},
 	{0, "a granted waiter's record stays", "if token then call('HDEL', info, token) end", ""},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	mathrand "math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -378,6 +379,9 @@ func (p *parking) makeCalls() {
 	p.callers--
 }
 
+// fateTexts are those of lua/check.lua.
+var fateTexts = map[Fate]string{FateGone: "gone", FateLater: "later", FateMissing: "missing"}
+
 // makeCall calls the Caller for one note, and handles its answer.
 func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
 	fate := FateUnsure // stays so if the Caller panics: the call is repeated
@@ -389,9 +393,14 @@ func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
 		if leaves {
 			// Within the claim, and while this call is under way: so neither another process nor this one calls the note once
 			// more before it has left. After an error the next check tries again.
-			c, sent := p.checkCall(r, note, map[Fate]string{FateGone: "gone", FateLater: "later"}[fate]), time.Now()
+			c, sent := p.checkCall(r, note, fateTexts[fate]), time.Now()
 			reply, _ := p.engine.conn.Run(context.Background(), c.Script, c.Keys, c.Args...)
 			if back, err := parseNamed(reply); err == nil {
+				p.mu.Lock()
+				if fate == FateMissing && slices.Contains(back.called, note) { // it keeps its place
+					n.passOver(note)
+				}
+				p.mu.Unlock()
 				p.noteNamed(r, back, sent)
 			}
 		}
@@ -424,4 +433,24 @@ func (p *parking) withClaim(r Ref, note string, f func(context.Context)) {
 	if time.Since(began) <= callTime/2 {
 		_, _ = e.conn.DeleteIfEqual(context.Background(), dropScript, claim, holder) // an error: it lapses
 	}
+}
+
+// enlistTime bounds Enlist: an enqueueing waits no longer for what only saves work.
+const enlistTime = time.Second
+
+// Enlist gives a note that is about to be enqueued the last place of the parked ones. It returns how many come before;
+// below 0: nothing is parked, and the note has no place. After an error it may have one.
+func (e *Engine) Enlist(ctx context.Context, key, note string) (place int64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, enlistTime)
+	defer cancel()
+	r := Ref{Key: key}
+	reply, err := e.call(ctx, enlistScript, r.keys(), note)
+	if err != nil {
+		return -1, err
+	}
+	place, isNum := reply.(int64)
+	if !isNum {
+		return -1, redisx.Failed(enlistScript.Name, key, unexpected(reply))
+	}
+	return place, nil
 }

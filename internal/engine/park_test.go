@@ -30,7 +30,8 @@ var began = time.Unix(1_000_000_000, 0)
 // told is the line of a story.
 type told parkedLine
 
-var fateNames = map[string]Fate{"coming": FateComing, "later": FateLater, "gone": FateGone, "unsure": FateUnsure}
+var fateNames = map[string]Fate{"coming": FateComing, "later": FateLater, "gone": FateGone, "unsure": FateUnsure,
+	"missing": FateMissing}
 
 func (s *told) play(e *event) (string, error) {
 	n, now := (*parkedLine)(s), began.Add(e.At)
@@ -57,7 +58,10 @@ func (s *told) play(e *event) (string, error) {
 	case "makes":
 		return say(n.beginCall(strings.Join(e.Words(), " ")), "the Caller is called", "nobody is called")
 	case "answers", "ends":
-		words := e.Words()
+		kept, words := e.Has("kept"), e.Words()
+		if kept {
+			n.passOver(words[0])
+		}
 		fate, known := fateNames[words[1]]
 		switch {
 		case !known:

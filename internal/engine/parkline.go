@@ -14,7 +14,7 @@ const (
 	// How long called work has to arrive before it is overdue. Work that took an hour does not make the line wait as long
 	// for the next.
 	minCallLife, maxCallLife = time.Second, time.Minute
-	// notes of a line that go to its end between two checks, because their Caller answered FateLater
+	// notes of a line that are passed over between two checks, because their Caller answered FateLater or FateMissing
 	maxNotNow = 64
 
 	// checkEvery is the shortest interval between two checks of a line; twice that is the longest, unless there are more
@@ -46,7 +46,7 @@ type parkedLine struct {
 
 	calls   map[string]call // by note; nil while empty
 	counted int             // so many of them the server's workers know of; parking's
-	notNow  map[string]bool // notes whose Caller answered FateLater since the last check; nil while empty
+	notNow  map[string]bool // notes that cannot run before the next check, as their Caller answered; nil while empty
 
 	// Where it stands: parking's.
 	entry
@@ -119,18 +119,21 @@ func (n *parkedLine) noteFate(note string, fate Fate) bool {
 	if n.calls[note].state != underWay {
 		return false
 	}
-	if fate == FateGone {
+	if fate == FateGone || fate == FateMissing {
 		n.inbound = min(4*n.inbound, maxInbound)
 	}
-	if fate != FateLater {
-		return fate == FateGone
+	if fate == FateLater {
+		n.passOver(note) // beyond maxNotNow the note stays called
 	}
-	// Beyond maxNotNow the note stays called, and is passed over too.
+	return fate == FateGone || (fate == FateLater || fate == FateMissing) && len(n.notNow) <= maxNotNow
+}
+
+// passOver has this process not call the note before the next check.
+func (n *parkedLine) passOver(note string) {
 	if n.notNow == nil {
 		n.notNow = make(map[string]bool)
 	}
 	n.notNow[note] = true
-	return len(n.notNow) <= maxNotNow
 }
 
 // endCall ends a call with the Caller's answer. It reports whether the note is to be called again.

@@ -49,6 +49,7 @@ var (
 	breakScript   = script("break")
 	inspectScript = script("inspect")
 	lineScript    = script("line")
+	enlistScript  = script("enlist")
 	sweepScript   = script("sweep")
 	putScript     = script("put")
 

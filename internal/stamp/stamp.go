@@ -27,6 +27,8 @@ type Stamp struct {
 	Nonce  string
 	Ticket int64
 	Key    string
+	// Parked is the Redis key of the lock for which the task was parked when it was enqueued; empty: it was not.
+	Parked string
 
 	of string // names the task, so that a copy of the header in another task is no stamp
 }
@@ -39,6 +41,8 @@ func (s Stamp) Text(t *asynq.Task) string {
 	text := version + " " + s.of + " " + content(t) + " " + strconv.Itoa(s.Most)
 	if s.Nonce != "" {
 		text = fmt.Sprintf("%s %s %d %s", text, s.Nonce, s.Ticket, s.Key)
+	} else if s.Parked != "" {
+		text += parked + s.Parked
 	}
 	return text
 }
@@ -59,7 +63,10 @@ func Of(headers map[string]string, note string) (s Stamp, ok bool) {
 	if s.Most, err = strconv.Atoi(f[3]); err != nil || s.Most < 0 {
 		return Stamp{}, false
 	}
-	if len(f) == 7 {
+	switch {
+	case isParked(f):
+		s.Parked = f[6]
+	case len(f) == 7:
 		s.Nonce, s.Key = f[4], f[6]
 		if s.Ticket, err = strconv.ParseInt(f[5], 10, 64); err != nil || s.Ticket <= 0 || !isNonce(s.Nonce) {
 			return Stamp{}, false
@@ -67,6 +74,11 @@ func Of(headers map[string]string, note string) (s Stamp, ok bool) {
 	}
 	return s, true
 }
+
+// parked stands where an ordered task's nonce and ticket do.
+const parked = " - 0 "
+
+func isParked(f []string) bool { return len(f) == 7 && f[4] == "-" && f[5] == "0" }
 
 // split returns the four or seven fields of a header's text, or nil.
 func split(text string) []string {
@@ -91,7 +103,10 @@ func in(t *asynq.Task) []string {
 }
 
 // Ordered reports whether the task has the stamp of an ordered task.
-func Ordered(t *asynq.Task) bool { return len(in(t)) == 7 }
+func Ordered(t *asynq.Task) bool {
+	f := in(t)
+	return len(f) == 7 && !isParked(f)
+}
 
 // IsLast reports whether the task has a stamp, and its caller allows no attempt more after that with retried attempts
 // spent before it.

@@ -1313,9 +1313,9 @@ func (r rulePlan) onArchive() automutex.OnArchive {
 	return automutex.HoldKey
 }
 
-// newOrdered makes the producer's client for tasks in order; nil: there are none.
+// newOrdered makes the producer's Client; nil: no task is enqueued by it.
 func (w *world) newOrdered() *automutex.Client {
-	if !w.plan.isOrdered() {
+	if !w.plan.isOrdered() && !w.plan.Clients {
 		return nil
 	}
 	return must(automutex.NewClient(w.producerRedis[1], w.producer, automutex.Config{
@@ -1323,8 +1323,8 @@ func (w *world) newOrdered() *automutex.Client {
 	}))
 }
 
-// enqueueInOrder enqueues a task by the Client.
-func (w *world) enqueueInOrder(n int, task *asynq.Task, opts []asynq.Option) {
+// enqueueByClient enqueues a task by the Client.
+func (w *world) enqueueByClient(n int, task *asynq.Task, opts []asynq.Option) {
 	id := w.plan.id(n)
 	w.book.named(n, id)
 	info, err := w.ordered.Enqueue(task, append(opts, asynq.TaskID(id))...)
