@@ -267,6 +267,13 @@ func backlogScenarios(short int) (all []plan) {
 			plan{Name: "behind a backlog of a held key, " + policy, Procs: servers(3), Rules: rules(policy, rulePlan{}),
 				Tasks: behind(append(tasks(work(0, 4*sec)), work(100*ms, 10*ms).every(0, 15)...))})
 	}
+	// The second wave finds parked tasks. A release comes between a note and its Enqueue, which lands late.
+	enqueued := plan{Name: "parked when it was enqueued", Procs: servers(2, 2), Rules: rules("park", rulePlan{}), Clients: true,
+		Tasks: append(work(0, 2*sec).every(0, 8), work(3*sec, 20*ms).every(10*ms, 8)...)}
+	landsLate := *enqueued.clone()
+	landsLate.Name += ", late"
+	landsLate.Faults = []faultPlan{{Kind: late, Proc: -1, Client: "asynq", Nth: 12, For: 3 * sec}}
+	all = append(all, enqueued, landsLate)
 	return append(all, plan{Name: "behind five backlogs", Procs: servers(4, 4), Rules: rules("park", rulePlan{Limit: 2}),
 		Tasks: behind(each(40, func(i int) taskPlan { return work(0, 150*ms).key(i % 5) }))})
 }
