@@ -11,10 +11,10 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// This file is what a Guard says of itself to the page, the command, doctor and other Guards; see internal/fleet.
+// This file is what a Guard says of itself; see internal/fleet.
 
-// announce writes what the Guard says of itself until Close, and then removes it. Close waits for that a second at
-// most: Redis may hang.
+// announce writes what the Guard says of itself until Close, and then removes it. Close waits a second at most: Redis
+// may hang.
 func (g *Guard) announce() {
 	defer close(g.announced)
 	if !g.cfg.Private && len(g.cfg.Rules) > 0 {
@@ -25,8 +25,8 @@ func (g *Guard) announce() {
 	}
 }
 
-// noteType notes that a task of the type came. If the type has no rule, it warns once of each rule that nothing is
-// known to serve, and whose Task looks like the type.
+// noteType notes that a task of the type came. If no rule is for it, it warns once of each rule for a like type that
+// nothing is known to serve.
 func (g *Guard) noteType(taskType string) {
 	if !g.served.Add(taskType) || g.rules.match(taskType) != nil {
 		return

@@ -14,7 +14,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// ErrBusy is what every [*BusyError] wraps. It is [lock.ErrBusy], so that one errors.Is serves tasks and plain locks.
+// ErrBusy is what every [*BusyError] wraps: [lock.ErrBusy].
 var ErrBusy = lock.ErrBusy
 
 // ErrClosed is in the last error of a task that came after [Guard.Close].
@@ -36,27 +36,26 @@ const (
 )
 
 // BusyError says why a task did not get a lock. It is the argument of the function given to [AfterFailure], a field of
-// [Event], and the last error of the task in asynq, so its text is written for an operator.
+// [Event], and the last error of the task in asynq.
 //
 // It unwraps to [ErrBusy], is immutable and may be shared.
 type BusyError struct {
-	// Rule is the name of the rule whose lock is busy.
+	// Rule is the name of the rule.
 	Rule string
 	// Key is the lock's key, as [Guard.Keys] returns it.
 	Key string
 	// Reason is [ReasonHeld] or one of the other constants.
 	Reason string
-	// Holder is the owner label of one holder: host:pid unless Config.Owner says otherwise. It is empty if nobody holds
-	// the key: waiters are before the task, or the gate is closed.
+	// Holder is the owner label of one holder, see Config.Owner; empty if nobody holds the key.
 	Holder string
-	// HolderTask is "queue/task-id" of that holder's task; empty if the holder is not a task.
+	// HolderTask is "queue/task-id" of that holder; empty if it is no task.
 	HolderTask string
 	// SameTask is true if the holder is an earlier attempt of this task that is still running.
 	SameTask bool
-	// ExpiresIn is the time until the reason ends: the earliest deadline of a holder, which is only a hint, since holders
+	// ExpiresIn is the time until the reason ends: the earliest deadline of a holder, which is a hint, since holders
 	// renew and release; the opening of the gate; or the end of the pause, 0 if it has none.
 	ExpiresIn time.Duration
-	// Waited is how long this task stood in line before it gave up; 0 if it did not wait.
+	// Waited is how long this task stood in line before it gave up.
 	Waited time.Duration
 	// Place is the task's place in line when it gave up: 0 is the head, or not in line.
 	Place int
@@ -72,7 +71,7 @@ type BusyError struct {
 	parked bool // its place in line is kept
 }
 
-// Error names the rule, the key, the holder and how long the task waited.
+// Error is written for an operator.
 func (e *BusyError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "automutex: rule %q: ", e.Rule)
@@ -126,7 +125,7 @@ func (e *BusyError) Error() string {
 // Unwrap returns ErrBusy.
 func (e *BusyError) Unwrap() error { return ErrBusy }
 
-// toBusyError turns an *engine.Busy into the Guard's error. It returns other errors as they are.
+// toBusyError turns an *engine.Busy into the Guard's error, and returns others as they are.
 func (d *delivery) toBusyError(t target, err error) error {
 	var busy *engine.Busy
 	if !errors.As(err, &busy) {
@@ -156,18 +155,18 @@ func (d *delivery) toBusyError(t target, err error) error {
 	return e
 }
 
-// ErrFull is the error of [Client.EnqueueContext] for a key of which [Rule].MaxQueued tasks are not done. The error is
-// a [*FullError].
+// ErrFull is what every [*FullError] wraps.
 var ErrFull = errors.New("automutex: too many tasks of this key are queued")
 
-// FullError says that a task was not enqueued, since as many tasks of its key as the rule allows are not done.
+// FullError says that [Client.EnqueueContext] did not enqueue a task, since [Rule].MaxQueued tasks of its key are not
+// done.
 type FullError struct {
 	Key    string // the lock's key
 	Queued int    // the tasks that are not done
 	Max    int    // Rule.MaxQueued
 }
 
-// Error names the key and the numbers, and says what to do.
+// Error says what to do.
 func (e *FullError) Error() string {
 	return fmt.Sprintf("automutex: key %q is full: %d of its tasks are not done, and MaxQueued is %d; the task is not "+
 		"enqueued: try again later", e.Key, e.Queued, e.Max)
@@ -181,8 +180,8 @@ type EnqueueError struct {
 	Rule string // the rule with InOrder
 	Key  string // the lock's key
 	Task string // the task, as "queue/id"
-	// Unknown is false if the task is certainly not enqueued. If it is true the task may be enqueued; whether it is,
-	// asynq.Inspector.GetTaskInfo tells. To enqueue it again may run it twice.
+	// Unknown is true if the task may be enqueued; asynq.Inspector.GetTaskInfo tells. To enqueue it again may run it
+	// twice.
 	Unknown bool
 	Err     error // the cause
 }
@@ -199,16 +198,14 @@ func (e *EnqueueError) Error() string {
 // Unwrap returns Err.
 func (e *EnqueueError) Unwrap() error { return e.Err }
 
-// KeyError says that no key can be made from a task. The task is archived with this text as its last error, and its
-// handler does not run, except under [Allow]. A KeyFunc, [Rule].LimitOf, RateOf and Cost, and [Config].Decode may
-// return a KeyError of their own.
+// KeyError says that no key can be made from a task. The task is archived with this text as its last error, except
+// under [Allow]. A KeyFunc, [Rule].LimitOf, RateOf and Cost, and [Config].Decode may return a KeyError of their own.
 type KeyError struct {
 	// Task is the type of the task.
 	Task string
 	// Field is the path in the payload, or the header, that is wrong. Empty if the error concerns no single field.
 	Field string
-	// Err is the cause, such as the error of a decoder; nil if there is none. Error shows the text of Err only if a
-	// function of yours has set it.
+	// Err is the cause, or nil. Error shows its text only if a function of yours has set it.
 	Err error
 
 	source string // what Field is: "header", else a field
@@ -218,8 +215,7 @@ type KeyError struct {
 	absent bool // the field is missing, null or empty
 }
 
-// Error says what is wrong and what to do. It contains no payload value, unless a KeyFunc of yours puts one into its
-// error.
+// Error contains no payload value, unless a KeyFunc of yours puts one into its error.
 func (e *KeyError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "automutex: no key for task %q", e.Task)
@@ -245,8 +241,8 @@ func (e *KeyError) Error() string {
 // Unwrap returns Err. The error of a JSON decoder may quote the payload.
 func (e *KeyError) Unwrap() error { return e.Err }
 
-// temporaryKeyError says that a function of a rule, or Config.Decode, returned an error that is no *KeyError: what
-// it asks cannot be asked for now. Its text is UTF-8, or asynq could not store it.
+// temporaryKeyError says that a function of a rule, or Config.Decode, returned an error that is no *KeyError. Its text
+// is UTF-8, or asynq could not store it.
 type temporaryKeyError struct {
 	rule     string // its name
 	function string // such as "the rule's LimitOf"
@@ -259,8 +255,7 @@ func (e *temporaryKeyError) Error() string {
 
 func (e *temporaryKeyError) Unwrap() error { return e.err }
 
-// failed is the error of the rule when a function of the user failed: a *KeyError and NoLock stay what they are, any
-// other one is for now.
+// failed is the error of the rule when a function of the user failed: a *KeyError and NoLock stay what they are.
 func (c *compiledRule) failed(function string, err error) error {
 	var never *KeyError
 	if err == nil || errors.As(err, &never) || isNoLock(err) {
@@ -270,7 +265,7 @@ func (c *compiledRule) failed(function string, err error) error {
 }
 
 // FieldError is one mistake in a [Config]. The error of [New], and that of unique.New, joins one for each mistake;
-// errors.As finds the first. Use its fields to show a mistake where the value was written.
+// errors.As finds the first.
 type FieldError struct {
 	// Rule is the index of the rule in Config.Rules, or -1 for a field of Config itself.
 	Rule int
@@ -284,7 +279,7 @@ type FieldError struct {
 	Err error
 }
 
-// Error names the rule and the field, says what is wrong and what to do.
+// Error names the rule and the field.
 func (e *FieldError) Error() string {
 	if e.Rule < 0 {
 		return fmt.Sprintf("Config.%s: %v", e.Field, e.Err)
@@ -308,7 +303,6 @@ type fieldErrors struct {
 	all  []*FieldError
 }
 
-// addf adds a mistake in a field.
 func (f *fieldErrors) addf(field, format string, args ...any) {
 	f.add(field, -1, fmt.Errorf(format, args...))
 }

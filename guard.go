@@ -47,8 +47,8 @@ type Guard struct {
 	announced      chan struct{} // closed when announce, which Middleware starts, has ended
 }
 
-// New makes a Guard on rdb: the client that asynq uses, or another one on the same Redis. New does no I/O. The error
-// joins all mistakes in rdb and cfg. Each mistake in cfg is a [*FieldError], which names the rule and the field.
+// New makes a Guard on rdb, a client of asynq's Redis or of the one for locks. New does no I/O. The error joins all
+// mistakes in rdb and cfg; each one in cfg is a [*FieldError].
 func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	var problems []error
 	unfit := engine.CheckClient(rdb)
@@ -113,22 +113,21 @@ func NewFromConnOpt(opt asynq.RedisConnOpt, cfg Config) (*Guard, error) {
 	return g, nil
 }
 
-// Keys returns the Redis keys of the locks that a task needs, in the order in which the task takes them. It returns
-// none if no rule matches, or if the rule's Key returns [NoLock]. The error wraps a [*KeyError], or the error of a
-// function in the Config that makes keys. Keys does no I/O, unless one of these functions does.
+// Keys returns the Redis keys of the locks that a task needs, in the order in which the task takes them; none if no
+// rule matches, or for [NoLock]. The error wraps a [*KeyError], or the error of a function in the Config that makes
+// keys. Keys does no I/O, unless one of these functions does.
 func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 	return (&KeyMaker{rules: g.rules, prefix: g.cfg.Prefix}).Keys(ctx, t)
 }
 
-// Close ends the Guard. Tasks in line, and from now on every other task that has a rule, return to asynq without
-// running. Close waits until the running handlers have returned, and renews their leases meanwhile. If ctx ends before,
-// Close returns an error that wraps the cause of ctx, and the leases last until their deadlines, or until the handlers
-// return. A further Close also waits.
+// Close ends the Guard. Tasks in line, and from now on every other task that has a rule, return to asynq unrun. Close
+// waits until the running handlers have returned, and renews their leases meanwhile. If ctx ends before, Close returns
+// an error that wraps the cause of ctx, and the leases last until their deadlines, or until the handlers return. A
+// further Close also waits.
 //
-// Call Close before the server's Shutdown, or at the same time, and give ctx as much time as the server's
-// ShutdownTimeout. A Close after Shutdown is too late: Shutdown waits for tasks in line up to its whole timeout. A task
-// on its last attempt cannot return, since asynq would archive it: it blocks its worker, and asynq requeues it at the
-// end of that timeout.
+// Call Close before the server's Shutdown, or at the same time, and give ctx the server's ShutdownTimeout: Shutdown
+// waits for tasks in line up to that time. A task on its last attempt cannot return, since asynq would archive it: it
+// blocks its worker, and asynq requeues it at the end.
 //
 // Close closes only a Redis client that [NewFromConnOpt] made, and none after an error: call it again.
 func (g *Guard) Close(ctx context.Context) error {

@@ -24,20 +24,19 @@ import (
 //   - [NoLock] means that this task needs no lock of this rule, and takes none.
 //   - asynq.SkipRetry archives the task, and asynq.RevokeTask drops it.
 //   - A [RetryAfter] returns the task to asynq for that time, its attempt not spent.
-//   - Any other error ("db: connection reset") means that the key cannot be made now. The task returns to asynq and
-//     runs again after 1 to 5 seconds, its attempt not spent. On its last attempt the task tries again in its worker,
-//     until a second before its deadline.
+//   - Any other error means that the key cannot be made now. The task returns to asynq and runs again after 1 to 5
+//     seconds, its attempt not spent. On its last attempt it tries again in its worker, until a second before its
+//     deadline.
 //
-// A panic fails the attempt, as a panic of the handler does. Under [Allow] the task runs without the lock, whatever the
-// error.
+// A panic fails the attempt. Under [Allow] the task runs without the lock, whatever the error.
 type KeyFunc func(ctx context.Context, t *asynq.Task) ([]string, error)
 
-// NoLock is what a [KeyFunc] returns for a task that needs no lock of its rule: the task runs as if the rule did not
-// exist. A rule of package unique enqueues such a task each time.
+// NoLock is what a [KeyFunc] returns for a task that needs no lock of its rule. Package unique enqueues such a task
+// each time.
 var NoLock = errors.New("automutex: this task needs no lock") //nolint:errname,revive,staticcheck // an answer, as asynq.SkipRetry is
 
-// isNoLock reports whether err is NoLock, maybe with text around it. NoLock beside another error, or in a KeyError,
-// does not count: a task whose key cannot be made must not run unguarded.
+// isNoLock reports whether err is NoLock, maybe with text around it, but not beside another error, or in a KeyError: a
+// task whose key cannot be made must not run unguarded.
 func isNoLock(err error) bool {
 	for ; err != nil; err = errors.Unwrap(err) {
 		if err == NoLock { //nolint:errorlint // errors.Is would look into joined errors, too
@@ -59,23 +58,21 @@ func isAbsent(err error) bool {
 // Fields returns a KeyFunc that makes the key from fields of a JSON payload, as [Rule].On does. With a malformed path,
 // or none, it returns a [*KeyError] for every task.
 //
-// A path is dotted: "user.id" is the member id of the member user, and "items.0.sku" goes through the first element of
-// a list. `\.` stands for a dot in a name and `\\` for a backslash. Names are compared exactly, letter case included;
-// lists are not searched. A path of another notation, such as "$.id", "items[0]", "items.*.id", "/id" or "a,b", is
-// refused. In a name these characters need a backslash too: `\$`, `\[`, `\*`, `\/`, `\,`.
+// A path is dotted: "user.id", or "items.0.sku" for the first element of a list. `\.` stands for a dot in a name and
+// `\\` for a backslash. Names are compared exactly. A path of another notation, such as "$.id", "items[0]",
+// "items.*.id", "/id" or "a,b", is refused: in a name these characters need a backslash too.
 //
 // The path "." is the whole payload. Equal JSON gives equal parts, in the form of objects and lists below. The part of
 // a payload that is not JSON, or not valid UTF-8, is 0x and its bytes in hexadecimal.
 //
 // The part of the key for a value:
 //
-//   - A string is taken as it is. If it begins with `{`, `[` or `"` it is written as a JSON string, quotes included, to
-//     tell it from objects and lists.
-//   - A number is written out in full, exactly: 1, 1.0 and 1e0 are "1", the same part as for the string "1"; 1.50 is
-//     "1.5", and -0 is "0". More than 400 digits are an error, and more than 1 MiB for all numbers of a list or object.
-//   - true and false are those words, the same as for the strings "true" and "false".
-//   - Objects and lists become compact JSON with members sorted by name (in byte order) and numbers as above. Inside
-//     them 1 and "1" differ.
+//   - A string is taken as it is, but as a JSON string, quotes included, if it begins with `{`, `[` or `"`.
+//   - A number is written out in full: 1, 1.0, 1e0 and the string "1" are "1"; 1.50 is "1.5", and -0 is "0". More than
+//     400 digits are an error, and more than 1 MiB for all numbers of a list or object.
+//   - true and false are those words, as for the strings.
+//   - Objects and lists become compact JSON with members sorted by name (in byte order) and numbers as above; 1 and "1"
+//     differ there.
 //
 // All other different values give different parts. The KeyFunc returns a [*KeyError]
 //
@@ -131,11 +128,11 @@ func headersParts(t *asynq.Task, parts, names []string) ([]string, error) {
 }
 
 // KeyOf returns a KeyFunc that decodes the payload into a T with encoding/json; fn returns the parts of the key. Parts
-// are taken as they are: 1 and "1" are the same part. A field that the payload does not have is the zero value in T,
-// for which fn should return no parts, or an empty part: that is a [*KeyError]. A payload that cannot be decoded, is
-// null, or is not valid UTF-8 is a KeyError too.
+// are taken as they are. A field that the payload does not have is the zero value in T, for which fn should return no
+// parts, or an empty part: that is a [*KeyError]. So is a payload that cannot be decoded, is null, or is not valid
+// UTF-8.
 //
-// Many goroutines call fn at once. For encodings other than JSON, see [KeyWith].
+// Many goroutines call fn at once.
 func KeyOf[T any](fn func(T) []string) KeyFunc {
 	return func(_ context.Context, t *asynq.Task) ([]string, error) {
 		payload := t.Payload()
@@ -169,12 +166,12 @@ func KeyOf[T any](fn func(T) []string) KeyFunc {
 	}
 }
 
-// KeyWith is [KeyOf] for a payload in an encoding other than JSON, such as protobuf or msgpack: decode reads the
-// payload, and fn returns the parts of the key. Most encodings give the zero value for a missing field.
+// KeyWith is [KeyOf] for another encoding: decode reads the payload, and fn returns the parts of the key. Most
+// encodings give the zero value for a missing field.
 //
-// Every error of decode is a [*KeyError], because the same bytes fail again on a retry. The KeyError does not show the
-// text of decode's error, which may quote the payload; errors.Unwrap returns it. decode gets the bytes as they are, an
-// empty payload included, and must not change or keep them. Many goroutines call decode and fn at once.
+// Every error of decode is a [*KeyError], which does not show its text, since that may quote the payload; errors.Unwrap
+// returns it. decode gets the bytes as they are, an empty payload included, and must not change or keep them. Many
+// goroutines call decode and fn at once.
 func KeyWith[T any](decode func(payload []byte) (T, error), fn func(T) []string) KeyFunc {
 	return func(_ context.Context, t *asynq.Task) ([]string, error) {
 		v, err := decode(t.Payload())
@@ -189,7 +186,7 @@ func KeyWith[T any](decode func(payload []byte) (T, error), fn func(T) []string)
 	}
 }
 
-// callKey calls the Key of a rule and checks the parts. Its error is that of the Key, or a *KeyError.
+// callKey calls the Key of a rule and checks the parts.
 func callKey(ctx context.Context, fn KeyFunc, t *asynq.Task) ([]string, error) {
 	fail := func(reason string) ([]string, error) {
 		return nil, &KeyError{Task: t.Type(), reason: reason, advice: "see the rule's Key"}
@@ -221,16 +218,16 @@ const (
 		"in an envelope"
 )
 
-// KeyMaker makes the keys of tasks as a [Guard] with the same [Config] does, but without Redis. It is for programs that
-// enqueue or inspect tasks, and to check a Config. Safe for concurrent use. There is nothing to close.
+// KeyMaker makes the keys of tasks as a [Guard] with the same [Config] does, but without Redis. Safe for concurrent
+// use.
 type KeyMaker struct {
 	described
 	rules  *ruleSet
 	prefix string
 }
 
-// NewKeyMaker makes a KeyMaker from the fields Rules, Prefix, HashKeys and Decode of cfg. cfg.Logger gets the same
-// warnings about rules as with [New]. The error joins a [*FieldError] for each mistake in cfg.
+// NewKeyMaker reads Rules, Prefix, HashKeys, Decode and Logger of cfg. The error joins a [*FieldError] for each
+// mistake.
 func NewKeyMaker(cfg Config) (*KeyMaker, error) {
 	rules, err := compile(cfg)
 	if err != nil {
@@ -257,7 +254,6 @@ func (k *KeyMaker) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 	return keys, nil
 }
 
-// joinFieldErrors joins all into one error; nil if there are none.
 func joinFieldErrors(all []*FieldError) error {
 	problems := make([]error, len(all))
 	for i, e := range all {
@@ -266,7 +262,7 @@ func joinFieldErrors(all []*FieldError) error {
 	return errors.Join(problems...)
 }
 
-// configError is the error of one mistake in a field of Config.
+// configError is one mistake in a field of Config.
 func configError(field, format string, args ...any) error {
 	var mistakes fieldErrors
 	mistakes.addf(field, format, args...)

@@ -12,15 +12,15 @@ import (
 	"github.com/automutex/automutex/internal/engine"
 )
 
-// This file is Rule.StartWithin: a Client puts the times into a task's stamp, and the Guard starts no task after them.
+// This file is Rule.StartWithin: a Client puts the times into a task's stamp.
 
 // StartBy is an option for [Client.Enqueue]: a task that has not started by t, to the millisecond, does not run; see
 // [Rule].StartWithin. The earliest time counts. The [Rule].Late is that of the first of its rules in the order of
 // locking. The zero time is no bound.
 //
 // A Client refuses StartBy for a task that no rule matches or that has asynq.Unique from asynq.NewTask, and beside
-// asynq.Group. A plain asynq.Client, an asynq.Scheduler and asynq.NewTask(..., StartBy(t)) drop it, as asynq drops
-// options that it does not know.
+// asynq.Group. A plain asynq.Client, an asynq.Scheduler and asynq.NewTask drop it, as asynq drops options that it does
+// not know.
 func StartBy(t time.Time) asynq.Option { return startBy(t) }
 
 type startBy time.Time
@@ -144,7 +144,7 @@ func (d *delivery) noteStart() {
 	}
 }
 
-// writeStart writes the note of a task that comes back after the delay.
+// writeStart notes the start of a task that comes back after the delay.
 func (d *delivery) writeStart(delay time.Duration) error {
 	if deadline, ok := d.ctx.Deadline(); ok {
 		delay += max(0, time.Until(deadline))
@@ -152,8 +152,7 @@ func (d *delivery) writeStart(delay time.Duration) error {
 	return d.guard.engine.NoteStart(context.WithoutCancel(d.ctx), d.note, startNoteKept+delay)
 }
 
-// endStart keeps the note of a task that comes back, or is archived, which an operator may run. That of one that is
-// done goes.
+// endStart keeps the note of a task that comes back, or is archived, which an operator may run.
 func (d *delivery) endStart(ends decide.Decision, met obstacle) {
 	s, l, err := d.place.Stamp, &d.late, error(nil)
 	if d.note == "" || s.Due+s.By == 0 || running(d.ctx) != nil {
@@ -172,8 +171,8 @@ func (d *delivery) endStart(ends decide.Decision, met obstacle) {
 	}
 }
 
-// leaveLate takes a task that ends as late out of its lines, so that nobody waits for it. Without an answer it comes
-// back: archived in order, it would hold its key.
+// leaveLate takes a task that ends as late out of its lines. Without an answer it comes back: archived in order, it
+// would hold its key.
 func (d *delivery) leaveLate(decision decide.Decision, met *obstacle) decide.Decision {
 	if met.why != decide.Late || !decision.Final(d.last) {
 		return decision
@@ -206,7 +205,7 @@ func (d *delivery) inTime(delay time.Duration) time.Duration {
 	return delay
 }
 
-// untilLate returns a context that also ends when the time passes.
+// untilLate also ends when the time passes.
 func (d *delivery) untilLate() (context.Context, context.CancelFunc) {
 	if d.late.by.IsZero() {
 		return context.WithCancel(d.ctx)

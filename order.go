@@ -27,9 +27,9 @@ import (
 type OnArchive uint8
 
 const (
-	// HoldKey keeps the key for the archived task: the tasks behind it wait until an operator runs that task, or skips it
-	// with [Guard.SkipHead]. HoldKey is the zero value. To delete the archived task with asynq's tools is not enough,
-	// since asynq deletes old archived tasks by itself.
+	// HoldKey, the zero value, keeps the key for the archived task: the tasks behind it wait until an operator runs that
+	// task, or skips it with [Guard.SkipHead]. To delete it with asynq's tools is not enough, since asynq deletes old
+	// ones by itself.
 	HoldKey OnArchive = iota
 	// Continue runs the next task of the key.
 	Continue
@@ -73,12 +73,12 @@ func (c *compiledRule) checkOrder(mistakes *fieldErrors) {
 	}
 }
 
-// orderRank is the rank of an ordered rule: its lock is taken before all others, so that no task holds another lock
-// while it waits for its turn. A task has at most one ordered rule, so no two tasks wait for each other.
+// orderRank has an ordered lock taken before all others, so that no task holds another lock while it waits for its
+// turn. A task has at most one ordered rule, so no two tasks wait for each other.
 const orderRank = -1
 
-// place is what the header of a Client says of a task: its place in the order of a key, and how often the caller lets
-// it be retried.
+// place is what the header of a Client says: the task's place in the order of a key, and how often the caller lets it
+// be retried.
 type place struct {
 	stamp.Stamp
 
@@ -120,8 +120,8 @@ func (d *delivery) attempt(next asynq.Handler) (err error) {
 	return next.ProcessTask(ctx, d.task)
 }
 
-// isOrdered reports whether the task takes the lock of t in the order of its key. Outside of a server it has no place,
-// and a task within a task has none: asynq does not know it. That one takes turns with the tasks in order.
+// isOrdered reports whether the task takes the lock of t in the order of its key. Outside of a server, or within a
+// task, it has no place: asynq does not know it. It takes turns with the tasks in order.
 func (d *delivery) isOrdered(t target) bool { return t.rule.InOrder && d.note != "" && d.outer == nil }
 
 // placeIn is the task's place in the order of t's key. A task without a stamp for that key joins at its arrival.
@@ -167,8 +167,8 @@ func (d *delivery) acquireInOrder(t target) error {
 	return errSpent
 }
 
-// joinAtArrival prepares for a task that has no stamp for this key. If it has one for another key, since its payload or
-// the rule has changed, it gives that place up; if there is an error, a look finds that the task has ended.
+// joinAtArrival prepares for a task without a stamp for this key. If it has one for another key, since its payload or
+// the rule has changed, it gives that place up; after an error, a look finds that the task has ended.
 func (d *delivery) joinAtArrival(t target) {
 	d.guard.warnOnce("unstamped "+d.task.Type(), "a task of an ordered rule runs after those that have a place in the "+
 		"order of its key: it was not enqueued through automutex.NewClient, "+
@@ -224,8 +224,8 @@ func (g *Guard) reportBlocked(ctx context.Context, e Event) {
 	g.observe(ctx, e)
 }
 
-// endUntaken gives up the place of a task that has ended and did not come to its ordered lock: no key could be made for
-// one of its rules. If there is an error, or the task holds its key now, a look finds that.
+// endUntaken gives up the place of a task that has ended without a key for its ordered lock. After an error, or if the
+// task holds its key now, a look finds that.
 func (d *delivery) endUntaken(decision decide.Decision) {
 	if d.place.Nonce == "" || decision.What == decide.Leave || slices.ContainsFunc(d.targets, d.place.in) {
 		return
@@ -284,10 +284,9 @@ type Blocked struct {
 	Key string
 	// Task is the task that all others wait for, as "queue/id".
 	Task string
-	// Since is since when the key is held. Of a task that is to be retried it is when it last came to a worker.
+	// Since is since when the key is held, or when a task that is to be retried last came to a worker.
 	Since time.Time
-	// Why says what keeps the task from running, and what ends that, as in "behind default/8a1c, which failed and is
-	// retried in 40s".
+	// Why says what keeps the task from running, and what ends that.
 	Why string
 	// Behind is how many tasks of the key wait behind it.
 	Behind int
@@ -295,9 +294,9 @@ type Blocked struct {
 
 // Blocked returns the keys under the Guard's prefix whose next task, in order, does not run: it is archived and holds
 // its key ([HoldKey]), has failed and is retried later, is gone, or waits in a queue that is paused or that no server
-// serves. Keys that are held come first, then those whose task has failed, the longest blocked first. A key without a
-// task behind that one is only listed while it is held. Blocked walks all keys with SCAN and looks at the first task of
-// each, so call it for operators, not for each task.
+// serves. Held keys come first, then those whose task has failed, the longest blocked first. A key without a task
+// behind that one is only listed while it is held. Blocked walks all keys with SCAN: call it for operators, not for
+// each task.
 func (g *Guard) Blocked(ctx context.Context) ([]Blocked, error) {
 	found, err := blocked.List(ctx, g.engine, g.tasks.Sighted())
 	if err != nil {
@@ -310,11 +309,10 @@ func (g *Guard) Blocked(ctx context.Context) ([]Blocked, error) {
 	return keys, nil
 }
 
-// SkipHead gives up the place of task ("queue/id"), the next task of key, and goes on with the one behind it. The task
-// itself is not changed: if asynq runs it later, it takes its old place again, before those that still wait, and may
-// hold the key again. key and task are those of [Guard.Blocked].
+// SkipHead gives up the place of task ("queue/id"), the next task of key, as [Guard.Blocked] has them. The task is not
+// changed: if asynq runs it later, it takes its old place again, and may hold the key again.
 //
-// The error says so if the task runs now, or is not the next one of the key; then nothing has changed. After an error
+// If the task runs now, or is not the next one of the key, that is an error, and nothing has changed. After an error
 // that Is [lock.ErrBackend] the task may be skipped or not.
 func (g *Guard) SkipHead(ctx context.Context, key, task string) error {
 	if err := blocked.Skip(ctx, g.engine, g.tasks.Inspector, key, task, 0); err != nil {

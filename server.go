@@ -22,7 +22,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// server is one asynq server that was configured through ServerConfig.
+// server is one asynq server.
 type server struct {
 	guard   *Guard
 	workers engine.Workers
@@ -49,8 +49,8 @@ type serverKey struct{ guard *Guard }
 // cfg are called; nil means asynq's defaults. BaseContext of cfg is called for each task. Set these four in cfg, and
 // not in the result, where they would replace the Guard's.
 //
-// Call ServerConfig once for each server: the policy Park counts the busy workers of each, out of cfg.Concurrency. With
-// several guards, nest the calls: g1.ServerConfig(g2.ServerConfig(cfg)).
+// Call ServerConfig once for each server: it counts the busy workers of each, out of cfg.Concurrency. With several
+// guards, nest the calls: g1.ServerConfig(g2.ServerConfig(cfg)).
 func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	concurrency := cfg.Concurrency
 	if concurrency < 1 {
@@ -146,8 +146,8 @@ func (s *server) lender(scope string, leave int) *engine.Lender {
 	return lender
 }
 
-// noteReturned notes that a task goes back to asynq. It warns once if asynq has not called the Guard's functions
-// although it has had the time to, or for so many that some have come back: the program has put others in their place.
+// noteReturned notes that a task goes back to asynq. It warns once if asynq has not called the Guard's functions in
+// time, or for so many that some have come back: the program has put others in their place.
 func (s *server) noteReturned() {
 	now := time.Now().UnixNano()
 	s.firstReturned.CompareAndSwap(0, now)
@@ -162,7 +162,7 @@ func (s *server) noteReturned() {
 
 // noteCut notes that a task's attempt was cut, if it was the last one that the caller of a Client asked for: IsFailure,
 // which is asked next and does not see the task, counts it whatever the program's own says. Else asynq delivers the
-// task again without bound. If two attempts are cut at once the count may be given to the other one.
+// task again without bound. Of two cut at once the other one may be counted.
 func (s *server) noteCut(t *asynq.Task, last bool, err error) {
 	if last && stamp.IsCut(err) && s.guard.rules.match(t.Type()) != nil {
 		s.cut.Add(1)
@@ -191,15 +191,13 @@ func (m *taskMark) noteWorks() {
 	}
 }
 
-// newTask makes the mark of the next task. The first one starts a timer that checks whether the Middleware is
-// installed: without it all tasks would run unguarded, and nothing would say so.
+// newTask marks the next task. The first one starts a timer that checks whether the Middleware is installed.
 func (s *server) newTask() *taskMark {
 	s.first.Do(func() { time.AfterFunc(guardedWithin, s.checkGuarded) })
 	return &taskMark{server: s}
 }
 
-// guardedWithin is how long a server's first task has to reach the Middleware, which asynq calls right after it made
-// the task's context: only a busy machine needs this time.
+// guardedWithin is how long a server's first task has to reach the Middleware: only a busy machine needs this time.
 const guardedWithin = time.Second
 
 // checkGuarded warns of a server whose tasks do not pass the Middleware, unless the program wraps some of its handlers
@@ -214,8 +212,7 @@ func (s *server) checkGuarded() {
 		"start the server with guard.Run(srv, mux), or call mux.Use(guard.Middleware) before srv.Start or srv.Run")
 }
 
-// enterTask counts a task's worker as busy until the returned function is called. It counts the task once, however
-// often its handler is wrapped.
+// enterTask counts a task's worker as busy, once, until the returned function is called.
 func (g *Guard) enterTask(ctx context.Context) (leave func()) {
 	m, _ := ctx.Value(serverKey{g}).(*taskMark)
 	if m == nil || !m.inside.CompareAndSwap(false, true) {
@@ -232,8 +229,7 @@ var errShutdownTimeout = errors.New("the server's ShutdownTimeout is over")
 
 // Run starts srv, which was made with [Guard.ServerConfig], with handler, usually an asynq.ServeMux, wrapped in
 // [Guard.Middleware]. It blocks until the process gets SIGTERM or SIGINT. Then it calls srv.Shutdown and [Guard.Close]
-// at the same time: tasks in line return to asynq at once, and running handlers keep their locks until they return. On
-// Unix, SIGTSTP stops the server from taking new tasks, as with srv.Run.
+// at the same time. On Unix, SIGTSTP stops the server from taking new tasks, as with srv.Run.
 //
 // If srv does not start, Run returns the error of srv.Start and leaves the Guard open. Otherwise it returns the error
 // of Close: not nil if handlers still ran at the end of the ShutdownTimeout.
@@ -283,19 +279,19 @@ func (g *Guard) closeBeside(shutdown func()) error {
 	return <-closed
 }
 
-// LeadScheduler runs an asynq Scheduler in one process at a time, of all processes that call it with the same name, so
-// that several replicas of a program enqueue each tick once. It blocks until ctx ends, and then returns nil.
+// LeadScheduler runs an asynq Scheduler in one process at a time, of all that call it with the same name, so that
+// replicas enqueue each tick once. It blocks until ctx ends, and then returns nil.
 //
-// newScheduler returns an *asynq.Scheduler with its tasks registered, or an *asynq.PeriodicTaskManager: a new one for
-// each call, since asynq starts it only once. LeadScheduler calls newScheduler once for each term, and starts the
-// Scheduler, which it shuts down when the term ends. It returns an error of newScheduler, or of the start, at once.
+// newScheduler returns a new *asynq.Scheduler with its tasks registered, or an *asynq.PeriodicTaskManager.
+// LeadScheduler calls it once for each term, and shuts down the Scheduler when the term ends. It returns an error of
+// newScheduler, or of the start, at once.
 //
 // When a process shuts down, the next one starts its scheduler at once. A process that dies is replaced after the
-// locker's TTL (30 s by default), and ticks due in between are not enqueued. A process that was stopped for longer than
-// the TTL may enqueue one more tick: if that matters, add a Rule with Cooldown and Skip for the task.
+// locker's TTL, and ticks due in between are not enqueued. A process that was stopped for longer than the TTL may
+// enqueue one more tick: see [Rule].Cooldown and [Skip].
 //
 // Register tasks with times of the clock ("*/10 * * * *"): a period ("@every 10m") begins anew with each term. Close
-// locker after LeadScheduler has returned. See [lock.Locker.Lead] for outages of Redis.
+// locker after LeadScheduler has returned. See [lock.Locker.Lead].
 func LeadScheduler[S interface {
 	comparable
 	Start() error
