@@ -19,8 +19,8 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Client enqueues tasks for the workers of a [Guard] with the same [Config]. Make one with [NewClient]. Safe for
-// concurrent use; it needs no Close.
+// Client enqueues tasks for the workers of a [Guard] with the same [Config]. Safe for concurrent use; it needs no
+// Close.
 //
 // A task that no rule matches goes to asynq unchanged. For every other task the Client does three things:
 //
@@ -53,29 +53,21 @@ const stampDeadline = 10 * time.Second
 // cfg.Inspector, or one made from rdb, looks at asynq's tasks. NewClient does no I/O. The error joins all mistakes;
 // each one in cfg is a [*FieldError].
 func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, error) {
-	var problems []error
-	unfit := engine.CheckClient(rdb)
-	if unfit != nil {
-		problems = append(problems, fmt.Errorf("automutex: %w", unfit))
-	}
+	unfit, none, blind := engine.CheckClient(rdb), error(nil), error(nil)
 	if client == nil {
-		problems = append(problems,
-			errors.New("automutex: the asynq.Client is nil: pass the one that tasks are enqueued with"))
+		none = errors.New("automutex: the asynq.Client is nil: pass the one that tasks are enqueued with")
 	}
-	rules, err := compile(cfg)
-	if err != nil {
-		problems = append(problems, err)
-	}
+	rules, wrong := compile(cfg)
 	var tasks *blocked.Tasks
 	if i := slices.IndexFunc(cfg.Rules, func(r Rule) bool { return r.InOrder }); i >= 0 {
-		tasks,
-			err = tasksFor(rdb, cfg, fmt.Sprintf("InOrder of Rules[%d]; give one, or a redis.UniversalClient as the client", i))
-		if err != nil && unfit == nil {
-			problems = append(problems, err)
-		}
+		tasks, blind = tasksFor(rdb, cfg,
+			fmt.Sprintf("InOrder of Rules[%d]; give one, or a redis.UniversalClient as the client", i))
 	}
-	if len(problems) > 0 {
-		return nil, errors.Join(problems...)
+	if unfit != nil {
+		unfit, blind = fmt.Errorf("automutex: %w", unfit), nil
+	}
+	if err := errors.Join(unfit, none, wrong, blind); err != nil {
+		return nil, err
 	}
 	cfg = cfg.withDefaults()
 	c := &Client{
@@ -93,15 +85,15 @@ func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInf
 	return c.EnqueueContext(context.Background(), task, opts...)
 }
 
-// EnqueueContext enqueues the task as [asynq.Client.EnqueueContext] does. If a rule for the task has InOrder, the task
-// runs after all tasks of its key whose enqueueing returned before this one began.
+// EnqueueContext enqueues the task as [asynq.Client.EnqueueContext] does. Under [Rule].InOrder it runs after all tasks
+// of its key whose enqueueing returned before this one began.
 //
 // With an error the task is not enqueued, but for that of asynq for a task that is not in order, and a [*EnqueueError]
 // with Unknown set.
 //
-// A [*FullError] (which Is [ErrFull]) says that Rule.MaxQueued tasks of the key are not done, a [*KeyError] that no key
-// can be made, and [asynq.ErrTaskIDConflict] that asynq has another task with that ID. An error that Is
-// [lock.ErrBackend] means that Redis could not be asked for a place.
+// A [*FullError] says that Rule.MaxQueued tasks of the key are not done, a [*KeyError] that no key can be made, and
+// [asynq.ErrTaskIDConflict] that asynq has another task with that ID. An error that Is [lock.ErrBackend] means that
+// Redis could not be asked for a place.
 func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
 	if task == nil || c.rules.match(task.Type()) == nil { // asynq refuses nil
 		if task != nil && !startByIn(opts).IsZero() {
@@ -261,7 +253,4 @@ type Enqueuer interface {
 	EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error)
 }
 
-var (
-	_ Enqueuer = (*asynq.Client)(nil)
-	_ Enqueuer = (*Client)(nil)
-)
+var _, _ Enqueuer = (*asynq.Client)(nil), (*Client)(nil)

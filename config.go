@@ -15,8 +15,8 @@ import (
 
 // Config is what [New] makes a Guard from. New copies what it reads.
 type Config struct {
-	// Rules declare which tasks take turns. If several rules apply to a task, it takes its locks in the order of the
-	// rules; see [Rule].Scope. Without rules, every task runs as if there were no Guard.
+	// Rules declare which tasks take turns. If several apply to a task, it takes its locks in their order; see
+	// [Rule].Scope.
 	Rules []Rule
 
 	// Prefix starts every Redis key of this Guard. Empty means "automutex". Braces, spaces and control characters are
@@ -40,14 +40,12 @@ type Config struct {
 	// Package unique needs the same function.
 	Decode func(*asynq.Task) ([]byte, error)
 
-	// Owner is the label of this process as the holder of a lock, for operators. It need not be unique. Empty means
-	// "host:pid".
+	// Owner is the label of this process as the holder of a lock; it need not be unique. Empty means "host:pid".
 	Owner string
 
 	// MinReplicas is how many replicas of a key's master must acknowledge a lease, so that a failover to one of them does
-	// not forget it; see [lock.Options]. If too few acknowledge, the task returns to asynq, its attempt not spent, as when
-	// Redis is away. If replicas stay away for a TTL, the contexts of running handlers end. 0 waits for no replica;
-	// negative numbers are refused.
+	// not forget it; see [lock.Options]. With too few the task returns to asynq, its attempt not spent; if they stay away
+	// for a TTL, the contexts of running handlers end. 0 waits for none; negative numbers are refused.
 	MinReplicas int
 
 	// Inspector wakes parked tasks ([Park]). It must be on the Redis of asynq. nil means that New makes one from the
@@ -77,12 +75,12 @@ type Config struct {
 	// Logger is where the Guard logs. nil means slog.Default().
 	Logger *slog.Logger
 
-	// Observe is called with every [Event], by many goroutines at once. It runs on the path of the task, so it should be
-	// quick. nil means none. A panic in it is logged.
+	// Observe is called with every [Event], by many goroutines at once, on the path of the task: it should be quick. nil
+	// means none. A panic in it is logged.
 	Observe func(context.Context, Event)
 }
 
-// withDefaults fills in the zero values of Config itself; compile does so for the rules.
+// withDefaults fills in the zero values, but for those of rules.
 func (c Config) withDefaults() Config {
 	c.Prefix = cmp.Or(c.Prefix, inside.DefaultPrefix)
 	c.Owner = cmp.Or(c.Owner, engine.Process())
@@ -108,14 +106,12 @@ func checkConfig(cfg Config) []*FieldError {
 	return mistakes.all
 }
 
-// warn tells of what is allowed but may surprise.
 func (rs *ruleSet) warn(log *slog.Logger) {
 	for _, rule := range rs.rules {
 		if rule.Busy.row().parks && rule.Wait > 0 {
 			log.Warn("automutex: " + rule.where() + ": Wait: has no effect under the policy park, which is also that of a " +
-				"rule without Busy: " +
-				"a task waits in its worker while another worker is free, and then parks; choose the policy retry if tasks are " +
-				"to wait for this time, or leave Wait out")
+				"rule without Busy: a task waits in its worker while another worker is free, and then parks; choose the " +
+				"policy retry if tasks are to wait for this time, or leave Wait out")
 		}
 	}
 }

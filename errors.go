@@ -20,7 +20,7 @@ var ErrBusy = lock.ErrBusy
 // ErrClosed is in the last error of a task that came after [Guard.Close].
 var ErrClosed = lock.ErrClosed
 
-// ErrReplaced is the cause with which the context of a handler ends if a newer task wants its lock (policy [Replace]).
+// ErrReplaced is the cause with which a handler's context ends if a newer task wants its lock (policy [Replace]).
 var ErrReplaced = errors.New("automutex: replaced by a newer task")
 
 // Why a task did not get a lock, as [BusyError].Reason says it.
@@ -52,18 +52,18 @@ type BusyError struct {
 	HolderTask string
 	// SameTask is true if the holder is an earlier attempt of this task that is still running.
 	SameTask bool
-	// ExpiresIn is the time until the reason ends: the earliest deadline of a holder, which is a hint, since holders
-	// renew and release; the opening of the gate; or the end of the pause, 0 if it has none.
+	// ExpiresIn is the time until the reason ends: the earliest deadline of a holder, a hint, since holders renew and
+	// release; the opening of the gate; or the end of the pause, 0 if it has none.
 	ExpiresIn time.Duration
 	// Waited is how long this task stood in line before it gave up.
 	Waited time.Duration
 	// Place is the task's place in line when it gave up: 0 is the head, or not in line.
 	Place int
 
-	// LateBy is by how much the task is late if Reason is [ReasonLate], otherwise 0.
+	// LateBy is by how much the task is late, for [ReasonLate].
 	LateBy time.Duration
 
-	// Pause is the operator's order if the key is paused, otherwise nil.
+	// Pause is the operator's order, for [ReasonPaused].
 	Pause *lock.Control
 
 	reused bool // HolderTask is an earlier task with the ID of this one
@@ -74,49 +74,49 @@ type BusyError struct {
 // Error is written for an operator.
 func (e *BusyError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "automutex: rule %q: ", e.Rule)
+	say := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
+	ms := func(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
+	task, holder := printable.Short(e.HolderTask), printable.Short(e.Holder)
+	say("automutex: rule %q: ", e.Rule)
 	switch {
 	case e.parked:
-		fmt.Fprintf(&b, "%s place %d in line", blocked.ParkedOn(e.Key), e.Place+1)
+		say("%s place %d in line", blocked.ParkedOn(e.Key), e.Place+1)
 	case e.Reason == ReasonLate:
-		fmt.Fprintf(&b, "it did not start in time, and is late by %s: key %q", e.LateBy.Round(time.Millisecond), e.Key)
+		say("it did not start in time, and is late by %s: key %q", ms(e.LateBy), e.Key)
 	default:
-		fmt.Fprintf(&b, "key %q is busy", e.Key)
+		say("key %q is busy", e.Key)
 	}
 	switch {
 	case e.SameTask:
-		fmt.Fprintf(&b, ": an earlier attempt of this task (%s) still runs on %s", printable.Short(e.HolderTask),
-			printable.Short(e.Holder))
+		say(": an earlier attempt of this task (%s) still runs on %s", task, holder)
 	case e.reused:
-		fmt.Fprintf(&b, ": behind an earlier task with the same ID (%s), which is gone: skip it to go on",
-			printable.Short(e.HolderTask))
+		say(": behind an earlier task with the same ID (%s), which is gone: skip it to go on", task)
 	case e.Reason == ReasonArchived:
-		fmt.Fprintf(&b, ": behind task %s, which is archived: run it again or skip it to go on",
-			printable.Short(e.HolderTask))
+		say(": behind task %s, which is archived: run it again or skip it to go on", task)
 	case e.failed:
-		fmt.Fprintf(&b, ": behind task %s, which failed and is retried", printable.Short(e.HolderTask))
+		say(": behind task %s, which failed and is retried", task)
 	case e.Reason == ReasonBehind:
-		fmt.Fprintf(&b, ": behind task %s, which comes first", printable.Short(e.HolderTask))
+		say(": behind task %s, which comes first", task)
 	case e.HolderTask != "":
-		fmt.Fprintf(&b, ": held by task %s on %s", printable.Short(e.HolderTask), printable.Short(e.Holder))
+		say(": held by task %s on %s", task, holder)
 	case e.Holder != "":
-		fmt.Fprintf(&b, ": held by %s", printable.Short(e.Holder))
+		say(": held by %s", holder)
 	}
 	switch {
 	case e.Pause != nil:
-		fmt.Fprintf(&b, ": %s", control.Control(*e.Pause).Text())
+		say(": %s", control.Control(*e.Pause).Text())
 	case engine.GateText(e.Reason) != "": // a closed gate
-		fmt.Fprintf(&b, ": %s for %s", engine.GateText(e.Reason), e.ExpiresIn.Round(time.Millisecond))
+		say(": %s for %s", engine.GateText(e.Reason), ms(e.ExpiresIn))
 	case e.failed && e.ExpiresIn <= engine.OrderLook: // it may be that nobody knows yet when
 	case e.failed:
-		fmt.Fprintf(&b, " in %s", e.ExpiresIn.Round(time.Second))
+		say(" in %s", e.ExpiresIn.Round(time.Second))
 	case e.Reason == ReasonBehind && e.ExpiresIn > 0:
-		fmt.Fprintf(&b, " and is to come back in %s", e.ExpiresIn.Round(time.Millisecond))
+		say(" and is to come back in %s", ms(e.ExpiresIn))
 	case e.ExpiresIn > 0:
-		fmt.Fprintf(&b, " until its deadline in %s unless renewed", e.ExpiresIn.Round(time.Millisecond))
+		say(" until its deadline in %s unless renewed", ms(e.ExpiresIn))
 	}
 	if e.Waited > 0 {
-		fmt.Fprintf(&b, "; waited %s", e.Waited.Round(time.Millisecond))
+		say("; waited %s", ms(e.Waited))
 	}
 	// A holder may have any note, and asynq stores no error that is not UTF-8.
 	return strings.ToValidUTF8(b.String(), "\uFFFD")
@@ -175,7 +175,7 @@ func (e *FullError) Error() string {
 // Unwrap returns ErrFull.
 func (e *FullError) Unwrap() error { return ErrFull }
 
-// EnqueueError says that an ordered task could not be enqueued, or that it is not known whether it is.
+// EnqueueError says that an ordered task is not enqueued, or may be.
 type EnqueueError struct {
 	Rule string // the rule with InOrder
 	Key  string // the lock's key
@@ -186,7 +186,7 @@ type EnqueueError struct {
 	Err     error // the cause
 }
 
-// Error says whether the task may be enqueued, and why.
+// Error says which.
 func (e *EnqueueError) Error() string {
 	state := "is not enqueued"
 	if e.Unknown {
@@ -297,7 +297,7 @@ func (e *FieldError) Unwrap() error { return e.Err }
 // ruleAt names a rule in an error or a log line.
 func ruleAt(name string, index int) string { return fmt.Sprintf("rule %q (Rules[%d])", name, index) }
 
-// fieldErrors collects the mistakes of a Config, or of one rule of it.
+// fieldErrors collects the mistakes of a Config, or of one rule.
 type fieldErrors struct {
 	rule *compiledRule // nil: of Config itself
 	all  []*FieldError

@@ -30,44 +30,43 @@ const (
 	// EventBusy: the task did not get the lock, each time that it asks; Busy.Reason says why. EventSkipped, EventRetried,
 	// EventParked or EventReplaced follows if that is what happens to the task.
 	EventBusy EventKind = "busy"
-	// EventLate: the task did not start in time, see [Rule].StartWithin; Busy.LateBy says by how much. Policy is its
-	// rule's Late. EventSkipped follows if the task ends as done.
+	// EventLate: the task did not start in time, see [Rule].StartWithin and Busy.LateBy. Policy is its rule's Late.
+	// EventSkipped follows if the task ends as done.
 	EventLate EventKind = "late"
 	// EventSkipped: the policy (Skip, or AfterFailure whose function returned nil) ended the task as done, unrun.
 	EventSkipped EventKind = "skipped"
-	// EventRetried: the task returns to asynq for Delay, its attempt not spent. Without ServerConfig there is none: asynq
-	// then counts the attempt, and waits for its own delay.
+	// EventRetried: the task returns to asynq for Delay, its attempt not spent. Without ServerConfig there is none.
 	EventRetried EventKind = "retried"
 	// EventParked: the task returns to asynq and keeps its place in line. It runs when its turn comes, after Delay at the
 	// latest.
 	EventParked EventKind = "parked"
 	// EventReplaced: the policy Replace ended the task, since a newer one came; or package unique has put another in its
-	// place, then Rule is empty and Policy means nothing. Held is how long its handler ran before it returned an error; if
-	// it did not run, Waited is the time since the task came to the lock.
+	// place, then Rule is empty and Policy means nothing. Held is how long its handler ran; if it did not run, Waited is
+	// the time since the task came to the lock.
 	EventReplaced EventKind = "replaced"
 	// EventReleased: the handler returned and the lock was released. Held is how long the task held it.
 	EventReleased EventKind = "released"
-	// EventLost: the lease ended while the handler ran, which MaxHold does, too. The handler's context is cancelled with
-	// cause lock.ErrLost.
+	// EventLost: the lease ended while the handler ran, also by MaxHold. The handler's context ends with cause
+	// lock.ErrLost.
 	EventLost EventKind = "lost"
-	// EventOverdue: the handler still runs although its task's deadline has passed or its context was cancelled. The lock
-	// stays held until the handler returns.
+	// EventOverdue: the handler still runs, and holds the lock, although its task's deadline has passed or its context
+	// was cancelled.
 	EventOverdue EventKind = "overdue"
 	// EventBlocked: asynq archives a task of an ordered key, which holds its key ([HoldKey]). Err is why, if that is
 	// known.
 	EventBlocked EventKind = "blocked"
 	// EventHeadSkipped: [Guard.SkipHead] gave up the place of a task. Task is empty.
 	EventHeadSkipped EventKind = "head_skipped"
-	// EventKeyError: no key can be made from the task. It is archived, or dropped if Err wraps asynq.RevokeTask. If Policy
-	// is Allow, the task runs without the lock of Rule instead.
+	// EventKeyError: no key can be made from the task. It is archived, or dropped if Err wraps asynq.RevokeTask; under
+	// Allow it runs without the lock of Rule.
 	EventKeyError EventKind = "key_error"
 	// EventBackendError: Redis could not be reached, or refused a command. If Key is empty: a function of the rule, or
 	// Config.Decode, cannot make the key now; see [KeyFunc].
 	EventBackendError EventKind = "backend_error"
 )
 
-// Event is the argument of Config.Observe. Fields that a kind does not use are zero. Use Rule and Task as metric
-// labels, but never Key, which contains payload values.
+// Event is the argument of Config.Observe. Fields that a kind does not use are zero. Do not use Key as a metric label:
+// it contains payload values.
 type Event struct {
 	Kind   EventKind
 	Rule   string // the rule's name; empty for an error that concerns no single rule, and for a task without a key
@@ -77,8 +76,8 @@ type Event struct {
 	TaskID string // asynq's task ID; empty outside a server
 	Inner  bool   // the task runs within another one's handler; Queue and TaskID are that one's
 
-	// Policy is the policy that applied (Busy, Late, Skipped, Parked, Retried, Replaced): the rule's, or Retry if that may
-	// end or run a task, but not for this reason; see [Policy].
+	// Policy is the policy that applied (Busy, Late, Skipped, Parked, Retried, Replaced), or Retry if the rule's does not
+	// apply for this reason; see [Policy].
 	Policy Policy
 
 	Waited time.Duration // time in line (Waited, Acquired, Busy, Replaced)
@@ -133,8 +132,6 @@ func (g *Guard) warnOnce(topic, text string, args ...any) {
 		g.log.Warn("automutex: "+text, args...)
 	}
 }
-
-// The history of the keys (Config.History): runs, and waits that ended without one.
 
 // recordRuns adds the run that has ended to the history of each key that the task held, or ran without.
 func (d *delivery) recordRuns(leases []*heldLease, without map[string]bool, decision decide.Decision) {

@@ -24,7 +24,7 @@ import (
 )
 
 // Guard applies rules to the tasks of one or more asynq servers. Make one with [New], make each server with
-// [Guard.ServerConfig], and run it with [Guard.Run]. Safe for concurrent use. The zero value is not usable.
+// [Guard.ServerConfig], and run it with [Guard.Run]. Safe for concurrent use.
 type Guard struct {
 	cfg      Config // defaults filled in
 	rules    *ruleSet
@@ -42,7 +42,7 @@ type Guard struct {
 	served  tasktype.Served
 	history *history.Writer // of the keys; nil: none is kept
 
-	life           *life.Life    // its Closing ends all waits; it counts the tasks in the Middleware
+	life           *life.Life    // its Closing ends all waits; it counts tasks
 	middlewareUsed atomic.Bool   // Middleware was called
 	announced      chan struct{} // closed when announce, which Middleware starts, has ended
 }
@@ -50,34 +50,20 @@ type Guard struct {
 // New makes a Guard on rdb, a client of asynq's Redis or of the one for locks. New does no I/O. The error joins all
 // mistakes in rdb and cfg; each one in cfg is a [*FieldError].
 func New(rdb lock.Client, cfg Config) (*Guard, error) {
-	var problems []error
-	unfit := engine.CheckClient(rdb)
+	unfit, few := engine.CheckClient(rdb), error(nil)
+	rules, wrong := compile(cfg)
+	tasks, blind := parkTasks(rdb, cfg)
 	if unfit != nil {
-		problems = append(problems, fmt.Errorf("automutex: %w", unfit))
-	} else if err := engine.CheckReplicas(rdb, cfg.MinReplicas); err != nil {
-		problems = append(problems, configError("MinReplicas", "%w", err))
+		unfit, blind = fmt.Errorf("automutex: %w", unfit), nil
+	} else if few = engine.CheckReplicas(rdb, cfg.MinReplicas); few != nil {
+		few = configError("MinReplicas", "%w", few)
 	}
-	rules, err := compile(cfg)
-	if err != nil {
-		problems = append(problems, err)
-	}
-	tasks, err := parkTasks(rdb, cfg)
-	if err != nil && unfit == nil {
-		problems = append(problems, err)
-	}
-	if len(problems) > 0 {
-		return nil, errors.Join(problems...)
+	if err := errors.Join(unfit, few, wrong, blind); err != nil {
+		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	g := &Guard{
-		cfg:       cfg,
-		rules:     rules,
-		rdb:       rdb,
-		log:       cfg.Logger,
-		life:      life.New(),
-		announced: make(chan struct{}),
-		tasks:     tasks,
-	}
+	g := &Guard{cfg: cfg, rules: rules, rdb: rdb, log: cfg.Logger, life: life.New(), announced: make(chan struct{}),
+		tasks: tasks}
 	options := engine.Options{
 		Client: rdb, Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Owner: cfg.Owner, Log: cfg.Logger, Replicas: cfg.MinReplicas,
 		Obeys: true, HasScope: rules.isScope,
@@ -95,7 +81,7 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	return g, nil
 }
 
-// NewFromConnOpt is [New] with a client that it makes from opt, the options that asynq.NewServer gets.
+// NewFromConnOpt is [New] with a client made from opt, which asynq.NewServer gets.
 func NewFromConnOpt(opt asynq.RedisConnOpt, cfg Config) (*Guard, error) {
 	if opt == nil {
 		return nil, errors.New("automutex: the RedisConnOpt is nil: pass the one that asynq.NewServer gets")

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -19,14 +20,13 @@ import (
 // and number, and always the same for the same task. Many goroutines call it at once. With [Config].Decode the task has
 // the payload that Decode returned. Errors, also wrapped ones:
 //
-//   - A [*KeyError], such as &KeyError{Task: t.Type(), Field: "...", Err: err}, means that this task can never have a
-//     key: asynq archives the task unrun. Unfit parts have the same effect.
-//   - [NoLock] means that this task needs no lock of this rule, and takes none.
+//   - A [*KeyError], such as &KeyError{Task: t.Type(), Field: "...", Err: err}: this task can never have a key, and
+//     asynq archives it unrun. Unfit parts have the same effect.
+//   - [NoLock]: this task takes no lock of this rule.
 //   - asynq.SkipRetry archives the task, and asynq.RevokeTask drops it.
 //   - A [RetryAfter] returns the task to asynq for that time, its attempt not spent.
-//   - Any other error means that the key cannot be made now. The task returns to asynq and runs again after 1 to 5
-//     seconds, its attempt not spent. On its last attempt it tries again in its worker, until a second before its
-//     deadline.
+//   - Any other one: the key cannot be made now. The task returns to asynq for 1 to 5 seconds, its attempt not spent.
+//     On its last attempt it tries again in its worker, until a second before its deadline.
 //
 // A panic fails the attempt. Under [Allow] the task runs without the lock, whatever the error.
 type KeyFunc func(ctx context.Context, t *asynq.Task) ([]string, error)
@@ -55,15 +55,15 @@ func isAbsent(err error) bool {
 	return errors.As(err, &never) && never.absent
 }
 
-// Fields returns a KeyFunc that makes the key from fields of a JSON payload, as [Rule].On does. With a malformed path,
-// or none, it returns a [*KeyError] for every task.
+// Fields returns a KeyFunc that makes the key from fields of a JSON payload, as [Rule].On does. A malformed path, or
+// none, is a [*KeyError] for every task.
 //
 // A path is dotted: "user.id", or "items.0.sku" for the first element of a list. `\.` stands for a dot in a name and
 // `\\` for a backslash. Names are compared exactly. A path of another notation, such as "$.id", "items[0]",
 // "items.*.id", "/id" or "a,b", is refused: in a name these characters need a backslash too.
 //
-// The path "." is the whole payload. Equal JSON gives equal parts, in the form of objects and lists below. The part of
-// a payload that is not JSON, or not valid UTF-8, is 0x and its bytes in hexadecimal.
+// The path "." is the whole payload, with parts as those of objects and lists below. If it is not JSON, or not valid
+// UTF-8, the part is 0x and its bytes in hexadecimal.
 //
 // The part of the key for a value:
 //
@@ -97,7 +97,6 @@ func Fields(paths ...string) KeyFunc {
 	}
 }
 
-// fieldError is the KeyError for a field that setting names.
 func fieldError(t *asynq.Task, failed *keys.Error, setting string) *KeyError {
 	e := &KeyError{Task: t.Type(), Field: failed.Path, reason: failed.Reason,
 		advice: "enqueue the task with a value there, or change " + setting, absent: failed.Absent}
@@ -107,22 +106,21 @@ func fieldError(t *asynq.Task, failed *keys.Error, setting string) *KeyError {
 	return e
 }
 
-// headersParts adds the parts of the named headers.
 func headersParts(t *asynq.Task, parts, names []string) ([]string, error) {
 	for _, name := range names {
-		reason := "is missing"
-		switch value, ok := t.Headers()[name]; {
-		case value != "" && utf8.ValidString(value):
+		value, has := t.Headers()[name]
+		if value != "" && utf8.ValidString(value) {
 			parts = append(parts, keys.StringPart(value))
 			continue
-		case value != "":
-			return nil, &KeyError{Task: t.Type(), Field: name, source: "header", reason: "is not valid UTF-8",
-				advice: adviceHeader}
-		case ok:
-			reason = "is empty"
 		}
-		return nil, &KeyError{Task: t.Type(), Field: name, source: "header", reason: reason, advice: adviceHeader +
-			adviceOptional, absent: true}
+		e := &KeyError{Task: t.Type(), Field: name, source: "header", reason: "is not valid UTF-8", advice: adviceHeader}
+		if value == "" {
+			e.reason, e.advice, e.absent = "is missing", adviceHeader+adviceOptional, true
+			if has {
+				e.reason = "is empty"
+			}
+		}
+		return nil, e
 	}
 	return parts, nil
 }
@@ -137,29 +135,28 @@ func KeyOf[T any](fn func(T) []string) KeyFunc {
 	return func(_ context.Context, t *asynq.Task) ([]string, error) {
 		payload := t.Payload()
 		if reason := keys.CheckPayload(payload); reason != "" {
-			return nil, &KeyError{Task: t.Type(), reason: reason, advice: adviceKeyOf}
+			return nil, noKey(t, reason, adviceKeyOf)
 		}
 		if string(bytes.TrimSpace(payload)) == "null" {
-			return nil, &KeyError{Task: t.Type(), reason: "the payload is null", advice: advicePayload}
+			return nil, noKey(t, "the payload is null", advicePayload)
 		}
 		var v T
 		if err := json.Unmarshal(payload, &v); err != nil {
-			unfit := &KeyError{Task: t.Type(), reason: "does not fit the type that KeyOf decodes it into", Err: err, quiet: true,
-				advice: advicePayload}
+			e := noKey(t, "does not fit the type that KeyOf decodes it into", advicePayload)
+			e.Err, e.quiet = err, true
 			if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
-				unfit.Field = wrong.Field // the text of err quotes the value
+				e.Field = wrong.Field // the text of err quotes the value
 			}
-			if unfit.Field == "" {
-				unfit.reason = "the payload " + unfit.reason
+			if e.Field == "" {
+				e.reason = "the payload " + e.reason
 			}
-			return nil, unfit
+			return nil, e
 		}
 		parts := fn(v)
 		for _, part := range parts {
 			// else different values have one key
 			if strings.ContainsRune(part, utf8.RuneError) && keys.HasLoneSurrogate(payload) {
-				return nil, &KeyError{Task: t.Type(), reason: "the payload has half a surrogate pair where the key is made from it",
-					advice: advicePayload}
+				return nil, noKey(t, "the payload has half a surrogate pair where the key is made from it", advicePayload)
 			}
 		}
 		return parts, nil
@@ -176,11 +173,10 @@ func KeyWith[T any](decode func(payload []byte) (T, error), fn func(T) []string)
 	return func(_ context.Context, t *asynq.Task) ([]string, error) {
 		v, err := decode(t.Payload())
 		if err != nil {
-			return nil, &KeyError{
-				Task: t.Type(), reason: fmt.Sprintf("the payload cannot be decoded (a %T)", err),
-				Err: err, quiet: true,
-				advice: "enqueue the task with a payload that the rule's KeyWith decodes, or change the rule",
-			}
+			e := noKey(t, fmt.Sprintf("the payload cannot be decoded (a %T)", err),
+				"enqueue the task with a payload that the rule's KeyWith decodes, or change the rule")
+			e.Err, e.quiet = err, true
+			return nil, e
 		}
 		return fn(v), nil
 	}
@@ -188,25 +184,29 @@ func KeyWith[T any](decode func(payload []byte) (T, error), fn func(T) []string)
 
 // callKey calls the Key of a rule and checks the parts.
 func callKey(ctx context.Context, fn KeyFunc, t *asynq.Task) ([]string, error) {
-	fail := func(reason string) ([]string, error) {
-		return nil, &KeyError{Task: t.Type(), reason: reason, advice: "see the rule's Key"}
-	}
 	parts, err := fn(ctx, t)
 	if err != nil {
 		return nil, err
 	}
+	reason := ""
 	if len(parts) == 0 {
-		return fail("the rule's Key gave no part")
+		reason = "the rule's Key gave no part"
 	}
-	for i, part := range parts {
+	for i, part := range slices.Backward(parts) {
 		if part == "" {
-			return fail(fmt.Sprintf("part %d that the rule's Key gave is empty", i))
+			reason = fmt.Sprintf("part %d that the rule's Key gave is empty", i)
+		} else if !utf8.ValidString(part) {
+			reason = fmt.Sprintf("part %d that the rule's Key gave is not valid UTF-8", i)
 		}
-		if !utf8.ValidString(part) {
-			return fail(fmt.Sprintf("part %d that the rule's Key gave is not valid UTF-8", i))
-		}
+	}
+	if reason != "" {
+		return nil, noKey(t, reason, "see the rule's Key")
 	}
 	return parts, nil
+}
+
+func noKey(t *asynq.Task, reason, advice string) *KeyError {
+	return &KeyError{Task: t.Type(), reason: reason, advice: advice}
 }
 
 const (

@@ -22,7 +22,6 @@ type ruleSet struct {
 	decode func(*asynq.Task) ([]byte, error) // Config.Decode; nil: none
 }
 
-// target is one lock that a task needs.
 type target struct {
 	rule  *compiledRule
 	also  []*compiledRule // further rules whose key is the same
@@ -70,8 +69,8 @@ func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([
 	return targets, nil
 }
 
-// targetsNeeded is targets for those rules and a task that may run without the lock of some: it calls failed for each
-// rule for which no key can be made, with the reason, and leaves the rule out. The result is not nil.
+// targetsNeeded is targets for those rules: it calls failed for each rule for which no key can be made, and leaves it
+// out. The result is not nil.
 func (rs *ruleSet) targetsNeeded(
 	ctx context.Context, t *asynq.Task, prefix string, rules []*compiledRule, failed func(*compiledRule, error),
 ) []target {
@@ -142,7 +141,6 @@ func (c *compiledRule) parts(ctx context.Context, t *asynq.Task) (parts []string
 	return headersParts(t, parts, c.OnHeaders)
 }
 
-// mergeEqual makes one target of neighbours with equal keys.
 func mergeEqual(targets []target) []target {
 	merged := targets[:1]
 	for _, t := range targets[1:] {

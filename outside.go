@@ -31,9 +31,9 @@ import (
 // Unlock the lease. It outlives ctx, and is renewed until [Guard.Close], which does not wait for it. One EventReleased,
 // or EventLost, follows each EventAcquired.
 //
-// It is an error at once, and nothing is taken, if no rule has that Name; if a part is missing, empty or not UTF-8; if
-// the rule has InOrder, or makes its key or bounds from a task, for [Guard.LockFor]; and in a handler that holds the key.
-// After Close the error Is [ErrClosed].
+// It is an error, and nothing is taken, if no rule has that Name; if a part is missing, empty or not UTF-8; if the rule
+// has InOrder, or makes its key or bounds from a task, for [Guard.LockFor]; and in a handler that holds the key. After
+// Close the error Is [ErrClosed].
 func (g *Guard) Lock(ctx context.Context, rule string, parts ...string) (*lock.Lease, error) {
 	t, err := g.targetOf(rule, parts)
 	if err != nil {
@@ -42,8 +42,8 @@ func (g *Guard) Lock(ctx context.Context, rule string, parts ...string) (*lock.L
 	return g.lock(ctx, t)
 }
 
-// LockFor is [Guard.Lock] for the key and the bounds of a task, which need not be enqueued. It returns the errors of the
-// rule's functions; if the task needs no lock the error Is [NoLock]. It takes nothing for a task that needs several.
+// LockFor is [Guard.Lock] for the key and the bounds of a task, which need not be enqueued. It returns the errors of
+// the rule's functions; without a lock the error Is [NoLock]. It takes nothing for a task that needs several.
 func (g *Guard) LockFor(ctx context.Context, t *asynq.Task) (*lock.Lease, error) {
 	if t == nil {
 		return nil, errors.New("automutex: LockFor: the task is nil")

@@ -37,8 +37,8 @@ func parkTasks(rdb lock.Client, cfg Config) (*blocked.Tasks, error) {
 	return tasks, nil
 }
 
-// tasksFor returns asynq's tasks as cfg.Inspector sees them, whose Redis is not known, or an Inspector made from rdb.
-// what says in an error what needs one.
+// tasksFor returns asynq's tasks as cfg.Inspector, whose Redis is not known, or one made from rdb sees them. what says
+// in an error what needs one.
 func tasksFor(rdb lock.Client, cfg Config, what string) (*blocked.Tasks, error) {
 	if cfg.Inspector != nil {
 		return &blocked.Tasks{Inspector: cfg.Inspector}, nil
@@ -58,8 +58,8 @@ func (d *delivery) park(t target, busy *BusyError) error {
 	return d.comeBackIn(delay, busy)
 }
 
-// turnIn is about when the turn of a parked task would come if the holder's process had died, and each task before it
-// held the key for a second. Behind an archived task that is late: to run or skip that task wakes the next one.
+// turnIn is about when the turn of a parked task comes if the holder's process has died, and each task before it holds
+// the key for a second. Behind an archived task that is late: to run or skip that wakes the next one.
 func (e *BusyError) turnIn() time.Duration {
 	if e.Reason == ReasonArchived {
 		return time.Hour
@@ -70,9 +70,9 @@ func (e *BusyError) turnIn() time.Duration {
 const inspectorHint = "are the locks on another Redis, or in another database, than asynq? Give the Guard a client " +
 	"of that database, or set Config.Inspector to an asynq.Inspector there"
 
-// checkInspector warns once if the Inspector does not see the task that parks, which asynq has: the locks are on
-// another Redis or database than asynq. One goroutine asks at a time, until one got an answer. It ends with the
-// timeouts of the Inspector's client; Close waits for it.
+// checkInspector warns once if the Inspector does not see the task that parks: the locks are on another Redis or
+// database than asynq. One goroutine asks at a time, until one got an answer. It ends with the timeouts of the
+// Inspector's client; Close waits for it.
 func (d *delivery) checkInspector() {
 	g := d.guard
 	if !g.inspectorAsked.CompareAndSwap(false, true) {

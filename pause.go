@@ -48,7 +48,6 @@ func (g *Guard) pauseOf(key string) (*lock.Control, time.Duration) {
 
 func (rs *ruleSet) isScope(name string) bool {
 	return slices.ContainsFunc(rs.rules, func(c *compiledRule) bool {
-		return c.Scope == name || c.Scope == "" &&
-			c.Task == name
+		return c.scope(c.Task) == name
 	})
 }

@@ -13,8 +13,8 @@ import (
 )
 
 // Policy says what happens to a task that did not get its lock within the rule's Wait. The zero value is [Park].
-// Policies are values: they can be compared with ==, copied, and used by many goroutines. Two calls of [AfterFailure]
-// give two different policies.
+// Policies can be compared with ==, copied, and used by many goroutines. Two calls of [AfterFailure] give two different
+// policies.
 //
 // A task whose own earlier attempt still holds the lock ([BusyError].SameTask) returns whatever the policy. Otherwise
 // the policy applies each time that a task meets a busy key. An attempt is "spent" when asynq counts it against the
@@ -26,7 +26,6 @@ type Policy struct {
 	after *func(ctx context.Context, t *asynq.Task, busy *BusyError) error
 }
 
-// policyKind is the kind of a Policy.
 type policyKind uint8
 
 const (
@@ -41,8 +40,7 @@ const (
 	policyAfterFailure
 )
 
-// policyRow is all that the rest of the package knows of a policy, but for Replace, which has a file of its own. A new
-// policy is a new row.
+// policyRow is all that the rest of the package knows of a policy, but for Replace, which has a file of its own.
 type policyRow struct {
 	name   string
 	busy   decide.Wish // what it asks for when the key is busy
@@ -108,8 +106,8 @@ var (
 	// whenever it comes back, also when these have ended, even archived or revoked; but one that ended before its handler
 	// began does not count. Redis forgets a task's age with its end, or after a month.
 	//
-	// If several rules apply to a task, declare those that may end it unrun before the rule with Replace. Otherwise the
-	// task may stop an older one and then not run itself.
+	// Declare other rules that may end a task unrun before the one with Replace: otherwise the task may stop an older one
+	// and then not run itself.
 	//
 	// Only tasks of rules with this policy are asked to stop: other holders of a shared Scope, and an earlier attempt of
 	// the same task, go on.

@@ -21,8 +21,8 @@ type replaceState struct {
 	began    bool               // the task's handler has, in this delivery or an earlier attempt
 
 	// stopRequested ends, with cause ErrReplaced, when a newer task first asks this one to stop, or has overtaken it. It
-	// has no parent, so it need not be cancelled. replacedAt is the lock that the newer task wants: set before
-	// stopRequested ends, read only after.
+	// has no parent, so it need not be cancelled. replacedAt is the lock that the newer task wants: set before, read only
+	// after.
 	stopRequested context.Context // a signal
 	cancel        context.CancelCauseFunc
 	once          sync.Once
@@ -136,8 +136,8 @@ func (d *delivery) askOlderToStop(t target, arrived arrival) {
 	}
 }
 
-// A waiting task repeats askOlderToStop: after askFirst, since a holder may have taken the lock just after the first
-// request, then at growing intervals up to askEvery.
+// A waiting task repeats askOlderToStop: after askFirst, since a holder may just have taken the lock, then at growing
+// intervals up to askEvery.
 const (
 	askFirst = 50 * time.Millisecond
 	askEvery = time.Second
@@ -177,8 +177,8 @@ func (d *delivery) watchWhileWaiting(t target, giveUp func()) (stop func()) {
 	}
 }
 
-// replaceableContext returns the parent of the handler's context, and what ends it. It ends with the task's context,
-// and with cause ErrReplaced when a newer task asks this one to stop.
+// replaceableContext is the parent of the handler's context, with what ends it. It ends with the task's context, and
+// with cause ErrReplaced when a newer task asks this one to stop.
 func (d *delivery) replaceableContext() (ctx context.Context, end func()) {
 	if d.replacing == nil {
 		return d.ctx, func() {}
@@ -188,7 +188,7 @@ func (d *delivery) replaceableContext() (ctx context.Context, end func()) {
 	return ctx, func() { unhook(); cancel(nil) }
 }
 
-// revokeReplaced is the verdict on a task that a newer one has replaced, here or in its claim.
+// revokeReplaced is for a task that a newer one has replaced, here or in its claim.
 func (d *delivery) revokeReplaced(met obstacle) error {
 	e, name := Event{Kind: EventReplaced, Key: d.claim.key}, d.task.Type()
 	if !d.claim.superseded {

@@ -35,19 +35,18 @@ type server struct {
 	// asynq has called ErrorHandler, IsFailure and RetryDelayFunc for one of them
 	handled, failureAsked, delayAsked atomic.Bool
 
-	// attempts, the last ones that their callers asked for, that a context or a death has ended, and that IsFailure is to
-	// count
+	// last attempts, by their callers' count, that a context or a death has ended, and that IsFailure is to count
 	cut atomic.Int64
 }
 
 // serverKey finds the taskMark of one Guard. Of several guards, each has its own.
 type serverKey struct{ guard *Guard }
 
-// ServerConfig returns cfg with functions that make asynq understand the Guard's errors. A task that the Guard returns
-// to asynq keeps its attempt: asynq does not count it as a failure, runs it again after the Guard's delay, and does not
-// call the ErrorHandler, as for replaced tasks. For all other errors the IsFailure, RetryDelayFunc and ErrorHandler of
-// cfg are called; nil means asynq's defaults. BaseContext of cfg is called for each task. Set these four in cfg, and
-// not in the result, where they would replace the Guard's.
+// ServerConfig returns cfg with functions that make asynq understand the Guard's errors: a task that the Guard returns
+// keeps its attempt, runs again after the Guard's delay, and is not given to the ErrorHandler, nor is a replaced one.
+// For all other errors the IsFailure, RetryDelayFunc and ErrorHandler of cfg are called; nil means asynq's defaults.
+// BaseContext of cfg is called for each task. Set these four in cfg, and not in the result, where they would replace
+// the Guard's.
 //
 // Call ServerConfig once for each server: it counts the busy workers of each, out of cfg.Concurrency. With several
 // guards, nest the calls: g1.ServerConfig(g2.ServerConfig(cfg)).
@@ -136,7 +135,7 @@ func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
 	})
 }
 
-// lender returns the workers that keys of the scope may borrow.
+// lender returns the workers that the scope's keys may borrow.
 func (s *server) lender(scope string, leave int) *engine.Lender {
 	known, ok := s.lenders.Load(scope)
 	if !ok {
@@ -177,14 +176,13 @@ func (s *server) takeCut() bool {
 	return false
 }
 
-// taskMark marks the context of one task. asynq calls BaseContext once for each task, before it calls the handler.
+// taskMark marks the context of one task, before asynq calls the handler.
 type taskMark struct {
 	server *server
 	inside atomic.Bool // the task is in the Middleware
 	works  atomic.Bool // its handler runs, or it waits for as long as it likes
 }
 
-// noteWorks tells the server's workers once that this one does not give way.
 func (m *taskMark) noteWorks() {
 	if m.works.CompareAndSwap(false, true) {
 		m.server.workers.Works()
@@ -200,8 +198,7 @@ func (s *server) newTask() *taskMark {
 // guardedWithin is how long a server's first task has to reach the Middleware: only a busy machine needs this time.
 const guardedWithin = time.Second
 
-// checkGuarded warns of a server whose tasks do not pass the Middleware, unless the program wraps some of its handlers
-// only: the first task may be for another handler. After Close it does nothing.
+// checkGuarded warns of a server whose tasks do not pass the Middleware, which may wrap some handlers only.
 func (s *server) checkGuarded() {
 	if s.guard.middlewareUsed.Load() || s.guard.life.Enter() != nil {
 		return
@@ -231,14 +228,14 @@ var errShutdownTimeout = errors.New("the server's ShutdownTimeout is over")
 // [Guard.Middleware]. It blocks until the process gets SIGTERM or SIGINT. Then it calls srv.Shutdown and [Guard.Close]
 // at the same time. On Unix, SIGTSTP stops the server from taking new tasks, as with srv.Run.
 //
-// If srv does not start, Run returns the error of srv.Start and leaves the Guard open. Otherwise it returns the error
-// of Close: not nil if handlers still ran at the end of the ShutdownTimeout.
+// If srv does not start, Run returns the error of srv.Start and leaves the Guard open; otherwise that of Close: not nil
+// if handlers still ran at the end of the ShutdownTimeout.
 func (g *Guard) Run(srv *asynq.Server, handler asynq.Handler) error {
 	return g.RunContext(context.Background(), srv, handler)
 }
 
-// RunContext is [Guard.Run] that also ends when ctx ends, and does not start srv if ctx has ended before: then it
-// returns the cause of ctx. A ctx that ends later is no error.
+// RunContext is [Guard.Run] that also ends when ctx ends. If ctx has ended before, it does not start srv, and returns
+// the cause of ctx.
 func (g *Guard) RunContext(ctx context.Context, srv *asynq.Server, handler asynq.Handler) error {
 	switch {
 	case srv == nil:
@@ -269,7 +266,7 @@ func (g *Guard) RunContext(ctx context.Context, srv *asynq.Server, handler asynq
 	}
 }
 
-// closeBeside closes the Guard beside shutdown, with as much time as that takes.
+// closeBeside gives Close as much time as shutdown takes.
 func (g *Guard) closeBeside(shutdown func()) error {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	closed := make(chan error, 1) // Close returns when ctx ends, at the latest
