@@ -27,9 +27,9 @@ import (
 type OnArchive uint8
 
 const (
-	// HoldKey, the zero value, keeps the key for the archived task: the tasks behind it wait until an operator runs that
-	// task, or skips it with [Guard.SkipHead]. To delete it with asynq's tools is not enough, since asynq deletes old
-	// ones by itself.
+	// HoldKey keeps the key for the archived task: the tasks behind it wait until an operator runs that task, or skips it
+	// with [Guard.SkipHead]. It is the zero value. To delete the task with asynq's tools is not enough, since asynq
+	// deletes old ones by itself.
 	HoldKey OnArchive = iota
 	// Continue runs the next task of the key.
 	Continue

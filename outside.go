@@ -91,7 +91,8 @@ func (g *Guard) targetOf(name string, parts []string) (t target, err error) {
 	case field != "":
 		return t, fmt.Errorf("rule %q needs a task for its %s; use LockFor", name, field)
 	case len(parts) != len(of):
-		return t, fmt.Errorf("rule %q makes keys of %d values %q, not of %d; give one for each", name, len(of), of, len(parts))
+		return t, fmt.Errorf("rule %q makes keys of %d values %q, not of %d; give one for each", name, len(of), of,
+			len(parts))
 	case slices.ContainsFunc(parts, func(part string) bool { return part == "" || !utf8.ValidString(part) }):
 		return t, fmt.Errorf("rule %q: a part is empty or not UTF-8, and no task has such a key", name)
 	}
