@@ -11,10 +11,10 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// This file is what a Guard says of itself to the page, the command, doctor and other Guards; see internal/fleet.
+// This file is what a Guard says of itself; see internal/fleet.
 
-// announce writes what the Guard says of itself until Close, and then removes it. Close waits for that a second at
-// most: Redis may hang.
+// announce writes what the Guard says of itself until Close, and then removes it. Close waits a second at most: Redis
+// may hang.
 func (g *Guard) announce() {
 	defer close(g.announced)
 	if !g.cfg.Private && len(g.cfg.Rules) > 0 {
@@ -25,8 +25,8 @@ func (g *Guard) announce() {
 	}
 }
 
-// noteType notes that a task of the type came. If the type has no rule, it warns once of each rule that nothing is
-// known to serve, and whose Task looks like the type.
+// noteType notes that a task of the type came. If no rule is for it, it warns once of each rule for a like type that
+// nothing is known to serve.
 func (g *Guard) noteType(taskType string) {
 	if !g.served.Add(taskType) || g.rules.match(taskType) != nil {
 		return
@@ -41,17 +41,16 @@ func (g *Guard) noteType(taskType string) {
 	}
 }
 
-// described is what a KeyMaker carries for the page and the command.
 type described = inside.Of[[]fleet.Rule]
 
-// describe says rules in words, in the order of Config.Rules.
+// describe puts rules into words, in their order.
 func describe(rs *ruleSet) []fleet.Rule {
 	all := make([]fleet.Rule, len(rs.rules))
 	for i, r := range rs.rules {
 		all[i] = fleet.Rule{
 			Name: r.Name, Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Computed: r.Key != nil, Optional: r.Optional,
-			Scope: r.Scope,
-			Limit: r.limitText(), TTL: printable.Exact(r.TTL), Busy: printable.Timed(r.Busy.String()), InOrder: r.InOrder,
+			Scope: r.Scope, Limit: r.limitText(), TTL: printable.Exact(r.TTL), Busy: printable.Timed(r.Busy.String()),
+			InOrder: r.InOrder,
 		}
 		if r.Wait > 0 {
 			all[i].Wait = printable.Exact(r.Wait)
@@ -59,25 +58,26 @@ func describe(rs *ruleSet) []fleet.Rule {
 		if r.StartWithin > 0 {
 			all[i].StartWithin = printable.Exact(r.StartWithin)
 		}
+		shares, also := &all[i].Shares, &all[i].Also
 		for _, more := range []struct {
 			of   *[]string
 			is   bool
 			text string
 		}{
-			{&all[i].Shares, r.InOrder, "in order"},
-			{&all[i].Shares, r.OnArchive != HoldKey, "on archive " + r.OnArchive.String()},
-			{&all[i].Shares, r.MaxQueued > 0, fmt.Sprintf("at most %d queued", r.MaxQueued)},
-			{&all[i].Shares, r.Fence, "fenced"},
-			{&all[i].Shares, r.Rate != Rate{}, fmt.Sprintf("rate %d per %s, burst %d", r.Rate.Starts,
-				printable.Exact(r.Rate.Per), r.Rate.burst())},
-			{&all[i].Shares, r.LeaveIdle > 0, fmt.Sprintf("more while %d workers are idle", r.LeaveIdle)},
-			{&all[i].Shares, r.RateOf != nil, "rate computed"},
-			{&all[i].Also, r.Cost != nil, "cost computed"},
-			{&all[i].Also, r.Optional, "optional"},
-			{&all[i].Also, r.Cooldown > 0, "cooldown " + printable.Exact(r.Cooldown)},
-			{&all[i].Also, r.MaxHold > 0, "held for at most " + printable.Exact(r.MaxHold)},
-			{&all[i].Also, r.StartWithin > 0, "to start within " + printable.Exact(r.StartWithin)},
-			{&all[i].Also, r.StartWithin > 0 || r.Late != Archive, "late: " + r.Late.String()},
+			{shares, r.InOrder, "in order"},
+			{shares, r.OnArchive != HoldKey, "on archive " + r.OnArchive.String()},
+			{shares, r.MaxQueued > 0, fmt.Sprintf("at most %d queued", r.MaxQueued)},
+			{shares, r.Fence, "fenced"},
+			{shares, r.Rate != Rate{}, fmt.Sprintf("rate %d per %s, burst %d", r.Rate.Starts, printable.Exact(r.Rate.Per),
+				r.Rate.burst())},
+			{shares, r.LeaveIdle > 0, fmt.Sprintf("more while %d workers are idle", r.LeaveIdle)},
+			{shares, r.RateOf != nil, "rate computed"},
+			{also, r.Cost != nil, "cost computed"},
+			{also, r.Optional, "optional"},
+			{also, r.Cooldown > 0, "cooldown " + printable.Exact(r.Cooldown)},
+			{also, r.MaxHold > 0, "held for at most " + printable.Exact(r.MaxHold)},
+			{also, r.StartWithin > 0, "to start within " + printable.Exact(r.StartWithin)},
+			{also, r.StartWithin > 0 || r.Late != Archive, "late: " + r.Late.String()},
 		} {
 			if more.is {
 				*more.of = append(*more.of, more.text)

@@ -12,9 +12,9 @@ import (
 	"github.com/automutex/automutex/internal/tasknote"
 )
 
-// This file is what a Guard notes in the claim that a producer of package unique made for a task: that the task waits
-// in this worker, that its handler begins, or that it has ended. Producers decide by these notes, and by nothing else
-// that they might guess. Only a task whose ID says that it has a claim costs a round trip.
+// This file is what a Guard notes in the claim that a producer of package unique made for a task: it waits in this
+// worker, its handler begins, or it has ended. Producers decide by these notes alone. Only a task whose ID says that it
+// has a claim costs a round trip.
 
 // taskClaim is what a delivery knows of its task's claim.
 type taskClaim struct {
@@ -25,7 +25,7 @@ type taskClaim struct {
 }
 
 // claimOf returns the claim of a task, if that is of this Guard's prefix. A task within a task has the outer one's ID,
-// and not its claim.
+// and no claim.
 func (g *Guard) claimOf(ctx context.Context, t *asynq.Task) (c taskClaim) {
 	id, _ := asynq.GetTaskID(ctx)
 	if key, kind, ok := mark.Parse(id, g.cfg.Prefix); ok && (running(ctx) == nil || running(ctx).task == t) {
@@ -34,7 +34,6 @@ func (g *Guard) claimOf(ctx context.Context, t *asynq.Task) (c taskClaim) {
 	return c
 }
 
-// noteInClaim notes the phase of the task.
 func (d *delivery) noteInClaim(phase mark.Phase) error {
 	may, err := d.guard.engine.Mark(d.claim.key).Start(context.WithoutCancel(d.ctx), tasknote.Of(d.queue, d.id), phase,
 		d.claim.kind.EndsAtStart(), d.claim.kind.Lasts(phase))
@@ -46,12 +45,11 @@ func (d *delivery) noteInClaim(phase mark.Phase) error {
 	return nil
 }
 
-// beginInClaim notes, right before the handler, that it begins. Under UntilStart that ends the claim: from here on the
-// next task for the key may be enqueued. A producer whose task was refused as a duplicate has changed its data before,
-// so the handler reads the change.
+// beginInClaim notes, right before the handler, that it begins. Under UntilStart that ends the claim. A producer whose
+// task was refused as a duplicate has changed its data before, so the handler reads the change.
 //
-// A task whose claim cannot be noted does not run, as when Redis is away: the next producer would be joined to a run
-// that has already read its data. Nor does one that another task has superseded: over says so then.
+// A task whose claim cannot be noted does not run: the next producer would be joined to a run that has read its data.
+// Nor does one that another task has superseded: over says so then.
 func (d *delivery) beginInClaim() obstacle {
 	if d.claim.key == "" || d.claim.kind == mark.Window {
 		return obstacle{why: decide.Nothing}
@@ -73,8 +71,8 @@ func (d *delivery) beginInClaim() obstacle {
 	return obstacle{why: decide.Nothing}
 }
 
-// waitInClaim notes that the task waits in this worker. asynq has it as active, so without this note a producer would
-// take its handler for running. An error only keeps producers from superseding it.
+// waitInClaim notes that the task waits here: asynq has it as active, so a producer would take its handler for running.
+// An error only keeps producers from superseding it.
 func (d *delivery) waitInClaim() {
 	if !d.claim.kind.CanBeSuperseded() || d.claim.noted != "" {
 		return
@@ -82,8 +80,8 @@ func (d *delivery) waitInClaim() {
 	_ = d.noteInClaim(mark.Waiting)
 }
 
-// endClaim has the claim of a task that has ended end soon. An error only leaves the claim for longer: producers see
-// that asynq does not have the task.
+// endClaim has the claim of a task that has ended end soon. After an error it ends later: producers see that asynq does
+// not have the task.
 func (d *delivery) endClaim(ends decide.Decision) {
 	ended := ends.What == decide.Done || ends.What == decide.Archive || ends.What == decide.Drop
 	gone := d.claim.kind.EndsAtStart() && d.claim.noted == mark.Begun && !d.claim.superseded

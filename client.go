@@ -19,20 +19,19 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Client enqueues tasks for the workers of a [Guard] with the same [Config]. Make one with [NewClient]. Safe for
-// concurrent use; it needs no Close.
+// Client enqueues tasks for the workers of a [Guard] with the same [Config]. Safe for concurrent use; it needs no
+// Close.
 //
 // A task that no rule matches goes to asynq unchanged. For every other task the Client does three things:
 //
 //   - It gives the task the next place in the order of its key if a rule says [Rule].InOrder.
 //   - It notes when the task was due, for [Rule].StartWithin, and its [StartBy].
-//   - It reserves an attempt, so that no task waits for its key in its worker since asynq would archive it. The Client
-//     tells asynq one retry more than the task was enqueued with, and the Guard has asynq archive the task when its
-//     handler has failed, or panicked (no asynq.PanicError then), as often as the caller asked for. If the last run did
-//     not return, since its worker died or its time was up, the task may run once more; a task of an ordered rule is
-//     then archived unrun. asynq's tools, and asynq.GetMaxRetry in a handler, show one retry more; [LastAttempt] goes
-//     by what was asked for. A task of which [Fail] or [AfterFailure] spends an attempt gets one more. The task must be
-//     run by a Guard that has a rule for it.
+//   - It reserves an attempt, so that no task waits for its key in its worker since asynq would archive it. asynq is
+//     told one retry more than the task was enqueued with, and the Guard has asynq archive the task when its handler
+//     has failed, or panicked (no asynq.PanicError then), as often as the caller asked for. If the last run did not
+//     return, the task may run once more; a task of an ordered rule is then archived unrun. asynq.GetMaxRetry shows one
+//     retry more; [LastAttempt] goes by what was asked for. A task of which [Fail] or [AfterFailure] spends an attempt
+//     gets one more. The task must be run by a Guard that has a rule for it.
 type Client struct {
 	rules  *ruleSet
 	prefix string
@@ -50,34 +49,25 @@ type Client struct {
 const stampDeadline = 10 * time.Second
 
 // NewClient makes a Client that enqueues through client. cfg is the workers' own: its Rules, Prefix, HashKeys and
-// Decode make the same keys. rdb is the workers' Redis for locks, of an asynq.RedisConnOpt
-// opt.MakeRedisClient().(redis.UniversalClient); it is only used for rules with InOrder, for which cfg.Inspector, or
-// one made from rdb, looks at asynq's tasks. NewClient does no I/O. The error joins all mistakes; each one in cfg is a
-// [*FieldError].
+// Decode make the same keys. rdb is the workers' Redis for locks; it is only used for rules with InOrder, for which
+// cfg.Inspector, or one made from rdb, looks at asynq's tasks. NewClient does no I/O. The error joins all mistakes;
+// each one in cfg is a [*FieldError].
 func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, error) {
-	var problems []error
-	unfit := engine.CheckClient(rdb)
-	if unfit != nil {
-		problems = append(problems, fmt.Errorf("automutex: %w", unfit))
-	}
+	unfit, none, blind := engine.CheckClient(rdb), error(nil), error(nil)
 	if client == nil {
-		problems = append(problems,
-			errors.New("automutex: the asynq.Client is nil: pass the one that tasks are enqueued with"))
+		none = errors.New("automutex: the asynq.Client is nil: pass the one that tasks are enqueued with")
 	}
-	rules, err := compile(cfg)
-	if err != nil {
-		problems = append(problems, err)
-	}
+	rules, wrong := compile(cfg)
 	var tasks *blocked.Tasks
 	if i := slices.IndexFunc(cfg.Rules, func(r Rule) bool { return r.InOrder }); i >= 0 {
-		tasks,
-			err = tasksFor(rdb, cfg, fmt.Sprintf("InOrder of Rules[%d]; give one, or a redis.UniversalClient as the client", i))
-		if err != nil && unfit == nil {
-			problems = append(problems, err)
-		}
+		tasks, blind = tasksFor(rdb, cfg,
+			fmt.Sprintf("InOrder of Rules[%d]; give one, or a redis.UniversalClient as the client", i))
 	}
-	if len(problems) > 0 {
-		return nil, errors.Join(problems...)
+	if unfit != nil {
+		unfit, blind = fmt.Errorf("automutex: %w", unfit), nil
+	}
+	if err := errors.Join(unfit, none, wrong, blind); err != nil {
+		return nil, err
 	}
 	cfg = cfg.withDefaults()
 	c := &Client{
@@ -95,16 +85,15 @@ func (c *Client) Enqueue(task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInf
 	return c.EnqueueContext(context.Background(), task, opts...)
 }
 
-// EnqueueContext enqueues the task as [asynq.Client.EnqueueContext] does. If a rule for the task has InOrder, the task
-// runs after all tasks of its key whose enqueueing returned before this one began.
+// EnqueueContext enqueues the task as [asynq.Client.EnqueueContext] does. Under [Rule].InOrder it runs after all tasks
+// of its key whose enqueueing returned before this one began.
 //
 // With an error the task is not enqueued, but for that of asynq for a task that is not in order, and a [*EnqueueError]
-// with Unknown set: then it may be, now or in a moment. If it is, it has its place, or comes after tasks that have run
-// meanwhile.
+// with Unknown set.
 //
-// A [*FullError] (which Is [ErrFull]) says that Rule.MaxQueued tasks of the key are not done, a [*KeyError] that no key
-// can be made, and [asynq.ErrTaskIDConflict] that asynq has another task with that ID. An error that Is
-// [lock.ErrBackend] means that Redis could not be asked for a place.
+// A [*FullError] says that Rule.MaxQueued tasks of the key are not done, a [*KeyError] that no key can be made, and
+// [asynq.ErrTaskIDConflict] that asynq has another task with that ID. An error that Is [lock.ErrBackend] means that
+// Redis could not be asked for a place.
 func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error) {
 	if task == nil || c.rules.match(task.Type()) == nil { // asynq refuses nil
 		if task != nil && !startByIn(opts).IsZero() {
@@ -141,8 +130,7 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	return e.enqueueInOrder(ctx, t, s)
 }
 
-// orderedTarget returns the ordered lock that the task needs, if it needs one. No function of the task's other rules is
-// called.
+// orderedTarget returns the ordered lock that the task needs, if any. It calls no function of the task's other rules.
 func (c *Client) orderedTarget(ctx context.Context, task *asynq.Task) (t target, ordered bool, err error) {
 	rule := c.rules.ordered(task.Type())
 	if rule == nil {
@@ -164,7 +152,7 @@ type enqueueing struct {
 	note   string
 }
 
-// checkOrdered returns an error if the task has an option that an ordered task cannot have.
+// checkOrdered refuses options that an ordered task cannot have.
 func (e *enqueueing) checkOrdered(rule *compiledRule) error {
 	refuse := func(option, why string) error {
 		return fmt.Errorf("automutex: rule %q is InOrder, and task %q has the option asynq.%s: %s; the task is not "+
@@ -234,8 +222,8 @@ func (e *enqueueing) takePlace(ctx context.Context, key engine.Ref, t target, no
 	}
 }
 
-// resolveConflict handles asynq's answer that it has a task with that ID. It is this very task if go-redis has sent the
-// command twice.
+// resolveConflict handles asynq's answer that it has a task with that ID: this very task, if go-redis sent the command
+// twice.
 func (e *enqueueing) resolveConflict(
 	ctx context.Context, key engine.Ref, item engine.OrderItem, t target, conflict error,
 ) (*asynq.TaskInfo, error) {
@@ -259,15 +247,10 @@ func (e *enqueueing) unknown(t target, err error) error {
 	return &EnqueueError{Rule: t.rule.Name, Key: t.key, Task: e.note, Unknown: true, Err: err}
 }
 
-// Enqueuer is what enqueues a task: an [*asynq.Client], a [*Client] or a
-// [github.com/automutex/automutex/unique.Client]. Code that takes an Enqueuer works with each of them.
+// Enqueuer is an [*asynq.Client], a [*Client] or a [github.com/automutex/automutex/unique.Client].
 type Enqueuer interface {
-	// EnqueueContext enqueues the task with the options, and returns what asynq stores of it. The error is the
-	// implementation's.
+	// EnqueueContext enqueues the task with the options, and returns what asynq stores of it.
 	EnqueueContext(ctx context.Context, task *asynq.Task, opts ...asynq.Option) (*asynq.TaskInfo, error)
 }
 
-var (
-	_ Enqueuer = (*asynq.Client)(nil)
-	_ Enqueuer = (*Client)(nil)
-)
+var _, _ Enqueuer = (*asynq.Client)(nil), (*Client)(nil)

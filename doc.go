@@ -9,7 +9,7 @@ that finds the lock taken:
 		Rules: []automutex.Rule{
 			// One verification of a transaction at a time.
 			{Task: "itunes:verify", On: []string{"transaction_id"}},
-			// At most three reports of a tenant at once, of any report: type.
+			// At most three reports of a tenant at once.
 			{Task: "report:", Scope: "report", On: []string{"tenant.id"}, Limit: 3, Busy: automutex.Park},
 			// One cache warm-up in all; the others are dropped.
 			{Task: "cache:warm", Busy: automutex.Skip},
@@ -34,20 +34,15 @@ that names the field: except under [Allow] and [Rule].Optional it never runs wit
 
 # When the key is busy
 
-  - [Park], the default, keeps the task's place in line without taking a worker from other
-    tasks, and runs the task when its turn comes.
-  - [Retry] returns the task to asynq for 1 to 5 seconds, and [RetryIn] for a time that you
-    choose. Neither spends an attempt.
+  - [Park], the default, keeps the task's place in line, and runs it when its turn comes.
+  - [Retry] returns the task to asynq for 1 to 5 seconds, [RetryIn] for a time of yours.
   - [Skip] ends the task as done, [Archive] archives it, [Fail] spends an attempt.
   - [Replace] stops the older task, so that the newer one runs.
   - [AfterFailure] calls a function of yours.
   - [Allow] runs the task without the lock, and reports that it did.
 
-With [Rule].Wait, except under Park, the task first waits in line, in its worker, and gets the
-lock as soon as it is released. The policy applies when the Wait is over.
-
-A task on its last attempt does not return to asynq, which would archive it: it waits in its
-worker.
+With [Rule].Wait, except under Park, the task first waits in line, in its worker. A task on its last
+attempt waits there too: asynq would archive it.
 
 # What is promised
 
@@ -58,18 +53,8 @@ process that dies are free after a TTL at most. docs/guarantees.md has what else
 
 asynq delivers a task at least once, so a task may run again after a crash. A program that is
 stopped for longer than a TTL (a suspended machine) learns only afterwards that it has lost
-its lease, and another task may have run meanwhile. If that must not happen, set [Rule].Fence, send [Fence] with
-each write of the handler, and have the receiver refuse lower numbers. Redis replicates
-asynchronously, so a failover can forget a lease; see [Config].MinReplicas. Redis must not
-evict keys (maxmemory-policy noeviction).
-
-# Shutdown
-
-[Guard.Run] shuts down on a signal. A program that handles signals itself installs
-[Guard.Middleware] with mux.Use, calls srv.Start, and at the end, so that Shutdown does not wait for
-tasks in line:
-
-	go guard.Close(ctx)
-	srv.Shutdown()
+its lease, and another task may have run meanwhile. Against that, set [Rule].Fence,
+send [Fence] with each write of the handler, and have the receiver refuse lower numbers. A failover
+can forget a lease; see [Config].MinReplicas. Redis must not evict keys (maxmemory-policy noeviction).
 */
 package automutex

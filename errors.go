@@ -14,13 +14,13 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// ErrBusy is what every [*BusyError] wraps. It is [lock.ErrBusy], so that one errors.Is serves tasks and plain locks.
+// ErrBusy is what every [*BusyError] wraps: [lock.ErrBusy].
 var ErrBusy = lock.ErrBusy
 
 // ErrClosed is in the last error of a task that came after [Guard.Close].
 var ErrClosed = lock.ErrClosed
 
-// ErrReplaced is the cause with which the context of a handler ends if a newer task wants its lock (policy [Replace]).
+// ErrReplaced is the cause with which a handler's context ends if a newer task wants its lock (policy [Replace]).
 var ErrReplaced = errors.New("automutex: replaced by a newer task")
 
 // Why a task did not get a lock, as [BusyError].Reason says it.
@@ -36,35 +36,34 @@ const (
 )
 
 // BusyError says why a task did not get a lock. It is the argument of the function given to [AfterFailure], a field of
-// [Event], and the last error of the task in asynq, so its text is written for an operator.
+// [Event], and the last error of the task in asynq.
 //
 // It unwraps to [ErrBusy], is immutable and may be shared.
 type BusyError struct {
-	// Rule is the name of the rule whose lock is busy.
+	// Rule is the name of the rule.
 	Rule string
 	// Key is the lock's key, as [Guard.Keys] returns it.
 	Key string
 	// Reason is [ReasonHeld] or one of the other constants.
 	Reason string
-	// Holder is the owner label of one holder: host:pid unless Config.Owner says otherwise. It is empty if nobody holds
-	// the key: waiters are before the task, or the gate is closed.
+	// Holder is the owner label of one holder, see Config.Owner; empty if nobody holds the key.
 	Holder string
-	// HolderTask is "queue/task-id" of that holder's task; empty if the holder is not a task.
+	// HolderTask is "queue/task-id" of that holder; empty if it is no task.
 	HolderTask string
 	// SameTask is true if the holder is an earlier attempt of this task that is still running.
 	SameTask bool
-	// ExpiresIn is the time until the reason ends: the earliest deadline of a holder, which is only a hint, since holders
-	// renew and release; the opening of the gate; or the end of the pause, 0 if it has none.
+	// ExpiresIn is the time until the reason ends: the earliest deadline of a holder, a hint, since holders renew and
+	// release; the opening of the gate; or the end of the pause, 0 if it has none.
 	ExpiresIn time.Duration
-	// Waited is how long this task stood in line before it gave up; 0 if it did not wait.
+	// Waited is how long this task stood in line before it gave up.
 	Waited time.Duration
 	// Place is the task's place in line when it gave up: 0 is the head, or not in line.
 	Place int
 
-	// LateBy is by how much the task is late if Reason is [ReasonLate], otherwise 0.
+	// LateBy is by how much the task is late, for [ReasonLate].
 	LateBy time.Duration
 
-	// Pause is the operator's order if the key is paused, otherwise nil.
+	// Pause is the operator's order, for [ReasonPaused].
 	Pause *lock.Control
 
 	reused bool // HolderTask is an earlier task with the ID of this one
@@ -72,52 +71,52 @@ type BusyError struct {
 	parked bool // its place in line is kept
 }
 
-// Error names the rule, the key, the holder and how long the task waited.
+// Error is written for an operator.
 func (e *BusyError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "automutex: rule %q: ", e.Rule)
+	say := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
+	ms := func(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
+	task, holder := printable.Short(e.HolderTask), printable.Short(e.Holder)
+	say("automutex: rule %q: ", e.Rule)
 	switch {
 	case e.parked:
-		fmt.Fprintf(&b, "%s place %d in line", blocked.ParkedOn(e.Key), e.Place+1)
+		say("%s place %d in line", blocked.ParkedOn(e.Key), e.Place+1)
 	case e.Reason == ReasonLate:
-		fmt.Fprintf(&b, "it did not start in time, and is late by %s: key %q", e.LateBy.Round(time.Millisecond), e.Key)
+		say("it did not start in time, and is late by %s: key %q", ms(e.LateBy), e.Key)
 	default:
-		fmt.Fprintf(&b, "key %q is busy", e.Key)
+		say("key %q is busy", e.Key)
 	}
 	switch {
 	case e.SameTask:
-		fmt.Fprintf(&b, ": an earlier attempt of this task (%s) still runs on %s", printable.Short(e.HolderTask),
-			printable.Short(e.Holder))
+		say(": an earlier attempt of this task (%s) still runs on %s", task, holder)
 	case e.reused:
-		fmt.Fprintf(&b, ": behind an earlier task with the same ID (%s), which is gone: skip it to go on",
-			printable.Short(e.HolderTask))
+		say(": behind an earlier task with the same ID (%s), which is gone: skip it to go on", task)
 	case e.Reason == ReasonArchived:
-		fmt.Fprintf(&b, ": behind task %s, which is archived: run it again or skip it to go on",
-			printable.Short(e.HolderTask))
+		say(": behind task %s, which is archived: run it again or skip it to go on", task)
 	case e.failed:
-		fmt.Fprintf(&b, ": behind task %s, which failed and is retried", printable.Short(e.HolderTask))
+		say(": behind task %s, which failed and is retried", task)
 	case e.Reason == ReasonBehind:
-		fmt.Fprintf(&b, ": behind task %s, which comes first", printable.Short(e.HolderTask))
+		say(": behind task %s, which comes first", task)
 	case e.HolderTask != "":
-		fmt.Fprintf(&b, ": held by task %s on %s", printable.Short(e.HolderTask), printable.Short(e.Holder))
+		say(": held by task %s on %s", task, holder)
 	case e.Holder != "":
-		fmt.Fprintf(&b, ": held by %s", printable.Short(e.Holder))
+		say(": held by %s", holder)
 	}
 	switch {
 	case e.Pause != nil:
-		fmt.Fprintf(&b, ": %s", control.Control(*e.Pause).Text())
+		say(": %s", control.Control(*e.Pause).Text())
 	case engine.GateText(e.Reason) != "": // a closed gate
-		fmt.Fprintf(&b, ": %s for %s", engine.GateText(e.Reason), e.ExpiresIn.Round(time.Millisecond))
+		say(": %s for %s", engine.GateText(e.Reason), ms(e.ExpiresIn))
 	case e.failed && e.ExpiresIn <= engine.OrderLook: // it may be that nobody knows yet when
 	case e.failed:
-		fmt.Fprintf(&b, " in %s", e.ExpiresIn.Round(time.Second))
+		say(" in %s", e.ExpiresIn.Round(time.Second))
 	case e.Reason == ReasonBehind && e.ExpiresIn > 0:
-		fmt.Fprintf(&b, " and is to come back in %s", e.ExpiresIn.Round(time.Millisecond))
+		say(" and is to come back in %s", ms(e.ExpiresIn))
 	case e.ExpiresIn > 0:
-		fmt.Fprintf(&b, " until its deadline in %s unless renewed", e.ExpiresIn.Round(time.Millisecond))
+		say(" until its deadline in %s unless renewed", ms(e.ExpiresIn))
 	}
 	if e.Waited > 0 {
-		fmt.Fprintf(&b, "; waited %s", e.Waited.Round(time.Millisecond))
+		say("; waited %s", ms(e.Waited))
 	}
 	// A holder may have any note, and asynq stores no error that is not UTF-8.
 	return strings.ToValidUTF8(b.String(), "\uFFFD")
@@ -126,7 +125,7 @@ func (e *BusyError) Error() string {
 // Unwrap returns ErrBusy.
 func (e *BusyError) Unwrap() error { return ErrBusy }
 
-// toBusyError turns an *engine.Busy into the Guard's error. It returns other errors as they are.
+// toBusyError turns an *engine.Busy into the Guard's error, and returns others as they are.
 func (d *delivery) toBusyError(t target, err error) error {
 	var busy *engine.Busy
 	if !errors.As(err, &busy) {
@@ -156,18 +155,18 @@ func (d *delivery) toBusyError(t target, err error) error {
 	return e
 }
 
-// ErrFull is the error of [Client.EnqueueContext] for a key of which [Rule].MaxQueued tasks are not done. The error is
-// a [*FullError].
+// ErrFull is what every [*FullError] wraps.
 var ErrFull = errors.New("automutex: too many tasks of this key are queued")
 
-// FullError says that a task was not enqueued, since as many tasks of its key as the rule allows are not done.
+// FullError says that [Client.EnqueueContext] did not enqueue a task, since [Rule].MaxQueued tasks of its key are not
+// done.
 type FullError struct {
 	Key    string // the lock's key
 	Queued int    // the tasks that are not done
 	Max    int    // Rule.MaxQueued
 }
 
-// Error names the key and the numbers, and says what to do.
+// Error says what to do.
 func (e *FullError) Error() string {
 	return fmt.Sprintf("automutex: key %q is full: %d of its tasks are not done, and MaxQueued is %d; the task is not "+
 		"enqueued: try again later", e.Key, e.Queued, e.Max)
@@ -176,18 +175,18 @@ func (e *FullError) Error() string {
 // Unwrap returns ErrFull.
 func (e *FullError) Unwrap() error { return ErrFull }
 
-// EnqueueError says that an ordered task could not be enqueued, or that it is not known whether it is.
+// EnqueueError says that an ordered task is not enqueued, or may be.
 type EnqueueError struct {
 	Rule string // the rule with InOrder
 	Key  string // the lock's key
 	Task string // the task, as "queue/id"
-	// Unknown is false if the task is certainly not enqueued. If it is true the task may be enqueued; whether it is,
-	// asynq.Inspector.GetTaskInfo tells. To enqueue it again may run it twice.
+	// Unknown is true if the task may be enqueued; asynq.Inspector.GetTaskInfo tells. To enqueue it again may run it
+	// twice.
 	Unknown bool
 	Err     error // the cause
 }
 
-// Error says whether the task may be enqueued, and why.
+// Error says which.
 func (e *EnqueueError) Error() string {
 	state := "is not enqueued"
 	if e.Unknown {
@@ -199,16 +198,14 @@ func (e *EnqueueError) Error() string {
 // Unwrap returns Err.
 func (e *EnqueueError) Unwrap() error { return e.Err }
 
-// KeyError says that no key can be made from a task. The task is archived with this text as its last error, and its
-// handler does not run, except under [Allow]. A KeyFunc, [Rule].LimitOf, RateOf and Cost, and [Config].Decode may
-// return a KeyError of their own.
+// KeyError says that no key can be made from a task. The task is archived with this text as its last error, except
+// under [Allow]. A KeyFunc, [Rule].LimitOf, RateOf and Cost, and [Config].Decode may return a KeyError of their own.
 type KeyError struct {
 	// Task is the type of the task.
 	Task string
 	// Field is the path in the payload, or the header, that is wrong. Empty if the error concerns no single field.
 	Field string
-	// Err is the cause, such as the error of a decoder; nil if there is none. Error shows the text of Err only if a
-	// function of yours has set it.
+	// Err is the cause, or nil. Error shows its text only if a function of yours has set it.
 	Err error
 
 	source string // what Field is: "header", else a field
@@ -218,8 +215,7 @@ type KeyError struct {
 	absent bool // the field is missing, null or empty
 }
 
-// Error says what is wrong and what to do. It contains no payload value, unless a KeyFunc of yours puts one into its
-// error.
+// Error contains no payload value, unless a KeyFunc of yours puts one into its error.
 func (e *KeyError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "automutex: no key for task %q", e.Task)
@@ -245,8 +241,8 @@ func (e *KeyError) Error() string {
 // Unwrap returns Err. The error of a JSON decoder may quote the payload.
 func (e *KeyError) Unwrap() error { return e.Err }
 
-// temporaryKeyError says that a function of a rule, or Config.Decode, returned an error that is no *KeyError: what
-// it asks cannot be asked for now. Its text is UTF-8, or asynq could not store it.
+// temporaryKeyError says that a function of a rule, or Config.Decode, returned an error that is no *KeyError. Its text
+// is UTF-8, or asynq could not store it.
 type temporaryKeyError struct {
 	rule     string // its name
 	function string // such as "the rule's LimitOf"
@@ -259,8 +255,7 @@ func (e *temporaryKeyError) Error() string {
 
 func (e *temporaryKeyError) Unwrap() error { return e.err }
 
-// failed is the error of the rule when a function of the user failed: a *KeyError and NoLock stay what they are, any
-// other one is for now.
+// failed is the error of the rule when a function of the user failed: a *KeyError and NoLock stay what they are.
 func (c *compiledRule) failed(function string, err error) error {
 	var never *KeyError
 	if err == nil || errors.As(err, &never) || isNoLock(err) {
@@ -270,7 +265,7 @@ func (c *compiledRule) failed(function string, err error) error {
 }
 
 // FieldError is one mistake in a [Config]. The error of [New], and that of unique.New, joins one for each mistake;
-// errors.As finds the first. Use its fields to show a mistake where the value was written.
+// errors.As finds the first.
 type FieldError struct {
 	// Rule is the index of the rule in Config.Rules, or -1 for a field of Config itself.
 	Rule int
@@ -284,7 +279,7 @@ type FieldError struct {
 	Err error
 }
 
-// Error names the rule and the field, says what is wrong and what to do.
+// Error names the rule and the field.
 func (e *FieldError) Error() string {
 	if e.Rule < 0 {
 		return fmt.Sprintf("Config.%s: %v", e.Field, e.Err)
@@ -302,13 +297,12 @@ func (e *FieldError) Unwrap() error { return e.Err }
 // ruleAt names a rule in an error or a log line.
 func ruleAt(name string, index int) string { return fmt.Sprintf("rule %q (Rules[%d])", name, index) }
 
-// fieldErrors collects the mistakes of a Config, or of one rule of it.
+// fieldErrors collects the mistakes of a Config, or of one rule.
 type fieldErrors struct {
 	rule *compiledRule // nil: of Config itself
 	all  []*FieldError
 }
 
-// addf adds a mistake in a field.
 func (f *fieldErrors) addf(field, format string, args ...any) {
 	f.add(field, -1, fmt.Errorf(format, args...))
 }

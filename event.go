@@ -15,60 +15,58 @@ import (
 // EventKind says what happened; see the constants.
 type EventKind string
 
-// The kinds of events. A task that meets no contention produces EventAcquired and EventReleased for each of its rules,
-// and no others. What [Guard.Lock] takes has the same events, without Task; it ends with EventReleased or EventLost,
-// never both.
+// The kinds of events. Without contention a task has EventAcquired and EventReleased for each of its rules, and no
+// others. What [Guard.Lock] takes has the same events, without Task; it ends with EventReleased or EventLost, never
+// both.
 const (
-	// EventAcquired: the task got the lock. Waited is the time since it came to the lock, even if an EventBusy came in
-	// between: on its last attempt a task waits on.
+	// EventAcquired: the task got the lock. Waited is the time since it came to the lock, also if an EventBusy came in
+	// between.
 	EventAcquired EventKind = "acquired"
 	// EventWaiting: the lock is busy, and the task begins to wait in line.
 	EventWaiting EventKind = "waiting"
-	// EventWaited: the wait in line has ended. Waited is how long it was. There is exactly one EventWaited for each
-	// EventWaiting of the same task and rule. Usually EventAcquired or EventBusy follows.
+	// EventWaited: the wait in line has ended, after Waited. There is one for each EventWaiting of the same task and
+	// rule. Usually EventAcquired or EventBusy follows.
 	EventWaited EventKind = "waited"
-	// EventBusy: the task did not get the lock, nor during the wait if there was one, each time that it asks; Busy.Reason
-	// says why. EventSkipped, EventRetried, EventParked or EventReplaced follows if that is what happens to the task.
+	// EventBusy: the task did not get the lock, each time that it asks; Busy.Reason says why. EventSkipped, EventRetried,
+	// EventParked or EventReplaced follows if that is what happens to the task.
 	EventBusy EventKind = "busy"
-	// EventLate: the task did not start in time, see [Rule].StartWithin; Busy.LateBy says by how much. Policy is its
-	// rule's Late. EventSkipped follows if the task ends as done.
+	// EventLate: the task did not start in time, see [Rule].StartWithin and Busy.LateBy. Policy is its rule's Late.
+	// EventSkipped follows if the task ends as done.
 	EventLate EventKind = "late"
-	// EventSkipped: the policy (Skip, or AfterFailure whose function returned nil) ended the task as done without running
-	// it.
+	// EventSkipped: the policy (Skip, or AfterFailure whose function returned nil) ended the task as done, unrun.
 	EventSkipped EventKind = "skipped"
-	// EventRetried: the task returns to asynq for Delay, its attempt not spent. Without ServerConfig there is none: asynq
-	// then counts the attempt, and waits for its own delay.
+	// EventRetried: the task returns to asynq for Delay, its attempt not spent. Without ServerConfig there is none.
 	EventRetried EventKind = "retried"
-	// EventParked: the task returns to asynq and keeps its place in line. It runs again when its turn comes, after Delay
-	// at the latest.
+	// EventParked: the task returns to asynq and keeps its place in line. It runs when its turn comes, after Delay at the
+	// latest.
 	EventParked EventKind = "parked"
 	// EventReplaced: the policy Replace ended the task, since a newer one came; or package unique has put another in its
-	// place, then Rule is empty and Policy means nothing. Held is how long its handler ran before it returned an error; if
-	// it did not run, Waited is the time since the task came to the lock.
+	// place, then Rule is empty and Policy means nothing. Held is how long its handler ran; if it did not run, Waited is
+	// the time since the task came to the lock.
 	EventReplaced EventKind = "replaced"
 	// EventReleased: the handler returned and the lock was released. Held is how long the task held it.
 	EventReleased EventKind = "released"
-	// EventLost: the lease ended while the handler ran, which MaxHold does, too. The handler's context is cancelled with
-	// cause lock.ErrLost.
+	// EventLost: the lease ended while the handler ran, also by MaxHold. The handler's context ends with cause
+	// lock.ErrLost.
 	EventLost EventKind = "lost"
-	// EventOverdue: the handler still runs although its task's deadline has passed or its context was cancelled. The lock
-	// stays held until the handler returns.
+	// EventOverdue: the handler still runs, and holds the lock, although its task's deadline has passed or its context
+	// was cancelled.
 	EventOverdue EventKind = "overdue"
-	// EventBlocked: asynq archives a task of an ordered key, which holds its key ([HoldKey]): the tasks behind it wait
-	// until an operator runs it again or skips it. Err is why it was archived, if that is known.
+	// EventBlocked: asynq archives a task of an ordered key, which holds its key ([HoldKey]). Err is why, if that is
+	// known.
 	EventBlocked EventKind = "blocked"
 	// EventHeadSkipped: [Guard.SkipHead] gave up the place of a task. Task is empty.
 	EventHeadSkipped EventKind = "head_skipped"
-	// EventKeyError: no key can be made from the task. It is archived, or dropped if Err wraps asynq.RevokeTask. If Policy
-	// is Allow, the task runs without the lock of Rule instead.
+	// EventKeyError: no key can be made from the task. It is archived, or dropped if Err wraps asynq.RevokeTask; under
+	// Allow it runs without the lock of Rule.
 	EventKeyError EventKind = "key_error"
 	// EventBackendError: Redis could not be reached, or refused a command. If Key is empty: a function of the rule, or
-	// Config.Decode, cannot make the key now; see [KeyFunc]. (Under Allow that is EventKeyError.)
+	// Config.Decode, cannot make the key now; see [KeyFunc].
 	EventBackendError EventKind = "backend_error"
 )
 
-// Event is the argument of Config.Observe. Fields that a kind does not use are zero. Use Rule and Task as metric
-// labels, but never Key, which contains payload values.
+// Event is the argument of Config.Observe. Fields that a kind does not use are zero. Do not use Key as a metric label:
+// it contains payload values.
 type Event struct {
 	Kind   EventKind
 	Rule   string // the rule's name; empty for an error that concerns no single rule, and for a task without a key
@@ -78,8 +76,8 @@ type Event struct {
 	TaskID string // asynq's task ID; empty outside a server
 	Inner  bool   // the task runs within another one's handler; Queue and TaskID are that one's
 
-	// Policy is the policy that applied (Busy, Late, Skipped, Parked, Retried, Replaced): the rule's, or Retry if that may
-	// end or run a task, but not for this reason; see [Policy].
+	// Policy is the policy that applied (Busy, Late, Skipped, Parked, Retried, Replaced), or Retry if the rule's does not
+	// apply for this reason; see [Policy].
 	Policy Policy
 
 	Waited time.Duration // time in line (Waited, Acquired, Busy, Replaced)
@@ -92,8 +90,8 @@ type Event struct {
 	Err error
 }
 
-// JoinObservers returns one function for [Config].Observe that calls each observer with every event, in this order. It
-// leaves out observers that are nil.
+// JoinObservers returns a function for [Config].Observe that calls each observer in this order, but for those that are
+// nil.
 func JoinObservers(observers ...func(context.Context, Event)) func(context.Context, Event) {
 	var all []func(context.Context, Event)
 	for _, observe := range observers {
@@ -108,13 +106,13 @@ func JoinObservers(observers ...func(context.Context, Event)) func(context.Conte
 	}
 }
 
-// observe calls Config.Observe with e and the fields that name the task.
+// observe adds the fields that name the task.
 func (d *delivery) observe(e Event) {
 	e.Task, e.Queue, e.TaskID, e.Inner = d.task.Type(), d.queue, d.id, d.outer != nil
 	d.guard.observe(d.ctx, e)
 }
 
-// observe calls Config.Observe, and logs a panic of it: what it is told of goes on.
+// observe calls Config.Observe, and logs a panic of it.
 func (g *Guard) observe(ctx context.Context, e Event) {
 	if g.cfg.Observe == nil {
 		return
@@ -128,17 +126,14 @@ func (g *Guard) observe(ctx context.Context, e Event) {
 	g.cfg.Observe(ctx, e)
 }
 
-// warnOnce logs a warning for the first call with a topic, and nothing later: for mistakes in a setup, which every task
-// meets.
+// warnOnce logs a warning for the first call with a topic: for mistakes in a setup, which every task meets.
 func (g *Guard) warnOnce(topic, text string, args ...any) {
 	if _, logged := g.warned.LoadOrStore(topic, true); !logged {
 		g.log.Warn("automutex: "+text, args...)
 	}
 }
 
-// The history of the keys (Config.History): runs, and waits that ended without one.
-
-// recordRuns adds the run that has ended to the history of each key that the task held, or ran without under Allow.
+// recordRuns adds the run that has ended to the history of each key that the task held, or ran without.
 func (d *delivery) recordRuns(leases []*heldLease, without map[string]bool, decision decide.Decision) {
 	h := d.guard.history
 	if h == nil || d.started.IsZero() {
@@ -160,8 +155,8 @@ func (d *delivery) recordRuns(leases []*heldLease, without map[string]bool, deci
 	}
 }
 
-// recordWait adds a wait that has ended without a run to the history of its key. A task that parks still waits. One
-// that was refused at once has not waited: on a hot key such tasks would push out the runs.
+// recordWait adds a wait that has ended without a run. A task that parks still waits. One that was refused at once has
+// not waited: such tasks would push out the runs of a hot key.
 func (d *delivery) recordWait(decision decide.Decision) {
 	if h := d.guard.history; h != nil && d.line.stood && decision.What != decide.ToLine {
 		h.Add(d.line.key, history.Run{Task: d.note, Came: d.line.came, End: time.Now(),

@@ -24,7 +24,7 @@ import (
 )
 
 // Guard applies rules to the tasks of one or more asynq servers. Make one with [New], make each server with
-// [Guard.ServerConfig], and run it with [Guard.Run]. Safe for concurrent use. The zero value is not usable.
+// [Guard.ServerConfig], and run it with [Guard.Run]. Safe for concurrent use.
 type Guard struct {
 	cfg      Config // defaults filled in
 	rules    *ruleSet
@@ -42,42 +42,28 @@ type Guard struct {
 	served  tasktype.Served
 	history *history.Writer // of the keys; nil: none is kept
 
-	life           *life.Life    // its Closing ends all waits; it counts the tasks in the Middleware
+	life           *life.Life    // its Closing ends all waits; it counts tasks
 	middlewareUsed atomic.Bool   // Middleware was called
 	announced      chan struct{} // closed when announce, which Middleware starts, has ended
 }
 
-// New makes a Guard on rdb: the client that asynq uses, or another one on the same Redis. New does no I/O. The error
-// joins all mistakes in rdb and cfg. Each mistake in cfg is a [*FieldError], which names the rule and the field.
+// New makes a Guard on rdb, a client of asynq's Redis or of the one for locks. New does no I/O. The error joins all
+// mistakes in rdb and cfg; each one in cfg is a [*FieldError].
 func New(rdb lock.Client, cfg Config) (*Guard, error) {
-	var problems []error
-	unfit := engine.CheckClient(rdb)
+	unfit, few := engine.CheckClient(rdb), error(nil)
+	rules, wrong := compile(cfg)
+	tasks, blind := parkTasks(rdb, cfg)
 	if unfit != nil {
-		problems = append(problems, fmt.Errorf("automutex: %w", unfit))
-	} else if err := engine.CheckReplicas(rdb, cfg.MinReplicas); err != nil {
-		problems = append(problems, configError("MinReplicas", "%w", err))
+		unfit, blind = fmt.Errorf("automutex: %w", unfit), nil
+	} else if few = engine.CheckReplicas(rdb, cfg.MinReplicas); few != nil {
+		few = configError("MinReplicas", "%w", few)
 	}
-	rules, err := compile(cfg)
-	if err != nil {
-		problems = append(problems, err)
-	}
-	tasks, err := parkTasks(rdb, cfg)
-	if err != nil && unfit == nil {
-		problems = append(problems, err)
-	}
-	if len(problems) > 0 {
-		return nil, errors.Join(problems...)
+	if err := errors.Join(unfit, few, wrong, blind); err != nil {
+		return nil, err
 	}
 	cfg = cfg.withDefaults()
-	g := &Guard{
-		cfg:       cfg,
-		rules:     rules,
-		rdb:       rdb,
-		log:       cfg.Logger,
-		life:      life.New(),
-		announced: make(chan struct{}),
-		tasks:     tasks,
-	}
+	g := &Guard{cfg: cfg, rules: rules, rdb: rdb, log: cfg.Logger, life: life.New(), announced: make(chan struct{}),
+		tasks: tasks}
 	options := engine.Options{
 		Client: rdb, Prefix: cfg.Prefix, HashKeys: cfg.HashKeys, Owner: cfg.Owner, Log: cfg.Logger, Replicas: cfg.MinReplicas,
 		Obeys: true, HasScope: rules.isScope,
@@ -95,7 +81,7 @@ func New(rdb lock.Client, cfg Config) (*Guard, error) {
 	return g, nil
 }
 
-// NewFromConnOpt is [New] with a client that it makes from opt, the options that asynq.NewServer gets.
+// NewFromConnOpt is [New] with a client made from opt, which asynq.NewServer gets.
 func NewFromConnOpt(opt asynq.RedisConnOpt, cfg Config) (*Guard, error) {
 	if opt == nil {
 		return nil, errors.New("automutex: the RedisConnOpt is nil: pass the one that asynq.NewServer gets")
@@ -113,22 +99,21 @@ func NewFromConnOpt(opt asynq.RedisConnOpt, cfg Config) (*Guard, error) {
 	return g, nil
 }
 
-// Keys returns the Redis keys of the locks that a task needs, in the order in which the task takes them. It returns
-// none if no rule matches, or if the rule's Key returns [NoLock]. The error wraps a [*KeyError], or the error of a
-// function in the Config that makes keys. Keys does no I/O, unless one of these functions does.
+// Keys returns the Redis keys of the locks that a task needs, in the order in which the task takes them; none if no
+// rule matches, or for [NoLock]. The error wraps a [*KeyError], or the error of a function in the Config that makes
+// keys. Keys does no I/O, unless one of these functions does.
 func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 	return (&KeyMaker{rules: g.rules, prefix: g.cfg.Prefix}).Keys(ctx, t)
 }
 
-// Close ends the Guard. Tasks in line, and from now on every other task that has a rule, return to asynq without
-// running. Close waits until the running handlers have returned, and renews their leases meanwhile. If ctx ends before,
-// Close returns an error that wraps the cause of ctx, and the leases last until their deadlines, or until the handlers
-// return. A further Close also waits.
+// Close ends the Guard. Tasks in line, and from now on every other task that has a rule, return to asynq unrun. Close
+// waits until the running handlers have returned, and renews their leases meanwhile. If ctx ends before, Close returns
+// an error that wraps the cause of ctx, and the leases last until their deadlines, or until the handlers return. A
+// further Close also waits.
 //
-// Call Close before the server's Shutdown, or at the same time, and give ctx as much time as the server's
-// ShutdownTimeout. A Close after Shutdown is too late: Shutdown waits for tasks in line up to its whole timeout. A task
-// on its last attempt cannot return, since asynq would archive it: it blocks its worker, and asynq requeues it at the
-// end of that timeout.
+// Call Close before the server's Shutdown, or at the same time, and give ctx the server's ShutdownTimeout: Shutdown
+// waits for tasks in line up to that time. A task on its last attempt cannot return, since asynq would archive it: it
+// blocks its worker, and asynq requeues it at the end.
 //
 // Close closes only a Redis client that [NewFromConnOpt] made, and none after an error: call it again.
 func (g *Guard) Close(ctx context.Context) error {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -19,25 +20,23 @@ import (
 // and number, and always the same for the same task. Many goroutines call it at once. With [Config].Decode the task has
 // the payload that Decode returned. Errors, also wrapped ones:
 //
-//   - A [*KeyError], such as &KeyError{Task: t.Type(), Field: "...", Err: err}, means that this task can never have a
-//     key: asynq archives the task unrun. Unfit parts have the same effect.
-//   - [NoLock] means that this task needs no lock of this rule, and takes none.
+//   - A [*KeyError], such as &KeyError{Task: t.Type(), Field: "...", Err: err}: this task can never have a key, and
+//     asynq archives it unrun. Unfit parts have the same effect.
+//   - [NoLock]: this task takes no lock of this rule.
 //   - asynq.SkipRetry archives the task, and asynq.RevokeTask drops it.
 //   - A [RetryAfter] returns the task to asynq for that time, its attempt not spent.
-//   - Any other error ("db: connection reset") means that the key cannot be made now. The task returns to asynq and
-//     runs again after 1 to 5 seconds, its attempt not spent. On its last attempt the task tries again in its worker,
-//     until a second before its deadline.
+//   - Any other one: the key cannot be made now. The task returns to asynq for 1 to 5 seconds, its attempt not spent.
+//     On its last attempt it tries again in its worker, until a second before its deadline.
 //
-// A panic fails the attempt, as a panic of the handler does. Under [Allow] the task runs without the lock, whatever the
-// error.
+// A panic fails the attempt. Under [Allow] the task runs without the lock, whatever the error.
 type KeyFunc func(ctx context.Context, t *asynq.Task) ([]string, error)
 
-// NoLock is what a [KeyFunc] returns for a task that needs no lock of its rule: the task runs as if the rule did not
-// exist. A rule of package unique enqueues such a task each time.
+// NoLock is what a [KeyFunc] returns for a task that needs no lock of its rule. Package unique enqueues such a task
+// each time.
 var NoLock = errors.New("automutex: this task needs no lock") //nolint:errname,revive,staticcheck // an answer, as asynq.SkipRetry is
 
-// isNoLock reports whether err is NoLock, maybe with text around it. NoLock beside another error, or in a KeyError,
-// does not count: a task whose key cannot be made must not run unguarded.
+// isNoLock reports whether err is NoLock, maybe with text around it, but not beside another error, or in a KeyError: a
+// task whose key cannot be made must not run unguarded.
 func isNoLock(err error) bool {
 	for ; err != nil; err = errors.Unwrap(err) {
 		if err == NoLock { //nolint:errorlint // errors.Is would look into joined errors, too
@@ -56,26 +55,24 @@ func isAbsent(err error) bool {
 	return errors.As(err, &never) && never.absent
 }
 
-// Fields returns a KeyFunc that makes the key from fields of a JSON payload, as [Rule].On does. With a malformed path,
-// or none, it returns a [*KeyError] for every task.
+// Fields returns a KeyFunc that makes the key from fields of a JSON payload, as [Rule].On does. A malformed path, or
+// none, is a [*KeyError] for every task.
 //
-// A path is dotted: "user.id" is the member id of the member user, and "items.0.sku" goes through the first element of
-// a list. `\.` stands for a dot in a name and `\\` for a backslash. Names are compared exactly, letter case included;
-// lists are not searched. A path of another notation, such as "$.id", "items[0]", "items.*.id", "/id" or "a,b", is
-// refused. In a name these characters need a backslash too: `\$`, `\[`, `\*`, `\/`, `\,`.
+// A path is dotted: "user.id", or "items.0.sku" for the first element of a list. `\.` stands for a dot in a name and
+// `\\` for a backslash. Names are compared exactly. A path of another notation, such as "$.id", "items[0]",
+// "items.*.id", "/id" or "a,b", is refused: in a name these characters need a backslash too.
 //
-// The path "." is the whole payload. Equal JSON gives equal parts, in the form of objects and lists below. The part of
-// a payload that is not JSON, or not valid UTF-8, is 0x and its bytes in hexadecimal.
+// The path "." is the whole payload, with parts as those of objects and lists below. If it is not JSON, or not valid
+// UTF-8, the part is 0x and its bytes in hexadecimal.
 //
 // The part of the key for a value:
 //
-//   - A string is taken as it is. If it begins with `{`, `[` or `"` it is written as a JSON string, quotes included, to
-//     tell it from objects and lists.
-//   - A number is written out in full, exactly: 1, 1.0 and 1e0 are "1", the same part as for the string "1"; 1.50 is
-//     "1.5", and -0 is "0". More than 400 digits are an error, and more than 1 MiB for all numbers of a list or object.
-//   - true and false are those words, the same as for the strings "true" and "false".
-//   - Objects and lists become compact JSON with members sorted by name (in byte order) and numbers as above. Inside
-//     them 1 and "1" differ.
+//   - A string is taken as it is, but as a JSON string, quotes included, if it begins with `{`, `[` or `"`.
+//   - A number is written out in full: 1, 1.0, 1e0 and the string "1" are "1"; 1.50 is "1.5", and -0 is "0". More than
+//     400 digits are an error, and more than 1 MiB for all numbers of a list or object.
+//   - true and false are those words, as for the strings.
+//   - Objects and lists become compact JSON with members sorted by name (in byte order) and numbers as above; 1 and "1"
+//     differ there.
 //
 // All other different values give different parts. The KeyFunc returns a [*KeyError]
 //
@@ -100,7 +97,6 @@ func Fields(paths ...string) KeyFunc {
 	}
 }
 
-// fieldError is the KeyError for a field that setting names.
 func fieldError(t *asynq.Task, failed *keys.Error, setting string) *KeyError {
 	e := &KeyError{Task: t.Type(), Field: failed.Path, reason: failed.Reason,
 		advice: "enqueue the task with a value there, or change " + setting, absent: failed.Absent}
@@ -110,106 +106,107 @@ func fieldError(t *asynq.Task, failed *keys.Error, setting string) *KeyError {
 	return e
 }
 
-// headersParts adds the parts of the named headers.
 func headersParts(t *asynq.Task, parts, names []string) ([]string, error) {
 	for _, name := range names {
-		reason := "is missing"
-		switch value, ok := t.Headers()[name]; {
-		case value != "" && utf8.ValidString(value):
+		value, has := t.Headers()[name]
+		if value != "" && utf8.ValidString(value) {
 			parts = append(parts, keys.StringPart(value))
 			continue
-		case value != "":
-			return nil, &KeyError{Task: t.Type(), Field: name, source: "header", reason: "is not valid UTF-8",
-				advice: adviceHeader}
-		case ok:
-			reason = "is empty"
 		}
-		return nil, &KeyError{Task: t.Type(), Field: name, source: "header", reason: reason, advice: adviceHeader +
-			adviceOptional, absent: true}
+		e := &KeyError{Task: t.Type(), Field: name, source: "header", reason: "is not valid UTF-8", advice: adviceHeader}
+		if value == "" {
+			e.reason, e.advice, e.absent = "is missing", adviceHeader+adviceOptional, true
+			if has {
+				e.reason = "is empty"
+			}
+		}
+		return nil, e
 	}
 	return parts, nil
 }
 
 // KeyOf returns a KeyFunc that decodes the payload into a T with encoding/json; fn returns the parts of the key. Parts
-// are taken as they are: 1 and "1" are the same part. A field that the payload does not have is the zero value in T,
-// for which fn should return no parts, or an empty part: that is a [*KeyError]. A payload that cannot be decoded, is
-// null, or is not valid UTF-8 is a KeyError too.
+// are taken as they are. A field that the payload does not have is the zero value in T, for which fn should return no
+// parts, or an empty part: that is a [*KeyError]. So is a payload that cannot be decoded, is null, or is not valid
+// UTF-8.
 //
-// Many goroutines call fn at once. For encodings other than JSON, see [KeyWith].
+// Many goroutines call fn at once.
 func KeyOf[T any](fn func(T) []string) KeyFunc {
 	return func(_ context.Context, t *asynq.Task) ([]string, error) {
 		payload := t.Payload()
 		if reason := keys.CheckPayload(payload); reason != "" {
-			return nil, &KeyError{Task: t.Type(), reason: reason, advice: adviceKeyOf}
+			return nil, noKey(t, reason, adviceKeyOf)
 		}
 		if string(bytes.TrimSpace(payload)) == "null" {
-			return nil, &KeyError{Task: t.Type(), reason: "the payload is null", advice: advicePayload}
+			return nil, noKey(t, "the payload is null", advicePayload)
 		}
 		var v T
 		if err := json.Unmarshal(payload, &v); err != nil {
-			unfit := &KeyError{Task: t.Type(), reason: "does not fit the type that KeyOf decodes it into", Err: err, quiet: true,
-				advice: advicePayload}
+			e := noKey(t, "does not fit the type that KeyOf decodes it into", advicePayload)
+			e.Err, e.quiet = err, true
 			if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
-				unfit.Field = wrong.Field // the text of err quotes the value
+				e.Field = wrong.Field // the text of err quotes the value
 			}
-			if unfit.Field == "" {
-				unfit.reason = "the payload " + unfit.reason
+			if e.Field == "" {
+				e.reason = "the payload " + e.reason
 			}
-			return nil, unfit
+			return nil, e
 		}
 		parts := fn(v)
 		for _, part := range parts {
 			// else different values have one key
 			if strings.ContainsRune(part, utf8.RuneError) && keys.HasLoneSurrogate(payload) {
-				return nil, &KeyError{Task: t.Type(), reason: "the payload has half a surrogate pair where the key is made from it",
-					advice: advicePayload}
+				return nil, noKey(t, "the payload has half a surrogate pair where the key is made from it", advicePayload)
 			}
 		}
 		return parts, nil
 	}
 }
 
-// KeyWith is [KeyOf] for a payload in an encoding other than JSON, such as protobuf or msgpack: decode reads the
-// payload, and fn returns the parts of the key. Most encodings give the zero value for a missing field.
+// KeyWith is [KeyOf] for another encoding: decode reads the payload, and fn returns the parts of the key. Most
+// encodings give the zero value for a missing field.
 //
-// Every error of decode is a [*KeyError], because the same bytes fail again on a retry. The KeyError does not show the
-// text of decode's error, which may quote the payload; errors.Unwrap returns it. decode gets the bytes as they are, an
-// empty payload included, and must not change or keep them. Many goroutines call decode and fn at once.
+// Every error of decode is a [*KeyError], which does not show its text, since that may quote the payload; errors.Unwrap
+// returns it. decode gets the bytes as they are, an empty payload included, and must not change or keep them. Many
+// goroutines call decode and fn at once.
 func KeyWith[T any](decode func(payload []byte) (T, error), fn func(T) []string) KeyFunc {
 	return func(_ context.Context, t *asynq.Task) ([]string, error) {
 		v, err := decode(t.Payload())
 		if err != nil {
-			return nil, &KeyError{
-				Task: t.Type(), reason: fmt.Sprintf("the payload cannot be decoded (a %T)", err),
-				Err: err, quiet: true,
-				advice: "enqueue the task with a payload that the rule's KeyWith decodes, or change the rule",
-			}
+			e := noKey(t, fmt.Sprintf("the payload cannot be decoded (a %T)", err),
+				"enqueue the task with a payload that the rule's KeyWith decodes, or change the rule")
+			e.Err, e.quiet = err, true
+			return nil, e
 		}
 		return fn(v), nil
 	}
 }
 
-// callKey calls the Key of a rule and checks the parts. Its error is that of the Key, or a *KeyError.
+// callKey calls the Key of a rule and checks the parts.
 func callKey(ctx context.Context, fn KeyFunc, t *asynq.Task) ([]string, error) {
-	fail := func(reason string) ([]string, error) {
-		return nil, &KeyError{Task: t.Type(), reason: reason, advice: "see the rule's Key"}
-	}
 	parts, err := fn(ctx, t)
 	if err != nil {
 		return nil, err
 	}
+	reason := ""
 	if len(parts) == 0 {
-		return fail("the rule's Key gave no part")
+		reason = "the rule's Key gave no part"
 	}
-	for i, part := range parts {
+	for i, part := range slices.Backward(parts) {
 		if part == "" {
-			return fail(fmt.Sprintf("part %d that the rule's Key gave is empty", i))
+			reason = fmt.Sprintf("part %d that the rule's Key gave is empty", i)
+		} else if !utf8.ValidString(part) {
+			reason = fmt.Sprintf("part %d that the rule's Key gave is not valid UTF-8", i)
 		}
-		if !utf8.ValidString(part) {
-			return fail(fmt.Sprintf("part %d that the rule's Key gave is not valid UTF-8", i))
-		}
+	}
+	if reason != "" {
+		return nil, noKey(t, reason, "see the rule's Key")
 	}
 	return parts, nil
+}
+
+func noKey(t *asynq.Task, reason, advice string) *KeyError {
+	return &KeyError{Task: t.Type(), reason: reason, advice: advice}
 }
 
 const (
@@ -221,16 +218,16 @@ const (
 		"in an envelope"
 )
 
-// KeyMaker makes the keys of tasks as a [Guard] with the same [Config] does, but without Redis. It is for programs that
-// enqueue or inspect tasks, and to check a Config. Safe for concurrent use. There is nothing to close.
+// KeyMaker makes the keys of tasks as a [Guard] with the same [Config] does, but without Redis. Safe for concurrent
+// use.
 type KeyMaker struct {
 	described
 	rules  *ruleSet
 	prefix string
 }
 
-// NewKeyMaker makes a KeyMaker from the fields Rules, Prefix, HashKeys and Decode of cfg. cfg.Logger gets the same
-// warnings about rules as with [New]. The error joins a [*FieldError] for each mistake in cfg.
+// NewKeyMaker reads Rules, Prefix, HashKeys, Decode and Logger of cfg. The error joins a [*FieldError] for each
+// mistake.
 func NewKeyMaker(cfg Config) (*KeyMaker, error) {
 	rules, err := compile(cfg)
 	if err != nil {
@@ -257,7 +254,6 @@ func (k *KeyMaker) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 	return keys, nil
 }
 
-// joinFieldErrors joins all into one error; nil if there are none.
 func joinFieldErrors(all []*FieldError) error {
 	problems := make([]error, len(all))
 	for i, e := range all {
@@ -266,7 +262,7 @@ func joinFieldErrors(all []*FieldError) error {
 	return errors.Join(problems...)
 }
 
-// configError is the error of one mistake in a field of Config.
+// configError is one mistake in a field of Config.
 func configError(field, format string, args ...any) error {
 	var mistakes fieldErrors
 	mistakes.addf(field, format, args...)

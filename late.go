@@ -12,15 +12,15 @@ import (
 	"github.com/automutex/automutex/internal/engine"
 )
 
-// This file is Rule.StartWithin: a Client puts the times into a task's stamp, and the Guard starts no task after them.
+// This file is Rule.StartWithin: a Client puts the times into a task's stamp.
 
 // StartBy is an option for [Client.Enqueue]: a task that has not started by t, to the millisecond, does not run; see
-// [Rule].StartWithin. The earliest time counts. The [Rule].Late is that of the first of its rules in the order of
-// locking. The zero time is no bound.
+// [Rule].StartWithin. The earliest time counts, and the [Rule].Late of the first of its rules in the order of locking.
+// The zero time is no bound.
 //
 // A Client refuses StartBy for a task that no rule matches or that has asynq.Unique from asynq.NewTask, and beside
-// asynq.Group. A plain asynq.Client, an asynq.Scheduler and asynq.NewTask(..., StartBy(t)) drop it, as asynq drops
-// options that it does not know.
+// asynq.Group. A plain asynq.Client, an asynq.Scheduler and asynq.NewTask drop it, as asynq drops options that it does
+// not know.
 func StartBy(t time.Time) asynq.Option { return startBy(t) }
 
 type startBy time.Time
@@ -81,10 +81,10 @@ type lateness struct {
 	left   bool       // it ends as late, and has left its lines
 }
 
-// startNoteKept is how long Redis keeps that note after the task's deadline, if the task is not done.
+// startNoteKept is how long Redis keeps that note after the deadline of a task that is not done.
 const startNoteKept = 3 * 24 * time.Hour
 
-// boundStart finds the time, of the targets. A retry has none, nor a task within a task, which has another's header.
+// boundStart finds the time. A retry has none, nor a task within a task, which has another's header.
 func (d *delivery) boundStart(rules []*compiledRule) {
 	if d.note == "" || d.retried > 0 || running(d.ctx) != nil || len(rules) == 0 { // one with a claim may have no rule
 		return
@@ -108,8 +108,8 @@ func (d *delivery) boundStart(rules []*compiledRule) {
 	}
 }
 
-// checkLate returns met or, once the time has passed, Late in its place. The task may have begun in an earlier
-// delivery, or been archived as late: then it has no such time any more.
+// checkLate returns met or, once the time has passed, Late in its place. A task that has begun in an earlier delivery,
+// or was archived as late, has no such time any more.
 func (d *delivery) checkLate(met obstacle) obstacle {
 	l := &d.late
 	ends := met.why == decide.Finished || met.why == decide.KeyNever // whatever the time
@@ -144,7 +144,7 @@ func (d *delivery) noteStart() {
 	}
 }
 
-// writeStart writes the note of a task that comes back after the delay.
+// writeStart notes the start of a task that comes back after the delay.
 func (d *delivery) writeStart(delay time.Duration) error {
 	if deadline, ok := d.ctx.Deadline(); ok {
 		delay += max(0, time.Until(deadline))
@@ -152,8 +152,7 @@ func (d *delivery) writeStart(delay time.Duration) error {
 	return d.guard.engine.NoteStart(context.WithoutCancel(d.ctx), d.note, startNoteKept+delay)
 }
 
-// endStart keeps the note of a task that comes back, or is archived, which an operator may run. That of one that is
-// done goes.
+// endStart keeps the note of a task that comes back, or is archived, which an operator may run.
 func (d *delivery) endStart(ends decide.Decision, met obstacle) {
 	s, l, err := d.place.Stamp, &d.late, error(nil)
 	if d.note == "" || s.Due+s.By == 0 || running(d.ctx) != nil {
@@ -172,33 +171,31 @@ func (d *delivery) endStart(ends decide.Decision, met obstacle) {
 	}
 }
 
-// leaveLate takes a task that ends as late out of its lines, so that nobody waits for it. Without an answer it comes
-// back: archived in order, it would hold its key.
+// leaveLate takes a task that ends as late out of its lines. Without an answer it comes back: archived in order, it
+// would hold its key.
 func (d *delivery) leaveLate(decision decide.Decision, met *obstacle) decide.Decision {
 	if met.why != decide.Late || !decision.Final(d.last) {
 		return decision
 	}
-	ctx := context.WithoutCancel(d.ctx)
 	for _, t := range d.targets {
 		switch {
 		case d.holds(t.key):
 		case d.isOrdered(t):
 			p := d.placeIn(t)
-			item := engine.OrderItem{Nonce: p.Nonce, Ticket: p.Ticket, Note: d.note}
-			if err := d.guard.engine.Act(ctx, orderedKey(t.key), engine.ActWithdraw, item, 0); err != nil {
+			if err := d.giveUp(t.key, p.Nonce, p.Ticket); err != nil {
 				*met = d.report(obstacle{why: decide.NoAnswer, target: t, err: err})
 				return d.decideStart(met)
 			}
 		case t.rule.Busy.row().parks:
 			// after an error, who calls the task finds that it has ended
-			_ = d.guard.engine.Unpark(ctx, engine.Ref{Key: t.key, Limit: t.limit}, d.note)
+			_ = d.guard.engine.Unpark(context.WithoutCancel(d.ctx), engine.Ref{Key: t.key, Limit: t.limit}, d.note)
 		}
 	}
 	d.late.left = true
 	return decision
 }
 
-// inTime shortens a delay, so that the task is back when its time passes.
+// inTime shortens a delay to when the time passes.
 func (d *delivery) inTime(delay time.Duration) time.Duration {
 	if left := time.Until(d.late.by); left > 0 {
 		return min(delay, left)
@@ -206,7 +203,6 @@ func (d *delivery) inTime(delay time.Duration) time.Duration {
 	return delay
 }
 
-// untilLate returns a context that also ends when the time passes.
 func (d *delivery) untilLate() (context.Context, context.CancelFunc) {
 	if d.late.by.IsZero() {
 		return context.WithCancel(d.ctx)

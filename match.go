@@ -13,8 +13,7 @@ import (
 	"github.com/automutex/automutex/internal/tasktype"
 )
 
-// ruleSet finds the rules that apply to a task, and the locks that the task needs, in the order of locking. It is
-// immutable.
+// ruleSet finds the rules that apply to a task, and the locks that it needs. It is immutable.
 type ruleSet struct {
 	byTask tasktype.Map[[]*compiledRule]     // in order of declaration
 	rules  []*compiledRule                   // the same, of all Tasks
@@ -23,7 +22,6 @@ type ruleSet struct {
 	decode func(*asynq.Task) ([]byte, error) // Config.Decode; nil: none
 }
 
-// target is one lock that a task needs.
 type target struct {
 	rule  *compiledRule
 	also  []*compiledRule // further rules whose key is the same
@@ -47,17 +45,15 @@ func newRuleSet(rules []*compiledRule) *ruleSet {
 	return rs
 }
 
-// match returns the rules that apply to a task type, in the order in which they are declared. Callers must not change
-// the slice.
+// match returns the rules that apply to a task type, in the order of declaration. Callers must not change the slice.
 func (rs *ruleSet) match(taskType string) []*compiledRule {
 	rules, _ := rs.byTask.Find(taskType)
 	return rules
 }
 
-// targets returns the locks that a task needs, in the order of locking: by the rank of the scope, then by key. Any two
-// tasks that need the same two locks take them in the same order, so tasks cannot wait for each other in a circle.
-// Rules with equal keys share one target, under the rule declared first. A rule whose Key returns NoLock has no target.
-// Config.Decode is called once.
+// targets returns the locks that a task needs, in the order of locking: by the rank of the scope, then by key. All
+// tasks take the same locks in the same order, so tasks cannot wait for each other in a circle. Rules with equal keys
+// share one target, under the rule declared first. A rule whose Key returns NoLock has none.
 //
 // The error is or wraps a *KeyError, or is a *temporaryKeyError.
 func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([]target, error) {
@@ -73,8 +69,8 @@ func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([
 	return targets, nil
 }
 
-// targetsNeeded is targets for those rules and a task that may run without the lock of some: it calls failed for each
-// rule for which no key can be made, with the reason, and leaves the rule out. The result is not nil.
+// targetsNeeded is targets for those rules: it calls failed for each rule for which no key can be made, and leaves it
+// out. The result is not nil.
 func (rs *ruleSet) targetsNeeded(
 	ctx context.Context, t *asynq.Task, prefix string, rules []*compiledRule, failed func(*compiledRule, error),
 ) []target {
@@ -114,9 +110,8 @@ func (rs *ruleSet) targetsNeeded(
 	return targets
 }
 
-// decoded returns the task as the rules read it: with the payload that Config.Decode returns. It calls Decode once for
-// all rules, and only if one of them reads the payload. With an error it returns t itself, for the rules that do not
-// read the payload.
+// decoded returns the task with the payload that Config.Decode returns. It calls Decode once for all rules, and only if
+// one reads the payload. With an error it returns t itself, for the rules that do not.
 func (rs *ruleSet) decoded(rules []*compiledRule, t *asynq.Task) (*asynq.Task, error) {
 	if rs.decode == nil || !slices.ContainsFunc(rules, (*compiledRule).readsPayload) {
 		return t, nil
@@ -128,7 +123,6 @@ func (rs *ruleSet) decoded(rules []*compiledRule, t *asynq.Task) (*asynq.Task, e
 	return asynq.NewTaskWithHeaders(t.Type(), payload, t.Headers()), nil
 }
 
-// parts returns the parts of the rule's key.
 func (c *compiledRule) parts(ctx context.Context, t *asynq.Task) (parts []string, err error) {
 	if c.Key != nil {
 		parts, err = callKey(ctx, c.Key, t)
@@ -147,7 +141,6 @@ func (c *compiledRule) parts(ctx context.Context, t *asynq.Task) (parts []string
 	return headersParts(t, parts, c.OnHeaders)
 }
 
-// mergeEqual makes one target of neighbours with equal keys.
 func mergeEqual(targets []target) []target {
 	merged := targets[:1]
 	for _, t := range targets[1:] {
@@ -161,7 +154,6 @@ func mergeEqual(targets []target) []target {
 	return merged
 }
 
-// isFor reports whether the target is that of the rule with the name.
 func (t target) isFor(name string) bool {
 	return t.rule.Name == name || slices.ContainsFunc(t.also, func(c *compiledRule) bool { return c.Name == name })
 }

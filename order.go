@@ -20,16 +20,16 @@ import (
 	"github.com/automutex/automutex/internal/tasknote"
 )
 
-// This file is the worker's side of Rule.InOrder and of the reserved attempt; client.go is the producer's. The order
-// itself is in internal/engine/lua/order.lua.
+// This file is the worker's side of Rule.InOrder and of the reserved attempt. The order itself is in
+// internal/engine/lua/order.lua.
 
-// OnArchive is what happens to the key of an ordered task that asynq archives; see [Rule].OnArchive.
+// OnArchive is what happens to an ordered key with an archived task; see [Rule].OnArchive.
 type OnArchive uint8
 
 const (
 	// HoldKey keeps the key for the archived task: the tasks behind it wait until an operator runs that task, or skips it
-	// with [Guard.SkipHead]. HoldKey is the zero value. To delete the archived task with asynq's tools is not enough,
-	// since asynq deletes old archived tasks by itself.
+	// with [Guard.SkipHead]. It is the zero value. To delete the task with asynq's tools is not enough, since asynq
+	// deletes old ones by itself.
 	HoldKey OnArchive = iota
 	// Continue runs the next task of the key.
 	Continue
@@ -37,16 +37,12 @@ const (
 
 // String returns "hold" or "continue".
 func (o OnArchive) String() string {
-	switch o {
-	case HoldKey:
-		return "hold"
-	case Continue:
-		return "continue"
+	if o <= Continue {
+		return [...]string{"hold", "continue"}[o]
 	}
 	return fmt.Sprintf("OnArchive %d", uint8(o))
 }
 
-// checkOrder adds the mistakes in what the rule says about order.
 func (c *compiledRule) checkOrder(mistakes *fieldErrors) {
 	if c.MaxQueued < 0 {
 		mistakes.addf("MaxQueued", "%d is negative; use 0 for no bound", c.MaxQueued)
@@ -73,27 +69,24 @@ func (c *compiledRule) checkOrder(mistakes *fieldErrors) {
 	}
 }
 
-// orderRank is the rank of an ordered rule: its lock is taken before all others, so that no task holds another lock
-// while it waits for its turn. A task has at most one ordered rule, so no two tasks wait for each other.
+// orderRank has an ordered lock taken before all others, so that no task holds another lock while it waits for its
+// turn. A task has at most one ordered rule, so no two tasks wait for each other.
 const orderRank = -1
 
-// place is what the header of a Client says of a task: its place in the order of a key, and how often the caller lets
-// it be retried.
+// place is what the header of a Client says: the task's place in the order of a key, and how often the caller lets it
+// be retried.
 type place struct {
 	stamp.Stamp
 
 	reserved bool // asynq was told one attempt more than the caller asked for
 }
 
-// isLast reports whether the caller's attempts of the task end with this one.
 func (p place) isLast(f *facts) bool { return f.last || p.reserved && f.retried >= p.Most }
 
-// in reports whether the task has a place in the order of t's key.
 func (p place) in(t target) bool { return p.Nonce != "" && p.Key == t.key }
 
 // attempt runs the handler. It has asynq archive a task with a reserved attempt when the caller's attempts end: asynq
-// would retry it. So it ends a panic of that attempt here, and logs it as asynq does. An error by which a Guard returns
-// the task ends nothing.
+// would retry it. So it ends a panic of that attempt here, and logs it as asynq does.
 //
 // What has no result here (runtime.Goexit, a process that dies, a context that ends) is counted by asynq, which
 // delivers the task once more, see stamp.CapRedelivery. An ordered task is refused then.
@@ -120,11 +113,11 @@ func (d *delivery) attempt(next asynq.Handler) (err error) {
 	return next.ProcessTask(ctx, d.task)
 }
 
-// isOrdered reports whether the task takes the lock of t in the order of its key. Outside of a server it has no place,
-// and a task within a task has none: asynq does not know it. That one takes turns with the tasks in order.
+// isOrdered reports whether the task takes the lock of t in the order of its key. Outside of a server, or within a
+// task, it has no place: asynq does not know it. It takes turns with the tasks in order.
 func (d *delivery) isOrdered(t target) bool { return t.rule.InOrder && d.note != "" && d.outer == nil }
 
-// placeIn is the task's place in the order of t's key. A task without a stamp for that key joins at its arrival.
+// placeIn is the task's place in the order of t's key: without a stamp, at its arrival.
 func (d *delivery) placeIn(t target) *engine.Place {
 	p := &engine.Place{Nonce: stamp.Unstamped(d.note), Retried: d.retried, Most: -1,
 		Continue: t.rule.OnArchive == Continue}
@@ -137,8 +130,7 @@ func (d *delivery) placeIn(t target) *engine.Place {
 	return p
 }
 
-// turn is the task's place among those of t's key: 0 if the key is not ordered, and the last for a task without a
-// stamp.
+// turn is the task's place among those of t's key: 0 if that is not ordered, the last without a stamp.
 func (d *delivery) turn(t target) int64 {
 	switch {
 	case !d.isOrdered(t):
@@ -149,7 +141,7 @@ func (d *delivery) turn(t target) int64 {
 	return d.place.Ticket
 }
 
-// acquireInOrder is acquire for an ordered lock. Its error is errSpent if the task's attempts are spent, and which Is
+// acquireInOrder is acquire for an ordered lock. Its error is errSpent if the task's attempts are spent, and Is
 // engine.ErrOrderDone if the task was done already: its worker died before asynq had noted the end.
 func (d *delivery) acquireInOrder(t target) error {
 	if !d.place.in(t) {
@@ -167,8 +159,8 @@ func (d *delivery) acquireInOrder(t target) error {
 	return errSpent
 }
 
-// joinAtArrival prepares for a task that has no stamp for this key. If it has one for another key, since its payload or
-// the rule has changed, it gives that place up; if there is an error, a look finds that the task has ended.
+// joinAtArrival prepares for a task without a stamp for this key. If it has one for another key, since its payload or
+// the rule has changed, it gives that place up; after an error, a look finds that the task has ended.
 func (d *delivery) joinAtArrival(t target) {
 	d.guard.warnOnce("unstamped "+d.task.Type(), "a task of an ordered rule runs after those that have a place in the "+
 		"order of its key: it was not enqueued through automutex.NewClient, "+
@@ -180,22 +172,26 @@ func (d *delivery) joinAtArrival(t target) {
 // withdraw gives up the place that the task was enqueued with, if it has one.
 func (d *delivery) withdraw() {
 	if _, err := engine.ParseKey(d.guard.cfg.Prefix, d.place.Key); err == nil { // a header says what its producer likes
-		item := engine.OrderItem{Nonce: d.place.Nonce, Ticket: d.place.Ticket, Note: d.note}
-		_ = d.guard.engine.Act(context.WithoutCancel(d.ctx), orderedKey(d.place.Key), engine.ActWithdraw, item, 0)
+		_ = d.giveUp(d.place.Key, d.place.Nonce, d.place.Ticket)
 	}
 }
 
-// orderedKey is an ordered lock of the Guard, for who does not take it.
+func (d *delivery) giveUp(key, nonce string, ticket int64) error {
+	return d.guard.engine.Act(context.WithoutCancel(d.ctx), orderedKey(key), engine.ActWithdraw,
+		engine.OrderItem{Nonce: nonce, Ticket: ticket, Note: d.note}, 0)
+}
+
+// orderedKey is an ordered lock, for who does not take it.
 func orderedKey(key string) engine.Ref {
 	return engine.Ref{Key: key, Limit: 1, Ordered: true}
 }
 
 // errSpent is the last error of a task whose last attempt did not return.
-var errSpent = errors.New("automutex: the handler has begun as often as the task's MaxRetry allows, and its last " +
-	"run did not return: its worker died, or its time was up")
+var errSpent = errors.New("automutex: the handler has begun as often as the task's MaxRetry allows, and its last run " +
+	"did not return: its worker died, or its time was up")
 
-// endOrder tells an ordered lock how the attempt ended, before the lock is released. A task whose context has ended
-// keeps its place. One whose handler has not begun may end by another rule. err is why the task failed.
+// endOrder tells an ordered lock, before its release, how the attempt ended. A task whose context has ended keeps its
+// place. One whose handler has not begun may end by another rule. err is why the task failed.
 func (d *delivery) endOrder(h *heldLease, decision decide.Decision, begun bool, err error) {
 	outcome := d.orderOutcome(h.target, decision)
 	switch {
@@ -224,8 +220,8 @@ func (g *Guard) reportBlocked(ctx context.Context, e Event) {
 	g.observe(ctx, e)
 }
 
-// endUntaken gives up the place of a task that has ended and did not come to its ordered lock: no key could be made for
-// one of its rules. If there is an error, or the task holds its key now, a look finds that.
+// endUntaken gives up the place of a task that has ended without a key for its ordered lock. After an error, or if the
+// task holds its key now, a look finds that.
 func (d *delivery) endUntaken(decision decide.Decision) {
 	if d.place.Nonce == "" || decision.What == decide.Leave || slices.ContainsFunc(d.targets, d.place.in) {
 		return
@@ -238,7 +234,6 @@ func (d *delivery) endUntaken(decision decide.Decision) {
 	}
 }
 
-// orderOutcome is what the decision means for the task's place.
 func (d *delivery) orderOutcome(t target, decision decide.Decision) engine.Outcome {
 	switch {
 	case decision.What == decide.Done, decision.What == decide.Drop:
@@ -254,8 +249,8 @@ func (d *delivery) orderOutcome(t target, decision decide.Decision) engine.Outco
 	return engine.OutcomeHeld
 }
 
-// Orders returns which of the task types, and of the Tasks of the Client's own rules, a rule with [Rule].InOrder is
-// for, so that the Client gives such a task its place, and that rule's OnArchive.
+// Orders returns which of the task types, and of the Tasks of the Client's rules, a rule with [Rule].InOrder is for,
+// and that rule's OnArchive.
 func (c *Client) Orders(taskTypes ...string) map[string]OnArchive {
 	ordered := map[string]OnArchive{}
 	for _, rule := range c.rules.rules {
@@ -269,7 +264,7 @@ func (c *Client) Orders(taskTypes ...string) map[string]OnArchive {
 	return ordered
 }
 
-// ordered returns the rule for a task type that has InOrder, of which there is one at most, or nil.
+// ordered returns the rule for a task type that has InOrder, one at most, or nil.
 func (rs *ruleSet) ordered(taskType string) *compiledRule {
 	rules := rs.match(taskType)
 	if i := slices.IndexFunc(rules, func(rule *compiledRule) bool { return rule.InOrder }); i >= 0 {
@@ -278,26 +273,25 @@ func (rs *ruleSet) ordered(taskType string) *compiledRule {
 	return nil
 }
 
-// Blocked is an ordered key whose next task keeps the tasks behind it waiting, and does not run.
+// Blocked is an ordered key whose next task does not run, and keeps those behind it waiting.
 type Blocked struct {
-	// Key is the lock's Redis key.
+	// Key is the lock's key.
 	Key string
-	// Task is the task that all others wait for, as "queue/id".
+	// Task is that task, as "queue/id".
 	Task string
-	// Since is since when the key is held. Of a task that is to be retried it is when it last came to a worker.
+	// Since is since when the key is held, or when a task that is to be retried last came to a worker.
 	Since time.Time
-	// Why says what keeps the task from running, and what ends that, as in "behind default/8a1c, which failed and is
-	// retried in 40s".
+	// Why says what keeps the task from running, and what ends that.
 	Why string
-	// Behind is how many tasks of the key wait behind it.
+	// Behind is how many tasks wait behind it.
 	Behind int
 }
 
 // Blocked returns the keys under the Guard's prefix whose next task, in order, does not run: it is archived and holds
 // its key ([HoldKey]), has failed and is retried later, is gone, or waits in a queue that is paused or that no server
-// serves. Keys that are held come first, then those whose task has failed, the longest blocked first. A key without a
-// task behind that one is only listed while it is held. Blocked walks all keys with SCAN and looks at the first task of
-// each, so call it for operators, not for each task.
+// serves. Held keys come first, then those whose task has failed, the longest blocked first. A key without a task
+// behind that one is only listed while it is held. Blocked walks all keys with SCAN: call it for operators, not for
+// each task.
 func (g *Guard) Blocked(ctx context.Context) ([]Blocked, error) {
 	found, err := blocked.List(ctx, g.engine, g.tasks.Sighted())
 	if err != nil {
@@ -310,11 +304,10 @@ func (g *Guard) Blocked(ctx context.Context) ([]Blocked, error) {
 	return keys, nil
 }
 
-// SkipHead gives up the place of task ("queue/id"), the next task of key, and goes on with the one behind it. The task
-// itself is not changed: if asynq runs it later, it takes its old place again, before those that still wait, and may
-// hold the key again. key and task are those of [Guard.Blocked].
+// SkipHead gives up the place of task ("queue/id"), the next task of key, as [Guard.Blocked] has them. The task is not
+// changed: if asynq runs it later, it takes its old place again, and may hold the key again.
 //
-// The error says so if the task runs now, or is not the next one of the key; then nothing has changed. After an error
+// If the task runs now, or is not the next one of the key, that is an error, and nothing has changed. After an error
 // that Is [lock.ErrBackend] the task may be skipped or not.
 func (g *Guard) SkipHead(ctx context.Context, key, task string) error {
 	if err := blocked.Skip(ctx, g.engine, g.tasks.Inspector, key, task, 0); err != nil {
@@ -347,7 +340,6 @@ func (rs *ruleSet) orderedRule(prefix, key string) *compiledRule {
 	return found
 }
 
-// wakeInOrder handles a task of an ordered key that the engine names.
 func (g *Guard) wakeInOrder(ctx context.Context, key string, item engine.OrderItem) engine.Fate {
 	queue, id, _ := tasknote.Parse(item.Note)
 	rule := g.rules.orderedRule(g.cfg.Prefix, key)
@@ -366,7 +358,7 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item engine.OrderIt
 	}, item)
 }
 
-// lookInOrder is one look at a task, for a producer. After an error the task counts as being there.
+// lookInOrder looks at a task, for a producer. After an error the task counts as being there.
 func (c *Client) lookInOrder(ctx context.Context, key engine.Ref, item engine.OrderItem, rule *compiledRule) {
 	seen, err := c.tasks.Look(ctx, blocked.OrderedKey{Engine: c.engine, Key: key, Holds: rule.OnArchive == HoldKey}, item)
 	if !seen && errors.Is(err, asynq.ErrQueueNotFound) {

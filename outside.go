@@ -24,16 +24,16 @@ import (
 // Lock takes the lock that tasks of the rule with that Name take, for work that is no task: an HTTP handler, a script.
 // parts are the values of the rule's On and OnHeaders, each as the key has it; see [Fields].
 //
-// Lock waits in line until ctx ends; the error is then a [*lock.BusyError], and Is ctx.Err(). Those who wait in line are
-// served in their order, and parked tasks after them. The rule's Limit, Rate, TTL, MaxHold and Fence count, and orders
-// of operators; its Wait, Busy and Cooldown do not. No newer task stops it under [Replace].
+// Lock waits in line until ctx ends; the error is then a [*lock.BusyError], and Is ctx.Err(). Parked tasks come after
+// those who wait. The rule's Limit, Rate, TTL, MaxHold and Fence count, and orders of operators; its Wait, Busy and
+// Cooldown do not. No newer task stops it under [Replace].
 //
 // Unlock the lease. It outlives ctx, and is renewed until [Guard.Close], which does not wait for it. One EventReleased,
 // or EventLost, follows each EventAcquired.
 //
-// It is an error at once, and nothing is taken, if no rule has that Name; if a part is missing, empty or not UTF-8; if
-// the rule has InOrder, or makes its key or bounds from a task, for [Guard.LockFor]; and in a handler that holds the key.
-// After Close the error Is [ErrClosed].
+// It is an error, and nothing is taken, if no rule has that Name; if a part is missing, empty or not UTF-8; if the rule
+// has InOrder, or makes its key or bounds from a task, for [Guard.LockFor]; and in a handler that holds the key. After
+// Close the error Is [ErrClosed].
 func (g *Guard) Lock(ctx context.Context, rule string, parts ...string) (*lock.Lease, error) {
 	t, err := g.targetOf(rule, parts)
 	if err != nil {
@@ -42,8 +42,8 @@ func (g *Guard) Lock(ctx context.Context, rule string, parts ...string) (*lock.L
 	return g.lock(ctx, t)
 }
 
-// LockFor is [Guard.Lock] for the key and the bounds of a task, which need not be enqueued. It returns the errors of the
-// rule's functions; if the task needs no lock the error Is [NoLock]. It takes nothing for a task that needs several.
+// LockFor is [Guard.Lock] for the key and the bounds of a task, which need not be enqueued. It returns the errors of
+// the rule's functions; without a lock the error Is [NoLock]. It takes nothing for a task that needs several.
 func (g *Guard) LockFor(ctx context.Context, t *asynq.Task) (*lock.Lease, error) {
 	if t == nil {
 		return nil, errors.New("automutex: LockFor: the task is nil")
@@ -67,7 +67,6 @@ func (g *Guard) LockFor(ctx context.Context, t *asynq.Task) (*lock.Lease, error)
 	return g.lock(ctx, targets[0])
 }
 
-// targetOf returns the lock of a rule for the parts of its key.
 func (g *Guard) targetOf(name string, parts []string) (t target, err error) {
 	names := make([]string, len(g.rules.rules))
 	for i, rule := range g.rules.rules {
@@ -92,7 +91,8 @@ func (g *Guard) targetOf(name string, parts []string) (t target, err error) {
 	case field != "":
 		return t, fmt.Errorf("rule %q needs a task for its %s; use LockFor", name, field)
 	case len(parts) != len(of):
-		return t, fmt.Errorf("rule %q makes keys of %d values %q, not of %d; give one for each", name, len(of), of, len(parts))
+		return t, fmt.Errorf("rule %q makes keys of %d values %q, not of %d; give one for each", name, len(of), of,
+			len(parts))
 	case slices.ContainsFunc(parts, func(part string) bool { return part == "" || !utf8.ValidString(part) }):
 		return t, fmt.Errorf("rule %q: a part is empty or not UTF-8, and no task has such a key", name)
 	}
@@ -101,7 +101,7 @@ func (g *Guard) targetOf(name string, parts []string) (t target, err error) {
 	return target{rule: c, key: key, scope: scope, limit: limit, pace: c.request.Pace}, nil
 }
 
-// needsTask names the field of the rule for which a task is needed; empty: none is.
+// needsTask names the field of the rule that needs a task; empty: none does.
 func (c *compiledRule) needsTask(isPrefix bool) string {
 	switch {
 	case c.Key != nil:
@@ -120,7 +120,7 @@ func (c *compiledRule) needsTask(isPrefix bool) string {
 	return ""
 }
 
-// lock takes the lock of t for who is no task: for a delivery without one.
+// lock takes the lock of t, for a delivery without a task.
 func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 	d := &delivery{facts: facts{guard: g, ctx: ctx, task: asynq.NewTask("", nil)}}
 	switch {
@@ -171,8 +171,7 @@ func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 	return lease, err
 }
 
-// observeEnd has each release of the lease that r asks for observed, and returns what observes its end: the first call
-// does.
+// observeEnd has each release of the lease that r asks for observed, and returns what observes its end once.
 func (d *delivery) observeEnd(e Event, r *engine.Request) (ended func(kind EventKind, err error)) {
 	var once sync.Once
 	ended = func(kind EventKind, err error) {

@@ -11,14 +11,13 @@ import (
 // Controls returns the orders of operators for the keys of this Guard's Prefix: a pause, or another limit, for a scope
 // or one key. Every Guard and Locker with the prefix obeys them within 2 seconds.
 //
-// A task whose key is paused returns to asynq, its attempt not spent, whatever the policy of its rule. It comes back
-// when the pause ends, or tries again after 30 to 90 seconds. Under [Park] it keeps its place in line, and is woken
-// when the pause ends. A task on its last attempt waits in its worker, since asynq would archive it.
+// A task whose key is paused returns to asynq, its attempt not spent, whatever the policy, until the pause ends, or for
+// 30 to 90 seconds. Under [Park] it keeps its place in line, and is woken when the pause ends. A task on its last
+// attempt waits in its worker.
 func (g *Guard) Controls() *lock.Controls { return g.controls }
 
-// checkPaused looks for a paused key before the task takes any lock: otherwise it would take the locks before that one
-// for nothing. A task that can park goes on, and parks when it comes to that lock; a task on its last attempt waits
-// there.
+// checkPaused looks for a paused key before the task takes any lock, for nothing. A task that can park goes on, and
+// parks when it comes to that lock; a task on its last attempt waits there.
 func (d *delivery) checkPaused() obstacle {
 	for _, t := range d.targets {
 		if d.last || t.rule.Busy.row().parks && d.note != "" || d.without[t.key] || d.holds(t.key) {
@@ -47,10 +46,8 @@ func (g *Guard) pauseOf(key string) (*lock.Control, time.Duration) {
 	return &pause, left
 }
 
-// isScope reports whether a rule has a scope of that very name.
 func (rs *ruleSet) isScope(name string) bool {
 	return slices.ContainsFunc(rs.rules, func(c *compiledRule) bool {
-		return c.Scope == name || c.Scope == "" &&
-			c.Task == name
+		return c.scope(c.Task) == name
 	})
 }

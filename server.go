@@ -22,7 +22,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// server is one asynq server that was configured through ServerConfig.
+// server is one asynq server.
 type server struct {
 	guard   *Guard
 	workers engine.Workers
@@ -35,22 +35,21 @@ type server struct {
 	// asynq has called ErrorHandler, IsFailure and RetryDelayFunc for one of them
 	handled, failureAsked, delayAsked atomic.Bool
 
-	// attempts, the last ones that their callers asked for, that a context or a death has ended, and that IsFailure is to
-	// count
+	// last attempts, by their callers' count, that a context or a death has ended, and that IsFailure is to count
 	cut atomic.Int64
 }
 
 // serverKey finds the taskMark of one Guard. Of several guards, each has its own.
 type serverKey struct{ guard *Guard }
 
-// ServerConfig returns cfg with functions that make asynq understand the Guard's errors. A task that the Guard returns
-// to asynq keeps its attempt: asynq does not count it as a failure, runs it again after the Guard's delay, and does not
-// call the ErrorHandler, as for replaced tasks. For all other errors the IsFailure, RetryDelayFunc and ErrorHandler of
-// cfg are called; nil means asynq's defaults. BaseContext of cfg is called for each task. Set these four in cfg, and
-// not in the result, where they would replace the Guard's.
+// ServerConfig returns cfg with functions that make asynq understand the Guard's errors: a task that the Guard returns
+// keeps its attempt, runs again after the Guard's delay, and is not given to the ErrorHandler, nor is a replaced one.
+// For all other errors the IsFailure, RetryDelayFunc and ErrorHandler of cfg are called; nil means asynq's defaults.
+// BaseContext of cfg is called for each task. Set these four in cfg, and not in the result, where they would replace
+// the Guard's.
 //
-// Call ServerConfig once for each server: the policy Park counts the busy workers of each, out of cfg.Concurrency. With
-// several guards, nest the calls: g1.ServerConfig(g2.ServerConfig(cfg)).
+// Call ServerConfig once for each server: it counts the busy workers of each, out of cfg.Concurrency. With several
+// guards, nest the calls: g1.ServerConfig(g2.ServerConfig(cfg)).
 func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	concurrency := cfg.Concurrency
 	if concurrency < 1 {
@@ -136,7 +135,7 @@ func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
 	})
 }
 
-// lender returns the workers that keys of the scope may borrow.
+// lender returns the workers that the scope's keys may borrow.
 func (s *server) lender(scope string, leave int) *engine.Lender {
 	known, ok := s.lenders.Load(scope)
 	if !ok {
@@ -146,8 +145,8 @@ func (s *server) lender(scope string, leave int) *engine.Lender {
 	return lender
 }
 
-// noteReturned notes that a task goes back to asynq. It warns once if asynq has not called the Guard's functions
-// although it has had the time to, or for so many that some have come back: the program has put others in their place.
+// noteReturned notes that a task goes back to asynq. It warns once if asynq has not called the Guard's functions in
+// time, or for so many that some have come back: the program has put others in their place.
 func (s *server) noteReturned() {
 	now := time.Now().UnixNano()
 	s.firstReturned.CompareAndSwap(0, now)
@@ -162,7 +161,7 @@ func (s *server) noteReturned() {
 
 // noteCut notes that a task's attempt was cut, if it was the last one that the caller of a Client asked for: IsFailure,
 // which is asked next and does not see the task, counts it whatever the program's own says. Else asynq delivers the
-// task again without bound. If two attempts are cut at once the count may be given to the other one.
+// task again without bound. Of two cut at once the other one may be counted.
 func (s *server) noteCut(t *asynq.Task, last bool, err error) {
 	if last && stamp.IsCut(err) && s.guard.rules.match(t.Type()) != nil {
 		s.cut.Add(1)
@@ -177,33 +176,29 @@ func (s *server) takeCut() bool {
 	return false
 }
 
-// taskMark marks the context of one task. asynq calls BaseContext once for each task, before it calls the handler.
+// taskMark marks the context of one task, before asynq calls the handler.
 type taskMark struct {
 	server *server
 	inside atomic.Bool // the task is in the Middleware
 	works  atomic.Bool // its handler runs, or it waits for as long as it likes
 }
 
-// noteWorks tells the server's workers once that this one does not give way.
 func (m *taskMark) noteWorks() {
 	if m.works.CompareAndSwap(false, true) {
 		m.server.workers.Works()
 	}
 }
 
-// newTask makes the mark of the next task. The first one starts a timer that checks whether the Middleware is
-// installed: without it all tasks would run unguarded, and nothing would say so.
+// newTask marks the next task. The first one starts a timer that checks whether the Middleware is installed.
 func (s *server) newTask() *taskMark {
 	s.first.Do(func() { time.AfterFunc(guardedWithin, s.checkGuarded) })
 	return &taskMark{server: s}
 }
 
-// guardedWithin is how long a server's first task has to reach the Middleware, which asynq calls right after it made
-// the task's context: only a busy machine needs this time.
+// guardedWithin is how long a server's first task has to reach the Middleware: only a busy machine needs this time.
 const guardedWithin = time.Second
 
-// checkGuarded warns of a server whose tasks do not pass the Middleware, unless the program wraps some of its handlers
-// only: the first task may be for another handler. After Close it does nothing.
+// checkGuarded warns of a server whose tasks do not pass the Middleware, which may wrap some handlers only.
 func (s *server) checkGuarded() {
 	if s.guard.middlewareUsed.Load() || s.guard.life.Enter() != nil {
 		return
@@ -214,8 +209,7 @@ func (s *server) checkGuarded() {
 		"start the server with guard.Run(srv, mux), or call mux.Use(guard.Middleware) before srv.Start or srv.Run")
 }
 
-// enterTask counts a task's worker as busy until the returned function is called. It counts the task once, however
-// often its handler is wrapped.
+// enterTask counts a task's worker as busy, once, until the returned function is called.
 func (g *Guard) enterTask(ctx context.Context) (leave func()) {
 	m, _ := ctx.Value(serverKey{g}).(*taskMark)
 	if m == nil || !m.inside.CompareAndSwap(false, true) {
@@ -232,17 +226,16 @@ var errShutdownTimeout = errors.New("the server's ShutdownTimeout is over")
 
 // Run starts srv, which was made with [Guard.ServerConfig], with handler, usually an asynq.ServeMux, wrapped in
 // [Guard.Middleware]. It blocks until the process gets SIGTERM or SIGINT. Then it calls srv.Shutdown and [Guard.Close]
-// at the same time: tasks in line return to asynq at once, and running handlers keep their locks until they return. On
-// Unix, SIGTSTP stops the server from taking new tasks, as with srv.Run.
+// at the same time. On Unix, SIGTSTP stops the server from taking new tasks, as with srv.Run.
 //
-// If srv does not start, Run returns the error of srv.Start and leaves the Guard open. Otherwise it returns the error
-// of Close: not nil if handlers still ran at the end of the ShutdownTimeout.
+// If srv does not start, Run returns the error of srv.Start and leaves the Guard open; otherwise that of Close: not nil
+// if handlers still ran at the end of the ShutdownTimeout.
 func (g *Guard) Run(srv *asynq.Server, handler asynq.Handler) error {
 	return g.RunContext(context.Background(), srv, handler)
 }
 
-// RunContext is [Guard.Run] that also ends when ctx ends, and does not start srv if ctx has ended before: then it
-// returns the cause of ctx. A ctx that ends later is no error.
+// RunContext is [Guard.Run] that also ends when ctx ends. If ctx has ended before, it does not start srv, and returns
+// the cause of ctx.
 func (g *Guard) RunContext(ctx context.Context, srv *asynq.Server, handler asynq.Handler) error {
 	switch {
 	case srv == nil:
@@ -273,7 +266,7 @@ func (g *Guard) RunContext(ctx context.Context, srv *asynq.Server, handler asynq
 	}
 }
 
-// closeBeside closes the Guard beside shutdown, with as much time as that takes.
+// closeBeside gives Close as much time as shutdown takes.
 func (g *Guard) closeBeside(shutdown func()) error {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	closed := make(chan error, 1) // Close returns when ctx ends, at the latest
@@ -283,19 +276,19 @@ func (g *Guard) closeBeside(shutdown func()) error {
 	return <-closed
 }
 
-// LeadScheduler runs an asynq Scheduler in one process at a time, of all processes that call it with the same name, so
-// that several replicas of a program enqueue each tick once. It blocks until ctx ends, and then returns nil.
+// LeadScheduler runs an asynq Scheduler in one process at a time, of all that call it with the same name, so that
+// replicas enqueue each tick once. It blocks until ctx ends, and then returns nil.
 //
-// newScheduler returns an *asynq.Scheduler with its tasks registered, or an *asynq.PeriodicTaskManager: a new one for
-// each call, since asynq starts it only once. LeadScheduler calls newScheduler once for each term, and starts the
-// Scheduler, which it shuts down when the term ends. It returns an error of newScheduler, or of the start, at once.
+// newScheduler returns a new *asynq.Scheduler with its tasks registered, or an *asynq.PeriodicTaskManager.
+// LeadScheduler calls it once for each term, and shuts down the Scheduler when the term ends. It returns an error of
+// newScheduler, or of the start, at once.
 //
 // When a process shuts down, the next one starts its scheduler at once. A process that dies is replaced after the
-// locker's TTL (30 s by default), and ticks due in between are not enqueued. A process that was stopped for longer than
-// the TTL may enqueue one more tick: if that matters, add a Rule with Cooldown and Skip for the task.
+// locker's TTL, and ticks due in between are not enqueued. A process that was stopped for longer than the TTL may
+// enqueue one more tick: see [Rule].Cooldown and [Skip].
 //
 // Register tasks with times of the clock ("*/10 * * * *"): a period ("@every 10m") begins anew with each term. Close
-// locker after LeadScheduler has returned. See [lock.Locker.Lead] for outages of Redis.
+// locker after LeadScheduler has returned. See [lock.Locker.Lead].
 func LeadScheduler[S interface {
 	comparable
 	Start() error
