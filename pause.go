@@ -45,11 +45,11 @@ func (d *delivery) checkPaused() obstacle {
 
 // pauseOf returns the pause of a key, nil if it is not paused, and how long it lasts; 0 if it has no end.
 func (g *Guard) pauseOf(key string) (*lock.Control, time.Duration) {
-	order, left := g.engine.Controls().PauseOf(key)
+	order, left := g.engine.Controls().StopOf(key)
 	if order == nil {
 		return nil, 0
 	}
-	pause := lock.Control(order.Control())
+	pause := lock.Control(order.Control)
 	return &pause, left
 }
 

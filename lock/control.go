@@ -61,12 +61,12 @@ func (l *Locker) Controls() *Controls { return &Controls{inside.Make(l.engine().
 // second Pause replaces the first. why is the reason to show, at most 1,000 bytes. An until in the past, or more than
 // ten years ahead, is an error.
 func (c *Controls) Pause(ctx context.Context, target string, until time.Time, why string) error {
-	return c.inner().Pause(ctx, target, until, why)
+	return c.inner().Give(ctx, control.Pauses, target, control.Control{Paused: true, PausedUntil: until, Why: why})
 }
 
 // Resume ends a pause, if there is one. If the scope of a key is paused too, the key stays paused.
 func (c *Controls) Resume(ctx context.Context, target string) error {
-	_, err := c.inner().Resume(ctx, target)
+	_, err := c.inner().End(ctx, control.Pauses, target)
 	return err
 }
 
@@ -74,12 +74,12 @@ func (c *Controls) Resume(ctx context.Context, target string) error {
 // A lower limit takes effect as holders leave. With a limit above 1 a mutex becomes a semaphore. why is the reason to
 // show, at most 1,000 bytes.
 func (c *Controls) SetLimit(ctx context.Context, target string, n int, why string) error {
-	return c.inner().SetLimit(ctx, target, n, why)
+	return c.inner().Give(ctx, control.Limits, target, control.Control{Limit: n, Why: why})
 }
 
 // ClearLimit removes the limit that SetLimit has set, if there is one.
 func (c *Controls) ClearLimit(ctx context.Context, target string) error {
-	_, err := c.inner().ClearLimit(ctx, target)
+	_, err := c.inner().End(ctx, control.Limits, target)
 	return err
 }
 

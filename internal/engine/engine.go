@@ -83,15 +83,16 @@ func (r *Ref) keys() []string {
 
 // limit is that of the lock now: it is asked each time that a command is written, whatever the lock was made with.
 func (e *Engine) limit(r *Ref) int {
-	if e.controls == nil {
-		return min(r.Limit, MaxLimit)
+	b := control.Bounds{Slots: min(r.Limit, MaxLimit)}
+	if e.controls != nil {
+		b = e.controls.Bounds(r.Key, b)
 	}
-	return min(e.controls.Slots(r.Key, r.Limit), MaxLimit)
+	return b.Slots
 }
 
 // hasOrder reports whether an operator's limit, or a pause, counts for the lock, and not that of its asker.
 func (e *Engine) hasOrder(key string) bool {
-	return e.controls != nil && e.controls.Slots(key, MaxLimit+1) <= MaxLimit
+	return e.controls != nil && e.controls.Bounds(key, control.Bounds{Slots: MaxLimit + 1}).Slots <= MaxLimit
 }
 
 // Engine is one process' side of its locks. Safe for concurrent use.

@@ -210,8 +210,8 @@ func (e *Engine) handleReply(w *waiter, r askReply) {
 		r.slots = e.limit(&w.lease.request.Ref)
 	}
 	if w.lease.request.Leaves && e.controls != nil {
-		pause, _ := e.controls.PauseOf(w.lease.request.Key)
-		r.paused = pause != nil
+		stop, _ := e.controls.StopOf(w.lease.request.Key)
+		r.paused = stop != nil
 	}
 	e.mu.Lock()
 	now := time.Now()

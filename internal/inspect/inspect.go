@@ -132,13 +132,13 @@ func Break(
 	return broken, opened, nil
 }
 
-// Control is an operator's order that is in force: a pause or a limit.
+// Control is an operator's order that is in force.
 type Control = control.Control
 
 // FromOrders makes Controls of orders.
 func FromOrders(list []control.Order) (all []Control) {
 	for _, o := range list {
-		all = append(all, o.Control())
+		all = append(all, o.Control)
 	}
 	return all
 }
@@ -162,8 +162,8 @@ func lockOf(info engine.Info, orders []control.Order, now time.Time) Lock {
 	for _, h := range info.Holders {
 		l.Holders = append(l.Holders, Holder{Token: h.Token, Owner: h.Owner, Work: workOf(h.Note), Until: until(h.ExpiresIn)})
 	}
-	its, limit, pause := control.For(orders, l.Key)
-	l.Controls, l.Limit, l.Paused = FromOrders(its), limit, pause != nil
+	its, in := control.For(orders, l.Key)
+	l.Controls, l.Limit, l.Paused = FromOrders(its), in.Limit, in.Paused
 	return l
 }
 
