@@ -17,7 +17,6 @@ type Control struct {
 	Limit       int       // how many may hold a lock of the target at once. 0: the number in the program applies
 	Paused      bool      // nobody can take a lock of the target
 	PausedUntil time.Time // when the pause ends by itself. Zero: only [Controls.Resume] ends it
-	Drained     bool      // nobody can take a lock of the target, until [Controls.Fill]
 	Why, By     string    // the reason given with the latest change, and the owner label of the Locker that made it
 	Since       time.Time // the time of that change, by Redis' clock
 }
@@ -81,17 +80,6 @@ func (c *Controls) SetLimit(ctx context.Context, target string, n int, why strin
 // ClearLimit removes the limit that SetLimit has set, if there is one.
 func (c *Controls) ClearLimit(ctx context.Context, target string) error {
 	_, err := c.inner().End(ctx, control.Limits, target)
-	return err
-}
-
-// Drain keeps everybody from taking a lock of the target, until Fill.
-func (c *Controls) Drain(ctx context.Context, target, why string) error {
-	return c.inner().Give(ctx, control.Drains, target, control.Control{Drained: true, Why: why})
-}
-
-// Fill ends a Drain, if there is one.
-func (c *Controls) Fill(ctx context.Context, target string) error {
-	_, err := c.inner().End(ctx, control.Drains, target)
 	return err
 }
 

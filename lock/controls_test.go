@@ -294,16 +294,3 @@ func TestControls_pausedWhileTheAskTravels(t *testing.T) {
 		mustUnlock(t, waiter.got(t))
 	})
 }
-
-// A drained target gives its lock to nobody until it is filled.
-func TestControls_drain(t *testing.T) {
-	t.Parallel()
-	l := newLocker(t, redistest.Mini(t).Client(t), ownPrefix(t))
-	m := l.Mutex("report")
-	redistest.Must(t, l.Controls().Drain(t.Context(), "report", "an upgrade"))
-	if busy := mustBePaused(t, m); !busy.Pause.Drained {
-		t.Error(busy)
-	}
-	redistest.Must(t, l.Controls().Fill(t.Context(), "report"))
-	mustUnlock(t, mustTry(t, m))
-}

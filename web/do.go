@@ -118,8 +118,6 @@ var actions = map[string]*action{
 		"So many may hold a lock of this target at once, in place of the number in the program. A lower number takes "+
 			"effect as holders leave.",
 		"Ordered keys go on with one at a time, whatever the number."),
-	"drain": giving(control.Drains, "Drain", "Drain %s?", field{}, "Nobody new gets a lock of this target, until it is filled."),
-	"fill":  ending(control.Drains, "Fill", "Fill %s?", "is filled again", "Tasks get the locks of this target again."),
 }
 
 // inForce is an effect of each order.

@@ -474,10 +474,7 @@ func (a *app) newSetting(kind *control.Kind, value, flags, short, help, clears s
 
 // newOrders makes the commands that give the orders of each kind, and end them.
 func newOrders(a *app) []*cobra.Command {
-	return []*cobra.Command{newPause(a), newResume(a), newLimit(a),
-		a.newOrder("drain TARGET [--why TEXT]", "Let no task of a scope or key start, until filled", cobra.ExactArgs(1),
-			&order{kind: control.Drains}, nothing),
-		a.newOrder("fill TARGET", "End a drain", cobra.ExactArgs(1), &order{kind: control.Drains, ends: true}, nothing)}
+	return []*cobra.Command{newPause(a), newResume(a), newLimit(a)}
 }
 
 func newPause(a *app) *cobra.Command {
@@ -504,10 +501,8 @@ func newResume(a *app) *cobra.Command {
 
 Parked tasks are woken in their order, others run within 90 seconds. If the target is not
 paused, the exit code is 1.`, cobra.ExactArgs(1), &order{kind: control.Pauses, ends: true},
-		nothing)
+		func([]string) (string, error) { return "", nil })
 }
-
-func nothing([]string) (string, error) { return "", nil }
 
 func newLimit(a *app) *cobra.Command {
 	return a.newSetting(control.Limits, "N", "", "Set how many tasks of a key may run at once, in place of the rule's Limit",

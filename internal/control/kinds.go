@@ -64,17 +64,9 @@ var (
 			return b
 		},
 	}
-	Drains = &Kind{
-		Name: "drain", Ended: "is filled again", None: "is not drained",
-		Typed: func(string) (Control, error) { return Control{Drained: true}, nil },
-		has:   func(c Control) bool { return c.Drained },
-		merge: func(to *Control, _ Control) { to.Drained = true },
-		text:  func(Control, string) string { return "drained until somebody fills it" },
-		apply: func(o *Order, _, b Bounds) Bounds { b.Slots, b.Stop = 0, o; return b },
-	}
 
 	// Kinds are all of them, in the order in which they apply and are listed.
-	Kinds = [...]*Kind{Pauses, Limits, Drains}
+	Kinds = [...]*Kind{Pauses, Limits}
 )
 
 // maxLimit is the highest limit.
@@ -111,7 +103,6 @@ type Control struct {
 	Limit       int       `json:"limit,omitempty"`
 	Paused      bool      `json:"paused,omitempty"`
 	PausedUntil time.Time `json:"paused_until,omitzero"`
-	Drained     bool      `json:"drained,omitempty"`
 	Why         string    `json:"why,omitempty"`
 	By          string    `json:"by"`
 	Since       time.Time `json:"since"`
@@ -123,7 +114,6 @@ type stored struct {
 	Limit       int       `json:"limit,omitempty"`
 	Paused      bool      `json:"-"`
 	PausedUntil time.Time `json:"until,omitzero"`
-	Drained     bool      `json:"drained,omitempty"`
 	Why         string    `json:"why,omitempty"`
 	By          string    `json:"by"`
 	Since       time.Time `json:"since"`
