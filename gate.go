@@ -11,7 +11,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/automutex/automutex/internal/engine"
+	"github.com/automutex/automutex/internal/engine/rate"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
@@ -53,7 +53,7 @@ func (r Rate) check() error {
 	case r.Starts == 0 || r.Per == 0:
 		return fmt.Errorf("it needs both Starts and Per, such as 100 per minute%s", printable.MeantUnit(r.Per))
 	}
-	_, _, err := engine.Rate(r.Starts, r.Per, r.Burst)
+	_, _, err := rate.Rate(r).Bucket()
 	return err
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/engine"
+	"github.com/automutex/automutex/internal/engine/rate"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
@@ -207,10 +208,10 @@ func (c *compiledRule) fillDefaults() {
 	if len(c.On) > 0 {
 		c.fields, _ = keys.Parse(c.On)
 	}
-	c.request = engine.Request{Ref: engine.Ref{Limit: 1}, Name: c.Name, TTL: engine.WholeMS(c.TTL), MaxHold: c.MaxHold,
+	c.request = engine.Request{Ref: engine.Ref{Limit: 1, Rated: true}, Name: c.Name, TTL: engine.WholeMS(c.TTL), MaxHold: c.MaxHold,
 		Fenced: c.Fence, Notes: true}
 	if c.Rate != (Rate{}) {
-		c.request.Every, c.request.Spare, _ = engine.Rate(c.Rate.Starts, c.Rate.Per, c.Rate.Burst)
+		c.request.Every, c.request.Spare, _ = rate.Rate(c.Rate).Bucket()
 	}
 }
 

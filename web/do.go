@@ -48,7 +48,8 @@ type action struct {
 	// do does it, and says in a sentence what changed, unless there is an error.
 	do func(ctx context.Context, p *page, f form, by string) (string, error)
 
-	gives, ends *control.Kind // the order that it gives, or ends; nil: none
+	kind        *control.Kind // of the order that it gives or ends
+	gives, ends bool
 }
 
 // field is what an operator types.
@@ -111,58 +112,47 @@ var actions = map[string]*action{
 		field{"for", "For how long (30m, 2h; empty: until somebody resumes it)"},
 		"Nobody new gets a lock of this target; who holds one keeps it.",
 		"Tasks go back to asynq, their attempts not spent, whatever the policy of their rule."),
-	"resume": ending(control.Pauses, "Resume", "Resume %s?", "is not paused any more",
+	"resume": ending(control.Pauses, "Resume", "Resume %s?",
 		"Tasks get the locks of this target again. A pause of the whole scope stays in force for one key of it."),
 	"limit": giving(control.Limits, "Limit", "Set another limit for %s?",
 		field{"limit", "How many at once (0: as the program says)"},
 		"So many may hold a lock of this target at once, in place of the number in the program. A lower number takes "+
 			"effect as holders leave.",
 		"Ordered keys go on with one at a time, whatever the number."),
+	"rate": giving(control.Rates, "Rate", "Set another rate for %s?",
+		field{"rate", "How often (100/1m, 100/1m burst 10; empty: as the program says)"},
+		"Handlers start so often on a lock of this target, in place of the rate in the program, or where that has none."),
 }
-
-// inForce is an effect of each order.
-const inForce = "Every worker obeys within two seconds; it outlives restarts."
 
 // giving is an action that gives an order of that kind, or ends it if that is typed.
 func giving(kind *control.Kind, button, question string, typed field, effects ...string) *action {
-	a := ordering(button, question, effects)
-	a.gives, a.typed = kind, typed
+	a := ending(kind, button, question, effects...)
+	a.typed, a.gives, a.ends = typed, true, false
+	return a
+}
+
+// ending is an action that ends an order of that kind.
+func ending(kind *control.Kind, button, question string, effects ...string) *action {
+	effects = append(effects, "Every worker obeys within two seconds; it outlives restarts.")
+	a := &action{button: button, back: "rules", read: readTarget, kind: kind, ends: true}
+	a.describe = func(v *askView) {
+		v.Question, v.Effects = fmt.Sprintf(question, printable.Short(v.Target)), effects
+	}
 	a.do = func(ctx context.Context, p *page, f form, by string) (string, error) {
 		controls, done := p.asOperator(by)
 		defer done()
-		text := f.order.Text(time.Now())
-		if text == "" {
-			_, err := controls.End(ctx, kind, f.Target)
-			return printable.Short(f.Target) + " " + kind.Ended + ".", err
-		}
-		f.order.Why = f.Why
-		return printable.Short(f.Target) + " is " + text + ".", controls.Give(ctx, kind, f.Target, f.order)
-	}
-	return a
-}
-
-// ending is an action that ends an order of that kind, which there must be.
-func ending(kind *control.Kind, button, question, done string, effects ...string) *action {
-	a := ordering(button, question, effects)
-	a.ends = kind
-	a.do = func(ctx context.Context, p *page, f form, by string) (string, error) {
-		controls, release := p.asOperator(by)
-		defer release()
 		target := printable.Short(f.Target)
+		if text := f.order.Text(time.Now()); text != "" {
+			f.order.Why = f.Why
+			return target + " is " + text + ".", controls.Give(ctx, kind, f.Target, f.order)
+		}
 		ended, err := controls.End(ctx, kind, f.Target)
-		if err == nil && !ended {
+		if err == nil && !ended && a.ends {
 			err = fmt.Errorf("nothing was done: %s %s", target, kind.None)
 		}
-		return target + " " + done + ".", err
+		return target + " " + kind.Ended + ".", err
 	}
 	return a
-}
-
-func ordering(button, question string, effects []string) *action {
-	return &action{button: button, back: "rules", read: readTarget, describe: func(v *askView) {
-		v.Question, v.Effects = fmt.Sprintf(question, printable.Short(v.Target)), append(effects[:len(effects):len(effects)],
-			inForce)
-	}}
 }
 
 // button leads to an action of which the target is known.
@@ -171,42 +161,35 @@ type button struct {
 	Ends                 bool
 }
 
-// buttonsFor are those with which an operator gives orders for a target, or ends the orders for it, and for a wider
-// one, that are in a list.
+// buttonsFor are those with which an operator gives orders for a target, and ends those of a list: for the target, or
+// for a wider one.
 func buttonsFor(target string, orders []control.Order) (all []button) {
 	for _, kind := range control.Kinds {
-		here, wider := button{kind.Name, target, actions[kind.Name].button, false}, button{}
+		its := []button{{kind.Name, target, actions[kind.Name].button, false}}
 		for _, o := range orders {
-			name, ends := endOf(o.Kind)
+			b := buttonOf(o)
 			switch {
-			case o.Kind != kind || !ends:
+			case o.Kind != kind || !b.Ends:
 			case control.Bare(o.Target) == target:
-				here = button{name, target, actions[name].button, true}
+				b.Target, its[0] = target, b
 			default:
-				wider = button{name, o.Target, actions[name].button + " its scope", true}
+				b.Text += " its scope"
+				its = append(its[:1], b)
 			}
 		}
-		if all = append(all, here); wider.Ends {
-			all = append(all, wider)
-		}
+		all = append(all, its...)
 	}
 	return all
 }
 
-// buttonOf changes an order, or ends it.
+// buttonOf ends an order, or changes one whose kind has no action of its own for the end.
 func buttonOf(o control.Order) button {
-	name, ends := endOf(o.Kind)
-	return button{name, o.Target, actions[name].button, ends}
-}
-
-// endOf is the name of the action that ends orders of a kind; if there is none, of the one that changes them.
-func endOf(kind *control.Kind) (name string, ends bool) {
 	for name, a := range actions {
-		if a.ends == kind {
-			return name, true
+		if a.ends && a.kind == o.Kind {
+			return button{name, o.Target, a.button, true}
 		}
 	}
-	return kind.Name, false
+	return button{o.Kind.Name, o.Target, actions[o.Kind.Name].button, false}
 }
 
 // readKey reads the key of a lock.
@@ -277,9 +260,9 @@ func (p *page) readForm(v url.Values) (f form, wrong string) {
 
 // readTyped reads what the operator has typed, and reports whether it can be read.
 func readTyped(f *form) bool {
-	if kind := f.its().gives; kind != nil {
+	if its := f.its(); its.gives {
 		var err error
-		if f.order, err = kind.Typed(f.Typed); err != nil {
+		if f.order, err = its.kind.Typed(f.Typed); err != nil {
 			f.Wrong = err.Error() + "."
 		}
 	}
@@ -337,7 +320,7 @@ func (p *page) show(w http.ResponseWriter, r *http.Request, status int, f form) 
 
 // unknownTo says why no task has the target of the order that f gives; empty if one may have it, or the operator knows.
 func (p *page) unknownTo(ctx context.Context, f form) string {
-	if f.its().gives == nil || f.Anyway {
+	if !f.its().gives || f.Anyway {
 		return ""
 	}
 	return p.unknownTarget(ctx, f.Target)

@@ -474,7 +474,7 @@ func (a *app) newSetting(kind *control.Kind, value, flags, short, help, clears s
 
 // newOrders makes the commands that give the orders of each kind, and end them.
 func newOrders(a *app) []*cobra.Command {
-	return []*cobra.Command{newPause(a), newResume(a), newLimit(a)}
+	return []*cobra.Command{newPause(a), newResume(a), newLimit(a), newRate(a)}
 }
 
 func newPause(a *app) *cobra.Command {
@@ -508,6 +508,21 @@ func newLimit(a *app) *cobra.Command {
 	return a.newSetting(control.Limits, "N", "", "Set how many tasks of a key may run at once, in place of the rule's Limit",
 		`A lower number takes effect as tasks end. The limit of one key wins over that of its scope; a
 key in order has one task at a time.`, "end the limit", func() string { return "" })
+}
+
+func newRate(a *app) *cobra.Command {
+	burst := 0
+	cmd := a.newSetting(control.Rates, "STARTS/PER", " [--burst N] [--why TEXT]",
+		"Set how often tasks of a key may start, in place of the rule's Rate",
+		`Also for a rule without a Rate. 100/1m is evenly spread: one each 600 ms; after a pause --burst
+of them may start at once. The rate of one key wins over that of its scope.`, "end the rate", func() string {
+			if burst == 0 {
+				return ""
+			}
+			return fmt.Sprintf(" burst %d", burst)
+		})
+	cmd.Flags().IntVar(&burst, "burst", 0, "how many may start at once after a pause (default 1)")
+	return cmd
 }
 
 func newControls(a *app) *cobra.Command {

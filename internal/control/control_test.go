@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/engine/rate"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/life"
@@ -127,7 +128,7 @@ func TestSlots(t *testing.T) {
 	for i, target := range []string{"a:", "a:b:", "a:b:c", "a:b:c|1", "a", "control"} {
 		c.entries = append(c.entries, "limit "+target, fmt.Sprintf(`{"limit":%d}`, i+2))
 	}
-	c.entries = append(c.entries, "pause a:b:d", `{"by":"bob"}`, "pause long", `{"until":"2500-01-01T00:00:00Z"}`,
+	c.entries = append(c.entries, "rate a:", `{"rate":"10/1s burst 3"}`, "rate a:b:c", `{"rate":"1/1m"}`, "pause a:b:d", `{"by":"bob"}`, "pause long", `{"until":"2500-01-01T00:00:00Z"}`,
 		"pause over", `{"until":"2001-01-01T00:00:00Z"}`)
 	r := newReader(t, c, &redistest.Log{})
 	if got := r.Bounds("p:{a:b:d}", Bounds{Slots: 1}).Slots; got != 0 {
@@ -146,6 +147,12 @@ func TestSlots(t *testing.T) {
 		}
 		if pause, left := r.StopOf(key); (pause != nil) != (want == 0) || (left > 0) != (key == "p:{long}") {
 			t.Errorf("%s: %+v, %s", key, pause, left)
+		}
+	}
+	for key, want := range map[string]time.Duration{"p:{a:b:c|1}": time.Minute, "p:{a:b}": 100 * time.Millisecond, "p:{b}": 1} {
+		if b := r.Bounds(key, Bounds{Every: 1}); b.Every != want || (b.Spare == 2*want) != (key == "p:{a:b}") ||
+			b.Known == nil {
+			t.Errorf("%s: %+v; want %s", key, b, want)
 		}
 	}
 	if n := testing.AllocsPerRun(100, func() { _ = r.Bounds("p:{a:b:c|1}", Bounds{Slots: 1}).Slots }); n > 0 {
@@ -185,6 +192,7 @@ func TestUnreadable(t *testing.T) {
 		r, rdb, log := onServer(t, s)
 		ctx := t.Context()
 		wrong := map[string]string{
+			"rate none": "{}", "rate text": `{"rate":"often"}`, "rate fast": `{"rate":"9/1us"}`, "rate both": `{"rate":"9/1s","limit":2}`,
 			"limit text": "not JSON", "limit number": "17", "pause list": "[]", "limit none": "{}", "limit zero": `{"limit":0}`,
 			"limit below": `{"limit":-1}`,
 			"limit much":  `{"limit":2147483648}`, "limit huge": `{"limit":1e300}`, "pause until": `{"until":"tomorrow"}`,
@@ -211,6 +219,9 @@ func TestUnreadable(t *testing.T) {
 				continue // no lock can have it
 			}
 			of := Pauses
+			if kind == "rate" {
+				of = Rates
+			}
 			if kind == "limit" {
 				of = Limits
 				redistest.Must(t, r.Give(ctx, Limits, target, Control{Limit: 2}))
@@ -316,6 +327,9 @@ func TestChange_refused(t *testing.T) {
 		"at most":         r.Give(ctx, Pauses, "report|7", Control{Paused: true, PausedUntil: time.Now().Add(inside.MaxTTL + time.Hour)}),
 		"limit of 0":      r.Give(ctx, Limits, "report|7", Control{Limit: 0}),
 		"limit of 214748": r.Give(ctx, Limits, "report|7", Control{Limit: 1 << 31}),
+		"rate of 0":       r.Give(ctx, Rates, "report|7", Control{Rate: rate.Rate{Per: time.Second}}),
+		"rate per 0s":     r.Give(ctx, Rates, "report|7", Control{Rate: rate.Rate{Starts: 1}}),
+		"burst of -1":     r.Give(ctx, Rates, "report|7", Control{Rate: rate.Rate{Starts: 1, Per: time.Second, Burst: -1}}),
 		"1001 bytes":      r.Give(ctx, Pauses, "report|7", Control{Paused: true, Why: strings.Repeat("y", 1001)}),
 		"ends with":       r.Give(ctx, Pauses, "report ", Control{Paused: true}),
 		"1000 orders":     r.Give(ctx, Pauses, "mail", Control{Paused: true}),

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/engine/rate"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -64,9 +65,35 @@ var (
 			return b
 		},
 	}
+	Rates = &Kind{
+		Name: "rate", Ended: "has the rate of its program", None: "has no rate of an operator",
+		Typed: func(text string) (c Control, err error) {
+			if text != "" {
+				c.Rate, err = rate.Parse(text)
+			}
+			return c, err
+		},
+		has:   func(c Control) bool { return c.Rate != rate.Rate{} },
+		merge: func(to *Control, from Control) { to.Rate = from.Rate },
+		check: func(c Control) error {
+			_, _, err := c.Rate.Bucket()
+			if c.Rate.Starts < 1 {
+				err = fmt.Errorf("a rate of %d starts: at least 1; to let nobody start, use Pause", c.Rate.Starts)
+			}
+			return err
+		},
+		text: func(c Control, _ string) string {
+			return fmt.Sprintf("limited to %d starts per %s, burst %d", c.Rate.Starts, printable.Exact(c.Rate.Per),
+				max(c.Rate.Burst, 1))
+		},
+		apply: func(o *Order, b Bounds) Bounds {
+			b.Every, b.Spare, _ = o.Rate.Bucket() // check has seen it
+			return b
+		},
+	}
 
 	// Kinds are all of them, in the order in which they apply and are listed.
-	Kinds = [...]*Kind{Pauses, Limits}
+	Kinds = [...]*Kind{Pauses, Limits, Rates}
 )
 
 // maxLimit is the highest limit.
@@ -91,16 +118,19 @@ func typedPause(text string) (Control, error) {
 	return c, nil
 }
 
-// Bounds are what bounds who may hold a lock.
+// Bounds are what bounds who may hold a lock, and how often one takes it.
 type Bounds struct {
-	Slots int    // how many may hold it; 0: nobody is granted it
-	Stop  *Order // why nobody is granted it; nil: no order says so
+	Slots        int           // how many may hold it; 0: nobody is granted it
+	Every, Spare time.Duration // its rate, see rate.Rate; 0: none
+	Stop         *Order        // why nobody is granted it; nil: no order says so
+	Known        any           // when the orders were read that are in it (us, an int64), as an argument of the scripts
 }
 
 // Control has the fields of lock.Control, which says what they mean. Its JSON is what the command prints.
 type Control struct {
 	Target      string    `json:"target"`
 	Limit       int       `json:"limit,omitempty"`
+	Rate        rate.Rate `json:"rate,omitzero"`
 	Paused      bool      `json:"paused,omitempty"`
 	PausedUntil time.Time `json:"paused_until,omitzero"`
 	Why         string    `json:"why,omitempty"`
@@ -112,6 +142,7 @@ type Control struct {
 type stored struct {
 	Target      string    `json:"-"`
 	Limit       int       `json:"limit,omitempty"`
+	Rate        rate.Rate `json:"rate,omitzero"`
 	Paused      bool      `json:"-"`
 	PausedUntil time.Time `json:"until,omitzero"`
 	Why         string    `json:"why,omitempty"`

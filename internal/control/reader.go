@@ -142,6 +142,9 @@ func (r *Reader) Bounds(key string, program Bounds) Bounds {
 		}
 		program.Slots = 0
 	}
+	if v.state != nil {
+		program.Known = v.state.known
+	}
 	return v.state.bounds(text, program)
 }
 

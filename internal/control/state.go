@@ -68,6 +68,7 @@ type State struct {
 	targets    map[string]*controlled // what is in force, by target, as it is stored
 	sent       time.Time              // the local time just before it was read: later changes may not be in it
 	serverTime time.Time              // when it was read, by Redis' clock
+	known      any                    // that in us, an int64
 	localTime  time.Time              // the local time just after it, with its monotonic reading
 }
 
@@ -111,7 +112,7 @@ func (r *Reader) parse(reply any, before *State) (*State, error) {
 			errManyControls, count, mostRead)
 	}
 	s := &State{
-		serverTime: time.UnixMicro(us), localTime: time.Now(), fields: make(map[string]*field, count),
+		serverTime: time.UnixMicro(us), known: us, localTime: time.Now(), fields: make(map[string]*field, count),
 		targets: make(map[string]*controlled, count),
 	}
 	for pair := range slices.Chunk(fields, 2) {
@@ -171,8 +172,8 @@ func (s *State) Orders() (list []Order) {
 	return list
 }
 
-// bounds returns what the orders make of the bounds that the program gives the lock with that text between the braces
-// of its key. The narrowest target with an order of a kind decides for that kind. It is called for each command, so it
+// bounds returns what the orders make of the program's bounds of the lock with that text between the braces of its key.
+// The narrowest target with an order of a kind decides for that kind. It is called for each command, so it
 // allocates nothing.
 func (s *State) bounds(text string, b Bounds) Bounds {
 	if s == nil || len(s.targets) == 0 {

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -152,8 +153,9 @@ type sim struct {
 	log     []string
 	m       model
 	limit   int
-	every   int64
-	spare   int64
+	rate           // that of the process which asks
+	rates   []rate // by the orders of operators, the oldest first; the newest processes may not know yet
+	orders  *rand.Rand
 	grew    int64 // the highest fence so far
 	serial  int
 	bodies  []string // of attempts that were made, the last ones
@@ -253,6 +255,7 @@ type model struct {
 	closed, cooldown int64 // us
 	next             int64 // of the rate
 	every, spare     int64
+	known            int64    // of the rate
 	out              []string // messages published
 	told             []string // messages in the reply
 	notes            bool     // no two holders have the same note
@@ -547,15 +550,38 @@ func (s *sim) oneOf() string {
 	return s.body(0)
 }
 
-func (s *sim) rate(m *model) {
-	if m.every != s.every || m.spare != s.spare {
-		had := m.every > 0
-		m.every, m.spare = s.every, s.spare
-		if m.every == 0 {
-			m.next = 0
-		} else if !had {
-			m.next = m.now - m.spare
+// rate is what a process knows of it that has read the orders of operators at known.
+type rate struct{ known, every, spare int64 }
+
+// orderRate has operators order another rate, or none, now and then, and the process that is next know it or not.
+func (s *sim) orderRate() {
+	if s.rates[0].every > 0 && s.orders.IntN(40) == 0 {
+		next := rate{known: s.rates[len(s.rates)-1].known + 1}
+		if s.orders.IntN(4) > 0 {
+			next.every, next.spare = int64(5_000+s.orders.IntN(200_000)), int64(s.orders.IntN(3))*50_000
 		}
+		s.rates = append(s.rates, next)
+	}
+	s.rate = s.rates[max(0, len(s.rates)-1-s.orders.IntN(2))]
+}
+
+func (s *sim) setRate(m *model) {
+	if s.known < m.known { // the rate is of newer orders
+		return
+	}
+	if m.known = s.known; m.every != s.every || m.spare != s.spare {
+		had, owed := m.every, max(m.next-m.now, -m.spare) // in us, below 0: saved up
+		m.every, m.spare = s.every, s.spare
+		switch {
+		case m.every == 0:
+			m.next, m.known = 0, 0
+		case had == 0:
+			m.next = m.now - m.spare
+		default:
+			m.next = max(m.now+int64(math.Ceil(float64(owed)*float64(m.every)/float64(had))), m.now-m.spare)
+		}
+	} else if m.every == 0 {
+		m.known = 0 // nothing is stored
 	}
 }
 
@@ -588,15 +614,16 @@ func (s *sim) ask() {
 		}
 	}
 	m.purge()
+	s.orderRate()
 	thin := m.holds(body) >= 0 && len(m.holders) == 1
-	args := []any{body, lease, stay, length, s.limit, park, oneOrZero(s.notes), s.every, s.spare}
+	args := []any{body, lease, stay, length, s.limit, park, oneOrZero(s.notes), s.known, s.every, s.spare}
 	ticket, borrows := s.tickets[tokenOf(body)], s.r.IntN(6) == 0
 	if ticket > 0 || borrows { // of a waiter that gives its grant back
 		args = append(args, ticket, oneOrZero(borrows))
 	}
 	got := s.run("ask", args...)
 	if !thin || !num1(got) { // a thin lock does not look at the rate
-		s.rate(m)
+		s.setRate(m)
 	}
 	if i := m.holds(body); i >= 0 && s.limit > 0 {
 		m.holders[i].end = max(m.holders[i].end, m.ms()+lease+1)
@@ -877,7 +904,14 @@ func (s *sim) check() {
 	if len(m.parked) > 0 && s.r.IntN(3) == 0 {
 		n, fate = m.parked[s.r.IntN(len(m.parked))].note, []string{"gone", "later"}[s.r.IntN(2)]
 	}
-	got := s.run("check", s.limit, inbound, 500, n, fate, lend)
+	s.orderRate()
+	args := []any{s.limit, inbound, 500, n, fate, lend, s.every, s.spare, s.known}
+	if s.orders.IntN(2) == 0 {
+		args = args[:6]
+	} else if strings.HasPrefix(s.w.rdb.Get(context.Background(), s.key).Val(), "+") {
+		s.setRate(m)
+	}
+	got := s.run("check", args...)
 	if at := m.parkedAt(n); at >= 0 && m.parked[at].called > 0 {
 		m.parked = slices.Delete(m.parked, at, at+1)
 		if fate == "later" {
@@ -1109,9 +1143,11 @@ func runModel(w world, e *sender, seed uint64, steps int, ordered bool) (log []s
 	case 2:
 		s.limit = 4
 	}
+	s.rates = []rate{{}}
 	if !ordered && s.r.IntN(4) == 0 {
-		s.every, s.spare = int64(20_000+s.r.IntN(100_000)), int64(s.r.IntN(3))*50_000
+		s.rates[0] = rate{0, int64(20_000 + s.r.IntN(100_000)), int64(s.r.IntN(3)) * 50_000}
 	}
+	s.orders = rand.New(rand.NewPCG(seed, 8))
 	if ordered {
 		s.limit = 1
 	} else {
@@ -1353,7 +1389,7 @@ func (s *sim) orderAsk(o otask) {
 		body, o, retried, allowed = s.spent.body, s.spent.task, s.spent.retried, s.spent.allowed
 	}
 	ticket := o.ticket
-	got := s.run("order_ask", body, lease, stay, s.limit, park, 0, 0, grant, o.nonce, ticket, retried, allowed, cont)
+	got := s.run("order_ask", body, lease, stay, s.limit, park, 0, 0, grant, o.nonce, ticket, retried, allowed, cont, 0)
 	token := tokenOf(body)
 	spent := allowed >= 0 && retried > allowed
 	refused := func(want string) {
@@ -1743,6 +1779,10 @@ var mistakes = []struct {
 	{32, "a rate saves nothing up", "now_us - spare) + every", "now_us) + every"},
 	{14, "a rate is not charged for a grant", "if every > 0 then\n  local why, at = 'rate', math.max",
 		"if every > 0 and not token then\n  local why, at = 'rate', math.max"},
+	{14, "who does not know an order undoes its rate", "if every_now and known_now >= known then", "if every_now then"},
+	{14, "a start forgets of which orders the rate comes", "int(spare), int(known)}", "int(spare), '0'}"},
+	{14, "another rate keeps the gate closed for as long", "* every_now / every)", ")"},
+	{14, "another rate saves up more", "at = math.max(at, now_us", "at = math.min(at, now_us"},
 	{0, "called notes do not count", "most - fresh", "most"},
 	{3, "who borrows stays in line", "local length, value = lease, nil\n  call('ZREM', line, token)",
 		"local length, value = lease, nil"},

@@ -163,34 +163,6 @@ func (r *Request) checkLength(what string, d time.Duration) error {
 	return nil
 }
 
-// Rate returns Request.Every and Request.Spare for so many starts in a period, and burst of them at once.
-func Rate(starts int, per time.Duration, burst int) (every, spare time.Duration, err error) {
-	const longest = 365 * 24 * time.Hour
-	switch {
-	case starts < 1:
-		err = fmt.Errorf("a rate of %d starts: at least 1; leave the rate out for no bound", starts)
-	case per <= 0:
-		err = fmt.Errorf("a rate per %s: give a period above 0, such as a second", per)
-	case per > longest:
-		err = fmt.Errorf("a rate per %s: at most %s", per, longest)
-	case int64(starts) > per.Microseconds():
-		err = fmt.Errorf("a rate of %d starts per %s: at most one a microsecond%s", starts, per, printable.MeantUnit(per))
-	case burst < 0:
-		err = fmt.Errorf("a rate with a burst of %d: at least 1, which means that no two come at once", burst)
-	}
-	if err != nil {
-		return 0, 0, err
-	}
-	burst = max(burst, 1)
-	unit := int64(starts) * int64(time.Microsecond) // no overflow: starts is at most a year's microseconds
-	every = time.Duration((int64(per)+unit-1)/unit) * time.Microsecond
-	if int64(burst) > int64(inside.MaxTTL/every) {
-		return 0, 0, fmt.Errorf("a rate of %d starts per %s with a burst of %d: that many take longer than %s; give a "+
-			"smaller burst", starts, per, burst, inside.MaxTTL)
-	}
-	return every, every * time.Duration(burst-1), nil
-}
-
 // Host returns the name of this machine, or "unknown-host".
 func Host() string {
 	host, err := os.Hostname()

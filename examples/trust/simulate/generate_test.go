@@ -45,6 +45,7 @@ func draw(seed uint64) *plan {
 	d.cooldowns() // only where there is no limit
 	d.storage(length)
 	d.gates(length)
+	d.paces(length)
 	d.history()
 	d.choices()
 	d.leads(length)

@@ -14,6 +14,7 @@
 -- ARGV[11] retried  how many attempts asynq has counted
 -- ARGV[12] allowed  how often the caller lets it be retried; -1: not known
 -- ARGV[13] continue 1: a task that ends archived leaves the order; 0: its key is held
+-- ARGV[14] known=0  see ask
 --
 -- reply done:  {'done'}: its redelivery must not run
 -- reply spent: {'spent'}: its last attempt did begin, and did not return: the caller has asynq archive it
@@ -40,7 +41,7 @@ if is_done then
   --@include finish
   return {'done'}
 end
-local every_now, spare_now = tonumber(ARGV[6]), tonumber(ARGV[7])
+local every_now, spare_now, known_now = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[14] or 0)
 --@include rate
 
 -- 2. The asker holds the lock. One that knows of a pause gives it back, and keeps its place.
