@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/blocked"
-	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
@@ -105,7 +104,7 @@ func (e *BusyError) Error() string {
 	}
 	switch {
 	case e.Pause != nil:
-		fmt.Fprintf(&b, ": %s", control.Control(*e.Pause).Text())
+		fmt.Fprintf(&b, ": %s", e.Pause)
 	case engine.GateText(e.Reason) != "": // a closed gate
 		fmt.Fprintf(&b, ": %s for %s", engine.GateText(e.Reason), e.ExpiresIn.Round(time.Millisecond))
 	case e.failed && e.ExpiresIn <= engine.OrderLook: // it may be that nobody knows yet when
