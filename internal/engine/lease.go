@@ -28,6 +28,8 @@ type Lease struct {
 	takenAt time.Time
 	thin    atomic.Bool // it was taken as a word, and may still be one
 
+	every, spare time.Duration // the rate that its last ask gave; who asks owns them
+
 	parked    time.Duration // how long its note was in line before, if it was parked
 	sinceCall time.Duration // how long before it came its note was called; below 0: it was not
 
