@@ -1886,7 +1886,7 @@ func (b *ledger) judgeInTime(r *run) {
 	within := b.w.plan.startsWithin(t.plan)
 	byHand := t.ends[endTooLate] && t.op // an operator runs it from the archive
 	if late := time.Since(t.due.Add(within)); within > 0 && r.nth == 0 && retried == 0 && late > 0 && !t.plan.Plain &&
-		!byHand && b.w.plan.uniqueOf(t.plan) == nil { // else it is not due before it has its claim
+		!t.due.IsZero() && !byHand && b.w.plan.uniqueOf(t.plan) == nil { // else it is not due before it has its claim
 		b.violatef("late: task %d starts %s after its time", r.n, late)
 	}
 }
@@ -1895,7 +1895,9 @@ func (b *ledger) judgeInTime(r *run) {
 func (d *drawer) inTime() {
 	s := d.aside("start within")
 	for i := range s.p.Rules {
-		if r := &s.p.Rules[i]; s.chance(0.1) && s.p.uniqueOf(taskPlan{Task: r.Task}) == nil {
+		r := &s.p.Rules[i]
+		grouped := slices.ContainsFunc(s.p.Tasks, func(t taskPlan) bool { return t.Task == r.Task && t.Group != "" })
+		if s.chance(0.1) && s.p.uniqueOf(taskPlan{Task: r.Task}) == nil && !grouped {
 			r.StartWithin, r.Late = s.span(300, 20_000), pick(s, "archive", "skip", "after")
 		}
 	}
