@@ -179,7 +179,7 @@ type obstacle struct {
 	busy   *BusyError
 	later  bool // the lock is not the first that the task takes
 	told   bool
-	asked  bool          // of the function of AfterFailure; err is its answer
+	asked  bool          // AfterFailure was; err is its answer
 	delay  time.Duration // of the RetryAfter in err
 	ran    bool
 	held   time.Duration // and ran for so long
