@@ -12,9 +12,8 @@ import (
 	"github.com/automutex/automutex/internal/tasknote"
 )
 
-// This file is what a Guard notes in the claim that a producer of package unique made for a task: it waits in this
-// worker, its handler begins, or it has ended. Producers decide by these notes alone. Only a task whose ID says that it
-// has a claim costs a round trip.
+// A Guard notes in the claim of package unique: the task waits in this worker, its handler begins, or it has ended.
+// Producers decide by these notes alone. Only a task whose ID says that it has a claim costs a round trip.
 
 // taskClaim is what a delivery knows of its task's claim.
 type taskClaim struct {
@@ -24,8 +23,7 @@ type taskClaim struct {
 	superseded bool       // another task has taken the place of this one
 }
 
-// claimOf returns the claim of a task, if that is of this Guard's prefix. A task within a task has the outer one's ID,
-// and no claim.
+// claimOf: a task within a task has the outer one's ID, and no claim.
 func (g *Guard) claimOf(ctx context.Context, t *asynq.Task) (c taskClaim) {
 	id, _ := asynq.GetTaskID(ctx)
 	if key, kind, ok := mark.Parse(id, g.cfg.Prefix); ok && (running(ctx) == nil || running(ctx).task == t) {

@@ -130,7 +130,7 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	return e.enqueueInOrder(ctx, t, s)
 }
 
-// orderedTarget returns the ordered lock that the task needs, if any. It calls no function of the task's other rules.
+// orderedTarget calls no function of the task's other rules.
 func (c *Client) orderedTarget(ctx context.Context, task *asynq.Task) (t target, ordered bool, err error) {
 	rule := c.rules.ordered(task.Type())
 	if rule == nil {
@@ -144,7 +144,6 @@ func (c *Client) orderedTarget(ctx context.Context, task *asynq.Task) (t target,
 	return targets[0], true, nil
 }
 
-// enqueueing is one call of EnqueueContext.
 type enqueueing struct {
 	*stamp.Enqueueing
 
@@ -152,7 +151,6 @@ type enqueueing struct {
 	note   string
 }
 
-// checkOrdered refuses options that an ordered task cannot have.
 func (e *enqueueing) checkOrdered(rule *compiledRule) error {
 	refuse := func(option, why string) error {
 		return fmt.Errorf("automutex: rule %q is InOrder, and task %q has the option asynq.%s: %s; the task is not "+
@@ -172,7 +170,7 @@ func (e *enqueueing) checkOrdered(rule *compiledRule) error {
 	return nil
 }
 
-// enqueueInOrder gives the task its place, and then enqueues it. docs/architecture.md has the steps.
+// docs/architecture.md has the steps.
 func (e *enqueueing) enqueueInOrder(ctx context.Context, t target, s stamp.Stamp) (*asynq.TaskInfo, error) {
 	c := e.client
 	key := engine.Ref{Key: t.key, Ordered: true} // with no slot: who does not know the controls grants none
@@ -203,7 +201,7 @@ func (e *enqueueing) enqueueInOrder(ctx context.Context, t target, s stamp.Stamp
 	return info, nil
 }
 
-// takePlace gets the task's ticket. If the key is full it first looks for stamps whose task was never enqueued.
+// If the key is full takePlace first looks for stamps whose task was never enqueued.
 func (e *enqueueing) takePlace(ctx context.Context, key engine.Ref, t target, nonce string) (int64, error) {
 	c := e.client
 	for looked := false; ; looked = true {
@@ -222,8 +220,7 @@ func (e *enqueueing) takePlace(ctx context.Context, key engine.Ref, t target, no
 	}
 }
 
-// resolveConflict handles asynq's answer that it has a task with that ID: this very task, if go-redis sent the command
-// twice.
+// resolveConflict: asynq has a task with that ID: this very one, if go-redis sent the command twice.
 func (e *enqueueing) resolveConflict(
 	ctx context.Context, key engine.Ref, item engine.OrderItem, t target, conflict error,
 ) (*asynq.TaskInfo, error) {

@@ -293,7 +293,6 @@ func (e *FieldError) Error() string {
 // Unwrap returns Err.
 func (e *FieldError) Unwrap() error { return e.Err }
 
-// ruleAt names a rule in an error or a log line.
 func ruleAt(name string, index int) string { return fmt.Sprintf("rule %q (Rules[%d])", name, index) }
 
 // fieldErrors collects the mistakes of a Config, or of one rule.

@@ -106,7 +106,6 @@ func JoinObservers(observers ...func(context.Context, Event)) func(context.Conte
 	}
 }
 
-// observe adds the fields that name the task.
 func (d *delivery) observe(e Event) {
 	e.Task, e.Queue, e.TaskID, e.Inner = d.task.Type(), d.queue, d.id, d.outer != nil
 	d.guard.observe(d.ctx, e)
@@ -133,7 +132,6 @@ func (g *Guard) warnOnce(topic, text string, args ...any) {
 	}
 }
 
-// recordRuns adds the run that has ended to the history of each key that the task held, or ran without.
 func (d *delivery) recordRuns(leases []*heldLease, without map[string]bool, decision decide.Decision) {
 	h := d.guard.history
 	if h == nil || d.started.IsZero() {

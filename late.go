@@ -12,8 +12,6 @@ import (
 	"github.com/automutex/automutex/internal/engine"
 )
 
-// This file is Rule.StartWithin: a Client puts the times into a task's stamp.
-
 // StartBy is an option for [Client.Enqueue]: a task that has not started by t, to the millisecond, does not run; see
 // [Rule].StartWithin. The earliest time counts, and the [Rule].Late of the first of its rules in the order of locking.
 // The zero time is no bound.
@@ -33,7 +31,6 @@ func (startBy) Type() asynq.OptionType { return -1 } // none of asynq's
 
 func (t startBy) Value() any { return time.Time(t) }
 
-// startByIn returns the time of the last StartBy in opts, the zero time without one.
 func startByIn(opts []asynq.Option) (by time.Time) {
 	for _, opt := range opts {
 		if its, is := opt.(startBy); is {
@@ -48,7 +45,6 @@ func refuseStartBy(task *asynq.Task, why string) error {
 		"enqueued", task.Type(), why)
 }
 
-// startTimes are Due and By of the task's stamp.
 func (e *enqueueing) startTimes(opts []asynq.Option) (due, by int64, err error) {
 	if t := startByIn(opts); !t.IsZero() {
 		by = max(1, t.UnixMilli()) // 0 is none
@@ -72,7 +68,6 @@ func (p Policy) checkLate() error {
 	return p.check()
 }
 
-// lateness is what a delivery knows of the time by which its task is to start.
 type lateness struct {
 	by     time.Time  // zero: it has none, or has begun
 	target target     // whose rule's Late counts, maybe without a key
@@ -84,7 +79,7 @@ type lateness struct {
 // startNoteKept is how long Redis keeps that note after the deadline of a task that is not done.
 const startNoteKept = 3 * 24 * time.Hour
 
-// boundStart finds the time. A retry has none, nor a task within a task, which has another's header.
+// A retry has no such time, nor a task within a task, which has another's header.
 func (d *delivery) boundStart(rules []*compiledRule) {
 	if d.note == "" || d.retried > 0 || running(d.ctx) != nil || len(rules) == 0 { // one with a claim may have no rule
 		return
@@ -108,8 +103,8 @@ func (d *delivery) boundStart(rules []*compiledRule) {
 	}
 }
 
-// checkLate returns met or, once the time has passed, Late in its place. A task that has begun in an earlier delivery,
-// or was archived as late, has no such time any more.
+// checkLate returns met or, once the time has passed, Late. A task that has begun before, or was archived as late,
+// has no such time any more.
 func (d *delivery) checkLate(met obstacle) obstacle {
 	l := &d.late
 	ends := met.why == decide.Finished || met.why == decide.KeyNever // whatever the time
@@ -133,9 +128,9 @@ func (d *delivery) checkLate(met obstacle) obstacle {
 	return obstacle{why: decide.Late, target: l.target, err: &busy, busy: &busy}
 }
 
-// noteStart notes that the handler begins, for when the task comes back. The note goes beside the handler, on a
-// goroutine that ends with the command, and Close waits for it. Written before the start, a note whose reply is lost
-// would let a task start late that never began.
+// noteStart notes that the handler begins, for when the task comes back, on a goroutine that ends with the command;
+// Close waits for it. Written before the start, a note whose reply is lost would let a task start late that never
+// began.
 func (d *delivery) noteStart() {
 	if l := &d.late; !l.by.IsZero() {
 		noting := make(chan error, 1) // endStart receives, maybe after the goroutine has ended
@@ -144,7 +139,6 @@ func (d *delivery) noteStart() {
 	}
 }
 
-// writeStart notes the start of a task that comes back after the delay.
 func (d *delivery) writeStart(delay time.Duration) error {
 	if deadline, ok := d.ctx.Deadline(); ok {
 		delay += max(0, time.Until(deadline))
@@ -171,8 +165,8 @@ func (d *delivery) endStart(ends decide.Decision, met obstacle) {
 	}
 }
 
-// leaveLate takes a task that ends as late out of its lines. Without an answer it comes back: archived in order, it
-// would hold its key.
+// leaveLate takes a late task out of its lines. Without an answer it comes back: archived in order, it would hold its
+// key.
 func (d *delivery) leaveLate(decision decide.Decision, met *obstacle) decide.Decision {
 	if met.why != decide.Late || !decision.Final(d.last) {
 		return decision
@@ -195,7 +189,6 @@ func (d *delivery) leaveLate(decision decide.Decision, met *obstacle) decide.Dec
 	return decision
 }
 
-// inTime shortens a delay to when the time passes.
 func (d *delivery) inTime(delay time.Duration) time.Duration {
 	if left := time.Until(d.late.by); left > 0 {
 		return min(delay, left)

@@ -16,20 +16,18 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// A lease belongs to its delivery as soon as it exists, before a function of the user can learn of it: every lease that
-// the engine returns goes to keepLease at once. release, which run defers, releases all of them.
+// A lease belongs to its delivery before a function of the user can learn of it: keepLease gets each one at once, and
+// release, which run defers, ends all.
 
-// holding is what a delivery has taken.
 type holding struct {
 	leases  []*heldLease    // in the order taken
 	room    [1]*heldLease   // for the lease of a task with one key
 	without map[string]bool // Allow: the keys without whose locks the task runs
-	// The next two are those of one run of the handler, which release ends.
+	// Of one run of the handler, which release ends:
 	started  time.Time // zero: the handler has not started
 	returned func()    // ends the watcher of the handler; nil: there is none
 }
 
-// heldLease is one lease of a delivery.
 type heldLease struct {
 	guard        *Guard
 	outer        *heldLease // what the handler's context has beside it: the lease taken before; nil for the first
@@ -47,8 +45,7 @@ type heldLease struct {
 	releaseErr  error
 }
 
-// keepLease adds the lease that the engine returned to those of the delivery. It turns an error of the engine into one
-// of the Guard.
+// keepLease adds the engine's lease to the delivery's, or makes the engine's error one of the Guard.
 func (d *delivery) keepLease(t target, lease *engine.Lease, err error) error {
 	if err != nil {
 		return d.toBusyError(t, err)
@@ -62,7 +59,6 @@ func (d *delivery) keepLease(t target, lease *engine.Lease, err error) error {
 	return nil
 }
 
-// observeAcquired observes that the lease that was taken last is held.
 func (d *delivery) observeAcquired(t target) {
 	h := d.leases[len(d.leases)-1]
 	waited, parked := h.takenAt.Sub(d.line.came), h.lease.Parked()
@@ -77,8 +73,7 @@ func (d *delivery) observeAcquired(t target) {
 	d.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: parked})
 }
 
-// lostBeforeStart finds a lease that ended before the handler started, while the task waited for another lock or for
-// Redis.
+// lostBeforeStart finds a lease that ended while the task waited for another lock or for Redis.
 func (d *delivery) lostBeforeStart() obstacle {
 	for _, h := range d.leases {
 		if err := h.lease.Err(); err != nil {
@@ -90,9 +85,9 @@ func (d *delivery) lostBeforeStart() obstacle {
 	return obstacle{why: decide.Nothing}
 }
 
-// release ends all leases, the last one taken first, and then reports them. decision is what happens to the task, and
-// err why it failed. It also runs while a panic unwinds, and after d.ctx has ended: releases use only its values. A
-// second call does nothing, unless the task has taken locks again.
+// release ends all leases, the last one first, and then reports them. err is why the task failed. It also runs while
+// a panic unwinds, and after d.ctx has ended: releases use only its values. A second call does nothing, unless the
+// task has taken locks again.
 func (d *delivery) release(decision decide.Decision, err error) {
 	if d.returned != nil {
 		d.returned()
@@ -121,8 +116,8 @@ func (d *delivery) release(decision decide.Decision, err error) {
 	d.started = time.Time{}
 }
 
-// handlerContext makes the context of the handler. It ends as replaceableContext does, and with cause lock.ErrLost when
-// a lease is lost. Its watcher starts when it ends, on a goroutine of its own, and ends when the handler returns.
+// handlerContext makes the handler's context. It ends as replaceableContext does, and with cause lock.ErrLost when a
+// lease is lost. Then its watcher starts, on a goroutine that ends when the handler returns.
 func (d *delivery) handlerContext() context.Context {
 	parent, end := d.replaceableContext()
 	run := &handlerRun{facts: &d.facts, innermost: innermostLease(d.ctx)}
@@ -142,7 +137,6 @@ func (d *delivery) handlerContext() context.Context {
 	return ctx
 }
 
-// handlerRun is what the Guard finds in the context of a handler.
 type handlerRun struct {
 	*facts
 
@@ -153,7 +147,7 @@ type runKey struct{} // finds the handlerRun
 
 type lastAttemptKey struct{} // finds, in the context of an ErrorHandler, what LastAttempt says
 
-// running returns what is known of the task whose handler has the context; nil: it is no handler's.
+// running returns the facts of the handler with that context; nil: it is none's.
 func running(ctx context.Context) *facts {
 	if run, _ := ctx.Value(runKey{}).(*handlerRun); run != nil {
 		return run.facts
@@ -182,8 +176,8 @@ func LastAttempt(ctx context.Context) bool {
 // overdueGrace is how long after the end of its context a handler may return without being reported as overdue.
 const overdueGrace = 100 * time.Millisecond
 
-// watch runs from the end of the handler's context until the handler returns. It reports each lease that is lost, and a
-// handler that runs past the end of its task's context. Either may come first, or neither.
+// watch runs from the end of the handler's context until the handler returns. It reports lost leases, and a handler
+// that outlives its task's context. Either may come first, or neither.
 func (d *delivery) watch(ctx context.Context, leases []*heldLease, returned <-chan struct{}) {
 	for _, h := range leases {
 		own := h.lease.Bind(context.WithoutCancel(d.ctx)) // ends with the lease and nothing else
@@ -223,7 +217,6 @@ func (d *delivery) watch(ctx context.Context, leases []*heldLease, returned <-ch
 	}
 }
 
-// reportLost logs and observes the loss of a lease, once.
 func (d *delivery) reportLost(h *heldLease, cause error) {
 	h.lossReported.Do(func() {
 		d.guard.log.Warn("automutex: lease lost while the handler runs; its context is cancelled",
@@ -233,7 +226,7 @@ func (d *delivery) reportLost(h *heldLease, cause error) {
 	})
 }
 
-// reportReleased logs and observes the end of a lease: exactly one EventReleased for each EventAcquired.
+// reportReleased reports the end of a lease: one EventReleased for each EventAcquired.
 func (d *delivery) reportReleased(h *heldLease, started bool) {
 	err := h.releaseErr
 	switch {
@@ -251,7 +244,6 @@ func (d *delivery) reportReleased(h *heldLease, started bool) {
 	d.observe(Event{Kind: EventReleased, Rule: h.target.rule.Name, Key: h.target.key, Held: h.heldFor})
 }
 
-// innermostLease returns the lease taken last of those in ctx, or nil.
 func innermostLease(ctx context.Context) *heldLease {
 	if run, _ := ctx.Value(runKey{}).(*handlerRun); run != nil {
 		return run.innermost
@@ -290,7 +282,7 @@ func Fence(ctx context.Context) (int64, error) {
 	return lease.Fence()
 }
 
-// holds reports whether the task holds the key: this delivery, or an outer Middleware of the same Guard.
+// holds: this delivery, or an outer Middleware of the same Guard.
 func (d *delivery) holds(key string) bool {
 	for _, h := range d.leases {
 		if h.target.key == key {

@@ -45,7 +45,7 @@ func newRuleSet(rules []*compiledRule) *ruleSet {
 	return rs
 }
 
-// match returns the rules that apply to a task type, in the order of declaration. Callers must not change the slice.
+// match returns rules in the order of declaration. Callers must not change the slice.
 func (rs *ruleSet) match(taskType string) []*compiledRule {
 	rules, _ := rs.byTask.Find(taskType)
 	return rules
@@ -69,8 +69,8 @@ func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([
 	return targets, nil
 }
 
-// targetsNeeded is targets for those rules: it calls failed for each rule for which no key can be made, and leaves it
-// out. The result is not nil.
+// targetsNeeded is targets for those rules: it calls failed for each without a key, and leaves it out. The result is
+// not nil.
 func (rs *ruleSet) targetsNeeded(
 	ctx context.Context, t *asynq.Task, prefix string, rules []*compiledRule, failed func(*compiledRule, error),
 ) []target {

@@ -32,8 +32,7 @@ import (
 //	    carryOut          act: return an error to asynq, or stay
 //	    release           end all leases and report it                  lease.go
 //
-// What happens to a task is decided in internal/decide alone, and all of it stands in
-// internal/decide/testdata/decisions.txt. The rest finds out the facts, or carries decisions out.
+// internal/decide alone decides, by its testdata/decisions.txt. The rest finds facts, or carries decisions out.
 
 // Middleware wraps a handler so that it runs while the task's locks are held; under [Allow] it also runs without a lock
 // that is busy. A task that no rule matches runs without locks. Middleware is an [asynq.MiddlewareFunc]. Install it
@@ -50,7 +49,7 @@ func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 	})
 }
 
-// process runs a task, counted so that Close waits for it. After Close a task with a rule returns to asynq; see over.
+// process runs a task, counted so that Close waits for it. After Close one with a rule returns to asynq.
 func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
 	if g.life.Enter() == nil {
 		defer g.life.Done()
@@ -71,7 +70,7 @@ func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) 
 	return d.run(next)
 }
 
-// isSame reports whether t is the task that an outer Middleware runs, maybe unwrapped as Config.Decode unwraps it.
+// isSame reports whether t is the task of an outer Middleware, maybe unwrapped by Config.Decode.
 func (g *Guard) isSame(outer, t *asynq.Task) bool {
 	if outer == t || g.cfg.Decode == nil || outer.Type() != t.Type() {
 		return outer == t
@@ -92,8 +91,8 @@ func (d *delivery) warnNoServerConfig() {
 	}
 }
 
-// runWithoutRule runs a task that no rule matches, after Close too. On its last attempt, one that returned RetryAfter
-// runs again here.
+// runWithoutRule runs a task that no rule matches, after Close too. On its last attempt a RetryAfter runs it again
+// here.
 func (g *Guard) runWithoutRule(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
 	if m, ok := ctx.Value(serverKey{g}).(*taskMark); ok {
 		m.server.workers.Came("", -1)
@@ -117,34 +116,34 @@ func (g *Guard) runWithoutRule(ctx context.Context, t *asynq.Task, next asynq.Ha
 	}
 }
 
-// delivery is one task from the call of Middleware to its return. It is not an attempt: a task that returns without
-// spending one is delivered again in the same attempt. Only the worker's goroutine writes the fields. Other goroutines
-// (watchers, requests to stop) read the facts, and replacing, which is set before they start.
+// delivery is one call of Middleware. It is not an attempt: a task that returns unspent comes again in the same one.
+// Only the worker's goroutine writes the fields. Others (watchers, requests to stop) read the facts, and replacing,
+// which is set before they start.
 type delivery struct {
 	facts
 	holding
 
-	targets   []target             // nil until the keys are made
-	met       obstacle             // what the look before has met; Nothing at first
-	staying   string               // the key of a lock for which it waits in line where others return, on its last attempt
-	line      standing             // the lock that it comes to now
-	came      bool                 // noteCame was called
+	targets   []target // nil until the keys are made
+	met       obstacle // what the look before has met; Nothing at first
+	staying   string   // the key of a lock for which it waits in line where others return, on its last attempt
+	line      standing
+	came      bool
 	cameTo    map[string]time.Time // when it first met what kept it from a lock that is not its first
 	replacing *replaceState
 	claim     taskClaim
 	late      lateness
 }
 
-// facts are what is known of a delivery before anything is asked of Redis. They never change.
+// facts are known before anything is asked of Redis, and never change.
 type facts struct {
 	guard     *Guard
 	ctx       context.Context // the delivery's own: it lives as long as the call
 	task      *asynq.Task
 	queue, id string
-	note      string  // names the task in its locks, see internal/tasknote; empty outside a server
-	last      bool    // asynq would archive the task for any error but asynq.RevokeTask
-	retried   int     // asynq's count of attempts
-	place     place   // the header of a Client
+	note      string // names the task in its locks, see internal/tasknote; empty outside a server
+	last      bool   // asynq would archive the task for any error but asynq.RevokeTask
+	retried   int
+	place     place
 	server    *server // nil: the server was made without ServerConfig
 	mark      *taskMark
 	arrived   time.Time
@@ -175,22 +174,21 @@ func (g *Guard) newDelivery(ctx context.Context, t *asynq.Task) *delivery {
 // obstacle is what keeps a handler from starting, or what a handler has returned.
 type obstacle struct {
 	why    decide.Why
-	target target        // whose key or lock it is; without a rule if it concerns no single rule
-	err    error         // what happened: the task's last error
-	busy   *BusyError    // err, if the lock could be asked for
-	later  bool          // the lock is not the first that the task takes
-	told   bool          // EventBusy was observed
-	asked  bool          // the function of AfterFailure was asked; err is its answer
+	target target // whose key or lock it is; without a rule if it concerns no single rule
+	err    error  // the task's last error
+	busy   *BusyError
+	later  bool // the lock is not the first that the task takes
+	told   bool
+	asked  bool          // AfterFailure was; err is its answer
 	delay  time.Duration // of the RetryAfter in err
-	ran    bool          // the handler has returned err
+	ran    bool
 	held   time.Duration // and ran for so long
 }
 
-// run is the loop of a task: look, decide, act, until the task ends. A task that stays in its worker goes round again,
-// and so does one that runs without a lock under Allow.
+// run looks, decides and acts until the task ends. One that stays in its worker, or runs without a lock, goes round
+// again.
 func (d *delivery) run(next asynq.Handler) error {
-	// Plain defers, no recover: a panic of the handler reaches asynq with the stack that it had, and asynq counts the
-	// attempt.
+	// No recover: a panic of the handler reaches asynq with its stack.
 	ends, met := decide.End(decide.Result{Said: decide.Panicked}), obstacle{why: decide.Nothing}
 	defer func() {
 		d.release(ends, met.err)
@@ -225,7 +223,6 @@ func (d *delivery) run(next asynq.Handler) error {
 	}
 }
 
-// over returns what has ended the delivery whatever else is true.
 func (d *delivery) over() decide.Over {
 	switch {
 	case d.ctx.Err() != nil:
@@ -238,9 +235,9 @@ func (d *delivery) over() decide.Over {
 	return decide.Goes
 }
 
-// look makes the task's keys and takes its locks, in the order of targets, which is the same for all tasks, so that no
-// two wait for each other. It returns the first obstacle, or decide.Nothing if the handler may start. If nothing new
-// can be found, it returns what the last look has met.
+// look makes the keys and takes the locks, in the order of targets: the same for all tasks, so that no two wait for
+// each other. It returns the first obstacle, or decide.Nothing if the handler may start; what the last look met, if
+// nothing new can be found.
 func (d *delivery) look(last obstacle) obstacle {
 	if d.over() != decide.Goes || last.why != decide.Nothing && !d.hasTimeFor(0) {
 		return last
@@ -260,8 +257,8 @@ func (d *delivery) look(last obstacle) obstacle {
 	if met := d.takeAll(); met.why != decide.Nothing {
 		return met
 	}
-	// Note the start in the claim of package unique only when the handler would start now. If a lease is lost in that
-	// round trip, the note stays: the next task for the key may be enqueued before this one runs, and both run.
+	// Note the start in the claim only when the handler would start now. If a lease is lost meanwhile, the note
+	// stays: the next task for the key may be enqueued before this one runs, and both run.
 	if met := d.lostBeforeStart(); met.why != decide.Nothing || d.over() != decide.Goes ||
 		d.claim.key == "" && d.late.by.IsZero() {
 		return met
@@ -275,8 +272,7 @@ func (d *delivery) look(last obstacle) obstacle {
 	return d.lostBeforeStart()
 }
 
-// takeAll takes all locks. If an earlier one cannot be used any more when the task has its last one, it gives them back
-// and asks again: that ask says what follows.
+// takeAll takes all locks. If an earlier one has become unusable, it gives all back and asks again.
 func (d *delivery) takeAll() obstacle {
 	for {
 		if met := d.lookAhead(); met.why != decide.Nothing {
@@ -297,8 +293,7 @@ func (d *delivery) takeAll() obstacle {
 	}
 }
 
-// makeKeys finds the locks that the task needs. Under Allow it runs without the lock of a rule for which no key can be
-// made.
+// makeKeys finds the locks that the task needs. Under Allow it runs without one that has no key.
 func (d *delivery) makeKeys() obstacle {
 	met := obstacle{why: decide.Nothing}
 	if d.targets != nil {
@@ -326,7 +321,6 @@ func (d *delivery) makeKeys() obstacle {
 	return met
 }
 
-// whyNoKey returns what an error of Key, LimitOf, RateOf, Cost or Config.Decode means.
 func whyNoKey(err error) decide.Why {
 	var later *temporaryKeyError
 	switch {
@@ -365,7 +359,7 @@ func (d *delivery) take(t target) obstacle {
 	return obstacle{why: decide.Nothing}
 }
 
-// refused returns what err, with which the task did not get the lock of t, means.
+// refused returns what err, of acquire, means.
 func (d *delivery) refused(t target, err error) obstacle {
 	met := obstacle{why: decide.NoAnswer, target: t, err: err}
 	switch {
@@ -396,15 +390,14 @@ func (d *delivery) refused(t target, err error) obstacle {
 	return met
 }
 
-// backendError records and observes that Redis could not be asked for the lock of t.
 func (d *delivery) backendError(t target, err error) {
 	d.guard.outage.Failed(d.guard.log, "automutex: Redis cannot be asked for locks; tasks with rules return to asynq, "+
 		"their attempts not spent", "key", t.key, "error", err)
 	d.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Key: t.key, Err: err})
 }
 
-// report observes and logs what the task has met. It does nothing for what ended with the delivery, what has been
-// reported and goes on, and what the task waits for.
+// report observes and logs what the task has met, unless the delivery is over, it was reported, or the task waits for
+// it.
 func (d *delivery) report(met obstacle) obstacle {
 	t := met.target
 	if over := d.over(); over == decide.ContextEnded || over == decide.GuardClosed && met.why != decide.KeyNever {
@@ -443,13 +436,11 @@ func (d *delivery) report(met obstacle) obstacle {
 	return met
 }
 
-// isSame reports whether the two are one obstacle: the same lock, for the same reason.
 func (o obstacle) isSame(other obstacle) bool {
 	return o.why == other.why && o.target.key == other.target.key
 }
 
-// policy returns the policy that applies: the rule's, or Retry if that would end or run the task, but not for this
-// reason.
+// policy returns the policy that applies: Retry if the rule's would end or run the task, but not for this reason.
 func (o obstacle) policy() Policy {
 	rule := o.target.rule
 	switch {
@@ -464,8 +455,8 @@ func (o obstacle) policy() Policy {
 }
 
 // decideStart decides about a task whose handler has not started. It asks the function of AfterFailure, once for each
-// obstacle. What that says is done as if the handler had said it, unless it says that the key is busy; so is a
-// RetryAfter of a function that makes keys.
+// obstacle. Its answer, or a RetryAfter of a function that makes keys, counts as the handler's, unless it is that the
+// key is busy.
 func (d *delivery) decideStart(met *obstacle) decide.Decision {
 	s := decide.Situation{Over: d.over(), Why: met.why, Last: d.last, Parked: met.busy != nil && met.busy.parked,
 		TimeUp: d.last && !d.hasTimeFor(0), Waits: d.waitsFor(*met)}
@@ -496,7 +487,6 @@ func (d *delivery) decideStart(met *obstacle) decide.Decision {
 	return decide.Start(s)
 }
 
-// said returns what the result of a function of the user means, and the delay of a RetryAfter.
 func said(err error) (decide.Said, time.Duration) {
 	later := wantsRetryAfter(err)
 	switch {
@@ -512,8 +502,8 @@ func said(err error) (decide.Said, time.Duration) {
 	return decide.SaidError, 0
 }
 
-// decideEnd decides about a task by what its handler has returned, or a function that was asked in its place. A task
-// within a task leaves the wait of a RetryAfter to the outer one, which gives its locks back for it.
+// decideEnd decides by what the handler, or a function in its place, has returned. A task within a task leaves the
+// wait of a RetryAfter to the outer one, which gives its locks back for it.
 func (d *delivery) decideEnd(met *obstacle) decide.Decision {
 	r := decide.Result{Over: d.over(), Last: d.last && d.outer == nil}
 	r.Said, met.delay = said(met.err)
@@ -521,8 +511,7 @@ func (d *delivery) decideEnd(met *obstacle) decide.Decision {
 	return decide.End(r)
 }
 
-// carryOut does what was decided: it returns the result of Middleware, or true if the task stays in its worker and the
-// next look is due.
+// carryOut returns the result of Middleware, or true if the task stays in its worker and the next look is due.
 func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result error, again bool) {
 	t := met.target
 	switch decision.What {
@@ -568,11 +557,11 @@ func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result erro
 	return d.comeBack(decision.When, met), false
 }
 
-// errBlocks is the result of a task that must block its worker: asynq would archive it for any result.
+// errBlocks is the result of a task that asynq would archive for any result.
 var errBlocks = errors.New("automutex: the task blocks until asynq requeues it")
 
-// orBlock returns result. For errBlocks it blocks first, until asynq requeues the task at the end of its
-// ShutdownTimeout and ends the task's context. The task holds nothing meanwhile, and Close does not wait for it.
+// orBlock returns result. For errBlocks it first blocks until asynq, at the end of its ShutdownTimeout, requeues the
+// task and ends its context. The task holds nothing meanwhile, and Close does not wait for it.
 func orBlock(ctx context.Context, result error) error {
 	if result != errBlocks { //nolint:errorlint // it is never wrapped
 		return result
@@ -581,8 +570,7 @@ func orBlock(ctx context.Context, result error) error {
 	return context.Cause(ctx)
 }
 
-// comeBack observes EventRetried and returns the task to asynq, its attempt not spent. Without ServerConfig there is no
-// event.
+// comeBack returns the task to asynq, unspent.
 func (d *delivery) comeBack(when decide.When, met obstacle) error {
 	e := Event{Kind: EventRetried, Key: met.target.key, Policy: met.policy(), Delay: d.delay(when, met)}
 	if rule := met.target.rule; rule != nil {
@@ -615,13 +603,11 @@ func (d *delivery) delay(when decide.When, met obstacle) time.Duration {
 	return d.inTime(decide.Delay(when, left))
 }
 
-// minStay is the least time after which a task that stays in its worker tries again after a RetryAfter of its handler,
-// or a lost lease: asynq's own retries come no sooner. It is the longest for one that waits for a gate, a pause or its
-// own earlier attempt, which may end early: a waiter in line asks as often.
+// minStay is the least time after which a task in its worker tries again after a RetryAfter or a lost lease: asynq's
+// own retries come no sooner. It is the longest for a gate, a pause or its own earlier attempt, which may end early.
 const minStay = time.Second
 
-// stay has a task wait in its worker until the next look is due. Where others hold the lock it is that look which
-// waits, in line.
+// stay has a task wait in its worker for the next look. Where others hold the lock that look waits, in line.
 func (d *delivery) stay(decision decide.Decision, met obstacle) {
 	if decision.What == decide.GiveBack {
 		d.release(decision, met.err)
@@ -639,15 +625,13 @@ func (d *delivery) stay(decision decide.Decision, met obstacle) {
 	}
 }
 
-// hasTimeFor reports whether a task that waits for delay in its worker is back at the margin before its deadline.
 func (d *delivery) hasTimeFor(delay time.Duration) bool {
 	deadline, ok := d.ctx.Deadline()
 	return !ok || time.Until(deadline)-margin > delay
 }
 
-// verdict is the error of Middleware for a task that does not run, besides a plain error. ServerConfig's functions
-// recognize their own by the guard. They leave any other error to asynq: it is the handler's, even if it is a BusyError
-// of a lock that the handler took itself.
+// verdict is the error of Middleware for a task that does not run. ServerConfig's functions recognize their own by
+// the guard, and leave any other error to asynq: it is the handler's, even a BusyError of a lock that it took itself.
 type verdict struct {
 	guard *Guard
 	kind  verdictKind
@@ -663,8 +647,7 @@ const (
 	revoked                     // asynq drops it, and counts it neither as done nor as failed
 )
 
-// Error is valid UTF-8, whatever a KeyFunc's error quotes. asynq cannot store other text: the task would stay active
-// until asynq's own lease on it ends.
+// Error is valid UTF-8. asynq cannot store other text: the task would stay active until asynq's lease on it ends.
 func (v *verdict) Error() string { return strings.ToValidUTF8(v.err.Error(), "\uFFFD") }
 
 func (v *verdict) Unwrap() []error {
@@ -678,7 +661,6 @@ func (v *verdict) Unwrap() []error {
 	return []error{v.err}
 }
 
-// comeBackIn is the verdict on a task that comes back after the delay; comeBack and park have observed that.
 func (d *delivery) comeBackIn(delay time.Duration, err error) error {
 	if d.server != nil {
 		d.server.noteReturned()
@@ -688,7 +670,6 @@ func (d *delivery) comeBackIn(delay time.Duration, err error) error {
 
 func (g *Guard) archive(err error) error { return &verdict{guard: g, kind: archived, err: err} }
 
-// verdictIn returns the verdict of this Guard in err, or nil.
 func (g *Guard) verdictIn(err error) *verdict {
 	var v *verdict
 	for errors.As(err, &v) {

@@ -20,8 +20,7 @@ import (
 	"github.com/automutex/automutex/internal/tasknote"
 )
 
-// This file is the worker's side of Rule.InOrder and of the reserved attempt. The order itself is in
-// internal/engine/lua/order.lua.
+// The worker's side of Rule.InOrder and of the reserved attempt. internal/engine/lua/order.lua has the order.
 
 // OnArchive is what happens to an ordered key with an archived task; see [Rule].OnArchive.
 type OnArchive uint8
@@ -69,12 +68,11 @@ func (c *compiledRule) checkOrder(mistakes *fieldErrors) {
 	}
 }
 
-// orderRank has an ordered lock taken before all others, so that no task holds another lock while it waits for its
-// turn. A task has at most one ordered rule, so no two tasks wait for each other.
+// orderRank has an ordered lock taken before all others, so that no task holds one while it waits for its turn. A
+// task has at most one, so no two wait for each other.
 const orderRank = -1
 
-// place is what the header of a Client says: the task's place in the order of a key, and how often the caller lets it
-// be retried.
+// place is what the header of a Client says.
 type place struct {
 	stamp.Stamp
 
@@ -85,11 +83,11 @@ func (p place) isLast(f *facts) bool { return f.last || p.reserved && f.retried 
 
 func (p place) in(t target) bool { return p.Nonce != "" && p.Key == t.key }
 
-// attempt runs the handler. It has asynq archive a task with a reserved attempt when the caller's attempts end: asynq
-// would retry it. So it ends a panic of that attempt here, and logs it as asynq does.
+// attempt runs the handler. It has asynq archive a task with a reserved attempt when the caller's attempts end. So it
+// ends a panic of that attempt here, and logs it as asynq does.
 //
-// What has no result here (runtime.Goexit, a process that dies, a context that ends) is counted by asynq, which
-// delivers the task once more, see stamp.CapRedelivery. An ordered task is refused then.
+// What has no result here (runtime.Goexit, a process that dies, a context that ends) asynq counts, and delivers the
+// task once more, see stamp.CapRedelivery. An ordered task is refused then.
 func (d *delivery) attempt(next asynq.Handler) (err error) {
 	ctx := d.handlerContext()
 	if d.mark != nil {
@@ -113,11 +111,10 @@ func (d *delivery) attempt(next asynq.Handler) (err error) {
 	return next.ProcessTask(ctx, d.task)
 }
 
-// isOrdered reports whether the task takes the lock of t in the order of its key. Outside of a server, or within a
-// task, it has no place: asynq does not know it. It takes turns with the tasks in order.
+// isOrdered: outside of a server, or within a task, asynq does not know the task, and it has no place. It takes turns
+// with those in order.
 func (d *delivery) isOrdered(t target) bool { return t.rule.InOrder && d.note != "" && d.outer == nil }
 
-// placeIn is the task's place in the order of t's key: without a stamp, at its arrival.
 func (d *delivery) placeIn(t target) *engine.Place {
 	p := &engine.Place{Nonce: stamp.Unstamped(d.note), Retried: d.retried, Most: -1,
 		Continue: t.rule.OnArchive == Continue}
@@ -130,7 +127,6 @@ func (d *delivery) placeIn(t target) *engine.Place {
 	return p
 }
 
-// turn is the task's place among those of t's key: 0 if that is not ordered, the last without a stamp.
 func (d *delivery) turn(t target) int64 {
 	switch {
 	case !d.isOrdered(t):
@@ -141,8 +137,8 @@ func (d *delivery) turn(t target) int64 {
 	return d.place.Ticket
 }
 
-// acquireInOrder is acquire for an ordered lock. Its error is errSpent if the task's attempts are spent, and Is
-// engine.ErrOrderDone if the task was done already: its worker died before asynq had noted the end.
+// acquireInOrder is acquire for an ordered lock. Its error is errSpent if the attempts are spent, and Is
+// engine.ErrOrderDone if the task was done: its worker died before asynq had noted the end.
 func (d *delivery) acquireInOrder(t target) error {
 	if !d.place.in(t) {
 		d.joinAtArrival(t)
@@ -159,8 +155,8 @@ func (d *delivery) acquireInOrder(t target) error {
 	return errSpent
 }
 
-// joinAtArrival prepares for a task without a stamp for this key. If it has one for another key, since its payload or
-// the rule has changed, it gives that place up; after an error, a look finds that the task has ended.
+// joinAtArrival has a task with a stamp for another key, since its payload or the rule has changed, give that place
+// up; after an error, a look finds that the task has ended.
 func (d *delivery) joinAtArrival(t target) {
 	d.guard.warnOnce("unstamped "+d.task.Type(), "a task of an ordered rule runs after those that have a place in the "+
 		"order of its key: it was not enqueued through automutex.NewClient, "+
@@ -169,7 +165,6 @@ func (d *delivery) joinAtArrival(t target) {
 	d.withdraw()
 }
 
-// withdraw gives up the place that the task was enqueued with, if it has one.
 func (d *delivery) withdraw() {
 	if _, err := engine.ParseKey(d.guard.cfg.Prefix, d.place.Key); err == nil { // a header says what its producer likes
 		_ = d.giveUp(d.place.Key, d.place.Nonce, d.place.Ticket)
@@ -181,7 +176,6 @@ func (d *delivery) giveUp(key, nonce string, ticket int64) error {
 		engine.OrderItem{Nonce: nonce, Ticket: ticket, Note: d.note}, 0)
 }
 
-// orderedKey is an ordered lock, for who does not take it.
 func orderedKey(key string) engine.Ref {
 	return engine.Ref{Key: key, Limit: 1, Ordered: true}
 }
@@ -191,7 +185,7 @@ var errSpent = errors.New("automutex: the handler has begun as often as the task
 	"did not return: its worker died, or its time was up")
 
 // endOrder tells an ordered lock, before its release, how the attempt ended. A task whose context has ended keeps its
-// place. One whose handler has not begun may end by another rule. err is why the task failed.
+// place. One whose handler has not begun may end by another rule.
 func (d *delivery) endOrder(h *heldLease, decision decide.Decision, begun bool, err error) {
 	outcome := d.orderOutcome(h.target, decision)
 	switch {
@@ -220,8 +214,8 @@ func (g *Guard) reportBlocked(ctx context.Context, e Event) {
 	g.observe(ctx, e)
 }
 
-// endUntaken gives up the place of a task that has ended without a key for its ordered lock. After an error, or if the
-// task holds its key now, a look finds that.
+// endUntaken gives up the place of a task that ended without a key for its ordered lock. After an error, or if
+// it holds its key now, a look finds that.
 func (d *delivery) endUntaken(decision decide.Decision) {
 	if d.place.Nonce == "" || decision.What == decide.Leave || slices.ContainsFunc(d.targets, d.place.in) {
 		return
@@ -264,7 +258,6 @@ func (c *Client) Orders(taskTypes ...string) map[string]OnArchive {
 	return ordered
 }
 
-// ordered returns the rule for a task type that has InOrder, one at most, or nil.
 func (rs *ruleSet) ordered(taskType string) *compiledRule {
 	rules := rs.match(taskType)
 	if i := slices.IndexFunc(rules, func(rule *compiledRule) bool { return rule.InOrder }); i >= 0 {
@@ -323,7 +316,6 @@ func (g *Guard) SkipHead(ctx context.Context, key, task string) error {
 	return nil
 }
 
-// orderedRule returns the ordered rule whose scope is that of a lock's key, or nil.
 func (rs *ruleSet) orderedRule(prefix, key string) *compiledRule {
 	text, _ := strings.CutPrefix(key, prefix+":{")
 	scope, _, _ := strings.Cut(strings.TrimSuffix(text, "}"), "|")
@@ -358,7 +350,7 @@ func (g *Guard) wakeInOrder(ctx context.Context, key string, item engine.OrderIt
 	}, item)
 }
 
-// lookInOrder looks at a task, for a producer. After an error the task counts as being there.
+// After an error lookInOrder counts the task as being there.
 func (c *Client) lookInOrder(ctx context.Context, key engine.Ref, item engine.OrderItem, rule *compiledRule) {
 	seen, err := c.tasks.Look(ctx, blocked.OrderedKey{Engine: c.engine, Key: key, Holds: rule.OnArchive == HoldKey}, item)
 	if !seen && errors.Is(err, asynq.ErrQueueNotFound) {

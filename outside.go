@@ -19,8 +19,6 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// This file is how a program takes the lock of a rule outside of its tasks.
-
 // Lock takes the lock that tasks of the rule with that Name take, for work that is no task: an HTTP handler, a script.
 // parts are the values of the rule's On and OnHeaders, each as the key has it; see [Fields].
 //
@@ -101,7 +99,6 @@ func (g *Guard) targetOf(name string, parts []string) (t target, err error) {
 	return target{rule: c, key: key, scope: scope, limit: limit, pace: c.request.Pace}, nil
 }
 
-// needsTask names the field of the rule that needs a task; empty: none does.
 func (c *compiledRule) needsTask(isPrefix bool) string {
 	switch {
 	case c.Key != nil:
@@ -120,7 +117,6 @@ func (c *compiledRule) needsTask(isPrefix bool) string {
 	return ""
 }
 
-// lock takes the lock of t, for a delivery without a task.
 func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 	d := &delivery{facts: facts{guard: g, ctx: ctx, task: asynq.NewTask("", nil)}}
 	switch {
@@ -151,7 +147,7 @@ func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 	case err == nil:
 		d.observe(e)
 		d.line.came = time.Now() // Held counts from now
-		// own ends with the lease and nothing else, and this function with own. A release has reported itself.
+		// own ends with the lease, and this function with own. A release has reported itself.
 		own := lease.Bind(context.WithoutCancel(ctx))
 		context.AfterFunc(own, func() {
 			if cause := context.Cause(own); errors.Is(cause, lock.ErrLost) {
@@ -171,7 +167,7 @@ func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 	return lease, err
 }
 
-// observeEnd has each release of the lease that r asks for observed, and returns what observes its end once.
+// observeEnd has each release by r observed, and returns what observes the end once.
 func (d *delivery) observeEnd(e Event, r *engine.Request) (ended func(kind EventKind, err error)) {
 	var once sync.Once
 	ended = func(kind EventKind, err error) {

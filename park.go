@@ -16,9 +16,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// This file is the policy Park. wait.go has the wait in the worker, internal/blocked wakes the task.
-
-// parkTasks returns asynq's tasks, which Park wakes; without an Inspector if no rule parks.
+// parkTasks returns asynq's tasks; without an Inspector if no rule parks.
 func parkTasks(rdb lock.Client, cfg Config) (*blocked.Tasks, error) {
 	i := slices.IndexFunc(cfg.Rules, func(r Rule) bool { return r.Busy == Park })
 	if i < 0 {
@@ -37,8 +35,7 @@ func parkTasks(rdb lock.Client, cfg Config) (*blocked.Tasks, error) {
 	return tasks, nil
 }
 
-// tasksFor returns asynq's tasks as cfg.Inspector, whose Redis is not known, or one made from rdb sees them. what says
-// in an error what needs one.
+// tasksFor returns asynq's tasks as cfg.Inspector, whose Redis is not known, or one made from rdb sees them.
 func tasksFor(rdb lock.Client, cfg Config, what string) (*blocked.Tasks, error) {
 	if cfg.Inspector != nil {
 		return &blocked.Tasks{Inspector: cfg.Inspector}, nil
@@ -50,7 +47,6 @@ func tasksFor(rdb lock.Client, cfg Config, what string) (*blocked.Tasks, error) 
 	return &blocked.Tasks{Inspector: asynq.NewInspectorFromRedisClient(client), Redis: client}, nil
 }
 
-// park returns the task to asynq, for a delay at most. Redis keeps its place in line.
 func (d *delivery) park(t target, busy *BusyError) error {
 	delay := d.inTime(decide.Delay(decide.AtTurn, busy.turnIn()))
 	d.checkInspector()
@@ -58,8 +54,8 @@ func (d *delivery) park(t target, busy *BusyError) error {
 	return d.comeBackIn(delay, busy)
 }
 
-// turnIn is about when the turn of a parked task comes if the holder's process has died, and each task before it holds
-// the key for a second. Behind an archived task that is late: to run or skip that wakes the next one.
+// turnIn is about when a parked task's turn comes if the holder's process has died, and each before it holds the key
+// for a second. Behind an archived task that is late: an operator wakes the next one.
 func (e *BusyError) turnIn() time.Duration {
 	if e.Reason == ReasonArchived {
 		return time.Hour
@@ -70,9 +66,8 @@ func (e *BusyError) turnIn() time.Duration {
 const inspectorHint = "are the locks on another Redis, or in another database, than asynq? Give the Guard a client " +
 	"of that database, or set Config.Inspector to an asynq.Inspector there"
 
-// checkInspector warns once if the Inspector does not see the task that parks: the locks are on another Redis or
-// database than asynq. One goroutine asks at a time, until one got an answer. It ends with the timeouts of the
-// Inspector's client; Close waits for it.
+// checkInspector warns once if the Inspector does not see the task that parks. One goroutine asks at a time, until
+// one got an answer. It ends with the timeouts of the Inspector's client; Close waits for it.
 func (d *delivery) checkInspector() {
 	g := d.guard
 	if !g.inspectorAsked.CompareAndSwap(false, true) {
@@ -92,7 +87,6 @@ func (d *delivery) checkInspector() {
 	})
 }
 
-// wakeParked has asynq run a parked task. The engine calls it when the task's turn comes.
 func (g *Guard) wakeParked(ctx context.Context, key, note string) engine.Fate {
 	if item, ordered := engine.ParseItem(note); ordered {
 		return g.wakeInOrder(ctx, key, item)

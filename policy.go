@@ -63,7 +63,6 @@ var policyRows = [...]policyRow{
 
 func (p Policy) row() policyRow { return policyRows[p.kind] }
 
-// returns reports whether a busy key only has the task come back.
 func (r policyRow) returns() bool { return r.busy == decide.WishBack && !r.asks }
 
 // The policies that take no argument. Do not assign to them.
@@ -146,7 +145,6 @@ func (p Policy) String() string {
 	return p.row().name
 }
 
-// check returns why a rule cannot have the policy, or nil.
 func (p Policy) check() error {
 	switch {
 	case p.kind == policyRetryIn && p.delay < time.Millisecond:

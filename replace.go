@@ -14,15 +14,13 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// replaceState is what a delivery knows of its locks with the policy Replace. It belongs to the worker's goroutine, but
-// for stopRequested, replacedAt and requestStop.
+// replaceState belongs to the worker's goroutine, but for stopRequested, replacedAt and requestStop.
 type replaceState struct {
 	arrivals map[string]arrival // by key
 	began    bool               // the task's handler has, in this delivery or an earlier attempt
 
-	// stopRequested ends, with cause ErrReplaced, when a newer task first asks this one to stop, or has overtaken it. It
-	// has no parent, so it need not be cancelled. replacedAt is the lock that the newer task wants: set before, read only
-	// after.
+	// stopRequested ends, with cause ErrReplaced, when a newer task first asks this one to stop, or has overtaken it.
+	// It has no parent, so it need not be cancelled. replacedAt is that lock: set before, read only after.
 	stopRequested context.Context // a signal
 	cancel        context.CancelCauseFunc
 	once          sync.Once
@@ -42,8 +40,7 @@ func newReplaceState(began bool) *replaceState {
 	return s
 }
 
-// arrive stores in Redis, for each of the task's locks under Replace, that the task has come: its age counts from then.
-// A task that is overtaken at one of them is replaced.
+// arrive stores in Redis that the task has come, for each lock under Replace: its age counts from then.
 func (d *delivery) arrive() obstacle {
 	for _, t := range d.targets {
 		if t.rule.Busy.kind != policyReplace || d.holds(t.key) {
@@ -75,15 +72,13 @@ func (d *delivery) arriveAt(t target) error {
 	return nil
 }
 
-// stopBy has a newer task ask this one to stop, under Replace.
 func (s *replaceState) stopBy(r *engine.Request, t target) {
 	if arrived, ok := s.arrivals[t.key]; ok {
 		r.Arrival, r.OnStop = arrived.at, func() { s.requestStop(t) }
 	}
 }
 
-// requestStop asks the task to stop, since a newer one wants the lock of t. The engine calls it on a goroutine of its
-// own, and the delivery when Redis reports a newer task.
+// The engine calls requestStop on a goroutine of its own, and the delivery when Redis reports a newer task.
 func (s *replaceState) requestStop(t target) {
 	s.once.Do(func() {
 		s.replacedAt = t
@@ -95,8 +90,8 @@ func (d *delivery) isReplaced() bool {
 	return d.replacing != nil && d.replacing.stopRequested.Err() != nil
 }
 
-// replace takes a lock under Replace: it asks older tasks to stop and waits in line. After an error, isReplaced reports
-// whether a newer task has come.
+// replace asks older tasks to stop and waits in line. After an error, isReplaced reports whether a newer task has
+// come.
 func (d *delivery) replace(t target) error {
 	err := d.ask(d.ctx, t, d.request(t))
 	var busy *BusyError
@@ -128,24 +123,23 @@ func (d *delivery) replace(t target) error {
 	return cmp.Or(err, ErrReplaced)
 }
 
-// askOlderToStop asks older tasks to stop if this one is among the newest, as many as hold the lock at once; else it
-// stops this one. An error is ignored: the wait that follows asks the same Redis.
+// askOlderToStop does so if this task is among the newest, as many as hold the lock at once; else it stops this one.
+// An error is ignored: the wait that follows asks the same Redis.
 func (d *delivery) askOlderToStop(t target, arrived arrival) {
 	if overtaken, err := d.guard.engine.Stop(d.ctx, arrived.ref, arrived.at); err == nil && overtaken {
 		d.replacing.requestStop(t)
 	}
 }
 
-// A waiting task repeats askOlderToStop: after askFirst, since a holder may just have taken the lock, then at growing
-// intervals up to askEvery.
+// A waiting task repeats askOlderToStop after askFirst, since a holder may just have taken the lock, then ever later.
 const (
 	askFirst = 50 * time.Millisecond
 	askEvery = time.Second
 )
 
-// watchWhileWaiting runs beside a wait for the lock of t. It calls giveUp when a newer task asks this one to stop.
-// Under Replace it repeats askOlderToStop, since messages get lost and holders change. stop ends its goroutine, and
-// does not wait for a request under way, since the task's deadline may be near: the engine's Close does.
+// watchWhileWaiting calls giveUp when a newer task asks this one to stop. Under Replace it repeats askOlderToStop,
+// since messages get lost and holders change. stop ends its goroutine, and does not wait for a request under way,
+// since the deadline may be near: the engine's Close does.
 func (d *delivery) watchWhileWaiting(t target, giveUp func()) (stop func()) {
 	if d.replacing == nil {
 		return func() {}
@@ -177,8 +171,8 @@ func (d *delivery) watchWhileWaiting(t target, giveUp func()) (stop func()) {
 	}
 }
 
-// replaceableContext is the parent of the handler's context, with what ends it. It ends with the task's context, and
-// with cause ErrReplaced when a newer task asks this one to stop.
+// replaceableContext is the parent of the handler's context. It ends with the task's, and with cause ErrReplaced when
+// a newer task asks this one to stop.
 func (d *delivery) replaceableContext() (ctx context.Context, end func()) {
 	if d.replacing == nil {
 		return d.ctx, func() {}
@@ -188,7 +182,6 @@ func (d *delivery) replaceableContext() (ctx context.Context, end func()) {
 	return ctx, func() { unhook(); cancel(nil) }
 }
 
-// revokeReplaced is for a task that a newer one has replaced, here or in its claim.
 func (d *delivery) revokeReplaced(met obstacle) error {
 	e, name := Event{Kind: EventReplaced, Key: d.claim.key}, d.task.Type()
 	if !d.claim.superseded {
@@ -209,9 +202,8 @@ func (d *delivery) revokeReplaced(met obstacle) error {
 	return &verdict{guard: d.guard, kind: revoked, err: text}
 }
 
-// forgetArrivals tells Redis that the task has ended: a later task with the same ID is a new one. If its handler has
-// begun, the task goes on to overtake older ones, which were asked to stop. release calls it after the locks are
-// released, so that no task waits for it.
+// forgetArrivals tells Redis that the task has ended: a later one with its ID is new. If its handler has begun, it
+// goes on to overtake older ones. release calls it after the locks are released, so that no task waits for it.
 func (d *delivery) forgetArrivals(decision decide.Decision) {
 	if d.replacing == nil {
 		return

@@ -22,7 +22,6 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// server is one asynq server.
 type server struct {
 	guard   *Guard
 	workers engine.Workers
@@ -117,7 +116,6 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	return cfg
 }
 
-// errorHandler is the ErrorHandler of the server; theirs is the program's, or nil.
 func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
 	return asynq.ErrorHandlerFunc(func(ctx context.Context, t *asynq.Task, err error) {
 		v := s.guard.verdictIn(err)
@@ -135,7 +133,6 @@ func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
 	})
 }
 
-// lender returns the workers that the scope's keys may borrow.
 func (s *server) lender(scope string, leave int) *engine.Lender {
 	known, ok := s.lenders.Load(scope)
 	if !ok {
@@ -145,8 +142,8 @@ func (s *server) lender(scope string, leave int) *engine.Lender {
 	return lender
 }
 
-// noteReturned notes that a task goes back to asynq. It warns once if asynq has not called the Guard's functions in
-// time, or for so many that some have come back: the program has put others in their place.
+// noteReturned warns once if asynq has not called the Guard's functions in time, or for so many tasks that some have
+// come back: the program has put others in their place.
 func (s *server) noteReturned() {
 	now := time.Now().UnixNano()
 	s.firstReturned.CompareAndSwap(0, now)
@@ -176,7 +173,7 @@ func (s *server) takeCut() bool {
 	return false
 }
 
-// taskMark marks the context of one task, before asynq calls the handler.
+// taskMark marks the context of one task.
 type taskMark struct {
 	server *server
 	inside atomic.Bool // the task is in the Middleware
@@ -266,7 +263,6 @@ func (g *Guard) RunContext(ctx context.Context, srv *asynq.Server, handler asynq
 	}
 }
 
-// closeBeside gives Close as much time as shutdown takes.
 func (g *Guard) closeBeside(shutdown func()) error {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	closed := make(chan error, 1) // Close returns when ctx ends, at the latest

@@ -11,12 +11,9 @@ import (
 	"github.com/automutex/automutex/internal/engine"
 )
 
-// This file is how a task waits for a lock.
-
 // margin is how long before its task's deadline a wait ends: when the task's context ends, asynq fails the attempt.
 const margin = time.Second
 
-// standing is what is known of the lock that a task comes to.
 type standing struct {
 	key     string
 	came    time.Time
@@ -25,8 +22,8 @@ type standing struct {
 	waiter  *engine.WorkerWait // as the server's workers know it; nil: it gives way to nobody
 }
 
-// acquire takes a lock. The error is a *BusyError (others hold the lock, its gate is closed, or an operator paused it),
-// errSpent, one that Is engine.ErrOrderDone, or lock.ErrBackend. While the delivery is over it may be any.
+// acquire takes a lock. The error is a *BusyError, errSpent, one that Is engine.ErrOrderDone, or lock.ErrBackend.
+// While the delivery is over it may be any.
 func (d *delivery) acquire(t target) error {
 	switch {
 	case d.isOrdered(t):
@@ -47,7 +44,7 @@ type waiting struct {
 	open   bool          // a closed gate ends it: the task gives back what it holds
 }
 
-// waitOf returns how the rule has the task wait. On its last attempt a task waits where others return.
+// On its last attempt a task waits where others return.
 func (d *delivery) waitOf(t target) waiting {
 	policy, holds := t.rule.Busy.row(), len(d.leases) > 0
 	switch {
@@ -77,7 +74,7 @@ func (d *delivery) waitLeft(t target) time.Duration {
 	return most
 }
 
-// comeTo notes when a task came to a lock that is not its first: it may give back those before, and come again.
+// comeTo notes when a task first came to a lock that is not its first: it may give back those before.
 func (d *delivery) comeTo(t target, came time.Time) {
 	if d.cameTo == nil {
 		d.cameTo = map[string]time.Time{}
@@ -87,8 +84,8 @@ func (d *delivery) comeTo(t target, came time.Time) {
 	}
 }
 
-// stayOut has a task that cannot stand in line for what it has met wait in its worker. It ends the Wait of one whose
-// worker another task may need.
+// stayOut has a task that cannot stand in line wait in its worker. It ends the Wait of one whose worker others may
+// need.
 func (d *delivery) stayOut(met obstacle) {
 	t, delay, leave := met.target, minStay, make(chan struct{})
 	if left := met.busy.ExpiresIn; left > 0 {
@@ -110,11 +107,9 @@ func (d *delivery) stayOut(met obstacle) {
 	}
 }
 
-// wait takes the lock of t. It stands in line until the lock is granted, the wait is over, the margin before the task's
-// deadline is reached, the Guard closes, an operator pauses the key, a newer task replaces this one, or another task
-// may need the worker.
-//
-// If the task parked, the error is a *BusyError with parked set: Redis keeps the task's place in line.
+// wait stands in line for t until the lock is granted, the wait is over, the margin before the task's deadline is
+// reached, the Guard closes, an operator pauses the key, a newer task replaces this one, or another task may need the
+// worker. If the task parked, the error is a *BusyError with parked set.
 func (d *delivery) wait(t target, w waiting) (err error) {
 	r := d.request(t)
 	r.InTime, r.Open = w.inTime, w.open
@@ -131,8 +126,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		d.noteCame(t, sinceCall)
 		d.observeWaiting(t)
 	}
-	// ctx ends everything. most only bounds the time in line: if the answer to an earlier ask arrives after it and grants
-	// the lock, the task keeps the lock.
+	// ctx ends everything, most only the time in line: a lock that an earlier ask's late answer grants is kept.
 	ctx, cancel := d.untilLate()
 	defer cancel()
 	defer context.AfterFunc(d.guard.life.Closing, cancel)()
@@ -145,8 +139,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		r.Yield = parkNow
 		leave = sync.OnceFunc(func() { close(parkNow) })
 		if bounded {
-			// Stop does not wait for a timer that fires now. Its leave closes parkNow when the wait is over, and nobody reads
-			// parkNow then.
+			// Stop does not wait for a timer that fires now: nobody reads parkNow any more.
 			defer time.AfterFunc(time.Until(parkBy(d.arrived, latest)), leave).Stop()
 		}
 	} else {
@@ -170,7 +163,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		defer func() { d.server.workers.End(me, err == nil); d.line.waiter = nil }()
 	}
 	defer d.observeWaited(t)
-	// While this task waits, a newer task may replace it on a lock that it holds already. Then cancel ends the wait.
+	// A newer task may replace this one on a lock that it holds already. Then cancel ends the wait.
 	defer d.watchWhileWaiting(t, cancel)()
 	err = d.ask(ctx, t, r)
 	var busy *BusyError
@@ -193,7 +186,6 @@ func (d *delivery) ask(ctx context.Context, t target, r engine.Request) error {
 	return d.keepLease(t, lease, err)
 }
 
-// noteCame tells the server's workers what the first exchange with Redis has told of the task.
 func (d *delivery) noteCame(t target, sinceCall time.Duration) {
 	if d.server != nil && !d.came {
 		d.server.workers.Came(t.key, sinceCall)
@@ -201,8 +193,8 @@ func (d *delivery) noteCame(t target, sinceCall time.Duration) {
 	d.came = true
 }
 
-// parkBy returns when a task that waits in its worker parks: after half of its time, so that its handler has the other
-// half, and no later than latest, the margin before its deadline.
+// parkBy returns when a waiting task parks: after half of its time, the other half is its handler's, and no later
+// than latest.
 func parkBy(arrived, latest time.Time) time.Time {
 	if half := arrived.Add(latest.Add(margin).Sub(arrived) / 2); half.Before(latest) {
 		return half
@@ -210,9 +202,8 @@ func parkBy(arrived, latest time.Time) time.Time {
 	return latest
 }
 
-// request is what the task asks of the engine for the lock of t: one try. A round trip ends by itself, after about 5 s
-// at most. So it runs on the worker's goroutine, without another one that watches the context (Whole); look checks that
-// afterwards.
+// request asks for the lock of t: one try. A round trip ends by itself, after about 5 s at most. So it runs on the
+// worker's goroutine, with none that watches the context (Whole); look checks that afterwards.
 func (d *delivery) request(t target) engine.Request {
 	r := t.rule.request
 	r.Name, r.Key, r.Limit, r.Pace, r.Note, r.Whole = t.scope, t.key, t.limit, t.pace, d.note, true
@@ -229,7 +220,6 @@ func (d *delivery) request(t target) engine.Request {
 	return r
 }
 
-// observeWaiting observes that the task begins to wait in line.
 func (d *delivery) observeWaiting(t target) {
 	d.line.waiting, d.line.stood = time.Now(), true
 	switch {
@@ -242,7 +232,6 @@ func (d *delivery) observeWaiting(t target) {
 	d.waitInClaim()
 }
 
-// observeWaited observes the end of a wait, if it began.
 func (d *delivery) observeWaited(t target) {
 	if d.line.waiting.IsZero() {
 		return
@@ -252,8 +241,8 @@ func (d *delivery) observeWaited(t target) {
 	d.observe(Event{Kind: EventWaited, Rule: t.rule.Name, Key: t.key, Waited: waited})
 }
 
-// sleep blocks the worker of a task for delay, at most until the margin before the task's deadline. It ends when the
-// delivery is over, or leave is closed, which it reports.
+// sleep blocks the worker for delay, at most until the margin. It ends when the delivery is over, or leave is closed,
+// which it reports.
 func (d *delivery) sleep(delay time.Duration, leave <-chan struct{}) (left bool) {
 	if deadline, ok := d.ctx.Deadline(); ok {
 		delay = min(delay, time.Until(deadline)-margin)
@@ -275,7 +264,6 @@ func (d *delivery) sleep(delay time.Duration, leave <-chan struct{}) (left bool)
 	return false
 }
 
-// warnOneAttempt warns once of a rule with the policy Park whose tasks have one attempt and so cannot park.
 func (d *delivery) warnOneAttempt(rule *compiledRule) {
 	if most, ok := asynq.GetMaxRetry(d.ctx); !ok || most > 0 || !rule.Busy.row().parks {
 		return

@@ -83,7 +83,6 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s:%d:%d: %s", e.File, e.Line, e.Column, e.Text)
 }
 
-// reader gathers what is wrong in a file.
 type reader struct {
 	file     string
 	mistakes []*Error
@@ -95,8 +94,7 @@ func (r *reader) reportf(line, column int, format string, args ...any) {
 		Text: fmt.Sprintf(format, args...)})
 }
 
-// parse reads the YAML, then the values, and then asks automutex.New and unique.New, which do not see rules with
-// mistakes.
+// automutex.New and unique.New do not see rules with mistakes.
 func parse(name string, data []byte) (automutex.Config, unique.Config, error) {
 	r := &reader{file: name, trails: map[[2]int]string{}}
 	var document yaml.Node
@@ -105,7 +103,7 @@ func parse(name string, data []byte) (automutex.Config, unique.Config, error) {
 	} else if cfg, once := r.read(document.Content[0]); len(r.mistakes) == 0 {
 		return cfg, once, nil
 	}
-	// In the order of the file, each once: what is wrong in defaults is wrong in every rule.
+	// What is wrong in defaults is wrong in every rule.
 	slices.SortStableFunc(r.mistakes, func(a, b *Error) int {
 		return cmp.Or(cmp.Compare(a.Line, b.Line), cmp.Compare(a.Column, b.Column))
 	})
@@ -118,7 +116,6 @@ func parse(name string, data []byte) (automutex.Config, unique.Config, error) {
 
 const quoteColon = "; a text with a colon at its end needs quotes"
 
-// syntax reports why a file is not YAML.
 func (r *reader) syntax(err error) {
 	wrong := &yaml.LoadError{Message: err.Error()}
 	errors.As(err, &wrong)
@@ -129,7 +126,7 @@ func (r *reader) syntax(err error) {
 	r.reportf(wrong.Mark.Line, wrong.Mark.Column, "not YAML: %s", text)
 }
 
-// walk reports what YAML has and a configuration does not, and notes the trail of each place.
+// walk reports what a configuration has not, and notes the trail of each place.
 func (r *reader) walk(n *yaml.Node, trail string) {
 	r.trails[[2]int{n.Line, n.Column}] = trail
 	switch {
@@ -151,8 +148,6 @@ func (r *reader) walk(n *yaml.Node, trail string) {
 	}
 }
 
-// read reads the values of a file, and reports what automutex.New and unique.New would refuse at the value that is
-// wrong.
 func (r *reader) read(root *yaml.Node) (automutex.Config, unique.Config) {
 	r.walk(root, "")
 	var f file
@@ -185,8 +180,7 @@ func (r *reader) read(root *yaml.Node) (automutex.Config, unique.Config) {
 	return cfg, once
 }
 
-// refused reports the errors of one New at the values that they are about. preset has what its rules may leave out;
-// nil: none do.
+// preset has what the rules may leave out; nil: none do.
 func (r *reader) refused(err error, what string, root, preset *yaml.Node, rules []*yaml.Node) {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok { // a join, not what an error wraps
 		for _, err := range joined.Unwrap() {
@@ -214,11 +208,10 @@ func (r *reader) refused(err error, what string, root, preset *yaml.Node, rules 
 	r.reportf(at.Line, at.Column, "%s%s", where, inFile(field.Err.Error(), rules))
 }
 
-// goName finds what an error calls by its name in Go: another rule, a field or a value. Texts in quotes are the user's.
+// goName finds what errors call by its name in Go. Texts in quotes are the user's.
 var goName = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|Rules\[\d+\]|\b(?:automutex\.|unique\.)?(?:Name|Task|On|OnHeaders|Optional|Scope|Limit|TTL|Wait|MaxHold|Cooldown|Rate|Cost|` +
 	`Starts|Per|Burst|InOrder|OnArchive|MaxQueued|LeaveIdle|Fence|Busy|StartWithin|Late|Queue|Until|Duplicate|MaxPostpone|KeepArchived|Unlimited|Retry|RetryIn|For|Postpone|Reject|Join)\b`)
 
-// inFile says in the words of a file what New says in those of Go. It names other rules by their lines.
 func inFile(text string, rules []*yaml.Node) string {
 	return goName.ReplaceAllStringFunc(text, func(s string) string {
 		// else a user's text without quotes
@@ -231,8 +224,7 @@ func inFile(text string, rules []*yaml.Node) string {
 	})
 }
 
-// fitting reads the elements of a list that have no mistakes, which are filled in where preset has a value and they do
-// not, and tells where each is.
+// fitting reads the elements that have no mistakes, filled in from preset, and tells where each is.
 func fitting[R any, T interface{ rule() R }](list *yaml.Node, preset T) (rules []R, nodes []*yaml.Node) {
 	for i := 0; list != nil && i < len(list.Content); i++ {
 		if of := preset; list.Content[i].Kind == yaml.MappingNode &&
@@ -243,7 +235,6 @@ func fitting[R any, T interface{ rule() R }](list *yaml.Node, preset T) (rules [
 	return rules, nodes
 }
 
-// get returns the value of a key; nil: there is none.
 func get(n *yaml.Node, key string) *yaml.Node {
 	for i := 1; n != nil && i < len(n.Content) && n.Kind == yaml.MappingNode; i += 2 {
 		if n.Content[i-1].Value == key {
@@ -253,7 +244,7 @@ func get(n *yaml.Node, key string) *yaml.Node {
 	return nil
 }
 
-// file is a configuration. Each tag says what the key is about, for who edits a file with the schema.
+// The tags say what the keys are about, for who edits a file with the schema.
 type file struct {
 	Prefix   string       `yaml:"prefix" about:"Begins every key in Redis; automutex where it is left out."`
 	HashKeys string       `yaml:"hash_keys" about:"A secret that keeps payload values out of keys; at least 16 bytes."`
@@ -263,7 +254,6 @@ type file struct {
 	Unique   []uniqueRule `yaml:"unique" about:"What producers enqueue once."`
 }
 
-// rule is an automutex.Rule, and defaults what rules may have in common.
 type rule struct {
 	Name     string `yaml:"name" about:"A label for errors, events and metrics; the task where it is left out."`
 	Task     string `yaml:"task" about:"The task type, or its prefix: an exact match first, then the longest prefix." needed:"yes"`
@@ -290,7 +280,6 @@ type defaults struct {
 	Late        choice[late]  `yaml:"late" about:"What happens to a task that did not start in time: archive (where it is left out) or skip."`
 }
 
-// late is a policy that Rule.Late may be.
 type late automutex.Policy
 
 // parts are what a rule, or a unique rule, makes keys of.
@@ -313,7 +302,6 @@ func (r rule) rule() automutex.Rule {
 	}
 }
 
-// uniqueRule is a unique.Rule.
 type uniqueRule struct {
 	Task         string `yaml:"task" about:"The task type, or its prefix: an exact match first, then the longest prefix." needed:"yes"`
 	Queue        string `yaml:"queue" about:"The queue of the tasks; \"default\" where it is left out."`
@@ -331,15 +319,13 @@ func (u uniqueRule) rule() unique.Rule {
 	}
 }
 
-// objects are the mappings of a file, by the names of their Go types.
 var objects = map[string]reflect.Type{
 	"file": reflect.TypeFor[file](), "defaults": reflect.TypeFor[defaults](), "rule": reflect.TypeFor[rule](),
 	"uniqueRule": reflect.TypeFor[uniqueRule](), "starts": reflect.TypeFor[starts](),
 	"limitField": reflect.TypeFor[limitField](), "rateField": reflect.TypeFor[rateField](),
 }
 
-// What package yaml says of a key that a struct has no field for, and of a value that fits no field. A text of another
-// form is shown as it is.
+// Texts of package yaml; one of another form is shown as it is.
 var (
 	notFound = regexp.MustCompile(`^field (.*) not found in type config\.(\w+)$`)
 	unfit    = regexp.MustCompile(`^cannot construct (.*) into (?:config\.)?(\[\]\w+|[\w.]+)`)
@@ -350,7 +336,6 @@ var (
 		"a list", "!!map", "a mapping")
 )
 
-// explain says in the words of a file what package yaml says in those of Go.
 func explain(text string) string {
 	if m := unfit.FindStringSubmatch(text); m != nil {
 		return fmt.Sprintf("want %s, not %s", cmp.Or(wants[m[2]], "keys with values"), tags.Replace(m[1]))
@@ -387,7 +372,6 @@ var inWord = regexp.MustCompile("([a-z])([A-Z])")
 // keyOf is the key of a Go field: TTL is ttl, MaxHold max_hold.
 func keyOf(field string) string { return strings.ToLower(inWord.ReplaceAllString(field, "${1}_$2")) }
 
-// limit is a number, unlimited, or a payload field.
 type limit struct {
 	number int
 	field  *limitField
@@ -413,7 +397,6 @@ func (l *limit) UnmarshalYAML(n *yaml.Node) error {
 	return n.Load(&l.number)
 }
 
-// rate is none, how often handlers start, or a payload field.
 type rate struct {
 	starts
 	of func(context.Context, *asynq.Task) (automutex.Rate, error)
@@ -520,7 +503,6 @@ var choices = map[reflect.Type]map[string]any{
 		"{postpone: 5s}": unique.Postpone},
 }
 
-// UnmarshalYAML reads a word, or a mapping of the word that goes with a duration.
 func (c *choice[V]) UnmarshalYAML(n *yaml.Node) error {
 	word := n.Value
 	if n.Kind == yaml.MappingNode && len(n.Content) == 2 {
