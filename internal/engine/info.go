@@ -5,8 +5,6 @@ import (
 	"time"
 )
 
-// This file is what the engine tells of a lock, and what its callers tell the engine.
-
 // MinTTL is the shortest lease, and MaxHold: below it, a pause of the garbage collector or a slow network would lose leases in
 // normal operation.
 const MinTTL = 100 * time.Millisecond

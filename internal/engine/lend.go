@@ -14,7 +14,6 @@ type Lender struct {
 	Leave   int
 }
 
-// share is what a key that may borrow has of a server's workers.
 type share struct {
 	limit, runs int
 	ready       bool // it has parked work that could begin now
@@ -32,7 +31,6 @@ func (l *Lender) lend(r *Ref, me *WorkerWait) (may bool) {
 	return may
 }
 
-// answered says what came of an ask.
 func (l *Lender) answered(me *WorkerWait, yours bool) {
 	l.Workers.change(func(time.Time) { me.borrows, me.asked = me.borrows && yours, false })
 }
@@ -63,10 +61,9 @@ func (l *Lender) parked(r *Ref, ready bool) {
 	}
 }
 
-// on counts called work that is on its way.
 func (l *Lender) on(more int) { l.Workers.change(func(time.Time) { l.Workers.coming += more }) }
 
-// share changes the share of a key, and forgets one that has nothing.
+// share forgets one that has nothing.
 func (l *Lender) share(key string, limit int, change func(*share)) {
 	w := l.Workers
 	w.change(func(time.Time) {
@@ -118,8 +115,7 @@ func (w *Workers) isFair(scope, key string, limit int) bool {
 	return true
 }
 
-// borrowers returns who may borrow the workers that have become idle: waits, that ask again; if there are none, the key
-// with parked work that runs least here for each slot of its limit.
+// borrowers returns waits that ask again; if none, the key with parked work that runs least here for each slot.
 func (w *Workers) borrowers() (ask []*WorkerWait, check string) {
 	for _, wait := range w.waiting {
 		if l := wait.Lender; l != nil && wait.mayStart() && !wait.asked && w.idle(wait)-len(ask) >= l.Leave &&
