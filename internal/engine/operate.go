@@ -65,7 +65,7 @@ func (e *Engine) code(ctx context.Context, most int64, s *redisx.Script, keys []
 	return n, nil
 }
 
-// Know waits until the orders of operators are known, for what may grant the lock.
+// Know waits until the orders of operators are known.
 func (e *Engine) Know(ctx context.Context, key string) error {
 	if e.controls == nil {
 		return nil

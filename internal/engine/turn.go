@@ -325,7 +325,7 @@ const (
 	gateFence   = -3 // to the first waiter: when the gate opens
 )
 
-// parseMessage reads "<token> <fence> <server us>", and a value where there is one.
+// parseMessage reads "<token> <fence> <server us>[ <value>]".
 func parseMessage(payload string) (message, bool) {
 	f := strings.Fields(payload)
 	if len(f) != 3 && len(f) != 4 {
