@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/blocked"
-	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/lock"
@@ -104,7 +103,7 @@ func (e *BusyError) Error() string {
 	}
 	switch {
 	case e.Pause != nil:
-		say(": %s", control.Control(*e.Pause).Text())
+		say(": %s", e.Pause)
 	case engine.GateText(e.Reason) != "": // a closed gate
 		say(": %s for %s", engine.GateText(e.Reason), ms(e.ExpiresIn))
 	case e.failed && e.ExpiresIn <= engine.OrderLook: // it may be that nobody knows yet when

@@ -14,6 +14,7 @@ import (
 
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
+	"github.com/automutex/automutex/internal/engine/rate"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
@@ -62,7 +63,7 @@ func (r Rate) pace() (p engine.Pace, err error) {
 	case r.Starts == 0 || r.Per == 0:
 		return p, fmt.Errorf("it needs both Starts and Per, such as 100 per minute%s", printable.MeantUnit(r.Per))
 	}
-	p.Every, p.Spare, err = engine.Rate(r.Starts, r.Per, r.Burst)
+	p.Every, p.Spare, err = rate.Rate(r).Bucket()
 	return p, err
 }
 

@@ -8,8 +8,8 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Controls returns the orders of operators for the keys of this Guard's Prefix: a pause, or another limit, for a scope
-// or one key. Every Guard and Locker with the prefix obeys them within 2 seconds.
+// Controls returns the orders of operators for the keys of this Guard's Prefix: a pause, another limit or rate, for a
+// scope or one key. Every Guard and Locker with the prefix obeys them within 2 seconds.
 //
 // A task whose key is paused returns to asynq, its attempt not spent, whatever the policy, until the pause ends, or for
 // 30 to 90 seconds. Under [Park] it keeps its place in line, and is woken when the pause ends. A task on its last
@@ -38,12 +38,12 @@ func (d *delivery) checkPaused() obstacle {
 
 // pauseOf returns the pause of a key, nil if it is not paused, and how long it lasts; 0 if it has no end.
 func (g *Guard) pauseOf(key string) (*lock.Control, time.Duration) {
-	order, left := g.engine.Controls().PauseOf(key)
-	if order == nil {
+	stop, left := g.engine.Controls().StopOf(key)
+	if stop == nil {
 		return nil, 0
 	}
-	pause := lock.Control(order.Control())
-	return &pause, left
+	return &lock.Control{Target: stop.Target, Paused: true, PausedUntil: stop.PausedUntil, Why: stop.Why, By: stop.By,
+		Since: stop.Since}, left
 }
 
 func (rs *ruleSet) isScope(name string) bool {

@@ -232,8 +232,8 @@ func (c *compiledRule) fillDefaults() {
 	if len(c.On) > 0 {
 		c.fields, _ = keys.Parse(c.On)
 	}
-	c.request = engine.Request{Ref: engine.Ref{Limit: 1}, Name: c.Name, TTL: engine.WholeMS(c.TTL), MaxHold: c.MaxHold,
-		Fenced: c.Fence, Notes: true}
+	c.request = engine.Request{Ref: engine.Ref{Limit: 1, Rated: true}, Name: c.Name, TTL: engine.WholeMS(c.TTL),
+		MaxHold: c.MaxHold, Fenced: c.Fence, Notes: true}
 	c.request.Pace, _ = c.Rate.pace()
 }
 

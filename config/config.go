@@ -445,10 +445,11 @@ type rateField struct {
 }
 
 func parseRate(text string) (r automutex.Rate, err error) {
-	if text != noRate {
-		r.Starts, r.Per, r.Burst, err = engine.ParseRate(text)
+	if text == noRate {
+		return r, nil
 	}
-	return r, err
+	parsed, err := engine.ParseRate(text)
+	return automutex.Rate(parsed), err
 }
 
 type cost struct {

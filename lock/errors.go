@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/redisx"
@@ -74,7 +73,7 @@ func (e *BusyError) Error() string {
 	}
 	switch {
 	case e.Pause != nil:
-		fmt.Fprintf(&b, ": %s", control.Control(*e.Pause).Text())
+		fmt.Fprintf(&b, ": %s", e.Pause)
 	case engine.GateText(e.Reason) != "":
 		fmt.Fprintf(&b, ": %s for %s", engine.GateText(e.Reason), e.ExpiresIn.Round(time.Millisecond))
 	case e.ExpiresIn > 0:
@@ -106,8 +105,8 @@ func (m *Lock) busyOr(err error) error {
 	who := b.Who()
 	e := &BusyError{Name: m.name(), Holder: who.Owner, Note: who.Note, Waited: b.Waited, Place: b.Place, cause: b.Cause}
 	e.Reason, e.ExpiresIn = b.Because()
-	if pause, left := m.engine().Controls().PauseOf(m.Key()); pause != nil && b.Paused {
-		c := Control(pause.Control())
+	if stop, left := m.engine().Controls().StopOf(m.Key()); stop != nil && b.Paused {
+		c := newControl(stop.Control)
 		e.Reason, e.Pause, e.ExpiresIn = ReasonPaused, &c, left
 	}
 	return e

@@ -63,9 +63,13 @@ type bucket struct {
 	at                  time.Time
 }
 
-func (b *bucket) take(now time.Time, cost float64) bool {
+func (b *bucket) add(now time.Time) {
 	b.tokens = math.Min(b.most, b.tokens+float64(now.Sub(b.at).Microseconds())*b.perUS)
 	b.at = now
+}
+
+func (b *bucket) take(now time.Time, cost float64) bool {
+	b.add(now)
 	if b.tokens+1e-6 < 1 {
 		return false
 	}
@@ -73,8 +77,8 @@ func (b *bucket) take(now time.Time, cost float64) bool {
 	return true
 }
 
-// The gate and a bucket of tokens agree on every take, over random pauses and with random costs. miniredis has the clock
-// of the test.
+// The gate and a bucket of tokens agree on every take, over random pauses and with random costs, also while an operator
+// has ordered a slower rate, and after that. miniredis has the clock of the test.
 func TestRate_agreesWithABucket(t *testing.T) {
 	t.Parallel()
 	for seed, test := range []struct{ limit, burst, most int }{{1, 4, 1}, {3, 4, 1}, {1, 1, 5}, {3, 4, 5}, {1, 9, 5}} {
@@ -83,12 +87,19 @@ func TestRate_agreesWithABucket(t *testing.T) {
 		start := now
 		s.SetTime(t, now)
 		const starts = 10
-		m := newLocker(t, s.Client(t)).Semaphore("x", limit, lock.Rate(starts, time.Second, test.burst), lock.TTL(time.Hour),
-			lock.NoRenew())
+		l, operator := newLocker(t, s.Client(t)), newLocker(t, s.Client(t))
+		m := l.Semaphore("x", limit, lock.Rate(starts, time.Second, test.burst), lock.TTL(time.Hour), lock.NoRenew())
 		b := &bucket{perUS: starts / 1e6, most: burst, tokens: burst, at: now}
 		random := rand.New(rand.NewPCG(1, uint64(seed)))
 		granted, refused, window, sum := 0, 0, now, 0.
-		for range 600 {
+		for i := range 900 {
+			if i == 300 {
+				redistest.Must(t, operator.Controls().SetRate(t.Context(), "x", 2, time.Second, min(2, test.burst), ""))
+				knows(t, l, "x")
+			} else if i == 600 {
+				redistest.Must(t, operator.Controls().ClearRate(t.Context(), "x"))
+				knows(t, l)
+			}
 			now = now.Add(time.Duration(random.IntN(100_000)) * time.Microsecond)
 			s.SetTime(t, now)
 			cost := 1
@@ -97,6 +108,12 @@ func TestRate_agreesWithABucket(t *testing.T) {
 			}
 			inside.At(m).Request.Cost = cmp.Or(cost, -1)
 			le, err := m.TryLock(t.Context())
+			if i == 300 || i == 600 { // the tokens stay, and more come as the new rate says from the first ask on
+				b.add(now)
+				if b.perUS, b.most = starts/1e6, burst; i == 300 {
+					b.perUS, b.most = 2/1e6, min(2, burst)
+				}
+			}
 			if want := b.take(now, float64(cost)); want != (err == nil) {
 				t.Fatalf("limit %d: after %s TryLock: %v, a bucket with %.3f tokens says %v", limit, now.Sub(start), err, b.tokens,
 					want)
@@ -141,9 +158,13 @@ func TestRate_changes(t *testing.T) {
 		if i := looksAt(t, slow); i.Gate.Reason != lock.ReasonRate || i.Held != 0 || i.Gate.OpensIn < 59*time.Minute {
 			t.Errorf("Inspect: %+v", i)
 		}
-		mustBeBusy(t, fast) // the gate stays where it is
 		redistest.Must(t, second(slow.BreakAll(t.Context())))
-		mustBeBusy(t, slow) // nor does BreakAll move it for a rate
+		mustBeBusy(t, slow) // it does not move the gate of a rate
+		mustBeBusy(t, fast) // what is owed is owed: here, a microsecond
+		takesAndUnlocks(t, fast)
+		takesAndUnlocks(t, slow) // nothing is owed any more, and the rate of fast is forgotten
+		takesAndUnlocks(t, slow)
+		mustBeBusy(t, slow)
 		redistest.Must(t, slow.Delete(t.Context()))
 		for range 5 {
 			takesAndUnlocks(t, fast)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/engine"
+	"github.com/automutex/automutex/internal/engine/rate"
 	"github.com/automutex/automutex/internal/inside"
 )
 
@@ -63,8 +64,8 @@ func (l *Locker) Mutex(name string, options ...Option) *Lock {
 // whoever grants it, the caller that takes it or the holder that gives it back to a waiter.
 func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 	e := l.engine()
-	m := &Lock{handle: inside.Make(engine.Handle{Engine: e, Request: engine.Request{Ref: engine.Ref{Limit: n}, Name: name,
-		TTL: e.TTL()}})}
+	m := &Lock{handle: inside.Make(engine.Handle{Engine: e, Request: engine.Request{
+		Ref: engine.Ref{Limit: n, Rated: true}, Name: name, TTL: e.TTL()}})}
 	for _, option := range options {
 		if option != nil {
 			option(m)
@@ -88,7 +89,7 @@ func (m *Lock) Key() string { return inside.At(m).Request.Key }
 // from one start to the next is rounded up to whole microseconds. All callers of a lock should give the same rate;
 // otherwise that of the last ask applies.
 func Rate(starts int, per time.Duration, burst int) Option {
-	every, spare, err := engine.Rate(starts, per, burst)
+	every, spare, err := rate.Rate{Starts: starts, Per: per, Burst: burst}.Bucket()
 	return func(m *Lock) {
 		h := inside.At(m)
 		if h.Request.Every, h.Request.Spare = every, spare; err != nil && h.Err == nil {

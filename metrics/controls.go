@@ -6,6 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 )
@@ -23,9 +24,9 @@ func newControls(labels prometheus.Labels) *controls {
 		[]string{"kind"}, labels)}
 }
 
-// WatchControls adds the gauge controls, which counts the pauses and limits that a Guard or Locker obeys:
-// m.WatchControls(guard.Controls()). It does no I/O. Guards with the same Prefix obey the same controls: watch one of
-// them.
+// WatchControls adds the gauge controls, which counts the orders of operators, by their kinds, that a Guard or Locker
+// obeys: m.WatchControls(guard.Controls()). It does no I/O. Guards with the same Prefix obey the same controls: watch
+// one of them.
 func (m *Metrics) WatchControls(c *lock.Controls) {
 	if m == nil || c == nil {
 		return
@@ -46,20 +47,17 @@ func (c *controls) Collect(to chan<- prometheus.Metric) {
 	if len(watched) == 0 {
 		return
 	}
-	pauses, limits := 0, 0
+	count := map[*control.Kind]int{}
 	for _, w := range watched {
 		state := (*inside.At(w)).Latest()
 		if state == nil {
 			continue
 		}
 		for _, order := range state.Orders() {
-			if order.Paused {
-				pauses++
-			} else {
-				limits++
-			}
+			count[order.Kind]++
 		}
 	}
-	to <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(pauses), "pause")
-	to <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(limits), "limit")
+	for _, kind := range control.Kinds {
+		to <- prometheus.MustNewConstMetric(c.desc, prometheus.GaugeValue, float64(count[kind]), kind.Name)
+	}
 }

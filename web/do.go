@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"math"
 	"net/http"
 	"net/url"
 	"slices"
@@ -31,17 +30,198 @@ const (
 	maxOrigin = 16 << 10
 	// actWithin bounds an action; a sweep has several exchanges with Redis.
 	actWithin = time.Minute
-	// shortestPause is the shortest time that a pause may be for, as for the command.
-	shortestPause = 100 * time.Millisecond
-	// maxLimit bounds a limit, as package lock does.
-	maxLimit = math.MaxInt32
 	// maxActions is how many actions are remembered, until the page that follows has told of them.
 	maxActions = 500
 )
 
+// action is a kind of action: a row of actions.
+type action struct {
+	button string
+	back   string // the view that it belongs to, for who came from none
+	typed  field  // what the operator types besides the reason
+	// read reads what a link or a form says of it, and returns why that is no such action.
+	read func(p *page, f *form, v url.Values) (wrong string)
+	// describe sets the question and the effects of v.
+	describe func(v *askView)
+	// look adds to v what Redis has of it, and returns why there is nothing to do; nil: there is always something.
+	look func(ctx context.Context, p *page, v *askView) (status int, wrong string)
+	// do does it, and says in a sentence what changed, unless there is an error.
+	do func(ctx context.Context, p *page, f form, by string) (string, error)
+
+	kind        *control.Kind // of the order that it gives or ends
+	gives, ends bool
+}
+
+// field is what an operator types.
+type field struct{ Name, Label string }
+
+// actions are all of them, by their names. An order has the name of its kind.
+var actions = map[string]*action{
+	"break": {
+		button: "Break", back: "key", look: lookAtHolders,
+		read: func(p *page, f *form, v url.Values) string {
+			f.Tokens = v["token"]
+			return readKey(p, f, v)
+		},
+		describe: func(v *askView) {
+			gate := ""
+			if v.Effects = []string{
+				"The context of each holder's handler ends with lock.ErrLost, at its next renewal at the latest. Until then the " +
+					"handler may still be at work.",
+				"The first in line gets the lock at once, unless it is paused or its gate is closed.",
+				"Only the holders below lose the lock, and nobody who came meanwhile.",
+			}; v.Gate {
+				gate = ", and open its gate"
+				v.Effects = append(v.Effects, "A hold or a cooldown ends now, whoever ordered it.")
+			}
+			v.Question = "Take the lock " + v.lock() + " from " + printable.Count(len(v.Holders), "holder") + gate + "?"
+		},
+		do: func(ctx context.Context, p *page, f form, _ string) (string, error) { return p.breakLock(ctx, f) },
+	},
+	"sweep": {
+		button: "Sweep", back: "keys",
+		read: func(*page, *form, url.Values) string { return "" },
+		describe: func(v *askView) {
+			v.Question = "Remove what dead processes left behind?"
+			v.Effects = []string{
+				"Holders whose lease has ended, and waiters that have ceased to ask, are removed from all locks.",
+				"Nothing depends on it: each lock does the same when a task asks for it.",
+			}
+		},
+		do: func(ctx context.Context, p *page, _ form, _ string) (string, error) {
+			removed, err := p.engine.Sweep(ctx)
+			return fmt.Sprintf("Dead entries removed: %d.", removed), err
+		},
+	},
+	"skip": {
+		button: "Skip", back: "blocked", read: readTask,
+		describe: func(v *askView) {
+			v.Question = "Skip task " + printable.Short(v.Task) + " of " + v.lock() + "?"
+			v.Effects = []string{
+				"The task gives up its place, and the next task of the key goes on at once.",
+				"The task itself is not changed. If asynq runs it later, it takes its old place, before those that still wait.",
+				"A task that runs now, or that is not the next one of its key any more, is not skipped.",
+			}
+		},
+		do: func(ctx context.Context, p *page, f form, _ string) (string, error) {
+			return "Task " + printable.Short(f.Task) + " was skipped: the next one of its key goes on.",
+				blocked.Skip(ctx, p.engine, p.o.Inspector, f.Key, f.Task, f.ticket)
+		},
+	},
+	"pause": giving(control.Pauses, "Pause", "Pause %s?",
+		field{"for", "For how long (30m, 2h; empty: until somebody resumes it)"},
+		"Nobody new gets a lock of this target; who holds one keeps it.",
+		"Tasks go back to asynq, their attempts not spent, whatever the policy of their rule."),
+	"resume": ending(control.Pauses, "Resume", "Resume %s?",
+		"Tasks get the locks of this target again. A pause of the whole scope stays in force for one key of it."),
+	"limit": giving(control.Limits, "Limit", "Set another limit for %s?",
+		field{"limit", "How many at once (0: as the program says)"},
+		"So many may hold a lock of this target at once, in place of the number in the program. A lower number takes "+
+			"effect as holders leave.",
+		"Ordered keys go on with one at a time, whatever the number."),
+	"rate": giving(control.Rates, "Rate", "Set another rate for %s?",
+		field{"rate", "How often (100/1m, 100/1m burst 10; empty: as the program says)"},
+		"Handlers start so often on a lock of this target, in place of the rate in the program, or where that has none."),
+}
+
+// giving is an action that gives an order of that kind, or ends it if that is typed.
+func giving(kind *control.Kind, button, question string, typed field, effects ...string) *action {
+	a := ending(kind, button, question, effects...)
+	a.typed, a.gives, a.ends = typed, true, false
+	return a
+}
+
+// ending is an action that ends an order of that kind.
+func ending(kind *control.Kind, button, question string, effects ...string) *action {
+	effects = append(effects, "Every worker obeys within two seconds; it outlives restarts.")
+	a := &action{button: button, back: "rules", read: readTarget, kind: kind, ends: true}
+	a.describe = func(v *askView) {
+		v.Question, v.Effects = fmt.Sprintf(question, printable.Short(v.Target)), effects
+	}
+	a.do = func(ctx context.Context, p *page, f form, by string) (string, error) {
+		controls, done := p.asOperator(by)
+		defer done()
+		target := printable.Short(f.Target)
+		if text := f.order.Text(time.Now()); text != "" {
+			f.order.Why = f.Why
+			return target + " is " + text + ".", controls.Give(ctx, kind, f.Target, f.order)
+		}
+		ended, err := controls.End(ctx, kind, f.Target)
+		if err == nil && !ended && a.ends {
+			err = fmt.Errorf("nothing was done: %s %s", target, kind.None)
+		}
+		return target + " " + kind.Ended + ".", err
+	}
+	return a
+}
+
+// button leads to an action of which the target is known.
+type button struct {
+	Action, Target, Text string
+	Ends                 bool
+}
+
+// buttonsFor are those with which an operator gives orders for a target, and ends those of a list: for the target, or
+// for a wider one.
+func buttonsFor(target string, orders []control.Order) (all []button) {
+	for _, kind := range control.Kinds {
+		its := []button{{kind.Name, target, actions[kind.Name].button, false}}
+		for _, o := range orders {
+			b := buttonOf(o)
+			switch {
+			case o.Kind != kind || !b.Ends:
+			case control.Bare(o.Target) == target:
+				b.Target, its[0] = target, b
+			default:
+				b.Text += " its scope"
+				its = append(its[:1], b)
+			}
+		}
+		all = append(all, its...)
+	}
+	return all
+}
+
+// buttonOf ends an order, or changes one whose kind has no action of its own for the end.
+func buttonOf(o control.Order) button {
+	for name, a := range actions {
+		if a.ends && a.kind == o.Kind {
+			return button{name, o.Target, a.button, true}
+		}
+	}
+	return button{o.Kind.Name, o.Target, actions[o.Kind.Name].button, false}
+}
+
+// readKey reads the key of a lock.
+func readKey(p *page, f *form, v url.Values) string {
+	f.Key = p.keyOf(v.Get("key"))
+	return p.noLock(f.Key)
+}
+
+// readTask reads a task of an ordered key.
+func readTask(p *page, f *form, v url.Values) string {
+	if wrong := readKey(p, f, v); wrong != "" {
+		return wrong
+	}
+	var malformed error
+	f.ticket, malformed = strconv.ParseInt(cmp.Or(f.Ticket, "0"), 10, 64) // 0 is the head of now
+	if f.Task == "" || malformed != nil {
+		return "This names no task of a key."
+	}
+	return ""
+}
+
+// readTarget reads the target of an order.
+func readTarget(_ *page, f *form, v url.Values) string {
+	if f.Target = v.Get("target"); strings.TrimSpace(f.Target) == "" {
+		return "Name a target: a scope, or what stands between the braces of a key."
+	}
+	return ""
+}
+
 // form is an action that is not done yet: what a link or a form says of it.
 type form struct {
-	Action string
+	Action string // its name
 	Key    string // of the lock; empty for an order or a sweep
 	Target string // of the order
 	Tokens []string
@@ -52,63 +232,42 @@ type form struct {
 	From   string // see origin
 	Why    string
 
-	Typed, Wrong string        // the length of a pause, or a limit, and what is wrong with it
-	length       time.Duration // of a pause; 0: until somebody resumes it
-	limit        int           // 0: as the program says
+	Typed, Wrong string          // what was typed in its field, and what is wrong with it
+	order        control.Control // that Typed asks for
 	ticket       int64
 }
+
+// its is the row of the action.
+func (f *form) its() *action { return actions[f.Action] }
+
+// Field is that of the action.
+func (f form) Field() field { return f.its().typed }
 
 // readForm reads a link or a form. wrong says why it is none of an action; what is wrong with a typed field stands
 // beside the field.
 func (p *page) readForm(v url.Values) (f form, wrong string) {
 	f = form{
-		Action: v.Get("action"), Tokens: v["token"], Task: v.Get("task"), Ticket: v.Get("ticket"), Gate: v.Get("gate") != "",
-		Anyway: v.Has("anyway"), From: v.Get("from"), Typed: strings.TrimSpace(v.Get("for") + v.Get("limit")),
+		Action: v.Get("action"), Task: v.Get("task"), Ticket: v.Get("ticket"), Gate: v.Get("gate") != "",
+		Anyway: v.Has("anyway"), From: v.Get("from"),
 	}
-	why := []rune(v.Get("why"))
-	f.Why = string(why[:min(len(why), maxWhy)])
-	switch f.Action {
-	case "sweep":
-	case "break", "skip":
-		f.Key = p.keyOf(v.Get("key"))
-		if wrong := p.noLock(f.Key); wrong != "" {
-			return f, wrong
-		}
-		var malformed error
-		f.ticket, malformed = strconv.ParseInt(cmp.Or(f.Ticket, "0"), 10, 64) // 0 is the head of now
-		if f.Action == "skip" && (f.Task == "" || malformed != nil) {
-			return f, "This names no task of a key."
-		}
-	case "pause", "resume", "limit":
-		if f.Target = v.Get("target"); strings.TrimSpace(f.Target) == "" {
-			return f, "Name a target: a scope, or what stands between the braces of a key."
-		}
-	default:
+	if f.its() == nil {
 		return f, "There is no such action."
 	}
-	return f, ""
+	why := []rune(v.Get("why"))
+	f.Why, f.Typed = string(why[:min(len(why), maxWhy)]), strings.TrimSpace(v.Get(f.Field().Name))
+	return f, f.its().read(p, &f, v)
 }
 
-// readTyped reads what the operator has typed for a pause or a limit, and reports whether it can be read.
+// readTyped reads what the operator has typed, and reports whether it can be read.
 func readTyped(f *form) bool {
-	var err error
-	switch {
-	case f.Action == "pause" && f.Typed != "":
-		if f.length, err = time.ParseDuration(f.Typed); err != nil {
-			f.Wrong = fmt.Sprintf("%q is not a duration: write 30m or 2h, or leave it empty.", printable.Short(f.Typed))
-		} else if f.length < shortestPause {
-			f.Wrong = fmt.Sprintf("%q is too short: a pause is at least %s.", printable.Short(f.Typed), shortestPause)
-		}
-	case f.Action == "limit":
-		if f.limit, err = strconv.Atoi(f.Typed); err != nil || f.limit < 0 || f.limit > maxLimit {
-			f.Wrong = fmt.Sprintf("%q is not a whole number from 0 to %d.", printable.Short(f.Typed), maxLimit)
+	if its := f.its(); its.gives {
+		var err error
+		if f.order, err = its.kind.Typed(f.Typed); err != nil {
+			f.Wrong = err.Error() + "."
 		}
 	}
 	return f.Wrong == ""
 }
-
-// MaxLimit is the greatest limit, for the form.
-func (form) MaxLimit() int { return maxLimit }
 
 // askView shows what an action will do, and asks for it.
 type askView struct {
@@ -145,81 +304,47 @@ func (p *page) ask(w http.ResponseWriter, r *http.Request) {
 // show shows the form of an action, with what was typed and what is wrong with it.
 func (p *page) show(w http.ResponseWriter, r *http.Request, status int, f form) {
 	v := &askView{frame: frame{page: p, Base: p.base, View: "-"}, form: f, Back: p.origin(f)}
-	if f.Action == "break" {
+	if look := f.its().look; look != nil {
 		ctx, cancel := context.WithTimeout(r.Context(), p.within.redis)
 		defer cancel()
-		info, err := p.look(ctx, f.Key)
-		if err != nil {
-			p.fail(w, http.StatusBadGateway, trouble(err, reload)+". Nothing was done.")
-			return
-		}
-		v.Now, v.Holders = info.At, slices.DeleteFunc(info.Holders, func(h inspect.Holder) bool {
-			return len(f.Tokens) > 0 && !slices.Contains(f.Tokens, h.Token)
-		})
-		v.Gate = len(f.Tokens) == 0 && info.Breakable()
-		if len(v.Holders) == 0 && !v.Gate {
-			p.fail(w, http.StatusConflict, "Nobody holds this lock, and no hold or cooldown has closed its gate: there is "+
-				"nothing to break.")
+		if status, wrong := look(ctx, p, v); wrong != "" {
+			p.fail(w, status, wrong)
 			return
 		}
 	}
-	if (f.Action == "pause" || f.Action == "limit") && !f.Anyway {
-		v.Unknown = p.unknownTarget(r.Context(), f.Target)
-	}
-	v.describe()
-	v.Title = v.Question
+	v.Unknown = p.unknownTo(r.Context(), f)
+	f.its().describe(v)
+	v.Title, v.Button = v.Question, f.its().button
 	p.render(w, status, "ask", v)
 }
 
-// describe says what an action does.
-func (v *askView) describe() {
-	target, key := printable.Short(v.Target), printable.Short(control.Bare(v.Key))
-	within := "Every worker obeys within two seconds; it outlives restarts."
-	switch v.Action {
-	case "break":
-		v.Button, v.Question = "Break", "Take the lock "+key+" from "+printable.Count(len(v.Holders), "holder")
-		if v.Effects = []string{
-			"The context of each holder's handler ends with lock.ErrLost, at its next renewal at the latest. Until then the " +
-				"handler may still be at work.",
-			"The first in line gets the lock at once, unless it is paused or its gate is closed.",
-			"Only the holders below lose the lock, and nobody who came meanwhile.",
-		}; v.Gate {
-			v.Question += ", and open its gate"
-			v.Effects = append(v.Effects, "A hold or a cooldown ends now, whoever ordered it.")
-		}
-		v.Question += "?"
-	case "sweep":
-		v.Button, v.Question = "Sweep", "Remove what dead processes left behind?"
-		v.Effects = []string{
-			"Holders whose lease has ended, and waiters that have ceased to ask, are removed from all locks.",
-			"Nothing depends on it: each lock does the same when a task asks for it.",
-		}
-	case "skip":
-		v.Button, v.Question = "Skip", "Skip task "+printable.Short(v.Task)+" of "+key+"?"
-		v.Effects = []string{
-			"The task gives up its place, and the next task of the key goes on at once.",
-			"The task itself is not changed. If asynq runs it later, it takes its old place, before those that still wait.",
-			"A task that runs now, or that is not the next one of its key any more, is not skipped.",
-		}
-	case "pause":
-		v.Button, v.Question = "Pause", "Pause "+target+"?"
-		v.Effects = []string{
-			"Nobody new gets a lock of this target; who holds one keeps it.",
-			"Tasks go back to asynq, their attempts not spent, whatever the policy of their rule.", within,
-		}
-	case "resume":
-		v.Button, v.Question = "Resume", "Resume "+target+"?"
-		v.Effects = []string{"Tasks get the locks of this target again. A pause of the whole scope stays in force for one " +
-			"key of it.", within}
-	case "limit":
-		v.Button, v.Question = "Set", "Set another limit for "+target+"?"
-		v.Effects = []string{
-			"So many may hold a lock of this target at once, in place of the number in the program. A lower number takes " +
-				"effect as holders leave.",
-			"Ordered keys go on with one at a time, whatever the number.", within,
-		}
+// unknownTo says why no task has the target of the order that f gives; empty if one may have it, or the operator knows.
+func (p *page) unknownTo(ctx context.Context, f form) string {
+	if !f.its().gives || f.Anyway {
+		return ""
 	}
+	return p.unknownTarget(ctx, f.Target)
 }
+
+// lookAtHolders adds the holders, and the gate, that a break is for.
+func lookAtHolders(ctx context.Context, p *page, v *askView) (status int, wrong string) {
+	info, err := p.look(ctx, v.Key)
+	if err != nil {
+		return http.StatusBadGateway, trouble(err, reload) + ". Nothing was done."
+	}
+	v.Now, v.Holders = info.At, slices.DeleteFunc(info.Holders, func(h inspect.Holder) bool {
+		return len(v.Tokens) > 0 && !slices.Contains(v.Tokens, h.Token)
+	})
+	v.Gate = len(v.Tokens) == 0 && info.Breakable()
+	if len(v.Holders) == 0 && !v.Gate {
+		return http.StatusConflict, "Nobody holds this lock, and no hold or cooldown has closed its gate: there is " +
+			"nothing to break."
+	}
+	return 0, ""
+}
+
+// lock is the key as it is shown.
+func (v *askView) lock() string { return printable.Short(control.Bare(v.Key)) }
 
 // do does what ask has shown. The answer is a redirect, so that reloading the next page does nothing again.
 func (p *page) do(w http.ResponseWriter, r *http.Request) {
@@ -242,23 +367,18 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 		p.show(w, r, http.StatusUnprocessableEntity, f)
 		return
 	}
-	if (f.Action == "pause" || f.Action == "limit") && !f.Anyway {
-		if unknown := p.unknownTarget(r.Context(), f.Target); unknown != "" {
-			p.show(w, r, http.StatusUnprocessableEntity, f)
-			return
-		}
+	if p.unknownTo(r.Context(), f) != "" {
+		p.show(w, r, http.StatusUnprocessableEntity, f)
+		return
 	}
-	a := Action{Do: f.Action, Target: cmp.Or(f.Key, f.Target), Why: f.Why, Request: r}
-	if f.Action == "break" {
-		a.Tokens = f.Tokens
-	}
+	a := Action{Do: f.Action, Target: cmp.Or(f.Key, f.Target), Tokens: f.Tokens, Why: f.Why, Request: r}
 	if p.o.User != nil {
 		a.By = p.o.User(r)
 	}
 	// An action that has begun goes on when the browser goes away.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), actWithin)
 	defer cancel()
-	if a.Result, a.Err = p.act(ctx, f, a.By); a.Err != nil {
+	if a.Result, a.Err = f.its().do(ctx, p, f, a.By); a.Err != nil {
 		a.Result = ""
 	}
 	a.At = time.Now()
@@ -280,40 +400,6 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Location", view+"?"+query+"done="+id)
 	w.WriteHeader(http.StatusSeeOther)
-}
-
-// act does an action, and says in a sentence what changed, unless there is an error.
-func (p *page) act(ctx context.Context, f form, by string) (string, error) {
-	switch f.Action {
-	case "break":
-		return p.breakLock(ctx, f)
-	case "sweep":
-		removed, err := p.engine.Sweep(ctx)
-		return fmt.Sprintf("Dead entries removed: %d.", removed), err
-	case "skip":
-		return "Task " + printable.Short(f.Task) + " was skipped: the next one of its key goes on.",
-			blocked.Skip(ctx, p.engine, p.o.Inspector, f.Key, f.Task, f.ticket)
-	}
-	controls, done := p.asOperator(by)
-	defer done()
-	target := printable.Short(f.Target)
-	switch {
-	case f.Action == "resume":
-		ended, err := controls.Resume(ctx, f.Target)
-		if err == nil && !ended {
-			err = fmt.Errorf("nothing was done: %s is not paused", target)
-		}
-		return target + " is not paused any more.", err
-	case f.Action == "pause" && f.length > 0:
-		return target + " is paused for " + printable.Exact(f.length) + ".",
-			controls.Pause(ctx, f.Target, time.Now().Add(f.length), f.Why)
-	case f.Action == "pause":
-		return target + " is paused until somebody resumes it.", controls.Pause(ctx, f.Target, time.Time{}, f.Why)
-	case f.limit == 0:
-		_, err := controls.ClearLimit(ctx, f.Target)
-		return target + " has the limit of the program again.", err
-	}
-	return fmt.Sprintf("%s is limited to %d at once.", target, f.limit), controls.SetLimit(ctx, f.Target, f.limit, f.Why)
 }
 
 // asOperator gives the controls in the name of who acts.
@@ -353,14 +439,10 @@ func (p *page) origin(f form) string {
 	case len(f.From) <= maxOrigin && malformed == nil && slices.Contains([]string{"keys", "key", "blocked", "rules"},
 		view):
 		return p.base + f.From
-	case f.Action == "break":
+	case f.its().back == "key":
 		return p.base + "key?" + url.Values{"key": {f.Key}}.Encode()
-	case f.Action == "skip":
-		return p.base + "blocked"
-	case f.Action == "sweep":
-		return p.base + "keys"
 	}
-	return p.base + "rules"
+	return p.base + f.its().back
 }
 
 // actionLog keeps the last actions of this process, oldest first.

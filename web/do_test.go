@@ -258,7 +258,7 @@ func TestAsk_leadsBack(t *testing.T) {
 	m := v.locker.Mutex("a")
 	v.hold(m)
 	at := "/locks" + keyPath(m.Key())
-	for _, action := range []string{"pause", "resume", "limit", "break"} {
+	for _, action := range []string{"pause", "resume", "limit", "rate", "break"} {
 		asked := v.get(v.get(at).link("/locks/do?action=" + action))
 		v.get(asked.leave()).want(200, `<h1 class="key"><bdi>a</bdi></h1>`)
 		if action == "pause" {
@@ -274,7 +274,7 @@ func TestAsk_leadsBack(t *testing.T) {
 
 	// Without a view that it came from, and with one that somebody made up.
 	for action, want := range map[string]string{"pause&target=a": "/locks/rules", "resume&target=a": "/locks/rules",
-		"limit&target=a": "/locks/rules", "sweep": "/locks/keys"} {
+		"limit&target=a": "/locks/rules", "rate&target=a": "/locks/rules", "sweep": "/locks/keys"} {
 		for _, from := range []string{"", "https://evil.example.com/", "//evil.example.com/key?key=a", "javascript:alert(1)",
 			"../key", "do?action=sweep", "key?%zz", "key?key=" + strings.Repeat("x", maxOrigin)} {
 			if back := v.get("/locks/do?action=" + action + "&from=" + url.QueryEscape(from)).leave(); back != want {
@@ -298,6 +298,10 @@ func TestDo_wrongField(t *testing.T) {
 		{"limit", "limit", "-1", "is not a whole number"},
 		{"limit", "limit", "2147483648", "is not a whole number"},
 		{"limit", "limit", "<b>", "is not a whole number"},
+		{"rate", "rate", "100", "is no rate: write 100/1m, or 100/1m burst 10."},
+		{"rate", "rate", "0/1m", "at least 1"},
+		{"rate", "rate", "9/1us", "at most one a microsecond"},
+		{"rate", "rate", "9/1s burst -1", "a burst of -1"},
 	} {
 		form := url.Values{"action": {c.action}, "target": {"report"}, "why": {`the "API" is down`}, "from": {"?q=rep"}, c.field: {c.typed}}
 		asked := v.post("/locks/do", form).want(http.StatusUnprocessableEntity, `name="target" value="report"`, `value="the &#34;API&#34; is down"`, `name="from" value="?q=rep"`,

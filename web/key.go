@@ -25,8 +25,7 @@ type keyView struct {
 	Late            []string        // as many as Line: in what time that task is late; empty: it is not known to be
 	More            int             // of the line that are not shown
 	Orders          []control.Order // of operators, that are in force for this lock
-	PausedHere      bool            // by an order for this lock itself
-	PausedScope     string          // the scope, if an order for it pauses this lock
+	Buttons         []button        // of orders
 	Behind          *blockedRow     // the next task of an ordered key, if it keeps others waiting
 
 	Bars   *bars  // who ran when; nil: nothing is known
@@ -68,14 +67,7 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 	v.Rule = p.rulesOf(key)
 	controls, wrong := p.controls(ctx)
 	v.Err = trouble(cmp.Or(err, wrong), triesAgain)
-	v.Orders, _, _ = control.For(controls, key)
-	for _, c := range v.Orders {
-		switch {
-		case c.Paused && control.Bare(c.Target) == name:
-			v.PausedHere = true
-		case c.Paused:
-			v.PausedScope = c.Target
-		}
-	}
+	v.Orders, _ = control.For(controls, key)
+	v.Buttons = buttonsFor(name, v.Orders)
 	return v
 }

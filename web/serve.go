@@ -117,6 +117,7 @@ var views = func() map[string]*template.Template {
 		"text":     printable.Short,
 		"count":    printable.Count,
 		"inBraces": control.Bare,
+		"buttonOf": buttonOf,
 		"bar":      func(n, most int) int { return max(1, 100*n/max(most, 1)) },
 		"add":      func(n, m int) int { return n + m },
 	}).ParseFS(templateFiles, "templates/layout.html"))

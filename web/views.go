@@ -163,8 +163,8 @@ func (p *page) keysView(r *http.Request) *keysView {
 	}
 	for _, r := range found[skip:min(skip+perPage, len(found))] {
 		line := keysRow{row: r, Rule: p.rulesOf(r.Key)}
-		_, _, pause := control.For(controls, r.Key)
-		line.Paused = pause != nil
+		_, in := control.For(controls, r.Key)
+		line.Paused = in.Paused
 		v.Rows = append(v.Rows, line)
 	}
 	return v
@@ -231,8 +231,9 @@ func (p *page) blockedView(r *http.Request) *blockedView {
 // rulesView is what each rule says, and what its locks do now.
 type rulesView struct {
 	frame
-	Rules  []ruleRow
-	Orders []control.Order
+	Rules   []ruleRow
+	Orders  []control.Order
+	Buttons []button // of orders for what is typed
 }
 
 type ruleRow struct {
@@ -244,10 +245,11 @@ type ruleRow struct {
 	Top     []row // its keys with a line, the most contended first
 	Limited bool  // by an operator
 	IsPause bool
+	Buttons []button // of orders for Scope
 }
 
 func (p *page) rulesView(r *http.Request) *rulesView {
-	v := &rulesView{frame: p.frame(r, "rules", "Rules", "")}
+	v := &rulesView{frame: p.frame(r, "rules", "Rules", ""), Buttons: buttonsFor("", nil)}
 	ctx, cancel := context.WithTimeout(r.Context(), p.within.redis)
 	defer cancel()
 	var err error
@@ -284,13 +286,18 @@ func newRuleRow(rule fleet.Rule, orders []control.Order) ruleRow {
 	r := ruleRow{Rule: rule, Limit: rule.Limit}
 	// if each type has its own, that of the type that the rule names, or "report:" for all of them
 	r.Scope, _ = rule.ScopeText()
+	var its []control.Order
 	for _, c := range orders {
 		if control.Bare(c.Target) == r.Scope {
+			its = append(its, c)
 			r.IsPause = r.IsPause || c.Paused
 			if c.Limit > 0 && !rule.InOrder { // ordered keys have one at a time in any case
 				r.Limit, r.Limited = strconv.Itoa(c.Limit), true
 			}
 		}
+	}
+	if r.Scope != "" {
+		r.Buttons = buttonsFor(r.Scope, its)
 	}
 	return r
 }

@@ -238,6 +238,10 @@ func TestDo_controls(t *testing.T) {
 		}
 		v.get(at).want(200, "paused until ", "Resume its scope…").without("action=resume&amp;target=report%7cacme")
 		order("limit", "report", "limit", "7")
+		order("rate", "report|acme", "rate", "100/1m burst 10").want(200,
+			"report|acme is limited to 100 starts per 1m, burst 10.")
+		v.get(at).want(200, "limited to 100 starts per 1m, burst 10, ordered by ann at ")
+		order("rate", "report|acme", "rate", "").want(200, "report|acme has the rate of its program.")
 		redistest.Must(t, v.locker.Controls().Pause(t.Context(), "report", time.Time{}, "repair"))
 		for _, path := range []string{"/locks/rules", at} {
 			a := v.find(path, "repair").want(200)
@@ -252,7 +256,7 @@ func TestDo_controls(t *testing.T) {
 		}
 		v.find("/locks/rules", "repair").want(200, `<span class="tag order">paused</span>`,
 			`7 <b class="order">by an operator</b>`)
-		order("resume", "report").want(200, "report is not paused any more.")
+		order("resume", "report").want(200, "report is resumed.")
 		order("limit", "report", "limit", "0")
 		if a := seen.last(t); a.Do != "limit" || a.Target != "report" || a.Err != nil || a.By != "ann" {
 			t.Errorf("Audit got %+v", a)

@@ -78,7 +78,7 @@ type Options struct {
 	// Access decides what a request may do. nil means [AccessRead] for every request.
 	Access func(*http.Request) Access
 
-	// User names who sent a request: for [Action].By, and for [lock.Control].By of a pause or a limit. Empty text, and
+	// User names who sent a request: for [Action].By, and for [lock.Control].By of an order. Empty text, and
 	// nil, mean that nobody is named; a control then names the page.
 	User func(*http.Request) string
 
@@ -106,7 +106,7 @@ const (
 type Action struct {
 	// At is when it ended, by the clock of the page's process.
 	At time.Time
-	// Do is the kind of the action: "break", "sweep", "pause", "resume", "limit" or "skip".
+	// Do is the kind of the action: "break", "sweep", "pause", "resume", "limit", "rate" or "skip".
 	Do string
 	// Target is the Redis key of the lock, or the target of a control; empty for a sweep.
 	Target string

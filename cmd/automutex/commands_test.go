@@ -221,7 +221,7 @@ func TestRows_line(t *testing.T) {
 			{Paused: true, By: "ann"}, {Limit: 3, By: "bob"},
 		}}
 	if got, want := rows(s)[0][5], "2 (1 parked) (1 in order), blocked by q/1, paused until somebody resumes it (ann), "+
-		"limit 3 (bob)"; got != want {
+		"limited to 3 (bob)"; got != want {
 		t.Errorf("%q, want %q", got, want)
 	}
 	var out strings.Builder

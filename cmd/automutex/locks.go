@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"os/signal"
 	"slices"
 	"strconv"
@@ -124,7 +123,7 @@ func rows(s inspect.Lock) [][]string {
 		facts = append(facts, "blocked by "+s.Next.Task)
 	}
 	for _, c := range s.Controls {
-		facts = append(facts, fmt.Sprintf("%s (%s)", what(c, now), c.By))
+		facts = append(facts, fmt.Sprintf("%s (%s)", c.Text(now), c.By))
 	}
 	line := strings.Join(facts, ", ")
 	var all [][]string
@@ -193,7 +192,7 @@ func (a *app) printLock(s inspect.Lock, l locks) error {
 		}
 	}
 	for _, c := range s.Controls {
-		head = append(head, fmt.Sprintf("%s: %s; ordered by %s %s: %s", c.Target, what(c, now), c.By, ago(now, c.Since),
+		head = append(head, fmt.Sprintf("%s: %s; ordered by %s %s: %s", c.Target, c.Text(now), c.By, ago(now, c.Since),
 			cmp.Or(c.Why, "no reason given")))
 	}
 	for _, line := range head {
@@ -372,13 +371,15 @@ which they have.`
 
 // order is what the flags say of an order.
 type order struct {
+	kind        *control.Kind
 	why         string
 	force, ends bool
 }
 
-// newOrder makes a command that gives an order, or ends one. What do returns is said of the target.
+// newOrder makes a command that gives an order, or ends one. typed is what the operator typed of it, as its kind reads
+// it.
 func (a *app) newOrder(use, help string, args cobra.PositionalArgs, o *order,
-	do func(ctx context.Context, controls *control.Reader, args []string) (string, error)) *cobra.Command {
+	typed func(args []string) (string, error)) *cobra.Command {
 	cmd := a.onLocks(use, help+orderHelp, args, func(ctx context.Context, l locks, args []string) error {
 		guards, unread := fleet.Read(ctx, l.rdb, a.conn.prefix) // who may not read them gives orders all the same
 		hashed := slices.ContainsFunc(guards, func(p fleet.Process) bool { return p.Hashed })
@@ -388,7 +389,11 @@ func (a *app) newOrder(use, help string, args cobra.PositionalArgs, o *order,
 				return cmp.Or(err, fmt.Errorf("%s; --force does it all the same", why))
 			}
 		}
-		done, err := do(ctx, l.Controls(), args)
+		text, err := typed(args)
+		if err != nil {
+			return err
+		}
+		done, err := a.order(ctx, l.Controls(), o, args[0], text)
 		if err != nil {
 			return err
 		}
@@ -428,73 +433,104 @@ func known(guards []fleet.Process) (rules []fleet.Rule) {
 	return rules
 }
 
+// order gives an order, or ends it, and returns what is to be said of the target.
+func (a *app) order(ctx context.Context, controls *control.Reader, o *order, target, text string) (string, error) {
+	if o.ends {
+		ended, err := controls.End(ctx, o.kind, target)
+		if err == nil && !ended {
+			err = no("%s %s under the prefix %s; automutex controls lists what is in force", target, o.kind.None, a.conn.prefix)
+		}
+		return o.kind.Ended, err
+	}
+	c, err := o.kind.Typed(text)
+	if err != nil {
+		return "", usage("%s: %w", o.kind.Name, err)
+	}
+	c.Why = o.why
+	done := "is " + c.Text(time.Now())
+	if !c.PausedUntil.IsZero() {
+		done += ", until " + c.PausedUntil.UTC().Format(time.RFC3339)
+	}
+	return done, controls.Give(ctx, o.kind, target, c)
+}
+
+// newSetting makes a command for an order that has a value, and --clear.
+func (a *app) newSetting(
+	kind *control.Kind, value, flags, short, help, clears string, more func() string,
+) *cobra.Command {
+	o := order{kind: kind}
+	use := fmt.Sprintf("%s TARGET %s%s | %[1]s TARGET --clear", kind.Name, value, flags)
+	cmd := a.newOrder(use, short+"\n\n"+help+" With --clear, if the\ntarget "+kind.None+", the exit code is 1.",
+		cobra.RangeArgs(1, 2), &o, func(args []string) (string, error) {
+			if o.ends != (len(args) == 1) {
+				return "", usage("%s: want TARGET and %s, or TARGET and --clear", kind.Name, value)
+			}
+			if o.ends {
+				return "", nil
+			}
+			return args[1] + more(), nil
+		})
+	cmd.Flags().BoolVar(&o.ends, "clear", false, clears)
+	return cmd
+}
+
+// newOrders makes the commands that give the orders of each kind, and end them.
+func newOrders(a *app) []*cobra.Command {
+	return []*cobra.Command{newPause(a), newResume(a), newLimit(a), newRate(a)}
+}
+
 func newPause(a *app) *cobra.Command {
-	var o order
-	var length time.Duration
-	cmd := a.newOrder("pause TARGET [--for 5m] [--why TEXT]", `Let no task of a scope or key start, until resumed or for a time
+	o := order{kind: control.Pauses}
+	var length string
+	var cmd *cobra.Command
+	cmd = a.newOrder("pause TARGET [--for 5m] [--why TEXT]",
+		`Let no task of a scope or key start, until resumed or for a time
 
 Running tasks go on. Other tasks return to asynq without spending an attempt, whatever the
 policy of their rule, and run when the pause ends or up to 90 seconds later. Tasks on
 their last attempt wait in their workers. A new pause replaces the present one.`, cobra.ExactArgs(1), &o,
-		func(ctx context.Context, controls *control.Reader, args []string) (string, error) {
-			if length == math.MinInt64 { // 0 is refused: who computes a time does not mean for ever
-				return "is paused until somebody resumes it", controls.Pause(ctx, args[0], time.Time{}, o.why)
+		func([]string) (string, error) {
+			if length == "" && cmd.Flags().Changed("for") { // who computes a time does not mean for ever
+				return "", usage("pause: --for is empty: give a time such as 5m, or leave it out")
 			}
-			until := time.Now().Add(length)
-			done := fmt.Sprintf("is paused for %s, until %s", printable.Duration(length), until.UTC().Format(time.RFC3339))
-			return done, controls.Pause(ctx, args[0], until, o.why)
+			return length, nil
 		})
-	cmd.Flags().DurationVar(&length, "for", math.MinInt64, "end the pause after this time (default: when it is resumed)")
-	cmd.Flags().Lookup("for").DefValue = "0s" // so that help shows no default
+	cmd.Flags().StringVar(&length, "for", "", "end the pause after this time (default: when it is resumed)")
 	return cmd
-}
-
-// ended says what the end of an order has done; it is an error if there was no order.
-func (a *app) ended(target, is, was string, ended bool, err error) (string, error) {
-	if err == nil && !ended {
-		err = no("%s %s under the prefix %s; automutex controls lists what is in force", target, was, a.conn.prefix)
-	}
-	return is, err
 }
 
 func newResume(a *app) *cobra.Command {
 	return a.newOrder("resume TARGET", `End a pause
 
 Parked tasks are woken in their order, others run within 90 seconds. If the target is not
-paused, the exit code is 1.`, cobra.ExactArgs(1), &order{ends: true},
-		func(ctx context.Context, controls *control.Reader, args []string) (string, error) {
-			ended, err := controls.Resume(ctx, args[0])
-			return a.ended(args[0], "is resumed", "is not paused", ended, err)
-		})
+paused, the exit code is 1.`, cobra.ExactArgs(1), &order{kind: control.Pauses, ends: true},
+		func([]string) (string, error) { return "", nil })
 }
 
 func newLimit(a *app) *cobra.Command {
-	var o order
-	cmd := a.newOrder("limit TARGET N | limit TARGET --clear", `Set how many tasks of a key may run at once, in place of the rule's Limit
+	return a.newSetting(control.Limits, "N", "",
+		"Set how many tasks of a key may run at once, in place of the rule's Limit",
+		`A lower number takes effect as tasks end. The limit of one key wins over that of its scope; a
+key in order has one task at a time.`, "end the limit", func() string { return "" })
+}
 
-A lower number takes effect as tasks end. The limit of one key wins over that of its scope; a
-key in order has one task at a time. With --clear, if the target has no such limit, the exit
-code is 1.`, cobra.RangeArgs(1, 2), &o,
-		func(ctx context.Context, controls *control.Reader, args []string) (string, error) {
-			if o.ends != (len(args) == 1) {
-				return "", usage("limit: want TARGET and N, or TARGET and --clear")
+func newRate(a *app) *cobra.Command {
+	burst := 0
+	cmd := a.newSetting(control.Rates, "STARTS/PER", " [--burst N] [--why TEXT]",
+		"Set how often tasks of a key may start, in place of the rule's Rate",
+		`Also for a rule without a Rate. 100/1m is evenly spread: one each 600 ms; after a pause --burst
+of them may start at once. The rate of one key wins over that of its scope.`, "end the rate", func() string {
+			if burst == 0 {
+				return ""
 			}
-			if o.ends {
-				ended, err := controls.ClearLimit(ctx, args[0])
-				return a.ended(args[0], "has the limit of its program", "has no limit of an operator", ended, err)
-			}
-			n, err := strconv.Atoi(args[1])
-			if err != nil {
-				return "", usage("limit: N is %q: want a whole number, at least 1; to let no task start, use pause", args[1])
-			}
-			return fmt.Sprintf("is limited to %d", n), controls.SetLimit(ctx, args[0], n, o.why)
+			return fmt.Sprintf(" burst %d", burst)
 		})
-	cmd.Flags().BoolVar(&o.ends, "clear", false, "end the limit")
+	cmd.Flags().IntVar(&burst, "burst", 0, "how many may start at once after a pause (default 1)")
 	return cmd
 }
 
 func newControls(a *app) *cobra.Command {
-	return a.withJSON(a.onLocks("controls", `List the pauses and limits that are in force
+	return a.withJSON(a.onLocks("controls", `List the orders of operators that are in force
 
 One that cannot be read is noted, and is not in force.`, cobra.NoArgs, func(ctx context.Context, l locks, _ []string) error {
 		state, err := l.Controls().Fetch(ctx)
@@ -509,18 +545,7 @@ One that cannot be read is noted, and is not in force.`, cobra.NoArgs, func(ctx 
 			a.nothing("no controls under the prefix %q are in force")
 		}
 		return printAll(a, list, []string{"TARGET", "CONTROL", "BY", "SINCE", "WHY"}, func(c inspect.Control) [][]string {
-			return [][]string{{c.Target, what(c, state.Now()), c.By, ago(state.Now(), c.Since), cmp.Or(c.Why, "-")}}
+			return [][]string{{c.Target, c.Text(state.Now()), c.By, ago(state.Now(), c.Since), cmp.Or(c.Why, "-")}}
 		})
 	}))
-}
-
-// what says what a control orders.
-func what(c inspect.Control, now time.Time) string {
-	switch {
-	case !c.Paused:
-		return fmt.Sprintf("limit %d", c.Limit)
-	case c.PausedUntil.IsZero():
-		return "paused until somebody resumes it"
-	}
-	return "paused for " + printable.Duration(c.PausedUntil.Sub(now))
 }

@@ -80,9 +80,9 @@ func newRoot(a *app) *cobra.Command {
 		return pflag.NormalizedName(strings.ReplaceAll(name, "-", "_"))
 	})
 	a.conn.flags(root)
-	root.AddCommand(newCheck(a), newSchema(a), newKey(a), newList(a), newShow(a), newBreak(a), newPause(a), newResume(a),
-		newLimit(a), newControls(a),
+	root.AddCommand(newCheck(a), newSchema(a), newKey(a), newList(a), newShow(a), newBreak(a), newControls(a),
 		newBlocked(a), newSkip(a), newSweep(a), newDoctor(a), newWeb(a))
+	root.AddCommand(newOrders(a)...)
 	return root
 }
 

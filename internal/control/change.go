@@ -19,49 +19,18 @@ const (
 	mostRead    = 10 * maxControls
 )
 
-// Pause keeps everybody from taking a lock of the target, until that time or, if until is zero, until Resume.
-func (r *Reader) Pause(ctx context.Context, target string, until time.Time, why string) error {
-	left := time.Until(until)
-	switch {
-	case until.IsZero():
-	case left <= 0:
-		return fmt.Errorf("lock: pause of %q until %s: that is in the past; give a time to come, or the zero time for a "+
-			"pause until Resume", target, until.Format(time.RFC3339))
-	case left > inside.MaxTTL:
-		return fmt.Errorf("lock: pause of %q until %s: at most %s from now; give the zero time for a pause until Resume",
-			target, until.Format(time.RFC3339), inside.MaxTTL)
-	}
-	return r.order(ctx, target, Order{Paused: true, Until: until, Why: why})
-}
-
-// SetLimit sets how many may hold a lock of the target at once.
-func (r *Reader) SetLimit(ctx context.Context, target string, n int, why string) error {
-	if n < 1 || n > maxLimit {
-		return fmt.Errorf("lock: limit of %d for %q: from 1 to %d; to let nobody acquire it, use Pause", n, target, maxLimit)
-	}
-	return r.order(ctx, target, Order{Limit: n, Why: why})
-}
-
-// Resume ends a pause, and reports whether there was one.
-func (r *Reader) Resume(ctx context.Context, target string) (bool, error) {
-	return r.end(ctx, pauseOf, target)
-}
-
-// ClearLimit ends a limit, and reports whether there was one.
-func (r *Reader) ClearLimit(ctx context.Context, target string) (bool, error) {
-	return r.end(ctx, limitOf, target)
-}
-
-// order stores an order of this process, by Redis' clock, in place of the one of its kind for the target.
-func (r *Reader) order(ctx context.Context, typed string, o Order) error {
+// Give gives an order of this process, by Redis' clock, in place of the one of its kind for the target. Of c counts
+// what the kind and Why say.
+func (r *Reader) Give(ctx context.Context, kind *Kind, typed string, c Control) error {
 	target, wrong := r.target(typed)
+	if wrong == nil {
+		wrong = checkOrder(kind, typed, c)
+	}
 	switch {
 	case r.o.Life.Unfit() != nil:
 		return r.o.Life.Unfit()
 	case wrong != nil:
 		return wrong
-	case len(o.Why) > maxWhy:
-		return fmt.Errorf("lock: control for %q: the reason has %d bytes: at most %d", typed, len(o.Why), maxWhy)
 	}
 	state, err := r.Fetch(ctx)
 	if err != nil {
@@ -71,18 +40,14 @@ func (r *Reader) order(ctx context.Context, typed string, o Order) error {
 		return fmt.Errorf("lock: control for %q: there are %d orders already, which is the most; end some, or use "+
 			"their scope", typed, maxControls)
 	}
-	o.Why, o.By, o.Since = strings.ToValidUTF8(o.Why, "\uFFFD"), strings.ToValidUTF8(r.o.Owner, "\uFFFD"),
-		state.serverTime.UTC()
-	field := limitOf + target
-	if o.Paused {
-		field = pauseOf + target
+	o := Control{Why: strings.ToValidUTF8(c.Why, "\uFFFD"), By: strings.ToValidUTF8(r.o.Owner, "\uFFFD"),
+		Since: state.serverTime.UTC()}
+	if kind.merge(&o, c); !o.PausedUntil.IsZero() {
+		o.PausedUntil = o.PausedUntil.Add(state.skew()).UTC()
 	}
-	if !o.Until.IsZero() {
-		o.Until = o.Until.Add(state.skew()).UTC()
-	}
-	text, err := json.Marshal(o)
+	text, err := json.Marshal(stored(o))
 	if err == nil {
-		_, err = r.write(ctx, field, string(text), "")
+		_, err = r.write(ctx, kind.Name+" "+target, string(text), "")
 	}
 	if err != nil {
 		return err
@@ -92,8 +57,30 @@ func (r *Reader) order(ctx context.Context, typed string, o Order) error {
 	return err
 }
 
-// end ends the order of that kind for the target, and reports whether it was in force.
-func (r *Reader) end(ctx context.Context, kind, typed string) (was bool, err error) {
+// checkOrder returns why an order cannot be given.
+func checkOrder(kind *Kind, typed string, c Control) (err error) {
+	left := time.Until(c.PausedUntil)
+	switch {
+	case len(c.Why) > maxWhy:
+		err = fmt.Errorf("the reason has %d bytes: at most %d", len(c.Why), maxWhy)
+	case kind.check != nil:
+		err = kind.check(c)
+	case c.PausedUntil.IsZero():
+	case left <= 0:
+		err = fmt.Errorf("a pause until %s: that is in the past; give a time to come, or the zero time for a pause until "+
+			"Resume", c.PausedUntil.Format(time.RFC3339))
+	case left > inside.MaxTTL:
+		err = fmt.Errorf("a pause until %s: at most %s from now; give the zero time for a pause until Resume",
+			c.PausedUntil.Format(time.RFC3339), inside.MaxTTL)
+	}
+	if err != nil {
+		err = fmt.Errorf("lock: control for %q: %w", typed, err)
+	}
+	return err
+}
+
+// End ends the order of that kind for the target, and reports whether it was in force.
+func (r *Reader) End(ctx context.Context, kind *Kind, typed string) (was bool, err error) {
 	target, err := r.target(typed)
 	if r.o.Life.Unfit() != nil {
 		return false, r.o.Life.Unfit()
@@ -101,7 +88,7 @@ func (r *Reader) end(ctx context.Context, kind, typed string) (was bool, err err
 	if err != nil {
 		return false, err
 	}
-	raw, err := r.write(ctx, kind+target, "", "")
+	raw, err := r.write(ctx, kind.Name+" "+target, "", "")
 	if err != nil {
 		return false, err
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/engine/rate"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/life"
@@ -127,10 +128,11 @@ func TestSlots(t *testing.T) {
 	for i, target := range []string{"a:", "a:b:", "a:b:c", "a:b:c|1", "a", "control"} {
 		c.entries = append(c.entries, "limit "+target, fmt.Sprintf(`{"limit":%d}`, i+2))
 	}
-	c.entries = append(c.entries, "pause a:b:d", `{"by":"bob"}`, "pause long", `{"until":"2500-01-01T00:00:00Z"}`,
+	c.entries = append(c.entries, "rate a:", `{"rate":"10/1s burst 3"}`, "rate a:b:c", `{"rate":"1/1m"}`,
+		"pause a:b:d", `{"by":"bob"}`, "pause long", `{"until":"2500-01-01T00:00:00Z"}`,
 		"pause over", `{"until":"2001-01-01T00:00:00Z"}`)
 	r := newReader(t, c, &redistest.Log{})
-	if got := r.Slots("p:{a:b:d}", 1); got != 0 {
+	if got := r.Bounds("p:{a:b:d}", Bounds{Slots: 1}).Slots; got != 0 {
 		t.Errorf("%d slots before anything was read", got)
 	}
 	redistest.Eventually(t, redistest.Patience, func() bool { return r.Latest() != nil },
@@ -141,14 +143,22 @@ func TestSlots(t *testing.T) {
 		"p:{a:b:d}": 0, "p:{a:b:d|x}": 0, "p:{long}": 0, "p:{over}": 1, "p:{a}:claim": 1, "p:pool:{a}": 1, "q:{a}": 1,
 	} {
 		redistest.Must(t, r.Know(t.Context(), key))
-		if got := r.Slots(key, 1); got != want {
+		if got := r.Bounds(key, Bounds{Slots: 1}).Slots; got != want {
 			t.Errorf("%s: %d slots, want %d", key, got, want)
 		}
-		if pause, left := r.PauseOf(key); (pause != nil) != (want == 0) || (left > 0) != (key == "p:{long}") {
+		if pause, left := r.StopOf(key); (pause != nil) != (want == 0) || (left > 0) != (key == "p:{long}") {
 			t.Errorf("%s: %+v, %s", key, pause, left)
 		}
 	}
-	if n := testing.AllocsPerRun(100, func() { r.Slots("p:{a:b:c|1}", 1) }); n > 0 {
+	for key, want := range map[string]time.Duration{
+		"p:{a:b:c|1}": time.Minute, "p:{a:b}": 100 * time.Millisecond, "p:{b}": 1,
+	} {
+		if b := r.Bounds(key, Bounds{Every: 1}); b.Every != want || (b.Spare == 2*want) != (key == "p:{a:b}") ||
+			b.Known == nil {
+			t.Errorf("%s: %+v; want %s", key, b, want)
+		}
+	}
+	if n := testing.AllocsPerRun(100, func() { _ = r.Bounds("p:{a:b:c|1}", Bounds{Slots: 1}).Slots }); n > 0 {
 		t.Errorf("Slots allocates %v times", n)
 	}
 }
@@ -173,7 +183,7 @@ func TestView(t *testing.T) {
 		r := newReader(t, &fakeClient{}, &redistest.Log{})
 		r.view.Store(&test.view)
 		r.note(read{sent: old.Add(time.Millisecond), err: context.DeadlineExceeded}, now)
-		if got := r.Slots("p:{report}", 3); got != test.want {
+		if got := r.Bounds("p:{report}", Bounds{Slots: 3}).Slots; got != test.want {
 			t.Errorf("%s: %d slots, want %d", what, got, test.want)
 		}
 	}
@@ -185,6 +195,8 @@ func TestUnreadable(t *testing.T) {
 		r, rdb, log := onServer(t, s)
 		ctx := t.Context()
 		wrong := map[string]string{
+			"rate none": "{}", "rate text": `{"rate":"often"}`, "rate fast": `{"rate":"9/1us"}`,
+			"rate both":  `{"rate":"9/1s","limit":2}`,
 			"limit text": "not JSON", "limit number": "17", "pause list": "[]", "limit none": "{}", "limit zero": `{"limit":0}`,
 			"limit below": `{"limit":-1}`,
 			"limit much":  `{"limit":2147483648}`, "limit huge": `{"limit":1e300}`, "pause until": `{"until":"tomorrow"}`,
@@ -195,7 +207,7 @@ func TestUnreadable(t *testing.T) {
 		for field, text := range wrong {
 			redistest.Must(t, rdb.HSet(ctx, r.Keys[0], field, text).Err())
 		}
-		redistest.Must(t, r.Pause(ctx, "report", time.Time{}, ""))
+		redistest.Must(t, r.Give(ctx, Pauses, "report", Control{Paused: true}))
 		for range 2 {
 			state, err := r.Fetch(ctx)
 			if err != nil || len(state.Orders()) != 1 || len(state.Unreadable()) != len(wrong) {
@@ -210,16 +222,19 @@ func TestUnreadable(t *testing.T) {
 			if !keys.IsKeyText(target) {
 				continue // no lock can have it
 			}
-			end := r.Resume
+			of := Pauses
+			if kind == "rate" {
+				of = Rates
+			}
 			if kind == "limit" {
-				end = r.ClearLimit
-				redistest.Must(t, r.SetLimit(ctx, target, 2, ""))
-				if got := r.Slots(r.keyStart+target+"}", 1); got != 2 {
+				of = Limits
+				redistest.Must(t, r.Give(ctx, Limits, target, Control{Limit: 2}))
+				if got := r.Bounds(r.keyStart+target+"}", Bounds{Slots: 1}).Slots; got != 2 {
 					t.Errorf("%q was replaced: %d slots", field, got)
 				}
 				redistest.Must(t, rdb.HSet(ctx, r.Keys[0], field, "junk").Err())
 			}
-			if ended, err := end(ctx, target); err != nil || ended {
+			if ended, err := r.End(ctx, of, target); err != nil || ended {
 				t.Errorf("the end of %q: %v, %v", field, ended, err)
 			}
 		}
@@ -235,9 +250,9 @@ func TestChange(t *testing.T) {
 		told := make(chan []Order, 20)
 		r, rdb, log := onServer(t, s, func(o *Options) { o.Changed = func(now *State) { told <- now.Orders() } })
 		ctx, kept := t.Context(), r.keyStart+"kept}"
-		end := func(do func(context.Context, string) (bool, error), target string, want bool) {
+		end := func(kind *Kind, target string, want bool) {
 			t.Helper()
-			if got, err := do(ctx, target); err != nil || got != want {
+			if got, err := r.End(ctx, kind, target); err != nil || got != want {
 				t.Errorf("the end of an order for %q: %v, %v; want %v", target, got, err, want)
 			}
 		}
@@ -245,34 +260,35 @@ func TestChange(t *testing.T) {
 			redistest.Must(t, rdb.HSet(ctx, r.Keys[0], "pause over", `{"until":"2001-01-01T00:00:00Z"}`).Err())
 		}
 		over()
-		end(r.Resume, "over", false)
+		end(Pauses, "over", false)
 		over()
-		redistest.Must(t, r.SetLimit(ctx, "kept", 3, "one"))
+		redistest.Must(t, r.Give(ctx, Limits, "kept", Control{Limit: 3, Why: "one"}))
 		if was, err := r.write(ctx, "limit kept", "", "as it was before"); err != nil || was == "" {
 			t.Errorf("an order that has changed was removed: %q, %v", was, err)
 		}
-		redistest.Must(t, r.Pause(ctx, "kept", time.Now().Add(time.Hour), "two"))
-		redistest.Must(t, r.Pause(ctx, "a b", time.Time{}, ""))
-		if pause, left := r.PauseOf(kept); pause == nil || left < 59*time.Minute || left > time.Hour+time.Second ||
+		redistest.Must(t, r.Give(ctx, Pauses, "kept",
+			Control{Paused: true, PausedUntil: time.Now().Add(time.Hour), Why: "two"}))
+		redistest.Must(t, r.Give(ctx, Pauses, "a b", Control{Paused: true}))
+		if pause, left := r.StopOf(kept); pause == nil || left < 59*time.Minute || left > time.Hour+time.Second ||
 			pause.By != "alice" || pause.Why != "two" {
 			t.Errorf("%+v, %s", pause, left)
 		}
-		end(r.Resume, "a%20b", false) // of another scope
-		end(r.Resume, "a%20b|x", false)
-		end(r.ClearLimit, "a b", false)
-		end(r.Resume, "kept", true)
-		end(r.Resume, "kept", false)
-		if got := r.Slots(kept, 1); got != 3 {
+		end(Pauses, "a%20b", false) // of another scope
+		end(Pauses, "a%20b|x", false)
+		end(Limits, "a b", false)
+		end(Pauses, "kept", true)
+		end(Pauses, "kept", false)
+		if got := r.Bounds(kept, Bounds{Slots: 1}).Slots; got != 3 {
 			t.Errorf("%d slots", got)
 		}
 		over()
-		end(r.ClearLimit, kept, true)
+		end(Limits, kept, true)
 		orders := r.Latest().Orders()
 		if fields := rdb.HKeys(ctx, r.Keys[0]).Val(); len(fields) != 1 || fields[0] != "pause a%20b" || len(orders) != 1 ||
 			orders[0].Target != r.keyStart+"a%20b}" {
 			t.Errorf("stored: %q; in force: %+v", fields, orders)
 		}
-		end(r.Resume, orders[0].Target, true)
+		end(Pauses, orders[0].Target, true)
 		for _, want := range []int{1, 2, 3, 2, 1, 0} {
 			if got := <-told; len(got) != want {
 				t.Errorf("told of %v, want %d", got, want)
@@ -289,7 +305,7 @@ func TestChange(t *testing.T) {
 		var wg sync.WaitGroup
 		for i := range 10 {
 			redistest.Go(&wg, func() {
-				if err := r.SetLimit(ctx, fmt.Sprint("many", i%5), i+1, ""); err != nil {
+				if err := r.Give(ctx, Limits, fmt.Sprint("many", i%5), Control{Limit: i + 1}); err != nil {
 					t.Error(err)
 				}
 			})
@@ -312,23 +328,27 @@ func TestChange_refused(t *testing.T) {
 	}
 	redistest.Must(t, rdb.HSet(ctx, r.Keys[0], entries).Err())
 	for what, err := range map[string]error{
-		"in the past":     r.Pause(ctx, "report|7", time.Now().Add(-time.Second), ""),
-		"at most":         r.Pause(ctx, "report|7", time.Now().Add(inside.MaxTTL+time.Hour), ""),
-		"limit of 0":      r.SetLimit(ctx, "report|7", 0, ""),
-		"limit of 214748": r.SetLimit(ctx, "report|7", 1<<31, ""),
-		"1001 bytes":      r.Pause(ctx, "report|7", time.Time{}, strings.Repeat("y", 1001)),
-		"ends with":       r.Pause(ctx, "report ", time.Time{}, ""),
-		"1000 orders":     r.Pause(ctx, "mail", time.Time{}, ""),
+		"in the past": r.Give(ctx, Pauses, "report|7", Control{Paused: true, PausedUntil: time.Now().Add(-time.Second)}),
+		"at most": r.Give(ctx, Pauses, "report|7",
+			Control{Paused: true, PausedUntil: time.Now().Add(inside.MaxTTL + time.Hour)}),
+		"limit of 0":      r.Give(ctx, Limits, "report|7", Control{Limit: 0}),
+		"limit of 214748": r.Give(ctx, Limits, "report|7", Control{Limit: 1 << 31}),
+		"rate of 0":       r.Give(ctx, Rates, "report|7", Control{Rate: rate.Rate{Per: time.Second}}),
+		"rate per 0s":     r.Give(ctx, Rates, "report|7", Control{Rate: rate.Rate{Starts: 1}}),
+		"burst of -1":     r.Give(ctx, Rates, "report|7", Control{Rate: rate.Rate{Starts: 1, Per: time.Second, Burst: -1}}),
+		"1001 bytes":      r.Give(ctx, Pauses, "report|7", Control{Paused: true, Why: strings.Repeat("y", 1001)}),
+		"ends with":       r.Give(ctx, Pauses, "report ", Control{Paused: true}),
+		"1000 orders":     r.Give(ctx, Pauses, "mail", Control{Paused: true}),
 	} {
 		if err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("%v: want it to say %q", err, what)
 		}
 	}
-	redistest.Must(t, r.SetLimit(ctx, "report|7", 3, ""))
-	if was, err := r.ClearLimit(ctx, "report|8"); err != nil || !was {
+	redistest.Must(t, r.Give(ctx, Limits, "report|7", Control{Limit: 3}))
+	if was, err := r.End(ctx, Limits, "report|8"); err != nil || !was {
 		t.Error(was, err)
 	}
-	redistest.Must(t, r.Pause(ctx, "mail", time.Time{}, ""))
+	redistest.Must(t, r.Give(ctx, Pauses, "mail", Control{Paused: true}))
 	for i := range mostRead {
 		entries[fmt.Sprintf("mail|%d", i)] = "x"
 	}

@@ -27,7 +27,7 @@ func beStopped(addr string) {
 	for {
 		_ = r.Know(ctx, "p:{report}")
 		name := "free"
-		if r.Slots("p:{report}", 1) == 0 {
+		if r.Bounds("p:{report}", Bounds{Slots: 1}).Slots == 0 {
 			name = "paused"
 		}
 		rdb.Incr(ctx, name)
@@ -52,7 +52,7 @@ func TestReader_stopped(t *testing.T) {
 			redistest.Eventually(t, redistest.Patience, func() bool { return held.Count() == 1 }, "a read")
 		}
 		child.Pause(t)
-		redistest.Must(t, operator.Pause(ctx, "report", time.Time{}, ""))
+		redistest.Must(t, operator.Give(ctx, Pauses, "report", Control{Paused: true}))
 		free = count("free")
 		paused := count("paused")
 		stopped := time.Now()
@@ -66,7 +66,7 @@ func TestReader_stopped(t *testing.T) {
 		if reads {
 			held.Release()
 		}
-		_, err := operator.Resume(ctx, "report")
+		_, err := operator.End(ctx, Pauses, "report")
 		redistest.Must(t, err)
 	}
 }

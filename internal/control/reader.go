@@ -127,42 +127,38 @@ func Old(t, now time.Time) bool {
 	return now.Sub(t) > Delay || now.Round(0).Sub(t.Round(0)) > Delay
 }
 
-// Slots is the limit that the scripts get: how many may hold the lock with that Redis key at once. It is the number of
-// a control, or else limit, the number in the program. It is 0 while the lock is paused, so that the scripts grant it
-// to nobody and keep the line, and while the controls are not known. It does no I/O, and is called for each command.
-func (r *Reader) Slots(key string, limit int) int {
+// Bounds is what bounds the lock with that Redis key now, of which the program says what bounds it. Slots is what the
+// scripts get. It is 0 while an order stops the lock, so that the scripts grant it to nobody and keep the line, and
+// while the controls are not known. Bounds does no I/O, and is called for each command.
+func (r *Reader) Bounds(key string, program Bounds) Bounds {
 	text, ours := r.inBraces(key)
 	if !ours {
-		return limit
+		return program
 	}
 	v, now := r.view.Load(), time.Now()
 	if !v.isKnown(now) && !v.isBlind(now) {
-		if v.state == nil { // nobody has called Know; the next call of Slots may know
+		if v.state == nil { // nobody has called Know; the next call of Bounds may know
 			r.o.Life.Spawn(r.start)
 		}
-		return 0
+		program.Slots = 0
 	}
-	ordered, pause := v.state.of(text)
-	switch {
-	case pause != nil:
-		return 0
-	case ordered == 0:
-		return limit
+	if v.state != nil {
+		program.Known = v.state.known
 	}
-	return ordered
+	return v.state.bounds(text, program)
 }
 
-// PauseOf returns the pause of the lock with that Redis key, nil if it is not paused, and how long it lasts, 0 if it
+// StopOf returns the order that stops the lock with that Redis key, nil if none does, and how long it lasts, 0 if it
 // has no end.
-func (r *Reader) PauseOf(key string) (pause *Order, left time.Duration) {
+func (r *Reader) StopOf(key string) (stop *Order, left time.Duration) {
 	state := r.Latest()
 	if text, ours := r.inBraces(key); ours {
-		_, pause = state.of(text)
+		stop = state.bounds(text, Bounds{}).Stop
 	}
-	if pause != nil && !pause.Until.IsZero() {
-		left = max(time.Millisecond, pause.Until.Sub(state.Now()))
+	if stop != nil && !stop.PausedUntil.IsZero() {
+		left = max(time.Millisecond, stop.PausedUntil.Sub(state.Now()))
 	}
-	return pause, left
+	return stop, left
 }
 
 // Know returns when the controls are known that were in force Delay ago, or cannot be read. Only the first calls of a
@@ -389,7 +385,7 @@ func (r *Reader) turnBlind(now time.Time, refused bool, err error) {
 		return
 	}
 	r.warned = true
-	obeyed := "this process obeys no pause and no limit until they can"
+	obeyed := "this process obeys none until they can"
 	if v.state != nil {
 		obeyed = "this process obeys those that it has read before"
 	}
@@ -422,15 +418,14 @@ func (r *Reader) noteChange(before, now *view) {
 	}
 	for _, o := range now.inForce {
 		if !slices.Contains(before.inForce, o) {
-			r.o.Log.Warn("automutex: a control is in force", "target", o.Target, "order", o.Text())
+			r.o.Log.Warn("automutex: a control is in force", "target", o.Target, "order", o.String())
 		}
 	}
 	for _, o := range before.inForce {
 		if !slices.ContainsFunc(now.inForce, func(its Order) bool {
-			return its.Target == o.Target &&
-				its.Paused == o.Paused
+			return its.Target == o.Target && its.Kind == o.Kind
 		}) {
-			r.o.Log.Info("automutex: a control has ended", "target", o.Target, "was", o.Text())
+			r.o.Log.Info("automutex: a control has ended", "target", o.Target, "was", o.String())
 		}
 	}
 	r.o.Changed(now.state)

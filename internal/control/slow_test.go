@@ -77,7 +77,7 @@ func TestReader_slow(t *testing.T) {
 						if late {
 							inForce = time.Since(changed) > takes+time.Second
 						}
-						if got := r.Slots("p:{report}", 3); inForce && (got == 0) != paused {
+						if got := r.Bounds("p:{report}", Bounds{Slots: 3}).Slots; inForce && (got == 0) != paused {
 							t.Fatalf("%s after the change: %d slots, paused %v", time.Since(changed), got, paused)
 						}
 						time.Sleep(10 * time.Millisecond)
@@ -128,7 +128,7 @@ func TestReader_outage(t *testing.T) {
 					if took := time.Since(began); took > Delay+readOverdue {
 						t.Errorf("a call waited %s", took)
 					}
-					if got := r.Slots("p:{report}", 3); got != want {
+					if got := r.Bounds("p:{report}", Bounds{Slots: 3}).Slots; got != want {
 						t.Errorf("%d slots, want %d", got, want)
 					}
 				}

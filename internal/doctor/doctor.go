@@ -300,7 +300,7 @@ func (d *doctor) fleet(ctx context.Context) error {
 func (d *doctor) paused(ctx context.Context) error {
 	orders, err := d.engine.Controls().Orders(ctx)
 	for _, o := range orders {
-		d.foundf(Note, "paused", "%s is %s", o.Target, o.Text())
+		d.foundf(Note, "paused", "%s is %s", o.Target, o.Control)
 	}
 	return err
 }

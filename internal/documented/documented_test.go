@@ -184,12 +184,14 @@ func TestArchitecture_layersOfLock(t *testing.T) {
 	t.Parallel()
 	const module = "github.com/automutex/automutex/"
 	for part, allowed := range map[string][]string{
-		"internal/life":    {},
-		"internal/redisx":  {},
-		"internal/control": {"internal/inside", "internal/keys", "internal/life", "internal/printable", "internal/redisx"},
-		"internal/mark":    {"internal/inside", "internal/life", "internal/redisx"},
-		"internal/engine": {"internal/control", "internal/inside", "internal/keys", "internal/life", "internal/mark",
+		"internal/life":   {},
+		"internal/redisx": {},
+		"internal/control": {"internal/engine/rate", "internal/inside", "internal/keys", "internal/life",
 			"internal/printable", "internal/redisx"},
+		"internal/engine/rate": {"internal/inside", "internal/printable"},
+		"internal/mark":        {"internal/inside", "internal/life", "internal/redisx"},
+		"internal/engine": {"internal/control", "internal/engine/rate", "internal/inside", "internal/keys", "internal/life",
+			"internal/mark", "internal/printable", "internal/redisx"},
 	} {
 		files, err := filepath.Glob(filepath.Join(part, "*.go"))
 		if err != nil || len(files) == 0 {

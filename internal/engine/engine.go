@@ -65,6 +65,9 @@ type Ref struct {
 	Pool    bool    // its slots are its values
 	Ordered bool    // it is given in the order of its tasks
 	Lender  *Lender // whose workers hold the lock beyond Limit; nil: nobody's
+
+	Pace       // the caller's
+	Rated bool // its rate is known; else a look after parked work leaves the lock's rate as it is
 }
 
 // LeaderKey ends the key of a leader's lock: no order of an operator is for a key of that form.
@@ -82,17 +85,30 @@ func (r *Ref) keys() []string {
 	return keys
 }
 
-// limit is that of the lock now: it is asked each time that a command is written, whatever the lock was made with.
-func (e *Engine) limit(r *Ref) int {
-	if e.controls == nil {
-		return min(r.Limit, MaxLimit)
+// bounds are those of the lock now: they are asked each time that a command is written, whatever the lock was made
+// with.
+func (e *Engine) bounds(r *Ref) control.Bounds {
+	b := control.Bounds{Slots: min(r.Limit, MaxLimit), Every: r.Every, Spare: r.Spare, Known: int64(0)}
+	if e.controls != nil {
+		b = e.controls.Bounds(r.Key, b)
 	}
-	return min(e.controls.Slots(r.Key, r.Limit), MaxLimit)
+	return b
+}
+
+// limit is the Slots of bounds.
+func (e *Engine) limit(r *Ref) int { return e.bounds(r).Slots }
+
+// rateArgs are the last arguments of a script that looks after a lock: its rate now, if it is known.
+func rateArgs(r *Ref, b control.Bounds) []any {
+	if !r.Rated {
+		return nil
+	}
+	return []any{b.Every.Microseconds(), b.Spare.Microseconds(), b.Known}
 }
 
 // hasOrder reports whether an operator's limit, or a pause, counts for the lock, and not that of its asker.
 func (e *Engine) hasOrder(key string) bool {
-	return e.controls != nil && e.controls.Slots(key, MaxLimit+1) <= MaxLimit
+	return e.controls != nil && e.controls.Bounds(key, control.Bounds{Slots: MaxLimit + 1}).Slots <= MaxLimit
 }
 
 // Engine is one process' side of its locks. Safe for concurrent use.
@@ -205,8 +221,7 @@ type Request struct {
 	MaxHold time.Duration // after that the lease is lost; 0: no bound
 	NoRenew bool
 	Fenced  bool
-	Notes   bool // no two holders of the lock have the same note, from now on
-	Pace
+	Notes   bool   // no two holders of the lock have the same note, from now on
 	Arrival int64  // see Arrive; 0: none
 	OnStop  func() // with Arrival: called when a newer one asks this holder or waiter to stop; it must not block
 	Place   *Place // with Ref.Ordered
@@ -250,25 +265,27 @@ func (b *Busy) Unwrap() error { return b.Cause }
 
 func (r *Request) grant() time.Duration { return min(r.TTL, maxGrant) }
 
-// askCall is an ask with limit slots. With none it gives back what was granted meanwhile, and is in line by the ticket.
-func (e *Engine) askCall(le *Lease, mode askMode, limit int, ticket int64) *redisx.Call {
+// askCall is an ask within those bounds. With no slots it gives back what was granted meanwhile, and is in line by the
+// ticket.
+func (e *Engine) askCall(le *Lease, mode askMode, b control.Bounds, ticket int64) *redisx.Call {
 	r := &le.request
-	if r.Ordered {
-		return e.orderAsk(le, mode, limit)
+	if le.every, le.spare = b.Every, b.Spare; r.Ordered {
+		return e.orderAsk(le, mode, b)
 	}
 	if r.Ahead {
-		limit = 0
+		b.Slots = 0
 	}
-	if limit > 0 {
+	if b.Slots > 0 {
 		ticket = 0
 	}
 	args := []any{
-		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), r.grant().Milliseconds(), int64(limit),
-		oneOrZero(mode == askPark), oneOrZero((r.Notes || r.Park) && r.Note != ""), r.Every.Microseconds(),
-		r.Spare.Microseconds(), ticket,
-		oneOrZero(limit > 0 && r.Lender != nil && !e.hasOrder(r.Key) && r.Lender.lend(&r.Ref, r.Worker)), r.cost(),
+		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), r.grant().Milliseconds(), int64(b.Slots),
+		oneOrZero(mode == askPark), oneOrZero((r.Notes || r.Park) && r.Note != ""), b.Known, b.Every.Microseconds(),
+		b.Spare.Microseconds(), ticket,
+		oneOrZero(b.Slots > 0 && r.Lender != nil && !e.hasOrder(r.Key) && r.Lender.lend(&r.Ref, r.Worker)), r.cost(),
 	}
-	args = shorten(args, int64(0), args[1], int64(1), int64(0), int64(0), int64(0), int64(0), int64(0), int64(0), int64(1))
+	args = shorten(args, int64(0), args[1], int64(1), int64(0), int64(0), int64(0), int64(0), int64(0), int64(0), int64(0),
+		int64(1))
 	return &redisx.Call{Script: askScript, Keys: r.keys(), Args: args}
 }
 
@@ -334,23 +351,28 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 		if err != nil {
 			return nil, err
 		}
-		// A process may read a pause, or be stopped, between its look at the orders and here. So a try looks again, and a
-		// wait, in which turn looks, that is late: after a pause is in force nothing starts.
+		// A process may read an order, or be stopped, between its look at the orders and here. So a try looks again, and a
+		// wait, in which turn looks, that is late: after a pause is in force nothing starts, and after a rate is nothing that
+		// its bucket has not counted.
+		uncounted := false
 		if e.controls != nil && (!r.Wait && !r.Park || control.Old(looked, time.Now())) && ctx.Err() == nil {
-			if err = e.controls.Know(ctx, r.Key); err == nil && e.limit(&r.Ref) == 0 {
+			err = e.controls.Know(ctx, r.Key)
+			b := e.bounds(&r.Ref)
+			if uncounted = b.Every > 0 && (b.Every != le.every || b.Spare != le.spare); err == nil && b.Slots == 0 {
 				err = &Busy{Paused: true}
 			}
 		}
 		switch {
 		case ctx.Err() != nil:
 			err = &Busy{Cause: ctx.Err()} // a caller never starts work on a context that has ended
+		case err == nil && uncounted:
 		case err == nil && !le.Held():
 			err = fmt.Errorf("%w: %q: the reply came after the lease's end", redisx.ErrBackend, r.Name)
 		case err == nil:
 			return le, nil
 		}
 		e.giveBack(le)
-		if !r.Wait || ctx.Err() != nil || r.Within.Err() != nil {
+		if err != nil && (!r.Wait || ctx.Err() != nil || r.Within.Err() != nil) {
 			return nil, err
 		}
 		r.OnWait = nil // it is called once
@@ -403,7 +425,8 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode askMode) (a Answer, se
 	if r.Whole {
 		ctx = context.WithoutCancel(ctx)
 	}
-	if r.Every == 0 && !r.Pool && !r.Ordered && e.limit(&r.Ref) > 0 && !e.contended.has(r.Key) {
+	b := e.bounds(&r.Ref)
+	if b.Every == 0 && !r.Pool && !r.Ordered && b.Slots > 0 && !e.contended.has(r.Key) {
 		var yours bool
 		var fence int64
 		if r.Fenced {
@@ -425,15 +448,14 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode askMode) (a Answer, se
 			return a, sent, redisx.Failed("set", r.Key, err)
 		}
 		e.contended.note(r.Key)
-		sent = time.Now()
+		sent, b = time.Now(), e.bounds(&r.Ref)
 	}
-	limit := e.limit(&r.Ref)
-	c := e.askCall(le, mode, limit, 0)
+	c := e.askCall(le, mode, b, 0)
 	reply, err := e.conn.Run(ctx, c.Script, c.Keys, c.Args...)
 	if a, err = e.noteAsk(le, reply, err); err != nil {
 		e.loseReply(le, err)
 	}
-	a.NoSlots = limit == 0
+	a.NoSlots = b.Slots == 0
 	return a, sent, err
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/redisx"
 )
@@ -413,9 +414,9 @@ func TestLeaves_pausedBeforeItStands(t *testing.T) {
 	r = inLine(r)
 	r.Leaves = true
 	r.OnWait = func(time.Duration) {
-		redistest.Must(t, e.Controls().Pause(t.Context(), "work", time.Time{}, ""))
+		redistest.Must(t, e.Controls().Give(t.Context(), control.Pauses, "work", control.Control{Paused: true}))
 		redistest.Eventually(t, redistest.Patience, func() bool {
-			pause, _ := e.Controls().PauseOf(r.Key)
+			pause, _ := e.Controls().StopOf(r.Key)
 			return pause != nil
 		}, "news")
 		e.AskAll()
@@ -452,7 +453,7 @@ func TestPausedByEachCommand(t *testing.T) {
 			b := o.stamp(t, "b")
 			arrives(t, e, o.r.Ref, "b", "nb", b.r.Place.Ticket, time.Hour, false)
 		}
-		redistest.Must(t, e.Controls().Pause(ctx, "work", time.Time{}, ""))
+		redistest.Must(t, e.Controls().Give(ctx, control.Pauses, "work", control.Control{Paused: true}))
 		release(t, held["release"])
 		n, err := e.Break(ctx, held["break"].request.Ref, BreakHolders, held["break"].Token())
 		redistest.Must(t, err)
@@ -475,7 +476,7 @@ func TestPausedByEachCommand(t *testing.T) {
 			}
 		}
 		count(0)
-		_, err = e.Controls().Resume(ctx, "work")
+		_, err = e.Controls().End(ctx, control.Pauses, "work")
 		redistest.Must(t, err)
 		for _, head := range heads {
 			redistest.Must(t, e.Act(ctx, head.r.Ref, ActNone, OrderItem{}, 0))

@@ -28,6 +28,8 @@ type Lease struct {
 	takenAt time.Time
 	thin    atomic.Bool // it may still be a word
 
+	every, spare time.Duration // the rate that its last ask gave; who asks owns them
+
 	parked    time.Duration // how long its note was in line, if it was parked
 	sinceCall time.Duration // from its note's call until it came; below 0: no call
 

@@ -190,7 +190,7 @@ func (e *Engine) leave(w *waiter) Answer {
 func (e *Engine) sendAsks(batch []*waiter) {
 	calls := make([]*redisx.Call, len(batch))
 	for i, w := range batch {
-		calls[i] = e.askCall(w.lease, w.turn.mode, e.limit(&w.lease.request.Ref), w.turn.ticket)
+		calls[i] = e.askCall(w.lease, w.turn.mode, e.bounds(&w.lease.request.Ref), w.turn.ticket)
 	}
 	sent := time.Now()
 	e.conn.Pipeline(context.Background(), calls)
@@ -207,8 +207,8 @@ func (e *Engine) handleReply(w *waiter, r askReply) {
 		r.slots = e.limit(&w.lease.request.Ref)
 	}
 	if w.lease.request.Leaves && e.controls != nil {
-		pause, _ := e.controls.PauseOf(w.lease.request.Key)
-		r.paused = pause != nil
+		stop, _ := e.controls.StopOf(w.lease.request.Key)
+		r.paused = stop != nil
 	}
 	e.mu.Lock()
 	now := time.Now()

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -143,26 +144,27 @@ func failf(format string, args ...any) { panic(wrong(fmt.Sprintf(format, args...
 
 // sim is one lock under test, beside its model.
 type sim struct {
-	w       world
-	e       *sender
-	r       *rand.Rand
-	key     string
-	keys    []string
-	msgs    <-chan *redis.Message
-	now     int64 // us
-	log     []string
-	m       model
-	limit   int
-	every   int64
-	spare   int64
-	grew    int64 // the highest fence so far
-	serial  int
-	bodies  []string // of attempts that were made, the last ones
-	tickets map[string]int64
-	ordered bool
-	spent   spentAsk
-	notes   bool // no two holders have the same note
-	crowd   int
+	w         world
+	e         *sender
+	r         *rand.Rand
+	key       string
+	keys      []string
+	msgs      <-chan *redis.Message
+	now       int64 // us
+	log       []string
+	m         model
+	limit     int
+	rateKnown             // that of the process which asks
+	rates     []rateKnown // by the orders of operators, the oldest first; the newest processes may not know yet
+	orders    *rand.Rand
+	grew      int64 // the highest fence so far
+	serial    int
+	bodies    []string // of attempts that were made, the last ones
+	tickets   map[string]int64
+	ordered   bool
+	spent     spentAsk
+	notes     bool // no two holders have the same note
+	crowd     int
 }
 
 func (s *sim) ms() int64 { return s.now / 1000 }
@@ -257,6 +259,7 @@ type model struct {
 	closed, cooldown int64 // us
 	next             int64 // of the rate
 	every, spare     int64
+	known            int64    // of the rate
 	cost             int64    // of the asker
 	out              []string // messages published
 	told             []string // messages in the reply
@@ -615,15 +618,38 @@ func (s *sim) oneOf() string {
 	return s.body(0)
 }
 
-func (s *sim) rate(m *model) {
-	if m.every != s.every || m.spare != s.spare {
-		had := m.every > 0
-		m.every, m.spare = s.every, s.spare
-		if m.every == 0 {
-			m.next = 0
-		} else if !had {
-			m.next = m.now - m.spare
+// rateKnown is a rate, as a process knows it that has read the orders of operators at known.
+type rateKnown struct{ known, every, spare int64 }
+
+// orderRate has operators order another rate, or none, now and then, and the process that is next know it or not.
+func (s *sim) orderRate() {
+	if s.rates[0].every > 0 && s.orders.IntN(40) == 0 {
+		next := rateKnown{known: s.rates[len(s.rates)-1].known + 1}
+		if s.orders.IntN(4) > 0 {
+			next.every, next.spare = int64(5_000+s.orders.IntN(200_000)), int64(s.orders.IntN(3))*50_000
 		}
+		s.rates = append(s.rates, next)
+	}
+	s.rateKnown = s.rates[max(0, len(s.rates)-1-s.orders.IntN(2))]
+}
+
+func (s *sim) setRate(m *model) {
+	if s.known < m.known { // the rate is of newer orders
+		return
+	}
+	if m.known = s.known; m.every != s.every || m.spare != s.spare {
+		had, owed := m.every, max(m.next-m.now, -m.spare) // in us, below 0: saved up
+		m.every, m.spare = s.every, s.spare
+		switch {
+		case m.every == 0:
+			m.next, m.known = 0, 0
+		case had == 0:
+			m.next = m.now - m.spare
+		default:
+			m.next = max(m.now+int64(math.Ceil(float64(owed)*float64(m.every)/float64(had))), m.now-m.spare)
+		}
+	} else if m.every == 0 {
+		m.known = 0 // nothing is stored
 	}
 }
 
@@ -662,8 +688,9 @@ func (s *sim) randomAsk() {
 func (s *sim) ask(body string, lease, stay int64, park int) (stopped bool) {
 	m, length := &s.m, int64(40)
 	m.bury()
+	s.orderRate()
 	thin := m.holds(body) >= 0 && len(m.holders) == 1
-	args := []any{body, lease, stay, length, s.limit, park, oneOrZero(s.notes), s.every, s.spare}
+	args := []any{body, lease, stay, length, s.limit, park, oneOrZero(s.notes), s.known, s.every, s.spare}
 	ticket, borrows := s.tickets[tokenOf(body)], s.r.IntN(6) == 0
 	if m.cost = 1; s.every > 0 {
 		m.cost = int64(s.r.IntN(6))
@@ -673,7 +700,7 @@ func (s *sim) ask(body string, lease, stay int64, park int) (stopped bool) {
 	}
 	got := s.run("ask", args...)
 	if !thin || !num1(got) { // a thin lock does not look at the rate
-		s.rate(m)
+		s.setRate(m)
 	}
 	if i := m.holds(body); i >= 0 && s.limit > 0 {
 		m.holders[i].end = max(m.holders[i].end, m.ms()+lease+1)
@@ -967,7 +994,14 @@ func (s *sim) check() {
 		n, fate = m.parked[s.r.IntN(len(m.parked))].note, []string{"gone", "later",
 			"left"}[s.r.IntN(3)]
 	}
-	got := s.run("check", s.limit, inbound, 500, n, fate, lend)
+	s.orderRate()
+	args := []any{s.limit, inbound, 500, n, fate, lend, s.every, s.spare, s.known}
+	if s.orders.IntN(2) == 0 {
+		args = args[:6]
+	} else if strings.HasPrefix(s.w.rdb.Get(context.Background(), s.key).Val(), "+") {
+		s.setRate(m)
+	}
+	got := s.run("check", args...)
 	if at := m.parkedAt(n); at >= 0 && (m.parked[at].called > 0 || fate == "left") {
 		m.parked = slices.Delete(m.parked, at, at+1)
 		if fate == "later" {
@@ -1222,7 +1256,7 @@ func (s *sim) keysAreSound(emptied bool) {
 
 // fill makes a crowd: holders, who die soon or not, and waiters, who do, with the notes of the holders or without.
 func (s *sim) fill(crowd int) {
-	s.crowd, s.limit, s.every, s.spare = crowd, crowd, 0, 0
+	s.crowd, s.limit, s.rates, s.rateKnown = crowd, crowd, []rateKnown{{}}, rateKnown{}
 	s.notes = s.r.IntN(3) > 0 // else those that hold it have notes already when they begin to count
 	s.m.notes = s.notes
 	lease, stay, strangers := []int64{700, 60_000}[s.r.IntN(2)], []int64{700, 60_000}[s.r.IntN(2)], s.r.IntN(4)
@@ -1275,9 +1309,11 @@ func runModel(w world, e *sender, seed uint64, kind string) (log []string, err e
 	case 2:
 		s.limit = 4
 	}
+	s.rates = []rateKnown{{}}
 	if !ordered && s.r.IntN(4) == 0 {
-		s.every, s.spare = int64(20_000+s.r.IntN(100_000)), int64(s.r.IntN(3))*50_000
+		s.rates[0] = rateKnown{0, int64(20_000 + s.r.IntN(100_000)), int64(s.r.IntN(3)) * 50_000}
 	}
+	s.orders = rand.New(rand.NewPCG(seed, 8))
 	if ordered {
 		s.limit = 1
 	} else {
@@ -1523,7 +1559,7 @@ func (s *sim) orderAsk(o otask) {
 		body, o, retried, allowed = s.spent.body, s.spent.task, s.spent.retried, s.spent.allowed
 	}
 	ticket := o.ticket
-	got := s.run("order_ask", body, lease, stay, s.limit, park, 0, 0, grant, o.nonce, ticket, retried, allowed, cont, 1)
+	got := s.run("order_ask", body, lease, stay, s.limit, park, 0, 0, grant, o.nonce, ticket, retried, allowed, cont, 0, 1)
 	token := tokenOf(body)
 	spent := allowed >= 0 && retried > allowed
 	refused := func(want string) {
@@ -1970,6 +2006,10 @@ var mistakes = []struct {
 		"if every > 0 and not token then\n  local why, at = 'rate', math.max"},
 	{14, "a waiter's cost is the asker's", "lives = tonumber(g), tonumber(c),", "lives = tonumber(g), asker and costs or 1,"},
 	{4, "called notes do not count", "most - fresh", "most"},
+	{14, "who does not know an order undoes its rate", "if every_now and known_now >= known then", "if every_now then"},
+	{14, "a start forgets of which orders the rate comes", "int(spare), int(known)}", "int(spare), '0'}"},
+	{14, "another rate keeps the gate closed for as long", "* every_now / every)", ")"},
+	{14, "another rate saves up more", "at = math.max(at, now_us", "at = math.min(at, now_us"},
 	{3, "who borrows stays in line", "local length, value = lease, nil\n  call('ZREM', line, token)",
 		"local length, value = lease, nil"},
 	{1, "a closed gate lends", "limit > 0 and opens <= now_us and not same", "limit > 0 and not same"},
@@ -1980,7 +2020,7 @@ var mistakes = []struct {
 	{2, "a fate drops a note that is not called", "fate ~= '' and call('ZREM', called, note) == 1",
 		"fate ~= '' and call('ZREM', called, note) >= 0"},
 	{0, "a note that came counts as called", "if at then call('ZREM', called, note) end", ""},
-	{32, "an unused rate is forgotten", "if forgotten <= now_us then", "if opens <= now_us then"},
+	{14, "an unused rate is forgotten", "if forgotten <= now_us then", "if opens <= now_us then"},
 	{0, "the last holder takes the parked with it", "count == 0 and not parks and not ordered",
 		"count == 0 and not ordered"},
 	{1, "the last holder takes the line with it", "(nobody or call('EXISTS', line) == 0)", "true"},
@@ -2026,7 +2066,7 @@ var mistakes = []struct {
 		"return first == body or false and"},
 	{0, "order: who holds it beside the head counts as the head", "i == 1 and run_of(task)", "i == 1 and count > 0"},
 	{1, "who knows of a pause takes a grant", "if held and limit == 0 then", "if false then"},
-	{0, "who gives a grant back loses its place", "ticket or ARGV[10] ~= '0' and tonumber(ARGV[10] or nil) or nil",
+	{0, "who gives a grant back loses its place", "ticket or ARGV[11] ~= '0' and tonumber(ARGV[11] or nil) or nil",
 		"ticket"},
 	{3, "order: who knows of a pause takes a grant", "local gives_back = limit == 0 and holds(body)",
 		"local gives_back = false"},

@@ -16,6 +16,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/control"
+	"github.com/automutex/automutex/internal/engine/rate"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/redisx"
@@ -164,49 +165,13 @@ func (r *Request) checkLength(what string, d time.Duration) error {
 	return nil
 }
 
-// Rate returns Request.Every and Request.Spare for so many starts in a period, and burst of them at once.
-func Rate(starts int, per time.Duration, burst int) (every, spare time.Duration, err error) {
-	const longest = 365 * 24 * time.Hour
-	switch {
-	case starts < 1:
-		err = fmt.Errorf("a rate of %d starts: at least 1; leave the rate out for no bound", starts)
-	case per <= 0:
-		err = fmt.Errorf("a rate per %s: give a period above 0, such as a second", per)
-	case per > longest:
-		err = fmt.Errorf("a rate per %s: at most %s", per, longest)
-	case int64(starts) > per.Microseconds():
-		err = fmt.Errorf("a rate of %d starts per %s: at most one a microsecond%s", starts, per, printable.MeantUnit(per))
-	case burst < 0:
-		err = fmt.Errorf("a rate with a burst of %d: at least 1, which means that no two come at once", burst)
-	}
-	if err != nil {
-		return 0, 0, err
-	}
-	burst = max(burst, 1)
-	unit := int64(starts) * int64(time.Microsecond) // no overflow: starts is at most a year's microseconds
-	every = time.Duration((int64(per)+unit-1)/unit) * time.Microsecond
-	if int64(burst) > int64(inside.MaxTTL/every) {
-		return 0, 0, fmt.Errorf("a rate of %d starts per %s with a burst of %d: that many take longer than %s; give a "+
-			"smaller burst", starts, per, burst, inside.MaxTTL)
-	}
-	return every, every * time.Duration(burst-1), nil
-}
-
 // ParseRate reads a rate as people write it: 100/1m, or 100/1m burst 10. Its error does not show the text.
-func ParseRate(text string) (starts int, per time.Duration, burst int, err error) {
-	n, rest, _ := strings.Cut(text, "/")
-	length, most, bursts := strings.Cut(rest, " burst ")
-	var wrong [4]error
-	starts, wrong[0] = strconv.Atoi(n)
-	per, wrong[1] = time.ParseDuration(length)
-	if bursts {
-		burst, wrong[2] = strconv.Atoi(most)
+func ParseRate(text string) (rate.Rate, error) {
+	r, err := rate.Parse(text)
+	if err != nil {
+		return rate.Rate{}, errors.New("want a rate within its bounds, such as 100/1m or 100/1m burst 10")
 	}
-	_, _, wrong[3] = Rate(starts, per, burst)
-	if errors.Join(wrong[:]...) != nil {
-		return 0, 0, 0, errors.New("want a rate within its bounds, such as 100/1m or 100/1m burst 10")
-	}
-	return starts, per, burst, nil
+	return r, nil
 }
 
 // Host returns the name of this machine, or "unknown-host".

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redisx"
 )
@@ -70,8 +71,7 @@ func (e *Engine) actOrder(
 	inbound, _, _ := e.parking.wanted(r, false)
 	sent := time.Now()
 	reply, err := e.callOrder(ctx, orderActScript, r, int64(e.limit(&r)), inbound, string(act), item.Nonce, item.Ticket,
-		item.State, item.Seen,
-		after.Milliseconds(), item.Note)
+		item.State, item.Seen, after.Milliseconds(), item.Note)
 	if err != nil {
 		return n, err
 	}
@@ -190,7 +190,7 @@ func (le *Lease) unbegun() *Lease {
 	return le
 }
 
-func (e *Engine) orderAsk(le *Lease, mode askMode, limit int) *redisx.Call {
+func (e *Engine) orderAsk(le *Lease, mode askMode, b control.Bounds) *redisx.Call {
 	r, park := &le.request, int64(0)
 	switch mode {
 	case askTry, askJoin:
@@ -201,8 +201,9 @@ func (e *Engine) orderAsk(le *Lease, mode askMode, limit int) *redisx.Call {
 	}
 	p := r.Place
 	return &redisx.Call{Script: orderAskScript, Keys: r.keys(), Args: []any{
-		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), int64(limit), park, r.Every.Microseconds(), r.Spare.Microseconds(),
-		r.grant().Milliseconds(), p.Nonce, p.Ticket, p.Retried, p.Most, oneOrZero(p.Continue), r.cost(),
+		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), int64(b.Slots), park, b.Every.Microseconds(),
+		b.Spare.Microseconds(), r.grant().Milliseconds(), p.Nonce, p.Ticket, p.Retried, p.Most,
+		oneOrZero(p.Continue), b.Known, r.cost(),
 	}}
 }
 

@@ -160,6 +160,9 @@ func (p *parking) line(r Ref) *parkedLine {
 		n.line = n
 		p.lines[r.Key] = n
 	}
+	if !r.Rated && n.ref.Rated { // that of an operator's look, which knows no rule
+		r.Rated, r.Every, r.Spare = true, n.ref.Every, n.ref.Spare
+	}
 	n.ref, n.usedAt = r, time.Now()
 	return n
 }
@@ -317,11 +320,13 @@ func (p *parking) check(batch []*parkedLine, left *int) {
 // ordered task.)
 func (p *parking) checkCall(r Ref, note, fate string) *redisx.Call {
 	inbound, life, lend := p.wanted(r, false)
-	limit := int64(p.engine.limit(&r))
+	b := p.engine.bounds(&r)
 	if r.Ordered {
-		return &redisx.Call{Script: orderActScript, Keys: r.keys(), Args: []any{limit, inbound, "none", "", 0, "", 0, 0, ""}}
+		return &redisx.Call{Script: orderActScript, Keys: r.keys(),
+			Args: append([]any{int64(b.Slots), inbound, "none", "", 0, "", 0, 0, ""}, rateArgs(&r, b)...)}
 	}
-	return &redisx.Call{Script: checkScript, Keys: r.keys(), Args: []any{limit, inbound, life, note, fate, lend}}
+	return &redisx.Call{Script: checkScript, Keys: r.keys(),
+		Args: append([]any{int64(b.Slots), inbound, life, note, fate, lend}, rateArgs(&r, b)...)}
 }
 
 // Callers of queueCall hold mu.

@@ -18,6 +18,7 @@ import (
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
+	"github.com/automutex/automutex/internal/engine/rate"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/keys"
@@ -43,6 +44,7 @@ type Lock struct {
 
 	Paused   bool      `json:"paused,omitempty"`   // by an operator
 	Limit    int       `json:"limit,omitempty"`    // set by an operator; 0: the program's own
+	Rate     rate.Rate `json:"rate,omitzero"`      // so
 	Controls []Control `json:"controls,omitempty"` // the orders that are for it
 
 	At time.Time `json:"-"` // Redis' time before the look
@@ -126,13 +128,13 @@ func Break(
 	return broken, opened, nil
 }
 
-// Control is an operator's order that is in force: a pause or a limit.
+// Control is an operator's order that is in force.
 type Control = control.Control
 
 // FromOrders makes Controls of orders.
 func FromOrders(list []control.Order) (all []Control) {
 	for _, o := range list {
-		all = append(all, o.Control())
+		all = append(all, o.Control)
 	}
 	return all
 }
@@ -156,8 +158,8 @@ func lockOf(info engine.Info, orders []control.Order, now time.Time) Lock {
 	for _, h := range info.Holders {
 		l.Holders = append(l.Holders, Holder{Token: h.Token, Owner: h.Owner, Work: workOf(h.Note), Until: until(h.ExpiresIn)})
 	}
-	its, limit, pause := control.For(orders, l.Key)
-	l.Controls, l.Limit, l.Paused = FromOrders(its), limit, pause != nil
+	its, in := control.For(orders, l.Key)
+	l.Controls, l.Limit, l.Rate, l.Paused = FromOrders(its), in.Limit, in.Rate, in.Paused
 	return l
 }
 

@@ -126,7 +126,8 @@ func (p *plan) isGated(key string) bool {
 		}
 	}
 	rule := p.ruleOfKey(key)
-	return rule.Starts > 0 || rule.Cooldown > 0
+	return rule.Starts > 0 || rule.Cooldown > 0 ||
+		slices.ContainsFunc(p.Ops, func(op opPlan) bool { return op.Kind == "pace" })
 }
 
 // gateBook is what is known of the gate of one key.
@@ -262,6 +263,15 @@ func (b *ledger) rateOpensBy(key string) (at time.Time) {
 		at = latest(at, t.at.Add(-every*time.Duration(rule.burst()-1)))
 		at = at.Add(every * time.Duration(t.cost))
 	}
+	if p := b.paceOf(key); p != nil { // nobody counts what it has counted
+		until := p.ended
+		if until.IsZero() {
+			until = time.Now()
+		}
+		largest := time.Duration(rule.largest())
+		at = latest(at, until.Add(obeyed+b.grantLag(rule)+p.rule.every()*largest+
+			every*(time.Duration(rule.burst()-1)+largest)))
+	}
 	return at
 }
 
@@ -291,17 +301,18 @@ func (b *ledger) opensBy(key string) time.Time {
 // rate allows. A start counts from when the task took the lock. Callers hold mu.
 func (b *ledger) judgeRate(r *run, key string, taken time.Time) {
 	k, rule := b.key(key), b.w.plan.ruleOfKey(key)
-	if rule.every() == 0 {
+	if rule.every() == 0 && b.pace == nil {
 		return
 	}
 	k.gate.starts = append(k.gate.starts, take{at: taken, cost: rule.cost(r.n)})
 	if b.w.forgot() {
 		return
 	}
-	lag := b.grantLag(rule)
+	lag, largest := b.grantLag(rule), rule.largest()
 	for _, first := range k.gate.starts {
 		from, n := first.at, 0
-		if from.After(taken) {
+		rule, ok := b.rateBetween(key, from, taken, lag)
+		if from.After(taken) || !ok {
 			continue
 		}
 		for _, one := range k.gate.starts {
@@ -309,7 +320,7 @@ func (b *ledger) judgeRate(r *run, key string, taken time.Time) {
 				n += one.cost
 			}
 		}
-		if most := rule.burst() - 1 + rule.largest() + int((taken.Sub(from)+lag)/(rule.Per/time.Duration(rule.Starts))); n > most {
+		if most := rule.burst() - 1 + largest + int((taken.Sub(from)+lag)/(rule.Per/time.Duration(rule.Starts))); n > most {
 			b.violatef("rate: task %d is the %d. start of %q within %s; %s allows %d", r.n, n, key, taken.Sub(from), rule.rate(),
 				most)
 			return
@@ -450,6 +461,48 @@ func (d *drawer) controls(length time.Duration) {
 	}
 }
 
+// paces draws a rate that an operator orders, one in a world at most.
+func (d *drawer) paces(length time.Duration) {
+	s := d.aside("paces")
+	if len(s.p.Tasks) == 0 || !s.chance(0.2) {
+		return
+	}
+	op := opPlan{At: s.span(0, int(length/time.Millisecond)), Kind: "pace", Task: s.IntN(len(s.p.Tasks)),
+		Pace: &rulePlan{Starts: 1 + s.IntN(5), Per: s.span(500, 10_000), Burst: s.IntN(4)}, Whole: s.chance(0.7)}
+	s.p.Ops = append(s.p.Ops, op)
+	op.At, op.Kind = op.At+s.span(3000, 40_000), "no pace"
+	s.p.Ops = append(s.p.Ops, op)
+}
+
+// paceBook is what is known of the rate that an operator orders.
+type paceBook struct {
+	target       string
+	rule         rulePlan  // its rate
+	begun, known time.Time // when it was sent, and was certainly in Redis
+	ending       time.Time // when its end was sent
+	ended        time.Time // when it had certainly ended
+}
+
+// paceOf is the rate that an operator has ordered for a key, ever; nil: none. Callers hold mu.
+func (b *ledger) paceOf(key string) *paceBook {
+	if b.pace != nil && (key == b.pace.target || strings.HasPrefix(key, b.pace.target+"|")) {
+		return b.pace
+	}
+	return nil
+}
+
+// rateBetween is the rate that two starts, each told of within lag, certainly were under; ok: one is known.
+func (b *ledger) rateBetween(key string, from, to time.Time, lag time.Duration) (rule rulePlan, ok bool) {
+	rule, p := b.w.plan.ruleOfKey(key), b.paceOf(key)
+	switch slack := obeyed + 4*b.w.plan.Latency + lag; {
+	case p == nil, to.Before(p.begun), !p.ended.IsZero() && from.After(p.ended.Add(slack)):
+		return rule, rule.Starts > 0
+	case p.known.IsZero() || from.Before(p.known.Add(slack)) || !p.ending.IsZero() || !b.isSure():
+		return rule, false
+	}
+	return p.rule, true
+}
+
 // controlOf is what an operator's order is for: the scope, or the key, of the first rule
 // of a task. "": the task has no rule.
 func (w *world) controlOf(op opPlan) (target string) {
@@ -486,7 +539,7 @@ func (w *world) control(op opPlan) bool {
 	ctx := context.Background()
 	target := w.controlOf(op)
 	if target == "" {
-		return slices.Contains([]string{"halt", "resume", "limit", "no limit"}, op.Kind)
+		return slices.Contains([]string{"halt", "resume", "limit", "no limit", "pace", "no pace"}, op.Kind)
 	}
 	switch op.Kind {
 	case "halt":
@@ -517,15 +570,45 @@ func (w *world) control(op opPlan) bool {
 		for _, op.Whole = range []bool{false, true} {
 			_ = w.controls().ClearLimit(ctx, w.realTarget(op)) // see control
 		}
+	case "pace":
+		p := &paceBook{target: target, rule: *op.Pace, begun: time.Now()}
+		w.book.mu.Lock()
+		w.book.pace = p
+		w.book.mu.Unlock()
+		if w.controls().SetRate(ctx, w.realTarget(op), op.Pace.Starts, op.Pace.Per, op.Pace.Burst, "the plan") == nil {
+			w.book.mu.Lock()
+			p.known = time.Now()
+			w.book.mu.Unlock()
+		}
+	case "no pace":
+		w.endPace(op)
 	default:
 		return false
 	}
 	return true
 }
 
+// endPace ends the rate that an operator has ordered.
+func (w *world) endPace(op opPlan) {
+	w.book.mu.Lock()
+	p := w.book.pace
+	if p != nil && p.ending.IsZero() {
+		p.ending = time.Now()
+	}
+	w.book.mu.Unlock()
+	if err := w.controls().ClearRate(context.Background(), w.realTarget(op)); err == nil && p != nil {
+		w.book.mu.Lock()
+		p.ended = time.Now()
+		w.book.mu.Unlock()
+	}
+}
+
 // endControls ends every order, when nothing is wrong any more.
 func (w *world) endControls() {
 	for _, op := range w.plan.Ops {
+		if op.Kind == "pace" && w.controlOf(op) != "" {
+			w.endPace(op)
+		}
 		if target := w.controlOf(op); target != "" && (op.Kind == "halt" || op.Kind == "limit") {
 			w.book.resuming(target)
 			if err := w.controls().Resume(context.Background(), w.realTarget(op)); err != nil {

@@ -46,6 +46,7 @@ func draw(seed uint64) *plan {
 	d.storage(length)
 	d.gates(length)
 	d.costs()
+	d.paces(length)
 	d.history()
 	d.choices()
 	d.leads(length)

@@ -51,6 +51,7 @@ type ledger struct {
 	names      map[string]string // of keys, by what Redis calls them; never changes
 	balance    map[balanced]int
 	targets    map[string]*orders // of operators, by scope or key
+	pace       *paceBook          // the rate that an operator has ordered
 	touches    map[string]int     // by task ID: seq when an operator last did something to it
 	violations []string
 	trace      []string
@@ -972,7 +973,7 @@ func (b *ledger) judgeWait(p *process, e automutex.Event, key, id string) {
 	if at := b.unanswered[id]; !at.Before(time.Now().Add(-e.Waited)) {
 		since = latest(since, at.Add(longestRetry)) // it was not in line: it was to ask again
 	}
-	if rule.Starts > 0 && (!b.calm || !b.clean) {
+	if (rule.Starts > 0 || b.paceOf(key) != nil) && (!b.calm || !b.clean) {
 		return // starts may have been counted that nobody has told of
 	}
 	for _, at := range b.deaths {

@@ -210,13 +210,14 @@ type faultPlan struct {
 type opPlan struct {
 	At time.Duration
 	// Kind is "delete", "archive", "run", "pause" or "unpause" (the queue), "break", or an
-	// order for the lock: "halt", "resume", "limit", "no limit". Of a task in order also
+	// order for the lock: "halt", "resume", "limit", "no limit", "pace", "no pace". Of a task in order also
 	// "skip", and "lose" (its key, as a failover does).
 	Kind  string
 	Task  int           // whose task, or whose lock
 	For   time.Duration // of halt: it ends by itself; 0: with resume
 	Limit int
-	Whole bool // for the scope of that lock
+	Pace  *rulePlan `json:",omitempty"` // a rate
+	Whole bool      // for the scope of that lock
 }
 
 // String has no lines for what is zero.

@@ -417,6 +417,11 @@ func gateScenarios() (all []plan) {
 				rulePlan{Starts: 1, Per: 700 * ms, Burst: burst, Dear: true}), Tasks: work(0, 300*ms).every(200*ms, n+2)},
 			plan{Name: "hold, " + policy, Procs: servers(4), Rules: rules(policy, rulePlan{Limit: 2}), Tasks: held})
 	}
+	for _, policy := range []string{"wait", "park"} {
+		pace := opPlan{At: sec, Kind: "pace", Pace: &rulePlan{Starts: 2, Per: sec, Burst: 2}}
+		all = append(all, plan{Name: "pace, " + policy, Procs: servers(4, 4), Rules: rules(policy, rulePlan{}),
+			Tasks: work(0, 50*ms).every(200*ms, 30), Ops: []opPlan{pace, {At: 9 * sec, Kind: "no pace"}}})
+	}
 	return all
 }
 

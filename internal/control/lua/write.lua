@@ -1,7 +1,7 @@
 -- write: change one order, and tell all who listen.
 --
 -- KEYS[1] controls
--- ARGV[1] field  "pause " or "limit ", and the target: <scope>, or <scope>|<v1>|...
+-- ARGV[1] field  the name of its kind, a space, and the target: <scope>, or <scope>|<v1>|...
 -- ARGV[2] order  <json>; empty: none
 -- ARGV[3] only   if the field has this; empty: whatever it has
 --

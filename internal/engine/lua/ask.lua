@@ -8,11 +8,12 @@
 -- ARGV[5] limit=1  slots; 0: paused, nobody gets one
 -- ARGV[6] park=0   1: without a slot its note parks, in the asker's place
 -- ARGV[7] notes=0  1: no two holders of this lock have the same note, from now on
--- ARGV[8] every=0  a rate: from one start to the next (us); 0: none
--- ARGV[9] spare=0  how much of it can be saved up (us)
--- ARGV[10] ticket=0  of an asker with no slots, which may give a grant back (us); 0: it has none
--- ARGV[11] borrows=0  1: it brings one slot more, for itself alone: a worker that nobody else needs
--- ARGV[12] cost=1  for how many starts of the rate it counts
+-- ARGV[8] known=0  when the asker's process has read the orders of operators (us of their node)
+-- ARGV[9] every=0  a rate: from one start to the next (us); 0: none
+-- ARGV[10] spare=0  how much of it can be saved up (us)
+-- ARGV[11] ticket=0  of an asker with no slots, which may give a grant back (us); 0: it has none
+-- ARGV[12] borrows=0  1: it brings one slot more, for itself alone: a worker that nobody else needs
+-- ARGV[13] cost=1  for how many starts of the rate it counts
 --
 -- reply yours:    fence; in a pool {fence, value}
 -- reply returned, yours: {fence, in line for (ms), called ago (ms, -1: not), notes parked}: its note was parked
@@ -24,7 +25,7 @@
 -- place: how many come before. named: a holder's body, that of a holder with the asker's note first; or "g:<reason>
 -- <for (us)>", the gate that keeps the asker out. An ask that is sent twice takes nothing twice.
 local body, lease = ARGV[1], ARGV[2]
-local limit, park, every_wanted = tonumber(ARGV[5] or 1), ARGV[6] == '1', ARGV[8] or '0'
+local limit, park, every_wanted = tonumber(ARGV[5] or 1), ARGV[6] == '1', ARGV[9] or '0'
 
 -- Thin: nobody is there, or the asker alone; or it only tries, and somebody is.
 local w = redis.call('GET', KEYS[1])
@@ -33,7 +34,7 @@ local only_try = (ARGV[3] or '0') == '0' and not park
 local is_thin = w and string.sub(w, 1, 1) ~= '+' and string.find(w, '|', 1, true)
 local none = not w and redis.call('EXISTS', KEYS[6]) == 0
 local takes = none and limit > 0 and every_wanted == '0' and not KEYS[7]
-local borrows, cost = ARGV[11] == '1', tonumber(ARGV[12] or 1)
+local borrows, cost = ARGV[12] == '1', tonumber(ARGV[13] or 1)
 local refused = only_try and w ~= body and every_wanted == '0' and not borrows
   and (is_thin and limit <= 1 or none and (limit == 0 or KEYS[7]))
 if takes or w == body and limit > 0 or refused then
@@ -51,7 +52,7 @@ end
 --@include head
 lease = tonumber(lease)
 local stay = tonumber(ARGV[3] or 0)
-local every_now, spare_now = tonumber(every_wanted), tonumber(ARGV[9] or 0)
+local every_now, spare_now, known_now = tonumber(every_wanted), tonumber(ARGV[10] or 0), tonumber(ARGV[8] or 0)
 --@include rate
 if ARGV[7] == '1' and not noted then
   noted, changed = true, true
@@ -124,7 +125,7 @@ local named, wait = same or first or '', stopped and 0 or deadline and deadline 
 
 -- 4. Park, or join the line or stay in it, or neither.
 local place, has_parked = 0, 0
-ticket = ticket or ARGV[10] ~= '0' and tonumber(ARGV[10] or nil) or nil
+ticket = ticket or ARGV[11] ~= '0' and tonumber(ARGV[11] or nil) or nil
 if park then
   ticket = call('ZSCORE', line, token) or ticket
   call('ZREM', line, token)
@@ -149,7 +150,7 @@ elseif stay > 0 then
   local stands = same and limit ~= 1
   local new = call('ZADD', line, 'NX', int((ticket or now_us) + (stands and aside or 0)), token) == 1
   call('HSET', info, token, int(now_ms + stay) .. ' ' .. (ARGV[4] or ARGV[2])
-    .. ' ' .. (ARGV[12] or 1) .. ' ' .. string.sub(body, #token + 2))
+    .. ' ' .. (ARGV[13] or 1) .. ' ' .. string.sub(body, #token + 2))
   if stands then call('HSET', info, 'a:' .. note, token) end
   place = call('ZRANK', line, token)
   -- Dead waiters in front leave, 25 at most with each ask: the first looks when the holder's lease ends.

@@ -14,7 +14,8 @@
 -- ARGV[11] retried  how many attempts asynq has counted
 -- ARGV[12] allowed  how often the caller lets it be retried; -1: not known
 -- ARGV[13] continue 1: a task that ends archived leaves the order; 0: its key is held
--- ARGV[14] cost=1   for how many starts of the rate it counts
+-- ARGV[14] known=0  see ask
+-- ARGV[15] cost=1   for how many starts of the rate it counts
 --
 -- reply done:  {'done'}: its redelivery must not run
 -- reply spent: {'spent'}: its last attempt did begin, and did not return: the caller has asynq archive it
@@ -41,7 +42,7 @@ if is_done then
   --@include finish
   return {'done'}
 end
-local every_now, spare_now = tonumber(ARGV[6]), tonumber(ARGV[7])
+local every_now, spare_now, known_now = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[14] or 0)
 --@include rate
 
 -- 2. The asker holds the lock. One that knows of a pause gives it back, and keeps its place.
@@ -90,7 +91,7 @@ local called_ago = was == 'c' and math.max(0, now_ms - since) or -1
 if place == 0 and count < limit and opens <= now_us then
   task.state, task.since, task.token, task.owner, task.begun = 'a', 0, token, owner, math.max(retried + 1, task.begun)
   put_task(task)
-  local length, cost, value = lease, tonumber(ARGV[14] or 1), nil
+  local length, cost, value = lease, tonumber(ARGV[15] or 1), nil
   --@include hold
   --@include write
   if was ~= 'p' and was ~= 'c' then return fence end
@@ -109,7 +110,7 @@ if same then
 elseif park then
   task.state, parked_now = 'p', 1
 elseif stay > 0 then
-  task.state, task.since, task.token, task.owner = 'w', stay, token, table.concat({ARGV[8], ARGV[14] or 1, owner}, ' ')
+  task.state, task.since, task.token, task.owner = 'w', stay, token, table.concat({ARGV[8], ARGV[15] or 1, owner}, ' ')
 else
   task.state = 'a'
 end
