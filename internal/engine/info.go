@@ -5,10 +5,7 @@ import (
 	"time"
 )
 
-// This file is what the engine tells of a lock, and what its callers tell the engine.
-
-// MinTTL is the shortest lease, and MaxHold: below it, a pause of the garbage collector or a slow network would lose leases in
-// normal operation.
+// MinTTL is the shortest lease, and MaxHold: a shorter one would be lost to garbage collection or a slow network.
 const MinTTL = 100 * time.Millisecond
 
 // Caller brings parked work back: it has the work with that note, parked on the lock with that key, run again, and
@@ -41,9 +38,9 @@ type Holder struct {
 // Info is what Redis stores of one lock.
 type Info struct {
 	Key     string // the lock's Redis key
-	Held    int    // how many slots are taken
-	Gate    Gate   // for how long nobody starts; the zero Gate is open
-	Waiting int    // how many stand in line
+	Held    int    // slots taken
+	Gate    Gate
+	Waiting int // in line
 	// how many keep a place in line without waiting, and how many of them were called and have not come yet
 	Parked, Called int
 	// how many tasks of an ordered key are in order and do not hold it; no other number counts them

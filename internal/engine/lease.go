@@ -22,34 +22,34 @@ type Lease struct {
 	bodyArg any            // token|owner|note, as Redis has it
 	body    redisx.Counted // the same for the release, of which one is under way at most
 
-	// These are set before the lease is handed out.
+	// set before the lease is handed out:
 	fence   int64 // 0: the lock was taken by SET
 	value   string
 	takenAt time.Time
-	thin    atomic.Bool // it was taken as a word, and may still be one
+	thin    atomic.Bool // it may still be a word
 
 	every, spare time.Duration // the rate that its last ask gave; who asks owns them
 
-	parked    time.Duration // how long its note was in line before, if it was parked
-	sinceCall time.Duration // how long before it came its note was called; below 0: it was not
+	parked    time.Duration // how long its note was in line, if it was parked
+	sinceCall time.Duration // from its note's call until it came; below 0: no call
 
-	// an Outcome. It is set before the lease ends, and read by each release, also by one in the background
+	// an Outcome, set before the lease ends; read by each release, also in the background
 	outcome atomic.Int32
 
-	// These two are set before the first release.
+	// set before the first release:
 	consumes    bool      // the value leaves its pool
-	cooldownEnd time.Time // the gate is closed until then; zero: it is left as it is
+	cooldownEnd time.Time // the gate is closed until then; zero: as it is
 
 	// Engine.mu guards the rest.
 	entry
 	state     state
-	deadline  time.Time  // until when the lease is certainly held, on the local monotonic clock
-	renewAt   time.Time  // when the next renewal is due; zero: never
+	deadline  time.Time  // on the local monotonic clock
+	renewAt   time.Time  // zero: never
 	renewedAt time.Time  // when the latest renewal that succeeded was sent
-	renewals  int        // how many are under way, at most maxRenewals
+	renewals  int        // under way, at most maxRenewals
 	bindings  []binding  // contexts that end with the lease
 	room      [1]binding // for the first of them
-	pruneAt   int        // the len(bindings) at which Bind drops those that have ended
+	pruneAt   int        // at this len(bindings), Bind drops those that have ended
 }
 
 type state uint8
@@ -63,24 +63,22 @@ const (
 
 const (
 	maxRenewals = 2
-	// firstRenewal is how long after a grant to a waiter its lease is renewed at the latest.
+	// from a grant to a waiter until its first renewal, at most
 	firstRenewal = 100 * time.Millisecond
 	leastMargin  = 100 * time.Millisecond
 )
 
-// binding is one context made by Bind.
 type binding struct {
-	ctx    context.Context // to see whether it has ended by itself
+	ctx    context.Context
 	cancel context.CancelCauseFunc
 }
 
-// believe returns for how long after an ask or renewal for length was sent the lease can be relied on: a thousandth and
-// 1 ms less than length, since clocks run at different speeds.
+// believe returns for how long after an ask or renewal was sent its lease can be relied on: clocks run at different
+// speeds.
 func believe(length time.Duration) time.Duration { return length - length/1000 - time.Millisecond }
 
-// margin returns how long before a lease for length can be taken over it counts as lost here: a tenth of the TTL and at
-// least 100 ms, but at most a fifth of the TTL. Work whose context ends has that time to stop. A shorter lease has the
-// same share as its margin.
+// margin returns how long before it can be taken over a lease counts as lost here, so that its work has time to stop:
+// a tenth of the TTL and at least 100 ms, but at most a fifth. A shorter lease has the same share.
 func (r *Request) margin(length time.Duration) time.Duration {
 	margin := max(r.TTL/10, min(leastMargin, r.TTL/5))
 	if length >= r.TTL {
@@ -89,7 +87,7 @@ func (r *Request) margin(length time.Duration) time.Duration {
 	return time.Duration(float64(margin) * float64(length) / float64(r.TTL))
 }
 
-// hold makes le held for length from sent, by a command that was sent then.
+// hold makes le held for length from sent.
 func (e *Engine) hold(le *Lease, fence int64, value string, sent time.Time, length time.Duration, granted bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -119,8 +117,8 @@ func (le *Lease) HoldFor(most time.Duration) {
 	}
 }
 
-// moveDeadline sets the deadline to length after sent, less the margin, unless it is later already. The next renewal is
-// due a third of length after sent, and of the TTL at most.
+// moveDeadline sets the deadline to length after sent, less the margin, unless it is later already. The next renewal
+// is due a third of length, or of the TTL, after sent.
 func (le *Lease) moveDeadline(sent time.Time, length time.Duration) {
 	d := sent.Add(believe(length) - le.request.margin(length))
 	moved := d.After(le.deadline)
@@ -133,7 +131,7 @@ func (le *Lease) moveDeadline(sent time.Time, length time.Duration) {
 	}
 }
 
-// ends is when the lease is over, by its deadline or MaxHold. Callers hold mu.
+// Callers of ends hold mu.
 func (le *Lease) ends() time.Time {
 	if most := le.request.MaxHold; most > 0 {
 		return life.Earliest(le.deadline, le.takenAt.Add(most))
@@ -141,10 +139,9 @@ func (le *Lease) ends() time.Time {
 	return le.deadline
 }
 
-// isHeld tells whether it is held by the local clock. Callers hold mu.
+// Callers of isHeld hold mu.
 func (le *Lease) isHeld() bool { return le.state == held && time.Now().Before(le.ends()) }
 
-// next is when the lease ends or is to be renewed.
 func (le *Lease) next() time.Time {
 	at := le.ends()
 	if le.renewals < maxRenewals && !le.engine.closed {
@@ -153,15 +150,14 @@ func (le *Lease) next() time.Time {
 	return at
 }
 
-// noteSent notes that a renewal is sent now. The next one is due if this one has no reply after a third of the time
-// that is left: it may be stuck on its connection.
+// noteSent notes that a renewal is sent now, which may be stuck: the next one is due after a third of the time left.
 func (le *Lease) noteSent(now time.Time) {
 	le.renewals++
 	le.renewAt = now.Add(max(min(le.deadline.Sub(now), le.request.TTL)/3, together))
 }
 
-// endDue ends a lease whose deadline or MaxHold is over, and returns what tells its contexts; nil: it goes on. Callers
-// hold mu, and call that without mu.
+// endDue ends a lease that is over, and returns what tells its contexts, to be called without mu; nil: it goes on.
+// Callers hold mu.
 func (e *Engine) endDue(le *Lease, now time.Time) func() {
 	if now.Before(le.ends()) {
 		return nil
@@ -174,7 +170,7 @@ func (e *Engine) endDue(le *Lease, now time.Time) func() {
 	return func() { endAll(bound, cause) }
 }
 
-// endLocked ends a lease if it is held, and returns the contexts to end, without mu, by endAll.
+// endLocked ends a lease if it is held, and returns the contexts for endAll, without mu.
 func (e *Engine) endLocked(le *Lease, to state) (bound []binding) {
 	if le.state == held {
 		delete(e.leases, le.token)
@@ -191,7 +187,6 @@ func endAll(bound []binding, cause error) {
 	}
 }
 
-// lose ends a lease that is no longer held.
 func (e *Engine) lose(le *Lease, cause error) {
 	e.mu.Lock()
 	bound := e.endLocked(le, lost)
@@ -199,12 +194,12 @@ func (e *Engine) lose(le *Lease, cause error) {
 	endAll(bound, cause)
 }
 
-// drop ends a lease for its owner, and returns the state that it had.
+// drop ends a lease for its owner, and returns its state before.
 func (e *Engine) drop(le *Lease) (was state) {
 	e.mu.Lock()
 	was = le.state
 	if was == held && !le.isHeld() {
-		was = lost // the alarm has not rung yet
+		was = lost // before the alarm
 	}
 	bound := e.endLocked(le, ended)
 	le.state = ended
@@ -213,8 +208,8 @@ func (e *Engine) drop(le *Lease) (was state) {
 	return was
 }
 
-// sendRenewals renews a batch of leases in one pipeline. Of two renewals of one lease that are under way, each counts
-// from when it was sent. A lease that is released meanwhile stays so.
+// sendRenewals renews leases in one pipeline. Of two renewals under way, each counts from when it was sent. A released
+// lease stays so.
 func (e *Engine) sendRenewals(batch []*Lease) {
 	sent := time.Now()
 	calls := make([]*redisx.Call, len(batch))
@@ -242,7 +237,7 @@ func (e *Engine) sendRenewals(batch []*Lease) {
 	}
 }
 
-// renewCall asks that le lasts for length. It has few keys, so that it runs while a Cluster moves the slot.
+// renewCall has few keys, so that it runs while a Cluster moves the slot.
 func (e *Engine) renewCall(le *Lease, length time.Duration) *redisx.Call {
 	keys := []string{le.request.Key}
 	if !le.thin.Load() {
@@ -251,7 +246,7 @@ func (e *Engine) renewCall(le *Lease, length time.Duration) *redisx.Call {
 	return &redisx.Call{Script: renewScript, Keys: keys, Args: []any{le.bodyArg, length.Milliseconds()}}
 }
 
-// moreKeys are the keys to renew le with after a reply 2 to a call that had keys.
+// moreKeys are the keys to renew le with after a reply 2.
 func (le *Lease) moreKeys(keys []string) []string {
 	le.thin.Store(false)
 	if len(keys) == 1 {
@@ -264,9 +259,9 @@ func (le *Lease) moreKeys(keys []string) []string {
 const ReplicasWithin = time.Second
 
 // renew runs renewals, again with more keys where the reply says so, and waits for replicas. The script always writes,
-// WAIT covers what its own connection wrote last, and replication keeps the order: so enough acknowledgements prove
-// that the replicas have this deadline, and the grant before it. If too few acknowledge, the lease keeps its old
-// deadline here. Redis may keep the lock taken for longer, which is safe.
+// WAIT covers what its connection wrote last, and replication keeps the order: so acknowledgements prove that the
+// replicas have this deadline, and the grant. If too few acknowledge, the lease keeps its old deadline here; Redis may
+// keep the lock for longer, which is safe.
 func (e *Engine) renew(ctx context.Context, leases []*Lease, calls []*redisx.Call, within time.Duration) {
 	for again := calls; len(again) > 0; {
 		switch c := again[0]; {
@@ -295,7 +290,7 @@ func (e *Engine) renew(ctx context.Context, leases []*Lease, calls []*redisx.Cal
 	}
 }
 
-// replicate is the last step of taking a lock: enough replicas have to know of the lease. Otherwise it is given back.
+// replicate has enough replicas know of a lease just taken, or gives it back.
 func (e *Engine) replicate(ctx context.Context, le *Lease) error {
 	if e.o.Replicas == 0 {
 		return nil
@@ -315,7 +310,7 @@ func (e *Engine) replicate(ctx context.Context, le *Lease) error {
 	return err
 }
 
-// extend makes le last for length, on enough replicas. isHeld is false if it was lost. On an error le is unchanged.
+// extend makes le last for length, on enough replicas; isHeld is false if it was lost. On an error le is unchanged.
 func (e *Engine) extend(ctx context.Context, le *Lease, length, within time.Duration) (isHeld bool, err error) {
 	sent := time.Now()
 	c := e.renewCall(le, length)
@@ -323,7 +318,6 @@ func (e *Engine) extend(ctx context.Context, le *Lease, length, within time.Dura
 	return e.noteRenewal(le, c, length, sent)
 }
 
-// noteRenewal takes what came of a renewal.
 func (e *Engine) noteRenewal(le *Lease, c *redisx.Call, length time.Duration, sent time.Time) (isHeld bool, err error) {
 	switch {
 	case errors.Is(c.Err, ErrNotReplicated):
@@ -413,9 +407,9 @@ func (le *Lease) Extend(ctx context.Context, length time.Duration) error {
 	return err
 }
 
-// CloseGate closes the gate of the lock for length from now: nobody gets the lock, however many slots are free. Holders
-// go on, this one included. A gate that is closed for longer stays so. It outlives the lease; a break ends it. It works
-// on a context that has ended, too.
+// CloseGate closes the gate of the lock for length from now: nobody gets the lock, however many slots are free.
+// Holders go on. A gate that is closed for longer stays so. It outlives the lease; a break ends it. It works on a
+// context that has ended, too.
 func (le *Lease) CloseGate(ctx context.Context, length time.Duration) error {
 	e, r := le.engine, &le.request
 	if err := r.checkLength("CloseGate for", length); err != nil {
@@ -445,8 +439,8 @@ func (le *Lease) CloseGate(ctx context.Context, length time.Duration) error {
 	return err
 }
 
-// Bind returns a context derived from parent that ends when the lease does: with cause ErrLost if it is lost, with
-// context.Canceled if it is released.
+// Bind returns a context derived from parent that ends with the lease: its cause is ErrLost, or context.Canceled if it
+// is released.
 func (le *Lease) Bind(parent context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(parent)
 	e := le.engine
@@ -458,8 +452,8 @@ func (le *Lease) Bind(parent context.Context) context.Context {
 	case !le.isHeld():
 		cancel(ErrLost)
 	default:
-		// Keep the list short if a lease is bound often: when it has twice as many entries as were left the last time, drop
-		// those that have ended. A context.AfterFunc for each costs more.
+		// Of a lease that is bound often, drop the ended ones when the list has doubled. A context.AfterFunc for each
+		// costs more.
 		if len(le.bindings) >= max(le.pruneAt, 4) {
 			le.bindings = slices.DeleteFunc(le.bindings, func(b binding) bool { return b.ctx.Err() != nil })
 			le.pruneAt = 2 * len(le.bindings)
@@ -479,9 +473,9 @@ type Ending struct {
 }
 
 // Release gives the lock back, and returns how many slots are free then. One that was sent before the deadline, and
-// then again, and finds nothing is a success: the first one has run, or the lock was broken meanwhile. It ends the
-// lease whatever it returns: ErrNotHeld if the lease had ended before, an error of Redis if the release is tried again
-// in the background while the lease lasts. Only the values of ctx count.
+// again, and finds nothing is a success. It ends the lease whatever it returns: ErrNotHeld if the lease had ended
+// before, an error of Redis if the release is tried again in the background while the lease lasts. Only the values of
+// ctx count.
 func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) {
 	if le.request.OnEnd != nil {
 		defer func() { le.request.OnEnd(err) }()

@@ -14,14 +14,13 @@ type Lender struct {
 	Leave   int
 }
 
-// share is what a key that may borrow has of a server's workers.
 type share struct {
 	limit, runs int
 	ready       bool // it has parked work that could begin now
 }
 
-// lend reports whether the ask that is about to be sent may borrow. me is the asker's wait; nil: it does not wait. A wait
-// that was lent a worker is not idle until it is answered.
+// lend reports whether the ask about to be sent may borrow. me: the asker's wait, or nil; lent a worker, it is not
+// idle until it is answered.
 func (l *Lender) lend(r *Ref, me *WorkerWait) (may bool) {
 	w := l.Workers
 	w.change(func(now time.Time) {
@@ -32,12 +31,11 @@ func (l *Lender) lend(r *Ref, me *WorkerWait) (may bool) {
 	return may
 }
 
-// answered says what came of an ask.
 func (l *Lender) answered(me *WorkerWait, yours bool) {
 	l.Workers.change(func(time.Time) { me.borrows, me.asked = me.borrows && yours, false })
 }
 
-// calls is how many parked tasks may be called to borrow a worker each; releases: the caller's own is about to be free.
+// calls is how many parked tasks may be called to borrow; releases: the caller's worker is about to be free.
 func (l *Lender) calls(r *Ref, releases bool) (n int) {
 	if l == nil {
 		return 0
@@ -56,17 +54,15 @@ func (l *Lender) Runs(key string, limit, more int) {
 	l.share(key, limit, func(s *share) { s.runs += more })
 }
 
-// parked says whether the key has parked work that could begin now.
 func (l *Lender) parked(r *Ref, ready bool) {
 	if l != nil {
 		l.share(r.Key, r.Limit, func(s *share) { s.ready = ready })
 	}
 }
 
-// on counts called work that is on its way.
 func (l *Lender) on(more int) { l.Workers.change(func(time.Time) { l.Workers.coming += more }) }
 
-// share changes the share of a key, and forgets one that has nothing.
+// share forgets one that has nothing.
 func (l *Lender) share(key string, limit int, change func(*share)) {
 	w := l.Workers
 	w.change(func(time.Time) {
@@ -87,7 +83,7 @@ func (l *Lender) share(key string, limit int, change func(*share)) {
 	})
 }
 
-// idle is how many workers nobody needs, beside that of me: those that are free, and those of waits that may end.
+// idle is how many workers are free, or in waits that may end, beside me.
 func (w *Workers) idle(me *WorkerWait) int {
 	n := w.Limit - w.busy
 	for _, wait := range w.waiting {
@@ -100,7 +96,6 @@ func (w *Workers) idle(me *WorkerWait) int {
 
 func (w *WorkerWait) mayStart() bool { return !w.told && !w.borrows }
 
-// isFair reports whether the key may borrow beside the others of its scope.
 func (w *Workers) isFair(scope, key string, limit int) bool {
 	mine := w.shares[scope][key]
 	if mine == nil || mine.runs < 2 {
@@ -118,8 +113,7 @@ func (w *Workers) isFair(scope, key string, limit int) bool {
 	return true
 }
 
-// borrowers returns who may borrow the workers that have become idle: waits, that ask again; if there are none, the key
-// with parked work that runs least here for each slot of its limit.
+// borrowers returns waits that ask again; if none, the key with parked work that runs least here for each slot.
 func (w *Workers) borrowers() (ask []*WorkerWait, check string) {
 	for _, wait := range w.waiting {
 		if l := wait.Lender; l != nil && wait.mayStart() && !wait.asked && w.idle(wait)-len(ask) >= l.Leave &&

@@ -13,20 +13,19 @@ import (
 	"github.com/automutex/automutex/internal/redisx"
 )
 
-// waiter is one caller that waits. Engine.mu guards its fields but lease and done, which never change. turn.mode and
-// turn.ticket do not change while an ask is under way, so who sends it reads them without mu.
+// waiter is one caller that waits. Engine.mu guards all but lease and done, which never change. turn.mode and
+// turn.ticket do not change while an ask is under way, so its sender reads them without mu.
 type waiter struct {
 	entry
 	lease *Lease
 	turn  turn
-	first chan struct{} // closed with the first reply, if that ask goes in a pipeline; then nil
+	first chan struct{} // closed with the first reply, of an ask in a pipeline; then nil
 	done  chan struct{} // closed when the wait has ended by itself
 	left  chan struct{} // closed when the leave was sent
 	ended step          // with done: how
 	err   error         // with failed: what Take returns
 }
 
-// wait takes the lock of le, in line until ctx ends.
 func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	r := &le.request
 	began, grant := time.Now(), r.grant()
@@ -75,8 +74,7 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	return e.stand(w, began)
 }
 
-// askFirst sends the first ask of w, and returns its answer. With many first asks under way, this one goes in a
-// pipeline.
+// askFirst sends the first ask of w: in a pipeline if many are under way.
 func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (a Answer, asked bool, err error) {
 	le, r := w.lease, &w.lease.request
 	e.mu.Lock()
@@ -117,7 +115,6 @@ func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (a An
 	return a, true, err
 }
 
-// stand waits until the waiter has its lock, or leaves the line.
 func (e *Engine) stand(w *waiter, began time.Time) error {
 	r := &w.lease.request
 	yield := r.Yield
@@ -156,7 +153,6 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// result is what Take returns for w, whose done is closed.
 func (e *Engine) result(w *waiter, waited time.Duration) error {
 	switch w.ended {
 	case won, granted:
@@ -172,8 +168,8 @@ func (e *Engine) result(w *waiter, waited time.Duration) error {
 	return w.err
 }
 
-// leave takes w out of the line, and gives back a slot that it may have been granted. It waits a moment for the reply
-// of an ask that is under way, which may yet park w, and returns the last busy reply.
+// leave takes w out of the line, and gives back what it was granted. It waits a moment for an ask under way, which may
+// yet park w, and returns the last busy reply.
 func (e *Engine) leave(w *waiter) Answer {
 	e.mu.Lock()
 	delete(e.waiters, w.lease.token)
@@ -191,7 +187,6 @@ func (e *Engine) leave(w *waiter) Answer {
 	return w.turn.last
 }
 
-// sendAsks asks for a batch of waiters in one pipeline.
 func (e *Engine) sendAsks(batch []*waiter) {
 	calls := make([]*redisx.Call, len(batch))
 	for i, w := range batch {
@@ -201,13 +196,12 @@ func (e *Engine) sendAsks(batch []*waiter) {
 	e.conn.Pipeline(context.Background(), calls)
 	for i, w := range batch {
 		a, err := e.noteAsk(w.lease, calls[i].Reply, calls[i].Err)
-		// That the task is done, or its attempts spent, is no error of Redis, and stays so.
+		// that a task is done, or its attempts spent, stays so
 		final := err != nil && (!errors.Is(err, redisx.ErrBackend) || !redisx.IsTransient(err))
 		e.handleReply(w, askReply{Answer: a, err: err, final: final, sent: sent})
 	}
 }
 
-// handleReply handles the reply to the ask of w that is under way.
 func (e *Engine) handleReply(w *waiter, r askReply) {
 	if r.err == nil {
 		r.slots = e.limit(&w.lease.request.Ref)
@@ -233,7 +227,6 @@ func (e *Engine) handleReply(w *waiter, r askReply) {
 	}
 }
 
-// act carries out a step of w. Callers hold mu.
 func (e *Engine) act(w *waiter, next step, r askReply) {
 	switch next {
 	case stay:
@@ -259,7 +252,7 @@ func (e *Engine) act(w *waiter, next step, r askReply) {
 	close(w.done)
 }
 
-// note takes a message, or a grant in the reply of a release.
+// note takes a message, or a grant from a release.
 func (e *Engine) note(msg message) {
 	now := time.Now()
 	e.mu.Lock()
@@ -297,7 +290,7 @@ const (
 	subscribeTimeout = 3 * time.Second
 )
 
-// listen makes sure that the subscription is there or on its way. It ends with the Engine.
+// The subscription ends with the Engine.
 func (e *Engine) listen() {
 	e.listening.Do(func() { e.life.Spawn(e.receiveAll) })
 }
@@ -322,8 +315,8 @@ func (e *Engine) receiveAll() {
 	}
 }
 
-// receive subscribes and listens until the subscription fails, or Close. worked: it was confirmed. go-redis by itself
-// does not notice a connection that loses everything, so receive pings a silent one, if a message may come.
+// receive listens until the subscription fails, or Close. worked: it was confirmed. go-redis does not notice a
+// connection that loses everything, so receive pings a silent one, if a message may come.
 func (e *Engine) receive() (worked bool) {
 	ctx, cancel := context.WithCancel(e.life.Closing)
 	defer cancel()
@@ -370,7 +363,6 @@ func (e *Engine) receive() (worked bool) {
 	}
 }
 
-// isInUse reports whether somebody waits for a lock or holds one.
 func (e *Engine) isInUse() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -18,23 +18,21 @@ import (
 	"github.com/automutex/automutex/internal/redisx"
 )
 
-// This file has the calls of operators, who may not know what kind of lock a key is of. So the scripts see, and delete,
-// what there may be of any lock but a pool.
+// Operators may not know what kind of lock a key is of. So these scripts see, and delete, what there may be of any
+// lock but a pool.
 
 const (
-	// MaxHolders bounds how many holders one look lists, and how many entries of a line.
+	// MaxHolders bounds how many holders one look lists, and entries of a line.
 	MaxHolders = 1000
-	// scanCount is how many keys Redis looks at for one SCAN.
+	// keys that Redis looks at for one SCAN
 	scanCount = 1000
-	// walkTogether is how many scripts of a walk go to Redis in one pipeline. Each may list MaxHolders, so a longer
-	// pipeline would delay other clients, and fill the memory of this one.
+	// scripts in one pipeline. Each may list MaxHolders, so more would delay other clients, and fill this one's
+	// memory.
 	walkTogether = 100
 )
 
-// errForeign says that a key under the prefix has something that no lock has.
 var errForeign = errors.New("the key has none of this library's locks")
 
-// do runs f, an exchange with Redis, for a caller.
 func (e *Engine) do(ctx context.Context, what, key string, f func() (any, error)) (any, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -50,12 +48,11 @@ func (e *Engine) do(ctx context.Context, what, key string, f func() (any, error)
 	return v, err
 }
 
-// call runs a script for a caller.
 func (e *Engine) call(ctx context.Context, s *redisx.Script, keys []string, args ...any) (any, error) {
 	return e.do(ctx, s.Name, keys[0], func() (any, error) { return e.conn.Run(ctx, s, keys, args...) })
 }
 
-// code is call for a script whose reply is a number from 0 to most.
+// code is call for a reply from 0 to most.
 func (e *Engine) code(ctx context.Context, most int64, s *redisx.Script, keys []string, args ...any) (int64, error) {
 	reply, err := e.call(ctx, s, keys, args...)
 	if err != nil {
@@ -68,7 +65,7 @@ func (e *Engine) code(ctx context.Context, most int64, s *redisx.Script, keys []
 	return n, nil
 }
 
-// Know waits until the orders of operators are known, for what may grant the lock.
+// Know waits until the orders of operators are known.
 func (e *Engine) Know(ctx context.Context, key string) error {
 	if e.controls == nil {
 		return nil
@@ -85,14 +82,13 @@ func fieldsOf(reply any) *fields {
 	return &fields{list, !isList}
 }
 
-// sub is the list at i.
 func (f *fields) sub(i int) *fields {
 	sub := fieldsOf(f.at(i))
 	f.wrong = f.wrong || sub.wrong
 	return sub
 }
 
-// score is the number at i, which Redis has written as the score of a member.
+// score is the number at i, a member's score.
 func (f *fields) score(i int) int64 {
 	n, err := strconv.ParseFloat(f.text(i), 64)
 	f.wrong = f.wrong || err != nil
@@ -152,7 +148,7 @@ func parseInspect(key string, reply any) (Info, error) {
 			ExpiresIn: time.Duration(holders.score(i+1))*time.Millisecond - time.Duration(us)*time.Microsecond,
 		})
 	}
-	if fence == 0 && len(info.Holders) == 1 { // a word, or one that was lost
+	if fence == 0 && len(info.Holders) == 1 {
 		fence = takenAt(info.Holders[0].Token)
 	}
 	if fence > 0 {
@@ -171,8 +167,8 @@ func parseInspect(key string, reply any) (Info, error) {
 	return info, nil
 }
 
-// takenAt is when a token was made, by the clock of its process (us); 0: it does not tell. See newLease: until the year
-// 2085 a time in microseconds has ten digits in base 36.
+// takenAt is when a token was made, by its process' clock (us); 0: it does not tell. See newLease: until 2085 that has
+// ten digits in base 36.
 func takenAt(token string) int64 {
 	const digits = 10
 	_, nonce, _ := strings.Cut(token, ".")
@@ -186,8 +182,8 @@ func takenAt(token string) int64 {
 	return us
 }
 
-// Line returns the first ones in the line of a lock: waiters, then parked work, the called one among it, and then the
-// tasks in order but for the one at work. info is what Inspect has returned. Of a key of another type there is none.
+// Line returns the first ones in the line of a lock: waiters, then parked work, also what was called, then tasks in
+// order but for the one at work. info is from Inspect. Of a key of another type there is none.
 func (e *Engine) Line(ctx context.Context, r Ref, info Info, most int) ([]Waiter, error) {
 	most, r.Ordered = max(0, min(most, MaxHolders)), !r.Pool
 	reply, err := e.call(ctx, lineScript, r.keys(), int64(most+1)) // the task at work is left out
@@ -222,9 +218,9 @@ func (e *Engine) Line(ctx context.Context, r Ref, info Info, most int) ([]Waiter
 	return line[:min(len(line), most)], nil
 }
 
-// List yields every lock under the prefix that is held, waited for or parked on, or has a closed gate, in no order. It
-// walks the keys with SCAN, on every master of a Cluster, so it does not block Redis. It may miss locks that come and
-// go meanwhile. After an error it ends. It leaves out pools, whose keys have another form.
+// List yields every lock under the prefix that is in use, in no order, but no pools. It walks the keys with SCAN, on
+// every master of a Cluster, so it does not block Redis. It may miss locks that come and go meanwhile. After an error
+// it ends.
 func (e *Engine) List(ctx context.Context) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
 		for c, err := range e.walk(ctx, inspectScript, func(*Ref) []any { return []any{int64(MaxHolders)} }) {
@@ -245,9 +241,8 @@ func (e *Engine) List(ctx context.Context) iter.Seq2[Info, error] {
 	}
 }
 
-// Sweep removes what is dead from every lock under the prefix: holders past their deadlines, and waiters that do not
-// ask any more. It returns how many it removed, also with an error. Nothing depends on it: each ask prunes its lock,
-// and unused keys expire.
+// Sweep removes from every lock under the prefix holders past their deadlines, and waiters that do not ask any more.
+// It returns how many, also with an error. Nothing depends on it: each ask prunes its lock, and unused keys expire.
 func (e *Engine) Sweep(ctx context.Context) (removed int, err error) {
 	if err := e.Know(ctx, e.o.Prefix+":{}"); err != nil {
 		return 0, err
@@ -263,7 +258,7 @@ func (e *Engine) Sweep(ctx context.Context) (removed int, err error) {
 				return removed, redisx.Failed("sweep", c.Keys[0], unexpected(c.Reply))
 			}
 			if calls == 0 {
-				left = more // who dies or comes meanwhile is left for the next sweep, so this ends
+				left = more // the rest is for the next sweep, so this ends
 			}
 			if removed += int(n); calls == int(left) {
 				break
@@ -274,8 +269,8 @@ func (e *Engine) Sweep(ctx context.Context) (removed int, err error) {
 	return removed, nil
 }
 
-// walk runs a script once on every lock under the prefix, and yields the calls. After an error it ends. It leaves out
-// what is no lock.
+// walk runs a script once on every lock under the prefix, leaves out what is no lock, and yields the calls. After an
+// error it ends.
 func (e *Engine) walk(ctx context.Context, s *redisx.Script, args func(*Ref) []any) iter.Seq2[*redisx.Call, error] {
 	return func(yield func(*redisx.Call, error) bool) {
 		if err := e.walkAll(ctx, s, args, func(c *redisx.Call) bool { return yield(c, nil) }); err != nil {
@@ -292,7 +287,7 @@ func (e *Engine) walkAll(
 		return err
 	}
 	pattern := strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`, `]`, `\]`).Replace(e.o.Prefix) + ":{*"
-	// SCAN may return a key twice, and a lock may have two that are looked for
+	// SCAN may return a key twice, and a lock may have two
 	seed, seen := maphash.MakeSeed(), map[uint64]bool{}
 	for _, node := range nodes {
 		for cursor, more := uint64(0), true; more; more = cursor != 0 {
@@ -337,15 +332,13 @@ func (e *Engine) walkAll(
 	return nil
 }
 
-// isForeign reports whether a script has found something that no lock has: by the type of a key, or by what the word
-// says (see head.lua).
+// isForeign reports whether a script has found what no lock has: see head.lua.
 func isForeign(err error) bool {
 	return redisx.IsWrongType(err) || err != nil && strings.Contains(err.Error(),
 		"the word of this lock is none of a lock")
 }
 
-// lockOf returns the key of the lock that a key under the prefix is of: the word, or, if that was lost, the record
-// beside it.
+// lockOf returns the key of the lock that a key under the prefix is of: the word, or, if lost, the record beside it.
 func (e *Engine) lockOf(name string) (key string, ok bool) {
 	text, ours := strings.CutPrefix(name, e.o.Prefix+":{")
 	text, after, closed := strings.Cut(text, "}")
@@ -356,13 +349,12 @@ func (e *Engine) lockOf(name string) (key string, ok bool) {
 	return strings.TrimSuffix(name, after), true
 }
 
-// scanner is a client of one server. Another one may hide a Cluster, of which SCAN would walk one node.
+// scanner is a client of one server. Another may hide a Cluster, of which SCAN would walk one node.
 type scanner interface {
 	Scan(ctx context.Context, cursor uint64, match string, count int64) *redis.ScanCmd
 	Options() *redis.Options
 }
 
-// nodes are those that have the keys: the masters of a Cluster, or the one server.
 func (e *Engine) nodes(ctx context.Context) (nodes []scanner, err error) {
 	if one, ok := e.o.Client.(scanner); ok {
 		return []scanner{one}, nil
@@ -392,14 +384,13 @@ const (
 	BreakGate                     // it opens that gate, and nothing else
 )
 
-// breakTogether is how many holders one script takes slots away from.
 const breakTogether = 100
 
 // Break takes slots away from those who hold them when it begins, and grants what is free then. It returns how many it
-// took, and one more if it opened the gate; with BreakKey, of a pool, how many values there were. The leases of this
-// process among them are lost before it returns, and other processes get messages. It takes 100 slots at a time: after
-// an error it has taken those that it returns, and perhaps 100 more. If the client had to send it twice, it is taken
-// that the first one did what the last one did not find; with BreakKey nobody knows how many that were.
+// took, and one more if it opened the gate; with BreakKey, of a pool, how many values there were. Leases of this
+// process among them are lost before it returns; other processes get messages. It takes 100 slots at a time: after an
+// error it has taken those that it returns, and perhaps 100 more. If the client had to send it twice, the first is
+// taken to have done what the last did not find; with BreakKey nobody knows how many.
 func (e *Engine) Break(ctx context.Context, r Ref, how BreakKind, tokens ...string) (taken int, err error) {
 	if err := e.Know(ctx, r.Key); err != nil {
 		return 0, err
@@ -427,7 +418,7 @@ func (e *Engine) Break(ctx context.Context, r Ref, how BreakKind, tokens ...stri
 			return !slices.Contains(tokens, holderOf(body).Token)
 		})
 	}
-	// Nobody else is among the bodies, however many come meanwhile, so this ends.
+	// no more come to bodies, so this ends
 	for some := range slices.Chunk(bodies, breakTogether) {
 		broken, _, resent, err := e.breakSome(ctx, &r, "take", some)
 		if err != nil {
@@ -438,13 +429,13 @@ func (e *Engine) Break(ctx context.Context, r Ref, how BreakKind, tokens ...stri
 		}
 		taken += broken
 	}
-	if how == BreakKey { // they held it no more, and got their messages
+	if how == BreakKey { // those were told, though they held it no more
 		taken = n
 	}
 	return taken, nil
 }
 
-// breakSome sends one script of Break. The leases of this process among the bodies are lost then.
+// breakSome sends one script; leases of this process among the bodies are lost then.
 func (e *Engine) breakSome(
 	ctx context.Context, r *Ref, act string, some []string,
 ) (n int, bodies []string, resent bool, err error) {
@@ -471,16 +462,16 @@ func (e *Engine) breakSome(
 	return n, bodies, counted.Resent(), err
 }
 
-// OpenGate opens a gate that a hold or a cooldown has closed, and grants free slots to waiters. It returns false if
-// there was none. Holders keep their slots. A gate that a rate has closed stays closed.
+// OpenGate opens a gate that a hold or a cooldown has closed, not a rate, and grants free slots. It returns false if
+// there was none.
 func (e *Engine) OpenGate(ctx context.Context, r Ref) (bool, error) {
 	n, err := e.Break(ctx, r, BreakGate)
 	return n > 0, err
 }
 
-// Ref is the lock with that key, as List returns it, for the calls of operators, or why there is none. A key does not
-// say how many may hold the lock, so it is for one: a break that frees several slots of a semaphore grants one, or as
-// many as an operator's limit says, and waiters get the others when they ask again, within a second.
+// Ref is the lock with that key, for the calls of operators, or why there is none. A key does not say how many may
+// hold the lock, so it is for one: a break that frees several slots of a semaphore grants one, or as many as an
+// operator's limit says. Waiters get the others when they ask again, within a second.
 func (e *Engine) Ref(key string) (Ref, error) {
 	_, err := ParseKey(e.o.Prefix, strings.TrimSuffix(key, LeaderKey))
 	return Ref{Key: key, Limit: 1}, err

@@ -13,29 +13,26 @@ import (
 )
 
 const (
-	forgetAfter = 10 * time.Second // how long the figures of a line without parked work are kept after its last use
-	// calls at once, each of another line: those of one are made one after the other, in its order
+	forgetAfter = 10 * time.Second // for so long a line without parked work is known after its last use
+	// calls at once, each of another line
 	maxCallers = 16
-	// maxInboundInOrder is how many notes of all ordered keys are called at once, at most; but one of each. More of them
-	// would wait for each other in asynq's queue.
+	// notes of all ordered keys called at once, at most; but one of each. More would wait in asynq's queue.
 	maxInboundInOrder = 4 * maxInbound
-	// callTime is how long the claim of a process to call a note lasts. The Caller must end within the first half; the
-	// other half is for its last command to reach Redis.
+	// callTime is how long a process' claim to call a note lasts. The Caller must end within the first half; the other
+	// half is for its last command to reach Redis.
 	callTime = 4 * time.Second
-	// slowCall is how long a call may take so that the next one is still made while the Engine closes.
+	// after a slower call no other is made while the Engine closes
 	slowCall = time.Second
-	// checksTogether is the grid on which checks are due that need not be exact: those of several lines go in one
-	// pipeline.
+	// grid of checks that need not be exact: those of several lines go in one pipeline
 	checksTogether = checkEvery / 4
-	// maxRounds is how many rounds of checks are under way at most, each a pipeline on a goroutine of its own: a Redis
-	// that hangs does not collect more of them. On a Cluster a round has one pipeline for each master, and more rounds let
-	// the others go on while one hangs.
+	// rounds of checks under way at most, each a pipeline on its own goroutine, so that a hanging Redis does not
+	// collect them. A Cluster's round has a pipeline for each master; the others go on while one hangs.
 	maxRounds, maxRoundsCluster = 4, 64
 )
 
-// parking calls parked work when its turn comes, and checks the lines that have parked work: a check names the notes
-// whose turn has come, so it repeats a call that was lost with its process, and notices a holder that died. What it
-// knows is in memory: only speed depends on it. A process without a Caller knows nothing, and leaves all to others.
+// parking calls parked work when its turn comes, and checks the lines that have some: so a call that was lost with its
+// process is repeated, and a dead holder noticed. It is in memory: only speed depends on it. A process without a
+// Caller knows nothing.
 type parking struct {
 	engine *Engine
 	caller Caller // nil: this process calls nobody
@@ -47,22 +44,22 @@ type parking struct {
 	due      agenda                 // lines by when to check or to forget them, but those with a check under way
 	parkedOn int                    // how many of lines have parked work
 	rounds   int                    // rounds of checks under way
-	// from when on one more check may begin: each that begins moves it on by an equal part of checkEvery
+	// when one more check may begin: each moves it on by its part of checkEvery
 	mayCheck  time.Time
 	queue     []*parkedLine // lines with queued calls, but those a call of which is made now
 	callers   int           // goroutines in makeCalls; each ends when queue is empty
 	leastLife time.Duration // the least callLife: minCallLife, unless arriveWithin has set more
 }
 
-// newParking makes a parking. It has no goroutine of its own: its alarm starts checks.
+// A parking has no goroutine of its own: its alarm starts checks.
 func newParking(e *Engine, caller Caller) *parking {
 	p := &parking{engine: e, caller: caller, began: time.Now(), lines: map[string]*parkedLine{}, leastLife: minCallLife}
 	p.alarm.Ring = p.startChecks
 	return p
 }
 
-// wanted returns three arguments of release and check: how much called and waiting work the lock is to have, how long
-// called work has to arrive (ms), and how many workers it may borrow, that of the releaser among them.
+// wanted returns arguments of release and check: how much called and waiting work the lock is to have, how long called
+// work has to arrive (ms), and how many workers it may borrow, with the releaser's.
 func (p *parking) wanted(r Ref, releases bool) (inbound, life, lend int64) {
 	if p.caller == nil || p.engine.limit(&r) == 0 {
 		return 0, minCallLife.Milliseconds(), 0
@@ -74,23 +71,22 @@ func (p *parking) wanted(r Ref, releases bool) (inbound, life, lend int64) {
 	defer p.mu.Unlock()
 	n := p.lines[r.Key]
 	if n == nil {
-		return 1, p.leastLife.Milliseconds(), lend // so that a process that parks nothing wakes what others have parked
+		return 1, p.leastLife.Milliseconds(), lend // wake what others have parked
 	}
 	inbound = int64(n.inbound)
-	if r.Ordered { // a task that fails has those that were called behind it come in vain
+	if r.Ordered { // those called behind a task that fails come in vain
 		inbound = max(1, min(inbound, int64(maxInboundInOrder/max(1, p.parkedOn))))
 	}
 	return inbound, n.callLife(p.leastLife).Milliseconds(), lend
 }
 
-// arriveWithin is Engine.ArriveWithin. Less than minCallLife, and than an earlier d, changes nothing.
 func (p *parking) arriveWithin(d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.leastLife = max(p.leastLife, min(d, maxCallLife))
 }
 
-// noteReturn notes the reply to an ask whose note was parked before, and is not now. It returns for how long it was, 0:
+// noteReturn notes the reply to an ask whose note was parked before, and is not now. It returns for how long, 0:
 // never, and how long ago it had been called, below 0: it had not.
 func (p *parking) noteReturn(r Ref, note string, a Answer) (parkedFor, sinceCall time.Duration) {
 	if !a.Returned || a.Parked {
@@ -109,8 +105,7 @@ func (p *parking) noteReturn(r Ref, note string, a Answer) (parkedFor, sinceCall
 	return max(a.InLine, 1), a.SinceCall // Redis counts whole milliseconds
 }
 
-// noteParked notes the reply to an ask, if that parked its note. called: the note had been called before, in another
-// ask of the caller's.
+// noteParked notes a reply that parked its note; called: it had been called before, for another ask of the caller.
 func (p *parking) noteParked(r Ref, note string, a Answer, called bool) {
 	if !a.Parked || p.caller == nil {
 		return
@@ -123,8 +118,7 @@ func (p *parking) noteParked(r Ref, note string, a Answer, called bool) {
 	p.noteSeen(n, -1)
 }
 
-// checkOrder has an ordered key checked while a task of this process waits for its turn: the head that keeps it waiting
-// may never come.
+// checkOrder has an ordered key checked while a task waits here: its head may never come.
 func (p *parking) checkOrder(r Ref) {
 	if p.caller == nil {
 		return
@@ -134,8 +128,7 @@ func (p *parking) checkOrder(r Ref) {
 	p.noteSeen(p.line(r), -1)
 }
 
-// noteNamed takes what the reply to a release, or to a check, that was sent at sent, says of parked work. Nothing
-// parked, and nobody to call: nothing is there.
+// noteNamed takes what the reply to a release or check says of parked work.
 func (p *parking) noteNamed(r Ref, back named, sent time.Time) {
 	if p.caller == nil {
 		return
@@ -159,7 +152,7 @@ func (p *parking) noteNamed(r Ref, back named, sent time.Time) {
 	p.noteSeen(n, back.opens)
 }
 
-// line returns the line of r, and makes it if there is none. Callers hold mu, and plan it at last: that may forget it.
+// line returns the line of r, maybe new. Callers hold mu, and plan it at last: that may forget it.
 func (p *parking) line(r Ref) *parkedLine {
 	n := p.lines[r.Key]
 	if n == nil {
@@ -174,7 +167,7 @@ func (p *parking) line(r Ref) *parkedLine {
 	return n
 }
 
-// noteSeen notes that something is parked on n, and plans its next check; for opens see planCheck. Callers hold mu.
+// noteSeen notes that something is parked on n; for opens see planCheck. Callers hold mu.
 func (p *parking) noteSeen(n *parkedLine, opens time.Duration) {
 	if !n.parked {
 		p.parkedOn++
@@ -183,7 +176,7 @@ func (p *parking) noteSeen(n *parkedLine, opens time.Duration) {
 	p.planCheck(n, opens)
 }
 
-// planCheck plans the next check of n, unless it is known that nothing is parked. Callers hold mu.
+// planCheck plans the next check if something is parked. Callers hold mu.
 func (p *parking) planCheck(n *parkedLine, opens time.Duration) {
 	if now, every := time.Now(), n.interval(p.parkedOn); n.parked {
 		at := now.Add(every + mathrand.N(every)) //nolint:gosec // jitter, no secret
@@ -192,7 +185,7 @@ func (p *parking) planCheck(n *parkedLine, opens time.Duration) {
 	p.plan(n)
 }
 
-// checkSoon has the line of a key checked at once: its work may borrow workers.
+// checkSoon has a key checked at once: its work may borrow workers.
 func (p *parking) checkSoon(key string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -202,7 +195,7 @@ func (p *parking) checkSoon(key string) {
 	}
 }
 
-// plan moves n to its place in the agenda, and sets the alarm if it is the first. Callers hold mu.
+// plan moves n to its place in the agenda. Callers hold mu.
 func (p *parking) plan(n *parkedLine) {
 	at := n.checkAt
 	if l := n.ref.Lender; l != nil && len(n.calls) != n.counted {
@@ -220,7 +213,7 @@ func (p *parking) plan(n *parkedLine) {
 	}
 }
 
-// forget drops n, which has no parked work and no calls. Callers hold mu.
+// Callers of forget hold mu.
 func (p *parking) forget(n *parkedLine) {
 	p.due.set(&n.entry, time.Time{})
 	delete(p.lines, n.key)
@@ -229,8 +222,8 @@ func (p *parking) forget(n *parkedLine) {
 	}
 }
 
-// startChecks begins the checks that are due, as far as mayCheck and maxRounds allow, and forgets lines that were not
-// used for long. The alarm calls it. Two calls at a time are safe: takeDue gives each line to one of them.
+// startChecks begins the checks that are due, as mayCheck and maxRounds allow, and forgets unused lines. The alarm
+// calls it. Two calls at a time are safe: takeDue gives each line to one of them.
 func (p *parking) startChecks() {
 	e := p.engine
 	if e.life.Enter() != nil {
@@ -252,8 +245,7 @@ func (p *parking) hasRoom() bool {
 	return p.rounds < maxRounds || p.engine.conn.IsCluster() && p.rounds < maxRoundsCluster
 }
 
-// takeDue takes the lines that are due for a check and begins a round with them, if there are any, and forgets those
-// that are due for that. Callers hold mu.
+// takeDue takes the lines due for a check, and begins a round with them. Callers hold mu.
 func (p *parking) takeDue(now time.Time) (due []*parkedLine) {
 	hasRoom := p.hasRoom()
 	if full := now.Add(-checkEvery); p.mayCheck.Before(full) { // maxChecks may begin together
@@ -282,7 +274,7 @@ func (p *parking) takeDue(now time.Time) (due []*parkedLine) {
 	return due
 }
 
-// next returns when startChecks has work again. Zero: not before a round ends, or something parks. Callers hold mu.
+// next is when startChecks has work; zero: not before a round ends, or something parks. Callers hold mu.
 func (p *parking) next() time.Time {
 	if len(p.due) == 0 || p.due[0].line.parked && !p.hasRoom() {
 		return time.Time{}
@@ -293,7 +285,7 @@ func (p *parking) next() time.Time {
 	return p.mayCheck.Add(checksTogether) // by then several may begin, in one pipeline
 }
 
-// check checks a batch of lines in one pipeline. left is how many lines of the round have no result yet.
+// check checks lines in one pipeline. left: lines of the round without a result.
 func (p *parking) check(batch []*parkedLine, left *int) {
 	calls := make([]*redisx.Call, len(batch))
 	for i, n := range batch {
@@ -324,8 +316,8 @@ func (p *parking) check(batch []*parkedLine, left *int) {
 	p.alarm.Set(next)
 }
 
-// checkCall is the call of the script that checks r, and notes the fate of a note of a plain lock. (The Caller itself
-// tells Redis what it has seen of an ordered task.)
+// checkCall is the script that checks r, and notes the fate of a plain lock's note. (The Caller tells Redis that of an
+// ordered task.)
 func (p *parking) checkCall(r Ref, note, fate string) *redisx.Call {
 	inbound, life, lend := p.wanted(r, false)
 	b := p.engine.bounds(&r)
@@ -337,7 +329,7 @@ func (p *parking) checkCall(r Ref, note, fate string) *redisx.Call {
 		Args: append([]any{int64(b.Slots), inbound, life, note, fate, lend}, rateArgs(&r, b)...)}
 }
 
-// queueCall queues a call. Callers hold mu.
+// Callers of queueCall hold mu.
 func (p *parking) queueCall(n *parkedLine, note string) {
 	if p.callers < maxCallers && len(n.queue) == 0 && !n.calling {
 		// It ends when the queue is empty; Close waits for it.
@@ -354,8 +346,8 @@ func (p *parking) queueCall(n *parkedLine, note string) {
 	p.plan(n)
 }
 
-// makeCalls makes the next call of each queued line in turn until the queue is empty. A line is not queued while a call
-// of it is made.
+// makeCalls makes the next call of each queued line in turn until the queue is empty. A line is not queued while a
+// call of it is made.
 func (p *parking) makeCalls() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -383,17 +375,16 @@ func (p *parking) makeCalls() {
 	p.callers--
 }
 
-// makeCall calls the Caller for one note, and handles its answer.
 func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
-	fate := FateUnsure // stays so if the Caller panics: the call is repeated
+	fate := FateUnsure // if the Caller panics: the call is repeated
 	p.withClaim(r, note, func(ctx context.Context) {
 		life.CallUser(p.engine.o.Log, "Options.Call", func() { fate = p.caller(ctx, r.Key, note) })
 		p.mu.Lock()
 		leaves := n.noteFate(note, fate)
 		p.mu.Unlock()
 		if leaves {
-			// Within the claim, and while this call is under way: so neither another process nor this one calls the note once
-			// more before it has left. After an error the next check tries again.
+			// Within the claim, and while this call is under way: so nobody calls the note again before it has left.
+			// After an error the next check tries again.
 			c, sent := p.checkCall(r, note, map[Fate]string{FateGone: "gone", FateLater: "later"}[fate]), time.Now()
 			reply, _ := p.engine.conn.Run(context.Background(), c.Script, c.Keys, c.Args...)
 			if back, err := parseNamed(reply); err == nil {
@@ -409,8 +400,7 @@ func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
 	p.plan(n)
 }
 
-// Unpark takes a note out of the line of a lock, where it may be parked or called: its work has ended. It calls the
-// next one, if it is that one's turn.
+// Unpark takes a note whose work has ended out of the line of a lock, and calls the next one if it is its turn.
 func (e *Engine) Unpark(ctx context.Context, r Ref, note string) error {
 	if err := e.Know(ctx, r.Key); err != nil {
 		return err
@@ -427,10 +417,9 @@ func (e *Engine) Unpark(ctx context.Context, r Ref, note string) error {
 	return err
 }
 
-// withClaim runs f, unless another process calls the same note now. Without the claim two processes could both find the
-// work parked, and the slower one would run it a second time after it is done. If f took longer than half of callTime,
-// the claim is not dropped but lapses: the last command of f may not have reached Redis yet. No context of it ends at
-// Close, which waits for the calls of the last releases.
+// withClaim runs f, unless another process calls the same note now: two could both find the work parked, and the
+// slower would run it again after it is done. After half of callTime the claim is left to lapse: the last command of f
+// may not have reached Redis yet. It does not end at Close, which waits for the calls of the last releases.
 func (p *parking) withClaim(r Ref, note string, f func(context.Context)) {
 	// not one of r.keys, but in their slot
 	e, claim, holder, began := p.engine, r.Key+":call:"+note, rand.Text(), time.Now()

@@ -6,49 +6,47 @@ import (
 
 const (
 	maxInbound = 64 // notes of a line that are called at once, at most
-	// idleLimit is how long called work may take to come and find the lock idle. If it takes longer, inbound doubles.
+	// called work that takes longer to come and finds the lock idle doubles inbound
 	idleLimit = 3 * time.Millisecond
-	// vainFloor is the share of inbound that is left at least when called work comes in vain, which takes one off, until
-	// other called work finds the lock idle.
+	// the share of inbound that is left at least, when work comes in vain, until other work finds the lock idle
 	vainFloor = 1.0 / 2
-	// How long called work has to arrive before it is overdue. Work that took an hour does not make the line wait as long
-	// for the next.
+	// How long called work has to arrive, within bounds: an hour once does not make the line wait as long again.
 	minCallLife, maxCallLife = time.Second, time.Minute
-	// notes of a line that go to its end between two checks, because their Caller answered FateLater
+	// notes that FateLater sends to the end of the line between two checks
 	maxNotNow = 64
 
-	// checkEvery is the shortest interval between two checks of a line; twice that is the longest, unless there are more
-	// than maxChecks lines: so many checks begin within checkEvery at most.
+	// checkEvery is the shortest interval between two checks of a line, and half of the longest, up to maxChecks
+	// lines: so many checks begin within it.
 	checkEvery = 250 * time.Millisecond
 	maxChecks  = 250
-	maxStill   = 3 // how often the interval is doubled at most, for an ordered key whose next task does not come
+	maxStill   = 3 // doublings of the interval at most, for an ordered key whose next task does not come
 )
 
-// parkedLine is what a process knows of the parked work of one lock. The methods in this file are functions of what
-// comes and of the time, see testdata/parked.txt; they know nothing of other lines, of goroutines or of Redis. After
-// those that change parked, checking, checkAt or usedAt, parking calls plan. parking.mu guards it.
+// parkedLine is what a process knows of the parked work of one lock. The methods here are functions of what comes and
+// of the time, see testdata/parked.txt. After those that change parked, checking, checkAt or usedAt, parking calls
+// plan. parking.mu guards it.
 type parkedLine struct {
 	key    string // never changes
 	ref    Ref
 	usedAt time.Time
 
-	inbound     float64       // called and waiting work that the line is to have; a script gets its whole part
+	inbound     float64       // called and waiting work that it is to have; scripts get its whole part
 	inboundMost float64       // inbound when called work last found the lock idle
 	vain        int           // called work that came in vain since other called work found the lock idle
-	knowsVain   bool          // some has come in vain: inbound is near what the workers take, and grows by one
-	avgReturn   time.Duration // from a call until the called work arrives, a moving average; 0: none was measured
+	knowsVain   bool          // inbound is near what the workers take, and grows by one
+	avgReturn   time.Duration // from call to arrival, a moving average; 0: none yet
 
 	parked     bool      // by the last reply, something is parked or called
 	seenAt     time.Time // when a reply last named parked work
 	checking   bool      // a check is under way
 	checkAt    time.Time // of the next check; zero: of none
-	stillCount int       // checks of an ordered key, one after the other, that found nothing to do
+	stillCount int       // of an ordered key, in a row, that found nothing to do
 
 	calls   map[string]call // by note; nil while empty
-	counted int             // so many of them the server's workers know of; parking's
+	counted int             // that the server's workers know of
 	notNow  map[string]bool // notes whose Caller answered FateLater since the last check; nil while empty
 
-	// Where it stands: parking's.
+	// These are parking's.
 	entry
 	queue   []string // notes to call, in the order of the line
 	calling bool     // a goroutine of makeCalls makes a call of this line
@@ -60,8 +58,7 @@ type call struct {
 	since time.Time // with coming: when the Caller answered so
 }
 
-// callState is how far a call is. A call that is under way goes on when its note arrives, so that no second one runs
-// beside it; what the Caller answers is ignored then.
+// A call under way goes on when its note arrives, so that no second one runs beside it; its answer is ignored then.
 type callState uint8
 
 const (
@@ -71,7 +68,6 @@ const (
 	coming                    // the Caller answered FateComing
 )
 
-// callLife is how long called work has to arrive: twice the average, within bounds.
 func (n *parkedLine) callLife(least time.Duration) time.Duration {
 	return min(max(least, 2*n.avgReturn), maxCallLife)
 }
@@ -86,11 +82,11 @@ func (n *parkedLine) setCall(note string, c call) {
 func (n *parkedLine) dropCall(note string) {
 	delete(n.calls, note)
 	if len(n.calls) == 0 {
-		n.calls = nil // there may be many lines, and an empty map takes memory
+		n.calls = nil // an empty map takes memory
 	}
 }
 
-// noteArrival ends the call of a note that has arrived, or is not called any more; one that is under way goes on.
+// noteArrival ends the call of a note that arrived, or is not called any more; one under way goes on.
 func (n *parkedLine) noteArrival(note string) {
 	delete(n.notNow, note)
 	switch c, known := n.calls[note]; {
@@ -102,8 +98,7 @@ func (n *parkedLine) noteArrival(note string) {
 	}
 }
 
-// beginCall reports whether the queued call of a note is to be made: the note may have arrived while it stood in the
-// queue.
+// beginCall reports whether a queued call is to be made: the note may have arrived.
 func (n *parkedLine) beginCall(note string) bool {
 	if n.calls[note].state == arrived {
 		n.dropCall(note)
@@ -113,8 +108,7 @@ func (n *parkedLine) beginCall(note string) bool {
 	return true
 }
 
-// noteFate reports whether a note leaves its place among the called, after that answer of its Caller. Of one that is
-// gone others may be, too: more are called at once.
+// noteFate reports whether the answer takes a note from its place. If one is gone others may be: more are called.
 func (n *parkedLine) noteFate(note string, fate Fate) bool {
 	if n.calls[note].state != underWay {
 		return false
@@ -133,7 +127,7 @@ func (n *parkedLine) noteFate(note string, fate Fate) bool {
 	return len(n.notNow) <= maxNotNow
 }
 
-// endCall ends a call with the Caller's answer. It reports whether the note is to be called again.
+// endCall reports whether the note is to be called again.
 func (n *parkedLine) endCall(note string, fate Fate, now time.Time) (callAgain bool) {
 	state := n.calls[note].state
 	if state == underWay && fate == FateComing {
@@ -144,8 +138,8 @@ func (n *parkedLine) endCall(note string, fate Fate, now time.Time) (callAgain b
 	return state == again
 }
 
-// noteReturned notes that a note which was parked came back, so long after it was called; below 0: it was not. It holds
-// the lock if that is its own, or waits in a worker; others more are parked.
+// noteReturned notes that a parked note came back, so long after its call; below 0: none. own: it holds the lock, or
+// waits in a worker; others more are parked.
 func (n *parkedLine) noteReturned(note string, sinceCall time.Duration, own bool, others int) {
 	n.noteArrival(note)
 	if sinceCall < 0 {
@@ -159,8 +153,8 @@ func (n *parkedLine) noteReturned(note string, sinceCall time.Duration, own bool
 	if !own || sinceCall <= idleLimit || others == 0 {
 		return
 	}
-	// It found the lock idle while other work was parked, so more is to be called at once. If work came in vain since the
-	// last time, more of it would not help: it takes a while to arrive, and then it arrives together.
+	// It found the lock idle while work was parked, so more is called at once, unless some came in vain since the last
+	// time: that takes a while to arrive, and arrives together.
 	most := float64(maxInbound)
 	if l := n.ref.Lender; l != nil { // who borrows always finds the lock idle
 		most = min(most, float64(2*l.Workers.Limit))
@@ -175,8 +169,8 @@ func (n *parkedLine) noteReturned(note string, sinceCall time.Duration, own bool
 	n.vain, n.inboundMost = 0, n.inbound
 }
 
-// noteParked notes that a note is parked. If it had been called, the call was in vain. So it was if a task in order
-// came, waited in its worker, and parks for another one.
+// noteParked notes that a note is parked. A call of it was in vain; so it was if a task in order came, and parks for
+// another.
 func (n *parkedLine) noteParked(note string, called bool) {
 	if called || n.ref.Ordered {
 		n.noteArrival(note)
@@ -185,10 +179,9 @@ func (n *parkedLine) noteParked(note string, called bool) {
 	}
 }
 
-// noteNamed takes the notes whose turn has come, of the reply of a release or a check, and returns those that this
-// process is to call: but those that are queued, under way or coming, and those that cannot run now. One that is coming
-// is called again after a sixth of life: it may have ended unseen before it came to the lock, which its Caller finds.
-// While the lock is paused it calls none: a later check does, when the lock is resumed.
+// noteNamed takes the notes whose turn has come, and returns those to call: not what is queued, under way, coming or
+// cannot run now. One that is coming is called again after a sixth of life: it may have ended unseen. While the lock
+// is paused it calls none: a later check does.
 func (n *parkedLine) noteNamed(notes []string, paused bool, life time.Duration, now time.Time) (toCall []string) {
 	named := make(map[string]bool, len(notes))
 	for _, note := range notes {
@@ -210,15 +203,13 @@ func (n *parkedLine) noteNamed(notes []string, paused bool, life time.Duration, 
 	return toCall
 }
 
-// interval is the shortest until the next check, with so many lines that have parked work. It doubles with each check
-// of an ordered key that found nothing to do, a few times.
+// interval is the shortest until the next check; lines: those with parked work.
 func (n *parkedLine) interval(lines int) time.Duration {
 	return checkEvery * time.Duration(1+lines/maxChecks) << min(n.stillCount, maxStill)
 }
 
-// planCheck plans the next check for at, unless one is planned or under way; and, if that is sooner, for the end of the
-// first holder's lease or of the gate, in that time: so that a holder that died is noticed at once. Below 0: it is not
-// known.
+// planCheck plans the next check for at, unless one is planned or under way; or sooner, when the first lease ends or
+// the gate opens: so a dead holder is noticed at once. Below 0: not known.
 func (n *parkedLine) planCheck(at time.Time, opens time.Duration, now time.Time) {
 	if n.checkAt.IsZero() {
 		n.checkAt = at
@@ -230,7 +221,7 @@ func (n *parkedLine) planCheck(at time.Time, opens time.Duration, now time.Time)
 
 func (n *parkedLine) beginCheck() { n.checking, n.checkAt, n.notNow = true, time.Time{}, nil }
 
-// endCheck ends a check. still: it is an ordered key that is free, and whose next task is away.
+// still: it is an ordered key that is free, and whose next task is away.
 func (n *parkedLine) endCheck(still bool) {
 	n.checking = false
 	if n.stillCount++; !still {
@@ -238,8 +229,8 @@ func (n *parkedLine) endCheck(still bool) {
 	}
 }
 
-// noteNothing takes a reply, to a command sent at sent, that nothing is parked or called: checks end. It reports false
-// if a reply that came after sent named parked work: that command may have run later.
+// noteNothing takes a reply that nothing is parked: checks end. It reports false if a reply that came after sent named
+// work.
 func (n *parkedLine) noteNothing(sent time.Time) bool {
 	if !n.parked || !n.seenAt.Before(sent) {
 		return false

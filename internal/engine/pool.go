@@ -8,7 +8,7 @@ import (
 	"github.com/automutex/automutex/internal/keys"
 )
 
-// putTogether is how many values one script adds: no script touches more of a key.
+// values that one script adds
 const putTogether = 100
 
 // Put adds values to the end of a pool, and grants them to its waiters. It returns how many it has certainly added,

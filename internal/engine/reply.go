@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// parseAsk reads a reply of ask. ok is false for one that the head of the script does not list.
+// ok is false for a reply that ask.lua does not list.
 func parseAsk(reply any, pool bool) (a Answer, ok bool) {
 	f := &fields{}
 	switch reply := reply.(type) {
@@ -39,11 +39,11 @@ func parseAsk(reply any, pool bool) (a Answer, ok bool) {
 	return a, !f.wrong
 }
 
-// isStopped reports whether the script has stopped at its bound: the asker asks again now. Each such ask has taken
-// waiters out of the way, so asking ends.
+// isStopped: the script has stopped at its bound, so the asker asks again now. Each such ask has taken waiters out of
+// the way, so asking ends.
 func isStopped(a Answer) bool { return !a.Yours && !a.Parked && a.Deadline == 0 && a.ServerUS > 0 }
 
-// named is what a reply of check, of order_act, or the rest of one of release says.
+// named is a reply of check, of order_act, or the rest of one of release.
 type named struct {
 	free   int           // slots
 	parked int           // notes that are parked and not called
@@ -70,7 +70,6 @@ func parseNamed(reply any) (n named, err error) {
 	return n, err
 }
 
-// released is what a reply of release says.
 type released struct {
 	named
 	held   bool
@@ -101,7 +100,7 @@ func parseRelease(reply any) (r released, err error) {
 
 func unexpected(reply any) error { return fmt.Errorf("unexpected reply %v", reply) }
 
-// fields reads a list reply, field by field. wrong is set by a field that is missing or of another type.
+// fields reads a list. wrong: a field was missing or of another type.
 type fields struct {
 	list  []any
 	wrong bool

@@ -7,13 +7,11 @@ import (
 	"github.com/automutex/automutex/internal/redisx"
 )
 
-// The scripts of a lock. The head of each file says what the script takes and replies; lua/head.lua says how to read
-// sections.
+// Each script's head says what it takes and replies; lua/head.lua how to read sections.
 
 //go:embed lua/*.lua
 var files embed.FS
 
-// source returns a script with the sections that it includes. All are made before main.
 func source(name string) string {
 	file, err := files.ReadFile("lua/" + name + ".lua")
 	if err != nil {

@@ -8,23 +8,22 @@ import (
 	"github.com/automutex/automutex/internal/life"
 )
 
-// This file decides how one caller waits for its turn in the line of a lock: when it asks Redis, for what, and how its
-// wait ends. It sees what comes (replies to asks, messages, what the caller wants) and the time, and does nothing
-// itself: line.go sends the asks and carries out the steps. testdata/waits.txt tells what it does in stories.
+// This file decides how one caller waits in line: when it asks Redis, for what, and how its wait ends. It only sees
+// what comes and the time; line.go carries out the steps. testdata/waits.txt has stories.
 
 const (
-	// refreshEvery is how often a waiter asks again. A lost message delays a waiter by about that long at most.
+	// how often a waiter asks again. A lost message delays it by about that long at most
 	refreshEvery = time.Second
-	// together is how soon an ask or a renewal must be due to go with one that is due now.
+	// what is due so soon goes with what is due now
 	together = refreshEvery / 4
-	// entryLifetime is how long a line entry lives in Redis without another ask: three refreshes. With less, one slow
-	// exchange would cost a live waiter its place. With more, releases would grant the lock to more waiters of a dead
-	// process, each until its lease ends.
+	// entryLifetime is how long a line entry lives in Redis without another ask. With less, one slow exchange would
+	// cost a live waiter its place. With more, more waiters of a dead process would be granted the lock, each for its
+	// lease.
 	entryLifetime = 3 * refreshEvery
-	// patience is how long a waiter goes on asking while Redis does not answer. Its entry in Redis lives for entryLifetime
-	// only. After that a grant may drop the entry, and the next ask makes a new one, at the end of the line.
+	// how long a waiter goes on asking while Redis does not answer. After entryLifetime a grant may drop its entry,
+	// and the next ask joins at the end of the line.
 	patience = 15 * time.Second
-	// longGate is how long the gate must yet be closed for a waiter to park at once.
+	// a gate closed for longer has a waiter park at once
 	longGate = time.Second
 )
 
@@ -38,8 +37,7 @@ const (
 	askPark                      // keep a place in line without a goroutine
 )
 
-// lifetime is how long the line entry of an ask lives, in ms, as the scripts take it; 0: the ask does not join the
-// line.
+// lifetime is how long an ask's line entry lives (ms); 0: it does not join the line.
 func (a askMode) lifetime() int64 {
 	if a == askJoin || a == askJoinOrPark {
 		return entryLifetime.Milliseconds()
@@ -47,7 +45,7 @@ func (a askMode) lifetime() int64 {
 	return 0
 }
 
-// terms are how a caller wants to wait. They do not change.
+// terms do not change.
 type terms struct {
 	until        time.Time     // when its wait ends, or for a closed gate; zero: never
 	inTime       bool          // it ends at once, tooLate, if the gate opens after until
@@ -55,16 +53,15 @@ type terms struct {
 	leavesPaused bool          // a pause ends it
 	grant        time.Duration // how long a lease lasts that a message grants
 	counted      time.Duration // the part of grant that the holder counts on
-	// grant is less than the caller wants, and is not renewed: it asks for the rest before it has the lock
+	// grant is less than the caller wants, and not renewed: it asks for the rest first
 	short bool
 }
 
-// isTooLate reports whether a gate that opens then ends the wait.
 func (t *terms) isTooLate(opens time.Time) bool {
 	return t.inTime && !t.until.IsZero() && t.until.Before(opens)
 }
 
-// step is what line.go does next for a wait. All but stay end it.
+// step is what line.go does next. All but stay end the wait.
 type step uint8
 
 const (
@@ -78,9 +75,8 @@ const (
 	leave                       // send the leave: the caller has given up, and no ask is under way any more
 )
 
-// turn is one caller's wait, from before its first ask. For one wait, asks and the leave never overlap: while an ask is
-// under way, nothing else is sent. (If the leave reached Redis before an ask that is still on its way, that ask would
-// take the lock for a caller that is gone.) It is not safe for concurrent use.
+// turn is one caller's wait, from before its first ask. Asks and the leave never overlap: if the leave reached Redis
+// before an ask, that ask would take the lock for a caller that is gone. Not safe for concurrent use.
 type turn struct {
 	terms terms
 
@@ -89,29 +85,28 @@ type turn struct {
 	parkNext bool    // the next ask parks it
 	asking   bool    // an ask is under way
 	mode     askMode // what it asks
-	repeat   bool    // ask once more after it: a message may have been missed since it ran
+	repeat   bool    // ask once more after it
 
 	askedAt   time.Time // when the last ask with a busy reply was sent
 	repliedAt time.Time // when Redis last replied, for patience
 	refreshAt time.Time // when to ask again at the latest
-	// when a slot may come free without a release: the first deadline, or the gate opens; zero: it does not ask then,
-	// since it is not known, or waiters with a better place do, see noteBusy
+	// when a slot may come free without a release: the first deadline, or the gate opens; zero: not known, or waiters
+	// with a better place ask then, see noteBusy
 	slotFreeAt time.Time
 	last       Answer // the last busy reply
 	ticket     int64  // its place in line, Redis' time (us); 0: it has none yet
-	// the newest message that grants it the lock, or takes it away; zero once a later ask was busy, which proves it stale
+	// the newest message of a grant or a break; zero once a later ask was busy, so it is stale
 	hint   message
-	hintAt time.Time // when it was received
+	hintAt time.Time
 }
 
-// newTurn returns a turn whose first ask is under way: the caller sends it. With parkNow that ask parks.
+// newTurn returns a turn whose first ask is under way: the caller sends it.
 func newTurn(t terms, parkNow bool) turn {
 	w := turn{terms: t, parkNext: parkNow}
 	w.begin()
 	return w
 }
 
-// putOff leaves the first ask to due.
 func (w *turn) putOff(now time.Time) { w.asking, w.refreshAt = false, now }
 
 func (w *turn) begin() {
@@ -126,7 +121,7 @@ func (w *turn) begin() {
 	}
 }
 
-// regret has an ask, due at once, give a grant back that came after a pause. It parks who may.
+// regret gives back a grant that came after a pause, by an ask that is due at once. It parks who may.
 func (w *turn) regret(now time.Time) step {
 	w.parkNext = w.parkNext || w.terms.mayPark
 	w.refreshAt, w.slotFreeAt = now, time.Time{}
@@ -141,7 +136,7 @@ func (w *turn) next() time.Time {
 	return life.Earliest(w.refreshAt, w.slotFreeAt)
 }
 
-// due reports whether the caller is to send an ask now, which then is under way.
+// due reports whether an ask is to be sent now; it is under way then.
 func (w *turn) due(now time.Time) bool {
 	free := !w.slotFreeAt.IsZero() && !w.slotFreeAt.After(now)
 	if w.asking || w.over || !free && w.refreshAt.After(now.Add(together)) {
@@ -151,17 +146,15 @@ func (w *turn) due(now time.Time) bool {
 	return true
 }
 
-// askReply is what came of an ask.
 type askReply struct {
 	Answer
 	err    error     // instead of Answer
-	final  bool      // err is one that asking again does not change
+	final  bool      // asking again does not change err
 	sent   time.Time // when the ask was sent
-	slots  int       // how many may hold the lock now; 0: it is paused, or that is not known
+	slots  int       // 0: the lock is paused, or not known
 	paused bool      // an operator has paused the lock
 }
 
-// replied takes the reply to the ask that is under way.
 func (w *turn) replied(r askReply, now time.Time) step {
 	w.asking = false
 	switch {
@@ -173,8 +166,7 @@ func (w *turn) replied(r askReply, now time.Time) step {
 	case r.err != nil && (r.final || now.Sub(w.repliedAt) > patience):
 		return w.end(failed)
 	case r.err != nil:
-		// Clear slotFreeAt: it is from an older reply. If it has passed, it would have asks sent again and again without a
-		// pause.
+		// An old slotFreeAt that has passed would have asks sent without a pause.
 		w.refreshAt, w.slotFreeAt = now.Add(refreshEvery/4), time.Time{}
 		return stay
 	case r.Yours && w.hint.fence == brokenFence && r.Fence < w.hint.serverUS: // it was taken away since the ask ran
@@ -197,14 +189,13 @@ func (w *turn) end(s step) step {
 	return s
 }
 
-// noteBusy takes a busy reply, and sets when to ask again.
 func (w *turn) noteBusy(r askReply, now time.Time) step {
 	w.last, w.askedAt, w.repliedAt = r.Answer, r.sent, now
 	if w.ticket == 0 {
 		w.ticket = r.ServerUS - r.InLine.Microseconds()
 	}
 	if w.hintAt.Before(r.sent) {
-		w.hint = message{} // this reply came later, and the caller did not hold the lock then
+		w.hint = message{} // the caller did not hold the lock at this later reply
 	}
 	if w.terms.mayPark && (r.Gate > longGate || r.slots == 0) {
 		w.parkNext = true // nobody may take the lock for a while
@@ -213,8 +204,7 @@ func (w *turn) noteBusy(r askReply, now time.Time) step {
 	if w.repeat || w.parkNext {
 		w.refreshAt = now
 	}
-	// Only the first waiters, one for each slot, watch the first deadline: one of them gets the slot that it frees. Only
-	// the first waiter watches the gate.
+	// Only the first waiters, one for each slot, watch the first deadline, and only the first one the gate.
 	switch {
 	case r.Gate > 0 && r.Place == 0:
 		w.slotFreeAt = now.Add(r.Gate)
@@ -230,8 +220,7 @@ func (w *turn) noteBusy(r askReply, now time.Time) step {
 	return w.takeGrant(r.slots, now)
 }
 
-// noteGrant takes a message that grants the caller the lock, of which there are so many slots now. While an ask is
-// under way, its reply decides.
+// noteGrant takes a grant; slots: how many the lock has now. While an ask is under way, its reply decides.
 func (w *turn) noteGrant(m message, slots int, now time.Time) step {
 	if w.over || m.serverUS <= w.hint.serverUS {
 		return stay
@@ -243,8 +232,7 @@ func (w *turn) noteGrant(m message, slots int, now time.Time) step {
 	return w.takeGrant(slots, now)
 }
 
-// noteBroken takes a message that the lock which a message has granted, or is about to, was broken: the caller has
-// neither the lock nor a place in line, and asks again.
+// noteBroken takes a message that a lease granted by message was broken: the caller asks again, without a place.
 func (w *turn) noteBroken(m message, now time.Time) {
 	if !w.over && m.serverUS >= w.hint.serverUS {
 		w.hint, w.hintAt = m, now
@@ -252,12 +240,11 @@ func (w *turn) noteBroken(m message, now time.Time) {
 	}
 }
 
-// takeGrant makes the caller the holder if its hint proves a grant, that is, if the message is newer than the last busy
-// reply. (A busy reply that is newer than the message means that the granted lease has ended.)
+// takeGrant makes the caller the holder if its hint is newer than the last busy reply. (If older, the granted lease
+// has ended.)
 //
-// The lease counts from when the ask with that reply was sent. That was before the grant, so the caller never counts on
-// the lease for longer than Redis stores it. If less than half of the lease is left, or the lease is short, it asks
-// instead, and the reply starts the lease anew. With no slots its process has read a pause before.
+// The lease counts from when the ask with that reply was sent: before the grant, so the caller never counts on it for
+// longer than Redis. If less than half is left, or the lease is short, it asks for a new one instead.
 func (w *turn) takeGrant(slots int, now time.Time) step {
 	if w.hint.serverUS <= w.last.ServerUS || w.hint.fence == brokenFence {
 		return stay
@@ -272,30 +259,29 @@ func (w *turn) takeGrant(slots int, now time.Time) step {
 	return w.end(granted)
 }
 
-// gateOpens takes the message that the gate opens after in, which tells the first in line to ask then. If the message
-// is old, one ask is in vain. If it is lost, the next refresh asks.
+// gateOpens takes the message that the gate opens after in: the first in line asks then. An old message costs one ask;
+// for a lost one the next refresh asks.
 func (w *turn) gateOpens(serverUS int64, in time.Duration, now time.Time) {
 	if serverUS > w.last.ServerUS {
 		w.slotFreeAt = now.Add(in)
-		w.repeat = true // the reply to an ask under way may not know of the gate yet, and overwrites slotFreeAt
+		w.repeat = true // an ask under way may not know of the gate, and overwrites slotFreeAt
 		if w.terms.isTooLate(w.slotFreeAt) {
 			w.refreshAt = now
 		}
 	}
 }
 
-// askAgain has the caller ask at once, or after the ask that is under way: a message may have been missed.
+// askAgain has the caller ask at once, or after the ask under way: a message may have been missed.
 func (w *turn) askAgain(now time.Time) { w.refreshAt, w.repeat = now, true }
 
-// parkSoon makes the next ask a parking one. It is due at once, or after the one that is under way. If the caller is
-// granted the lock meanwhile, it does not park.
+// parkSoon makes the next ask a parking one, due at once. A caller that is granted the lock meanwhile does not park.
 func (w *turn) parkSoon(now time.Time) {
 	if !w.parkNext {
 		w.parkNext, w.refreshAt = true, now
 	}
 }
 
-// giveUp ends the wait for the caller. It returns stay while an ask is under way: its reply then says leave.
+// giveUp ends the wait. It returns stay while an ask is under way: its reply then says leave.
 func (w *turn) giveUp() step {
 	w.over, w.left = true, true
 	if w.asking {
@@ -325,8 +311,7 @@ type Answer struct {
 	Parked       bool          // busy: the note is parked now
 }
 
-// message is what a script publishes to the holder or waiter with a token: a grant, or another kind that a negative
-// fence names.
+// message is published to the holder or waiter with a token: a grant, or what a negative fence names.
 type message struct {
 	token    string
 	fence    int64  // of a grant: its fence; else brokenFence, stopFence or gateFence
@@ -340,7 +325,7 @@ const (
 	gateFence   = -3 // to the first waiter: when the gate opens
 )
 
-// parseMessage reads "<token> <fence> <server us>", and a value where there is one.
+// parseMessage reads "<token> <fence> <server us>[ <value>]".
 func parseMessage(payload string) (message, bool) {
 	f := strings.Fields(payload)
 	if len(f) != 3 && len(f) != 4 {

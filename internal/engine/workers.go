@@ -8,18 +8,17 @@ import (
 	"time"
 )
 
-// Workers decides which waits of a server's workers end, so that no wait takes a worker that another key's task could
-// have. Safe for concurrent use; the zero value with a Limit is ready. What it decides is a function of what comes and of
-// the time: see testdata/workers.txt.
+// Workers decides which waits of a server's workers end, so that none takes a worker that another key's task could
+// have. Safe for concurrent use; the zero value with a Limit is ready. It is a function of what comes and of the time:
+// see testdata/workers.txt.
 //
-// A server is full when all its workers have been busy for BehindAfter, gaps shorter than Gap included. Then the newest
-// wait is told to end. If tasks come that nobody called, asynq has more of them than the server can take: the server is
-// behind, and all waits are told to end. A server is full until a worker has been free for Gap and no task has come: asynq
-// hands tasks out one after the other while its queue has some, and pauses for longer than Gap when it has none.
+// A server is full when all its workers have been busy for BehindAfter, gaps shorter than Gap included. Then the
+// newest wait is told to end. If tasks come that nobody called, asynq has more of them than it can take: it is behind,
+// and all waits are told to end. It is full until a worker has been free for Gap and no task has come: asynq pauses
+// for longer than Gap only when its queue is empty.
 //
-// Some waits are kept: those that feed keys whose slots turn over faster than a parked task is called and comes. While the
-// server is behind, they hold at most half of the workers, and leave one that neither works nor waits. A server of ten
-// workers, five of which work for ten minutes, keeps four waits: the tenth worker goes through the queue.
+// Some waits are kept: those of keys whose slots turn over faster than a parked task comes. While the server is
+// behind, they hold at most half of the workers, and leave one that neither works nor waits.
 type Workers struct {
 	Limit int              // of tasks at once
 	Gap   time.Duration    // 0: BehindAfter
@@ -27,17 +26,17 @@ type Workers struct {
 	Check func(key string) // looks after the parked work of a key, which may borrow; called on a goroutine of its own
 
 	mu      sync.Mutex  // guards what follows; never held across I/O, and no other lock is taken while it is held
-	timer   *time.Timer // calls change when time alone may change something; nil: it never did
+	timer   *time.Timer // calls change; nil: it never did
 	busy    int
-	working int           // of these, those that work, or wait for as long as they like
-	waiting []*WorkerWait // in the order in which they began to wait
-	leaving int           // waits that were told to end, and whose workers are not free yet
+	working int // of these, those that work, or wait for as long as they like
+	waiting []*WorkerWait
+	leaving int // told to end, workers not free yet
 	paces   map[string]pace
 
 	since   time.Time // all are busy since then, gaps included; zero: they are not
 	free    time.Time // since when one is free and no task has come; zero: none is
 	tellAt  time.Time // while the server is full: when the next kept wait may be told to end
-	fresh   int       // how many tasks that nobody called have come since the server is full, less called ones
+	fresh   int       // tasks nobody called since it is full, less called ones
 	freshAt time.Time // when the last of these came
 
 	shares map[string]map[string]*share // by scope and key: who borrows
@@ -46,11 +45,11 @@ type Workers struct {
 }
 
 const (
-	// BehindAfter is how long all workers of a server are busy until a wait is to end.
+	// BehindAfter is how long all workers are busy until a wait is to end.
 	BehindAfter = 20 * time.Millisecond
-	// maxFresh is how many called tasks come at most until a server is not behind any more.
+	// called tasks that come at most until a server is not behind any more
 	maxFresh = 16
-	// paceLasts is how long the pace of a key is remembered after its last grant.
+	// how long a pace is kept after the last grant
 	paceLasts = 10 * time.Second
 )
 
@@ -69,10 +68,10 @@ type WorkerWait struct {
 	borrows bool // its ask was lent a worker, and has the lock or is not answered
 }
 
-// pace is how fast the slots of a key turn over on this server, and how fast what is parked comes.
+// pace is how fast a key's slots turn over here, and parked tasks come.
 type pace struct {
 	last  time.Time     // the last grant
-	every time.Duration // from grant to grant, a moving average; 0: none was measured
+	every time.Duration // from grant to grant, a moving average; 0: none
 	comes time.Duration // from call to arrival, so too
 }
 
@@ -91,8 +90,8 @@ func (w *Workers) Started() {
 	})
 }
 
-// Came says what the first exchange with Redis has told of a task that has come: how long ago it was called for its key;
-// below 0: it was not. One that was not has the next wait of a full server end at once.
+// Came says how long ago a task that has come was called for its key; below 0: it was not. Such a one has the next
+// wait of a full server end at once.
 func (w *Workers) Came(key string, sinceCall time.Duration) {
 	w.change(func(now time.Time) { w.came(key, sinceCall, now) })
 }
@@ -171,7 +170,6 @@ func (w *Workers) End(me *WorkerWait, granted bool) {
 	})
 }
 
-// change changes what is known, and does what follows.
 func (w *Workers) change(what func(now time.Time)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -194,8 +192,8 @@ func (w *Workers) change(what func(now time.Time)) {
 	}
 }
 
-// at changes what is known at a time. It returns the waits that are to end, those that are to ask again, a key whose
-// parked work may borrow, and when time alone changes something; 0: it does not.
+// at returns the waits that are to end, those that are to ask again, a key whose parked work may borrow, and when time
+// alone changes something; 0: it does not.
 func (w *Workers) at(now time.Time, what func(time.Time)) (leave, ask []*WorkerWait, check string, next time.Duration) {
 	gap := cmp.Or(w.Gap, BehindAfter)
 	if !w.since.IsZero() && !w.free.IsZero() && now.Sub(w.free) >= gap {
@@ -234,9 +232,8 @@ func (w *Workers) isBehind(now time.Time) bool {
 	return w.fresh > 2 && now.Sub(w.freshAt) < BehindAfter
 }
 
-// giveWay returns the waits of a full server that are to end. If it is behind, they are all that are not kept. Else it is
-// one, while no worker is free or will be: the newest that no key needs, and of those that are not kept one each
-// BehindAfter.
+// giveWay returns the waits of a full server that are to end: if it is behind, all that are not kept. Else one, while
+// no worker is free or will be: the newest that no key needs, or each BehindAfter one that is not kept.
 func (w *Workers) giveWay(now time.Time) []*WorkerWait {
 	leave := w.without(w.kept(w.waiting, w.room(), now))
 	if len(leave) > 0 && !w.isBehind(now) {
@@ -257,11 +254,11 @@ func (w *Workers) giveWay(now time.Time) []*WorkerWait {
 	return leave
 }
 
-// room is how many waits are kept at most while the server is behind.
+// room is how many waits are kept while the server is behind.
 func (w *Workers) room() int { return min(w.Limit/2, w.Limit-1-w.working) }
 
-// kept returns those of the waits that need not end, so many at most. Of a key they are those that come first: if the
-// next one of an ordered key parked, those behind it would wait in their workers until it is back.
+// kept returns the waits that need not end, most at most. Of a key they are the first: if an ordered key's next one
+// parked, those behind it would wait in their workers.
 func (w *Workers) kept(waits []*WorkerWait, most int, now time.Time) (kept []*WorkerWait) {
 	left := map[string]int{} // by key: how many more it keeps
 	for _, wait := range slices.SortedStableFunc(slices.Values(waits), byPlace) {
@@ -278,7 +275,7 @@ func (w *Workers) kept(waits []*WorkerWait, most int, now time.Time) (kept []*Wo
 
 func byPlace(a, b *WorkerWait) int { return cmp.Compare(a.Place, b.Place) }
 
-// without returns the waits that are not kept, and were not told to end: those of ordered keys last, by their places.
+// without returns the waits neither kept nor told to end: those of ordered keys last.
 func (w *Workers) without(kept []*WorkerWait) []*WorkerWait {
 	others := slices.DeleteFunc(slices.Clone(w.waiting), func(wait *WorkerWait) bool {
 		return wait.told || slices.Contains(kept, wait)
@@ -287,8 +284,7 @@ func (w *Workers) without(kept []*WorkerWait) []*WorkerWait {
 	return others
 }
 
-// keeps returns how many waits feed the key's slots while a parked task is called and comes. A slot that has not turned
-// over for that long is behind a task that runs long: then the key keeps none.
+// keeps returns how many waits feed a key while a parked task comes: none if a slot has not turned over for that long.
 func (w *Workers) keeps(key string, now time.Time) int {
 	p := w.paces[key]
 	every, comes := max(p.every, now.Sub(p.last)), cmp.Or(p.comes, w.Usual)

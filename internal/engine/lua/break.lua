@@ -1,8 +1,7 @@
--- break: list the holders, or take slots away from some, and grant what is free now. Each of these gets a message, so
--- that its work stops. Who comes after the list keeps its slot.
+-- break: list the holders, or take slots away from some, who get messages, and grant what is free. Who comes after the
+-- list keeps its slot.
 --
--- KEYS 1 to 6    word, holders, line, parked, called, info; in a pool KEYS[7] values; in others KEYS 7 and 8 order,
--- marks
+-- KEYS: see head
 -- ARGV[1] limit  slots; 0: paused
 -- ARGV[2] how    list: change nothing; take: from the bodies that follow, 100 at most; key: all keys go;
 --                open: a gate opens that CloseGate or a cooldown has closed

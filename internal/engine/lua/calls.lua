@@ -1,12 +1,12 @@
 -- calls: which parked notes a reply names. A section.
--- K:parked has the line of the notes, those that are called too; K:called since when (us). A note is called by being
--- named, again in each reply until it comes, and keeps its place. One that is called for longer than life does not
--- count any more, so that others are called beside it; when 100 are called, it goes to the end of the line for the next
--- one. Of who has been in line for 5 s one is called although others wait: waiters may overtake, but not for ever.
+-- K:parked has the line of the notes, also of called ones; K:called since when (us). A note is called by being named,
+-- in each reply until it comes, and keeps its place. One called for longer than life does not count any more; when 100
+-- are called, it goes to the end of the line. Of who has been in line for 5 s one is called although others wait:
+-- waiters may overtake, but not for ever.
 --
--- Expects inbound, how many called and waiting ones there should be (0: call nobody), lend, how many workers the key may
--- borrow, and life (ms). Sets reply, unless nothing is parked: {reply, not called, until the first deadline (ms, -1:
--- there is none; below: -1 - until the gate opens), called note, ...}
+-- Expects inbound, how many called and waiting ones there should be (0: call nobody), lend, how many workers the key
+-- may borrow, and life (ms). Sets reply, unless nothing is parked: {reply, not called, until the first deadline (ms,
+-- -1: none; below: -1 - until the gate opens), called note, ...}
 local total = call('ZCARD', parked)
 if total == 0 then
   parks, changed = false, true

@@ -8,8 +8,8 @@
 --   mine, its_value  the asker's fence, if it got a slot, and its value; asker is nil then
 --   nobody  nobody is in line
 --   more   it has stopped at 100 waiters, which have left or stand aside now
--- Where the word says notes, a waiter stands aside while a holder has its note: its score is its ticket and aside, behind
--- all others, so that nobody looks at it in vain. It returns when that holder leaves, or when it asks.
+-- Where the word says notes, a waiter stands aside while a holder has its note: its score is its ticket and aside,
+-- behind all others. It returns when that holder leaves, or when it asks.
 local mine, its_value, nobody, more
 local looks, back, asides = 100, nil, false -- asides: all in line stand aside
 while free > 0 and not (mine and (nobody or asides)) do -- the others in line get theirs, or hear when the gate opens

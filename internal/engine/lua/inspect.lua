@@ -1,14 +1,11 @@
 -- inspect: who holds the lock, and who is in line for it. Reads only.
 --
--- KEYS 1 to 6    word, holders, line, parked, called, info; in a pool KEYS[7] values; in others KEYS 7 and 8 order,
--- marks
+-- KEYS: see head
 -- ARGV[1] most   how many holders to list, and values; 0: none
 --
--- reply {now (us), holders, waiting, parked, called, last fence (0: not known), {body, deadline (ms), ...}, the
--- strongest reason for which
---   the gate is closed (empty: open), for how long (us), tasks in order, {nonce, ticket (us), record} of the first,
---   free values,
---   {value, ...}, and in a pool {value of each holder, ...}}
+-- reply {now (us), holders, waiting, parked, called, last fence (0: not known), {body, deadline (ms), ...}, why the
+-- gate is closed (empty: open), for how long (us), tasks in order, {nonce, ticket (us), record} of the first, free
+-- values, {value, ...}, and in a pool {value of each holder, ...}}
 local limit, most = nil, tonumber(ARGV[1])
 local w = redis.call('GET', KEYS[1]) or redis.call('EXISTS', KEYS[6]) == 1 and '+0 0 gate'
 --@include head

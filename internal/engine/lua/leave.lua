@@ -1,5 +1,5 @@
--- leave: body is no holder any more. What K:info has of it goes, its value is free again, behind the others, unless it
--- is consumed, and who stands aside for it returns.
+-- leave: body is no holder any more. What K:info has of it goes, its value is free again, last, unless consumed, and
+-- who stands aside for it returns.
 local function leave(body, consume)
   call('ZREM', holders, body)
   count = count - 1

@@ -1,5 +1,4 @@
--- line: who comes first: waiters, then those that stand aside, parked notes, tasks in order, each by their tickets. Dead
--- waiters are left out. Reads only.
+-- line: who comes first: waiters, those that stand aside, parked notes, tasks in order; no dead waiters. Reads only.
 --
 -- KEYS 1 to 6    word, holders, line, parked, called, info; in others than pools KEYS[7] may be order
 -- ARGV[1] most   how many of each to look at

@@ -1,18 +1,18 @@
 -- order: what the scripts of ordered keys share. A section, after head. limit is 1, or 0 while the lock is paused.
 --
--- KEYS[7] order: nonce of a task's stamp -> ticket, Redis' time when it was stamped (us). The lowest is the head,
--- whatever its state, and only the head is given the lock. A nonce with ~ is no stamp's: a plain client enqueued the
--- task, and it joined at its arrival.
+-- KEYS[7] order: nonce of a task's stamp -> ticket, Redis' time of the stamp (us). The lowest is the head, whatever
+-- its state; only the head is given the lock. A nonce with ~ is no stamp's: a plain client enqueued the task, which
+-- joined at its arrival.
 --
 -- "o:<nonce>" in K:info is the record: "<state> <seen> <begun> <retried> <since> <token>|<owner>|<note>"; 0 and
 -- nothing: none
---   state    i  stamped; nobody has seen the task yet. since: how long others wait before they look for it (ms)
---            a  seen in asynq, and comes by itself; token|owner: of its last grant. since: when to look again (ms)
---            w  waits in a worker, as token|<lease to grant> <cost> <owner>|note. since: how long after seen it counts
---               as alive (ms)
---            p  parked; c  called, since then (ms); h  held since then (ms): asynq has archived it, and the key stands
---   seen     when it last arrived or was confirmed (us). A look acts only if it is unchanged
---   begun    retried + 1 of the last grant after which the handler began, or may have
+--   state  i  stamped, not seen yet. since: how long others wait before they look for it (ms)
+--          a  seen in asynq, comes by itself; token|owner: of its last grant. since: when to look again (ms)
+--          w  waits in a worker, as token|<lease to grant> <cost> <owner>|note. since: how long after seen it counts
+--             as alive (ms)
+--          p  parked; c  called, since then (ms); h  held since then (ms): asynq has archived it, and the key stands
+--   seen   when it last arrived or was confirmed (us). A look acts only if it is unchanged
+--   begun  retried + 1 of the last grant after which the handler began, or may have
 --   retried  asynq's count of attempts when it last asked
 --
 -- KEYS[8] marks: until when each is kept (ms), five minutes
@@ -75,13 +75,12 @@ local function holds(body)
   return first == body or count > 1 and tonumber(call('ZSCORE', holders, body) or 0) > now_ms
 end
 
--- run_of: the holder that is a run of the task, or nil. Others may hold the lock beside it.
+-- run_of: the holder that is a run of the task, or nil
 local function run_of(task)
   local body = table.concat({task.token, task.owner, task.note}, '|')
   return holds(body) and body or nil
 end
 
--- first_tasks: the first ones, at most so many.
 local function first_tasks(most)
   local found, fields, tasks = call('ZRANGE', order, '0', int(most - 1), 'WITHSCORES'), {}, {}
   for i = 1, #found, 2 do fields[#fields + 1] = 'o:' .. found[i] end

@@ -1,5 +1,5 @@
--- overtaken: whether as many newer tasks count as there are slots; 0: it is paused, and nobody is. A section; expects
--- arrivals, newest and slots.
+-- overtaken: whether as many newer tasks count as there are slots; 0: paused, so not. A section; expects arrivals,
+-- newest, slots.
 local function overtaken(came)
   local after = '(' .. came
   return slots > 0

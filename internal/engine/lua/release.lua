@@ -1,6 +1,6 @@
 -- release: give a slot back, or leave the line; grant what is free now, and call parked notes.
 --
--- KEYS 1 to 6    word, holders, line, parked, called, info; and in a pool KEYS[7] values
+-- KEYS: see head
 -- ARGV[1] body        <token>|<owner>|<note> of the holder or waiter
 -- ARGV[2] limit=1     slots; 0: paused
 -- ARGV[3] inbound=0   how many called and waiting ones there should be; 0: call nobody
@@ -28,7 +28,7 @@ elseif w and w ~= body and string.sub(w, 1, 1) ~= '+' then
 end
 --@include head
 local was = first == body or count > 1 and tonumber(call('ZSCORE', holders, body) or 0) > now_ms
--- The only holder of a mutex leaves after the next one came: so the key is never empty, and keeps its TTL.
+-- The only holder of a mutex leaves after the next came: so the key is never empty, and keeps its TTL.
 local late = was and limit == 1 and count == 1 and not values and cooldown == '0'
 if was and not late then
   --@include leave

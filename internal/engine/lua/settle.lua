@@ -1,4 +1,4 @@
--- settle: nothing left: the keys go. Only a gate: they last until it is forgotten. Else write the word. A section.
+-- settle: the keys of an empty lock go, with a gate when it is forgotten; or write the word. A section.
 if count == 0 and not parks and not ordered and not (values and call('ZCARD', values) > 0)
   and (nobody or call('EXISTS', line) == 0) then
   if forgotten <= now_us then

@@ -1,5 +1,5 @@
--- stop: if all slots are taken, ask those that are overtaken to stop (Replace). That is a message, and takes nothing
--- away. Nobody is asked while the gate is closed or the lock is paused.
+-- stop: if all slots are taken, send those that are overtaken a message to stop (Replace). Nobody is asked while the
+-- gate is closed or the lock is paused.
 --
 -- KEYS 1 to 6    word, holders, line, parked, called, info
 -- KEYS 7 and 8   arrivals, newest: see arrive
@@ -7,8 +7,8 @@
 -- ARGV[2] came   the caller's arrival (us)
 --
 -- reply 1: the caller is overtaken itself; 0: not
--- The token of who can be asked ends with .<arrival>. It reads the 1,000 holders whose leases end first, as others are
--- when they have renewed, and the last 100 waiters: all call it for themselves, too.
+-- The token of who can be asked ends with .<arrival>. It reads the 1,000 holders whose leases end first, and the last
+-- 100 waiters: all call it for themselves, too.
 local newest, arrivals = table.remove(KEYS), table.remove(KEYS)
 local limit, slots = nil, tonumber(ARGV[1])
 --@include overtaken

@@ -1,8 +1,6 @@
--- sweep: remove what is dead: holders whose lease has ended, waiters that have not asked for too long, 100 of each a
--- call.
+-- sweep: remove holders whose lease has ended, and waiters that have not asked for too long, 100 of each a call.
 --
--- KEYS 1 to 6    word, holders, line, parked, called, info; in a pool KEYS[7] values; in others KEYS 7 and 8 order,
--- marks
+-- KEYS: see head
 -- ARGV[1] limit  slots; 0: paused
 -- ARGV[2] from   0, or the score in K:line up to which waiters were looked at before
 --

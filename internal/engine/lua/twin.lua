@@ -1,6 +1,6 @@
 -- twin: the holder with the note of body, or nil: a retry of a task that still runs must not run beside it.
--- Where the word says notes, n:<note> in K:info names each holder by token|owner, as soon as there are two, and a:<note>
--- who stands aside for it.
+-- Where the word says notes, n:<note> in K:info names each of two or more holders by token|owner, a:<note> who stands
+-- aside for it.
 local function twin(body)
   local note = note_of(body)
   if not noted or count == 0 or note == '' then return nil end
