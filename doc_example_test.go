@@ -89,8 +89,7 @@ func exampleRedis() (rdb *redis.Client, stop func()) {
 	return rdb, func() { _ = rdb.Close(); s.Close() }
 }
 
-// meet has a task find its key taken under a rule, and returns what asynq is answered. Your
-// program has no such function: asynq calls the middleware.
+// meet has a task find its key taken under a rule, and returns what asynq is answered.
 func meet(rule automutex.Rule) error {
 	rdb, stop := exampleRedis()
 	defer stop()

@@ -21,8 +21,7 @@ import (
 	"github.com/automutex/automutex/lock/pool"
 )
 
-// allCalls are the calls that ask Redis for something. Those of the other packages of this module are in the engine's
-// tests.
+// allCalls are the calls that ask Redis for something.
 func allCalls(l *lock.Locker, name string) map[string]func(context.Context) error {
 	m, p, c := l.Mutex(name), pool.New(l, name), insider.Claim(l, l.Mutex(name).Key())
 	return map[string]func(context.Context) error{

@@ -326,8 +326,7 @@ func TestControls_noGrantAfterAPause(t *testing.T) {
 	})
 }
 
-// A pause is ordered while the command that takes the lock is on its way for longer than ControlDelay. Then TryLock and
-// Lock give the lock back: nothing starts after the operator was told that the pause is in force.
+// A pause is ordered while the command that takes the lock is on its way for longer than ControlDelay.
 func TestControls_pausedWhileTheAskTravels(t *testing.T) {
 	redistest.RealTime(t)
 	t.Parallel()

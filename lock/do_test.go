@@ -29,8 +29,7 @@ func TestDoWaits(t *testing.T) {
 	})
 }
 
-// A panic goes through untouched: the value, and the stack of where it was. What releases is a plain defer. So it is
-// with runtime.Goexit, as t.FailNow calls it.
+// A panic goes through untouched: the value, and the stack of where it was.
 func TestRule10_PanicKeepsItsStack(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

@@ -99,8 +99,7 @@ func TestHashedKey(t *testing.T) {
 	}
 }
 
-// Lockers with one secret share their locks; those with another one, or none, do
-// not. What the operators' tools are told leads back to the lock.
+// Lockers with one secret share their locks; those with another one, or none, do not.
 func TestHashedKeys_ofALocker(t *testing.T) {
 	t.Parallel()
 	const secret, value = "sixteen bytes or more", "mona@example.com"

@@ -107,8 +107,7 @@ func TestLead_campaignsAgainAfterALoss(t *testing.T) {
 	})
 }
 
-// A campaign ends with its context and with its Locker, while it waits in line and in an outage. Otherwise a candidate
-// outlives an outage, and says so in the log.
+// A campaign ends with its context and with its Locker, while it waits in line and in an outage.
 func TestLead_campaignEnds(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

@@ -49,8 +49,7 @@ func endsByItself(t *testing.T, s *redistest.Server) {
 	}
 }
 
-// Extend makes it longer, here and in Redis, with and without renewal, and never shorter. An extension takes nothing
-// back: of a lease that was broken see TestBreakOneOfSeveral.
+// Extend makes it longer, here and in Redis, with and without renewal, and never shorter.
 func TestExtend(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

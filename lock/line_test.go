@@ -17,8 +17,7 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// Waiters of several processes get the lock in the order in which they came. One release frees one slot and wakes one
-// waiter, the first, in the same step.
+// Waiters of several processes get the lock in the order in which they came.
 func TestFirstComeFirstServed(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -111,8 +110,7 @@ func TestRule05_KilledHolderIsSucceeded(t *testing.T) {
 	}
 }
 
-// A waiter's process is killed; its entry is fresh, so the next release grants to it. That costs the one behind it
-// three seconds at most, whatever the TTL. An entry that is stale costs nothing, and is swept away.
+// A waiter's process is killed; its entry is fresh, so the next release grants to it.
 func TestRule06_KilledWaiterCostsAtMostG(t *testing.T) {
 	t.Parallel()
 	s := redistest.Real(t)
@@ -194,8 +192,7 @@ func TestRule03_ContextEndsBeforeTheReply(t *testing.T) {
 }
 
 // The client gives up on an ask that runs: whether it did is not known, so the caller has an error, and the lock is
-// free when its lease would end at the latest. So it is if the ask is delivered later still, and if what go-redis
-// reports in the end is that it could not dial.
+// free when its lease would end at the latest.
 func TestRule03_UnknownOutcomeIsReleased(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]func(p *redistest.Proxy, m *lock.Lock, refuse func(bool)) (end func()){

@@ -66,8 +66,7 @@ func TestMinReplicas_failover(t *testing.T) {
 	}
 }
 
-// A replica that is frozen acknowledges nothing. Whoever wants its word is told so and leaves nothing behind; who does
-// not, is not held up. When it is back all goes on.
+// A replica that is frozen acknowledges nothing.
 func TestMinReplicas_frozen(t *testing.T) {
 	redistest.Long(t)
 	t.Parallel()

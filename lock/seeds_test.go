@@ -198,7 +198,6 @@ func TestFromContext(t *testing.T) {
 }
 
 // All slots are available before anybody locks, and the release tells the new number; a second unlock makes no slot.
-// The lock is locked when none is left, and its key is there while anybody holds it.
 func TestAvailable(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

@@ -224,8 +224,7 @@ func TestObserve_nothingToCount(t *testing.T) {
 	holds(t, reg, map[string]float64{`automutex_held{rule="r",task="t"}`: 0})
 }
 
-// Each event is counted once, whatever the policy. What there are alerts for is counted from zero, so that an alert
-// sees the first one.
+// Each event is counted once, whatever the policy.
 func TestObserve_events(t *testing.T) {
 	t.Parallel()
 	const labels = `{rule="r",task="t"}`

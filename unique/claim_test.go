@@ -139,8 +139,7 @@ func (r *rig) endBusy(busy automutex.Policy) *lock.Lock {
 	return r.its("reindex")
 }
 
-// A producer that dies between the claim and the enqueue holds up others for the
-// grace, and itself not at all. So does one that has announced a task in the place of another one.
+// A producer that dies between the claim and the enqueue holds up others for the grace, and itself not at all.
 func TestClaim_producerKilled(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -342,8 +341,7 @@ func TestFor_window(t *testing.T) {
 	})
 }
 
-// The worker pays one call for a claim and none for tasks without one. A Guard says once that a rule makes another key
-// than the claim's.
+// The worker pays one call for a claim and none for tasks without one.
 func TestWorker_dropsTheClaim(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

@@ -31,9 +31,7 @@ func setsUp(cmd redis.Cmder) bool {
 	return slices.Contains([]string{"hello", "client", "select", "cluster", "command", "readonly", "ping"}, cmd.Name())
 }
 
-// failNth makes a hook that fails the n-th command, counted from one; failed is its name, or empty. A script that Redis
-// does not know yet does not count where the reply is to be lost, since nothing was done: the command that sends its
-// source follows.
+// failNth makes a hook that fails the n-th command, counted from one; failed is its name, or empty.
 func failNth(n int, kind fault) (hook *redistest.FailHook, failed func() string) {
 	hook = &redistest.FailHook{}
 	var mu sync.Mutex // guards n and it
@@ -74,10 +72,9 @@ func failNth(n int, kind fault) (hook *redistest.FailHook, failed func() string)
 	}
 }
 
-// Whatever single command of an Enqueue fails, and however: what Enqueue reported as
-// accepted is there, no task for the key is lost, and after the next call for the key,
-// by a producer without faults, there is one task that has not started. So it is if the producer is killed there.
-// The simulation puts every fault at every command of every kind of rule, but for tasks in order.
+// Whatever single command of an Enqueue fails, and however: what Enqueue reported as accepted is there, no task for the
+// key is lost, and after the next call for the key, by a producer without faults, there is one task that has not
+// started.
 func TestEnqueue_survivesTheFailureOfAnyOneCommand(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

@@ -90,8 +90,7 @@ func TestLook_inspectorElsewhere(t *testing.T) {
 	}
 }
 
-// Somebody has removed the list of a task by hand. Where the key has a claim the next task takes it over; where the
-// task has the key's ID the call says how to delete it.
+// Somebody has removed the list of a task by hand.
 func TestLook_lostTask(t *testing.T) {
 	t.Parallel()
 	for _, state := range []asynq.TaskState{asynq.TaskStateScheduled, asynq.TaskStateArchived, asynq.TaskStatePending} {

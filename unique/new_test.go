@@ -198,7 +198,7 @@ func TestKeys_equalTheGuards(t *testing.T) {
 }
 
 // A task without a key is enqueued each time: its Key or Config.Decode answers NoLock, or it lacks the field of an
-// Optional rule. After other errors nothing is enqueued, and the producer is told.
+// Optional rule.
 func TestEnqueue_withoutAKey(t *testing.T) {
 	t.Parallel()
 	r := start(t, redistest.Mini(t))

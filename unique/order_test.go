@@ -115,7 +115,6 @@ func TestNew_orderedTaskPanics(t *testing.T) {
 }
 
 // What does not fit a task in order is refused: what supersedes, and what deletes an archived task that holds its key.
-// That is found also where the ordered rule is for a longer type, or a shorter one, and in a wrapper.
 func TestNew_findsTheOrder(t *testing.T) {
 	t.Parallel()
 	r := start(t, redistest.Mini(t))

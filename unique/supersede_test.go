@@ -151,8 +151,7 @@ func TestReplace_withoutAGuard(t *testing.T) {
 	r.mustBeDuplicate(info, err, first.ID, asynq.TaskStateActive)
 }
 
-// A worker comes before any one command of a call that supersedes a task. Either the old task's handler begins, and the
-// call is refused or, under UntilStart, its task is the next one; or the old one never begins.
+// A worker comes before any one command of a call that supersedes a task.
 func TestSupersede_aWorkerComesMeanwhile(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartMini(t)

@@ -206,7 +206,6 @@ func TestRules(t *testing.T) {
 }
 
 // A pause, its end, and a limit reach the workers, stand on the page with who ordered each and why, and go to Audit.
-// Resuming what is not paused does nothing, and says so; what cannot be read is removed.
 func TestDo_controls(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		seen := &audit{}
@@ -270,8 +269,7 @@ func TestDo_controls(t *testing.T) {
 	})
 }
 
-// Keys have the hash of a scope of more than 200 bytes. The page knows the rule of such a key, and shows its pause, for
-// a Scope and for a task type.
+// Keys have the hash of a scope of more than 200 bytes.
 func TestRules_longScope(t *testing.T) {
 	t.Parallel()
 	s := redistest.Mini(t)

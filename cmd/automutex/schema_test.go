@@ -43,8 +43,7 @@ func fits(t *testing.T, s *jsonschema.Schema, file []byte) error {
 	return s.Validate(value)
 }
 
-// A file that Load accepts fits the schema: the schema never marks what is right. The files are those of package
-// config, and what its fuzzer begins with.
+// A file that Load accepts fits the schema: the schema never marks what is right.
 func TestSchema_acceptsWhatLoadAccepts(t *testing.T) {
 	t.Parallel()
 	s, accepted := fileSchema(t), 0

@@ -90,8 +90,7 @@ func testWeb(t *testing.T, b binary) {
 	}
 }
 
-// With a user and a password in the environment, nobody gets in without them. What an operator does has the name of the
-// login: in the list of controls and in the log. Without a login no name is taken from a request, whatever it says.
+// With a user and a password in the environment, nobody gets in without them.
 func testWebOperator(t *testing.T, b binary) {
 	s := redistest.Real(t)
 	for by, login := range map[string][]string{

@@ -81,8 +81,7 @@ func busy(b *testing.B, s *redistest.Server, c *contender, n int) {
 	}))
 }
 
-// spin has each goroutine try, until n tries in all came to what is wanted. A client on a busy machine may give up a
-// free key too early, which is no failure.
+// spin has each goroutine try, until n tries in all came to what is wanted.
 func spin(b *testing.B, takes []take, n int, want error) {
 	ctx := context.Background()
 	var left atomic.Int64

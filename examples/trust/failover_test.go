@@ -26,8 +26,7 @@ type replicated struct {
 	revive func()
 }
 
-// Masters die under load. What replicas know outlives them. Nobody believes beside another, but without MinReplicas,
-// where what was granted in the last moment is forgotten: until the holders' next renewal. It all goes on afterwards.
+// Masters die under load. What replicas know outlives them.
 func TestMasterDies(t *testing.T) {
 	redistest.RealTime(t)
 	t.Parallel()
@@ -122,7 +121,7 @@ func startCluster(t *testing.T) replicated {
 }
 
 // Slots move under load: who holds a key keeps it, and nobody hears of it but who cannot wait for as long as the slot
-// is open. Until it is closed a Cluster refuses to run what needs several keys of which it has moved some.
+// is open.
 func TestSlotsMove(t *testing.T) {
 	redistest.RealTime(t)
 	t.Parallel()
@@ -160,9 +159,6 @@ func TestSlotsMove(t *testing.T) {
 }
 
 // TestFailover has replication lag behind, kills the master and promotes the replica, under load, over and over.
-// Without MinReplicas what was granted in the last moment is forgotten, and granted again beside its holder, until that
-// one's next renewal; its fence tells. With it nothing that was handed out is forgotten. A release is, whatever
-// MinReplicas: WAIT is for what is taken. Who keeps a key gives it back after the failover.
 func TestFailover(t *testing.T) {
 	redistest.RealTime(t)
 	t.Parallel()

@@ -465,9 +465,7 @@ func (c *crowd) String() string {
 		c.turns.Load(), c.unsure.Load(), c.overlaps, c.late, c.refused, c.regressions, c.last)
 }
 
-// visit ends it all: each key is taken and given back once more. A key whose release was lost, or forgotten by a
-// failover, is kept until its lease ends, and what there is besides the word ten minutes more, unless somebody comes,
-// who gets the key, and takes away what was left.
+// visit ends it all: each key is taken and given back once more.
 func (c *crowd) visit() {
 	c.t.Helper()
 	c.end()

@@ -163,8 +163,7 @@ func TestSlots(t *testing.T) {
 	}
 }
 
-// A view is relied on as long as it is young. One that could not be read long ago, or in the time of a stop, is no
-// excuse.
+// A view is relied on as long as it is young.
 func TestView(t *testing.T) {
 	now := time.Now()
 	old := now.Add(-Delay - time.Second)
@@ -317,8 +316,7 @@ func TestChange(t *testing.T) {
 	})
 }
 
-// Bad input is refused, with what is wrong and what to do. There is a most of orders; what has one can be given
-// another.
+// Bad input is refused, with what is wrong and what to do.
 func TestChange_refused(t *testing.T) {
 	r, rdb, _ := onServer(t, redistest.Mini(t))
 	ctx := t.Context()

@@ -49,7 +49,7 @@ func (c *slowClient) Process(ctx context.Context, cmd redis.Cmder) error {
 }
 
 // Whatever a reply takes, a call that Know lets through obeys each change that is older than Delay, if Redis replies
-// within 1.7 s. Where replies take longer the log says so, and the last state that was read is obeyed.
+// within 1.7 s.
 func TestReader_slow(t *testing.T) {
 	for _, takes := range []time.Duration{0, 100 * time.Millisecond, 900 * time.Millisecond, 1100 * time.Millisecond,
 		1600 * time.Millisecond, 2500 * time.Millisecond} {
@@ -103,8 +103,7 @@ func TestReader_slow(t *testing.T) {
 	}
 }
 
-// One read that hangs delays nobody, and nothing is taken for known meanwhile. While all hang, or fail, calls wait for
-// Delay at most, and the last state that was read is obeyed; without any, none.
+// One read that hangs delays nobody, and nothing is taken for known meanwhile.
 func TestReader_outage(t *testing.T) {
 	for what, err := range map[string]error{"hang": nil, "fail": context.DeadlineExceeded,
 		"loading": redistest.ReplyError("LOADING"), "refused": redistest.ReplyError("NOPERM")} {

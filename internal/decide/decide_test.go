@@ -51,8 +51,7 @@ var lates = []struct {
 	wish Wish
 }{{"Archive", WishArchive}, {"Skip", WishDone}, {"AfterFailure", WishBack}}
 
-// situation is that of a task with the policy of that index, and Archive as its Late. The lock parks for some reasons,
-// and not on the last attempt.
+// situation is that of a task with the policy of that index, and Archive as its Late.
 func situation(policy int, why Why, last bool) Situation {
 	parks := why == Paused || why == Closed || why.ForPolicy()
 	if why == Late {

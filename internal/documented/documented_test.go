@@ -50,7 +50,7 @@ func declaredTests(t *testing.T, f func(folder, name string)) {
 }
 
 // Each test is there that the pages for a release, for security, of the guarantees and for those who come from
-// elsewhere name. The rows of what untrusted input can do, and of what one comes from, name a test each.
+// elsewhere name.
 func TestDocumented_testsExist(t *testing.T) {
 	t.Parallel()
 	there := map[string]bool{}
@@ -178,8 +178,7 @@ func TestArchitecture_namesWhatThereIs(t *testing.T) {
 	}
 }
 
-// The parts of package lock stand in layers. Each imports of this module what is listed here, so none of
-// them gets a Locker; and how a caller waits is decided without I/O or a mutex.
+// The parts of package lock stand in layers.
 func TestArchitecture_layersOfLock(t *testing.T) {
 	t.Parallel()
 	const module = "github.com/automutex/automutex/"
@@ -302,7 +301,7 @@ func TestImports_shippedPackagesNeedNothingOfTests(t *testing.T) {
 
 // What SECURITY.md answers to those who review the module as a new dependency: the code that users build in has no
 // init, no unsafe, no cgo, starts no program, dials nothing by itself and reads no environment; only config opens a
-// file, by the path that it is given. And the modules that come with it are those that SECURITY.md lists.
+// file, by the path that it is given.
 func TestImports_asADependency(t *testing.T) {
 	t.Parallel()
 	page := read(t, ".github/SECURITY.md")

@@ -212,8 +212,7 @@ func reserveRig(t *testing.T, s *redistest.Server, busy automutex.Policy, o setu
 	return orderRig(t, s, o)
 }
 
-// A task whose time is up in its last attempt runs once more at most, one in order not at all. It is archived, and can
-// be run again; in order, the next one waits for that, or goes on.
+// A task whose time is up in its last attempt runs once more at most, one in order not at all.
 func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"no order", "hold", "continue"} {
@@ -378,8 +377,7 @@ func TestReserved_options(t *testing.T) {
 	}
 }
 
-// A panic of the last attempt that the caller asked for archives the task, as a failure does. The handler and the
-// ErrorHandler know by LastAttempt that it is the last one, of a task of a Client and of any other.
+// A panic of the last attempt that the caller asked for archives the task, as a failure does.
 func TestReserved_panicOfTheLastAttempt(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

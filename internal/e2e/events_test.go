@@ -128,8 +128,7 @@ func TestEvents_quietLog(t *testing.T) {
 	})
 }
 
-// The context of an event is the task's: a tracer finds its span there. Of joined observers each is called with every
-// event, in order; nil is no observer.
+// The context of an event is the task's: a tracer finds its span there.
 func TestJoinObservers(t *testing.T) {
 	t.Parallel()
 	type key struct{}
@@ -302,9 +301,8 @@ const (
 // private are tasks' payloads. The number is where KeyOf wants a small one.
 var private = fmt.Sprintf(`{"email":%q,"card":%s,"note":%q}`, keyValue, privateNumber, privateText)
 
-// What a task's payload holds is not told: in no log line, event, error that
-// asynq stores, and in nothing of ours in Redis. The value that makes the key is
-// the exception where keys are readable, and none with Config.HashKeys.
+// What a task's payload holds is not told: in no log line, event, error that asynq stores, and in nothing of ours in
+// Redis.
 func TestPrivacy_nothingOfThePayload(t *testing.T) {
 	t.Parallel()
 	for name, secret := range map[string]string{"readable": "", "hashed": testSecret} {

@@ -149,8 +149,7 @@ func endsAtOnce(t *testing.T, r *rig, function string) {
 	}
 }
 
-// comesBackLater gives the tasks that asynq is to run again. On its last attempt a task waits in its worker, if there
-// is time.
+// comesBackLater gives the tasks that asynq is to run again.
 func comesBackLater(t *testing.T, r *rig) (ids []string) {
 	t.Helper()
 	for says, most := range map[string]time.Duration{"later": 30 * time.Second, "later, free": 30 * time.Second,
@@ -316,8 +315,6 @@ func unwrap(calls *atomic.Int64) func(*asynq.Task) ([]byte, error) {
 }
 
 // Every way to make a key from the payload reads what Decode returned, once for all rules; headers and the type stay.
-// Rules that do not read the payload do not have it decoded. What Decode returns may be no JSON either; the error says
-// whose it is.
 func TestDecode(t *testing.T) {
 	t.Parallel()
 	type order struct {

@@ -14,8 +14,7 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// TestLate in examples/trust/simulate has what becomes of late tasks. This is what asynq makes of the option, what
-// Late's function gets, and an operator's run.
+// TestLate in examples/trust/simulate has what becomes of late tasks.
 func TestStartBy(t *testing.T) {
 	t.Parallel()
 	past, future := automutex.StartBy(time.Now().Add(-time.Minute)), automutex.StartBy(time.Now().Add(time.Hour))

@@ -154,8 +154,7 @@ func TestMiddleware_panic(t *testing.T) {
 	})
 }
 
-// The same Middleware twice around one handler does not wait for itself. The inner one leaves RetryAfter to the outer
-// one, which has the locks, and gives them back for the pause.
+// The same Middleware twice around one handler does not wait for itself.
 func TestMiddleware_twice(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -501,8 +500,7 @@ func TestSeveral_busyInTheMiddle(t *testing.T) {
 	})
 }
 
-// The key of a lease is deleted while its handler runs, which is found out at the end if not before. That a handler
-// unlocks its lease itself is nothing to tell of.
+// The key of a lease is deleted while its handler runs, which is found out at the end if not before.
 func TestSeveral_keyDeleted(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

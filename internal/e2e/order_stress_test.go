@@ -69,8 +69,7 @@ func (o *orderOracle) missing() (ids []string) {
 }
 
 // Two servers and two producers, whose replies get lost and whose connections break, and handlers that fail: the order
-// holds, and every task ends. A fault comes with a run or an Enqueue, so that there are no more of them on a slow
-// machine.
+// holds, and every task ends.
 func TestInOrder_stress(t *testing.T) {
 	t.Parallel()
 	const keys, each, producers = 4, 6, 2

@@ -295,8 +295,7 @@ func (r *rig) deadProducer(id int, deadline time.Duration) {
 	redistest.Must(r.t, err)
 }
 
-// A producer that dies after its stamp keeps a key waiting until the stamp's deadline, and no longer. The stamp counts
-// for MaxQueued only until its producer is found dead.
+// A producer that dies after its stamp keeps a key waiting until the stamp's deadline, and no longer.
 func TestInOrder_producerDiesAfterItsStamp(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -482,7 +481,7 @@ func TestInOrder_plainLastAttempt(t *testing.T) {
 }
 
 // A producer that forges the header of automutex.Client, whatever key it puts there, has its own task run under the key
-// of its payload. Nothing else changes: no lock that others hold, no other key's order, no other key in Redis.
+// of its payload.
 func TestInOrder_forgedStamp(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -521,8 +520,7 @@ func TestInOrder_forgedStamp(t *testing.T) {
 	})
 }
 
-// A task says which one it is behind and why: one that failed, and one that is archived. The observer sees that a
-// key is blocked, and that an operator skips its head.
+// A task says which one it is behind and why: one that failed, and one that is archived.
 func TestInOrder_isSeen(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -603,8 +601,7 @@ func TestInOrder_behindAQuietQueue(t *testing.T) {
 	})
 }
 
-// Locks on another Redis than asynq's, and nobody has said so: the Inspector sees no task, and takes none for gone. The
-// order stands, in workers and producers, and the log says why.
+// Locks on another Redis than asynq's, and nobody has said so: the Inspector sees no task, and takes none for gone.
 func TestInOrder_inspectorElsewhere(t *testing.T) {
 	t.Parallel()
 	const elsewhere = "are the locks on another Redis, or in another database, than asynq?"

@@ -556,8 +556,7 @@ func (r *rig) comesBackToItsGroup(id string) {
 	}
 }
 
-// An operator runs a task of a group by hand, and its key is busy. A parked one is woken in its turn, though asynq has
-// put it back into its group.
+// An operator runs a task of a group by hand, and its key is busy.
 func TestGroup_runByHandAndParked(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := heldRig(t, s, setup{served: comingBack, workers: 1})

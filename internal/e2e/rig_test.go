@@ -150,8 +150,7 @@ func newGuard(
 // cutKey finds what ends the context of one attempt, see run.cut.
 type cutKey struct{}
 
-// comingBack has tasks come back from their retries by themselves. Tests with a short TTL
-// need it: on a busy machine a lease may end before its handler begins, and the task returns.
+// comingBack has tasks come back from their retries by themselves.
 func comingBack(c *asynq.Config) { c.DelayedTaskCheckInterval = 100 * time.Millisecond }
 
 // telling has the server's ErrorHandler send what it is told.
@@ -226,8 +225,7 @@ func (r *rig) once(rule unique.Rule) *unique.Client {
 	return c
 }
 
-// await waits until the task is in that state. Errors of the inspector are tried
-// again: for a moment after a restart, go-redis may still report the refused dial.
+// await waits until the task is in that state.
 func (r *rig) await(id string, state asynq.TaskState) *asynq.TaskInfo {
 	r.t.Helper()
 	var info *asynq.TaskInfo
@@ -365,7 +363,7 @@ const (
 )
 
 // hold holds a key, which has to be free, under a Guard of its own, as a task would, until the lease is released or the
-// test ends. That Guard can wake parked tasks, so whoever is next is called as soon as the lease is released.
+// test ends.
 func (r *rig) hold(scope string, parts ...string) *lock.Lease {
 	r.t.Helper()
 	cfg := r.cfg
@@ -491,8 +489,7 @@ func (s *stage) nextIs(t *testing.T, id string) *run {
 	return r
 }
 
-// none checks that no handler has started that the test does not know of. It
-// does not wait: whatever tells that the task did not run comes first.
+// none checks that no handler has started that the test does not know of.
 func (s *stage) none(t *testing.T) {
 	t.Helper()
 	select {

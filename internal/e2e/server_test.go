@@ -235,9 +235,8 @@ const runEnv = "AUTOMUTEX_TEST_RUN"
 // if the Guard was not closed.
 const runShutdown = 20 * time.Second
 
-// runMain serves the queue, under the prefix, on the Redis of the variable's value,
-// "<redis address> <queue> <prefix> <use>". With "use" for the last the mux has the
-// Middleware as well. It ends with a signal.
+// runMain serves the queue, under the prefix, on the Redis of the variable's value, "<redis address> <queue> <prefix>
+// <use>".
 func runMain() {
 	words := strings.Fields(os.Getenv(runEnv))
 	rdb := redis.NewClient(&redis.Options{Addr: words[0]})
@@ -389,9 +388,7 @@ func TestRights(t *testing.T) {
 	})
 }
 
-// Two guards around one handler serve their own tasks, and on the last attempt a RetryAfter waits without the lock. A
-// task for which both have a rule is archived: it would have two sets of locks and two policies; so is one that has a
-// claim under the Prefix of both.
+// Two guards around one handler serve their own tasks, and on the last attempt a RetryAfter waits without the lock.
 func TestServer_stacked(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

@@ -98,9 +98,7 @@ func TestShutdown_runningHandler(t *testing.T) {
 	})
 }
 
-// Waiters end with Close, and their attempts are not spent. On its last attempt a waiter, or a task that RetryAfter
-// keeps away, says nothing until asynq has taken it back; Close does not wait for it, and neither the key that comes
-// free nor Close starts it.
+// Waiters end with Close, and their attempts are not spent.
 func TestShutdown_waiters(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

@@ -384,9 +384,7 @@ func (m *model) take(body string, length, cost int64) {
 	}
 }
 
-// grant gives free slots to the line, and then to asker. It returns what is free after that, and whether the asker got
-// one, and whether it stopped after 100 looks. fence stands for the number in a message, which the test does not
-// foresee.
+// grant gives free slots to the line, and then to asker.
 func (m *model) grant(limit int, moved bool, asker string, lease int64) (free int, mine, stopped bool) {
 	free = max(0, limit-len(m.holders))
 	looks, rest := 0, false

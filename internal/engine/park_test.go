@@ -230,7 +230,7 @@ func leftOf(t *testing.T, s *redistest.Server, r Request) (keys []string) {
 }
 
 // TestChecksCallParked: a holder that dies is noticed, and what it kept waiting is called; again, if the call fails in
-// any way. Another process's claim of a call keeps this one from making it too.
+// any way.
 func TestChecksCallParked(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

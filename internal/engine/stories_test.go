@@ -18,8 +18,7 @@ import (
 
 var update = flag.Bool("update", false, "write the stories anew")
 
-// TestStories plays testdata/locks.txt: commands, what they reply and publish, and what is stored after. K is the
-// lock's key, a time is written as +<ms since the beginning of the story>, and _ is an empty argument.
+// TestStories plays testdata/locks.txt: commands, what they reply and publish, and what is stored after.
 func TestStories(t *testing.T) {
 	t.Parallel()
 	w := miniWorld(t)

@@ -16,8 +16,7 @@ func rule(task, scope, limit string) Rule {
 	return Rule{Name: task, Task: task, Scope: scope, Limit: limit, TTL: "30s", Busy: "park"}
 }
 
-// What Guards write is read again. The one that comes later hears that its rules differ, once. What is old, or is none
-// of ours, does not count, and goes when the next Guard begins.
+// What Guards write is read again. The one that comes later hears that its rules differ, once.
 func TestAnnounce(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {

@@ -141,8 +141,8 @@ func TestGolden_costs(t *testing.T) {
 	compare(t, "costs.txt", out.String())
 }
 
-// What an uncontended turn allocates, with the versions of Go and go-redis that the file names: others allocate
-// a little more or less. It may cost less than the file says; then the file gets the new figure.
+// What an uncontended turn allocates, with the versions of Go and go-redis that the file names: others allocate a
+// little more or less.
 func TestGolden_allocations(t *testing.T) {
 	s := redistest.StartReal(t)
 	rdb := s.Client(t)

@@ -247,8 +247,7 @@ func TestStart_supersededBefore(t *testing.T) {
 	}
 }
 
-// A newer task counts as enqueued when a worker has it. One that is dropped, or whose producer is given up, leaves the
-// mark as it was.
+// A newer task counts as enqueued when a worker has it.
 func TestSupersede_ends(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s)

@@ -394,8 +394,7 @@ const outsideScript = `(() => {
   return found;
 })()`
 
-// With nothing known of a key its page says so in a sentence. Runs come to it by themselves, as bars on an axis that
-// fits any screen and any span, in light and dark. Whatever stands in a key or a task is text.
+// With nothing known of a key its page says so in a sentence.
 func TestPage_runs(t *testing.T) {
 	w, b := start(t), open(t)
 	key := keys.Key(w.prefix, "report", `"><script>wrong.push("key")</script>`)

@@ -59,8 +59,7 @@ func (o *output) String() string {
 	return o.b.String()
 }
 
-// TestTutorial does what docs/tutorial.md says, in an empty folder, with the library of the working tree. It compares
-// what is shown, and looks at the page. With AUTOMUTEX_SCREENSHOTS it makes the tutorial's picture.
+// TestTutorial does what docs/tutorial.md says, in an empty folder, with the library of the working tree.
 func TestTutorial(t *testing.T) {
 	b := open(t)
 	folder, shell := t.TempDir(), &strings.Builder{} // what was entered so far

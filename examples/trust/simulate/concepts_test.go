@@ -201,7 +201,6 @@ func (b *ledger) judgeStart(r *run) {
 }
 
 // judgeAhead looks whether a task takes its first lock although one that it needs besides was on hold when it came.
-// A task in order takes its place all the same. Callers hold mu.
 func (b *ledger) judgeAhead(n int, key string, waited time.Duration) {
 	if n < 0 || !b.calm {
 		return
@@ -275,9 +274,7 @@ func (b *ledger) rateOpensBy(key string) (at time.Time) {
 	return at
 }
 
-// judgeCharge looks whether the starts that there were explain for how long a rate
-// keeps a task away. One more may have been given just now, of which nobody has told yet,
-// or which is not given back yet. Callers hold mu.
+// judgeCharge looks whether the starts that there were explain for how long a rate keeps a task away.
 func (b *ledger) judgeCharge(n int, key string, busy *automutex.BusyError) {
 	rule, opens := b.w.plan.ruleOfKey(key), time.Now().Add(busy.ExpiresIn)
 	if busy.Reason != automutex.ReasonRate || !b.isSure() || !b.key(key).broken.IsZero() {
@@ -297,8 +294,7 @@ func (b *ledger) opensBy(key string) time.Time {
 	return latest(b.key(key).gate.closed, b.rateOpensBy(key))
 }
 
-// judgeRate looks whether a key has had more starts, in any time up to now, than its
-// rate allows. A start counts from when the task took the lock. Callers hold mu.
+// judgeRate looks whether a key has had more starts, in any time up to now, than its rate allows.
 func (b *ledger) judgeRate(r *run, key string, taken time.Time) {
 	k, rule := b.key(key), b.w.plan.ruleOfKey(key)
 	if rule.every() == 0 && b.pace == nil {
@@ -533,8 +529,7 @@ func (w *world) controls() *lock.Controls {
 	return w.operator.locker.Controls()
 }
 
-// control does what an operator orders, and tells whether op is such an order. One that
-// fails, while Redis stands still, may be in force or not.
+// control does what an operator orders, and tells whether op is such an order.
 func (w *world) control(op opPlan) bool {
 	ctx := context.Background()
 	target := w.controlOf(op)
@@ -637,9 +632,7 @@ func (b *ledger) order(target string) *orders {
 	return b.targets[target]
 }
 
-// halts notes a pause that ends by itself, or, with the zero time, does not; done: it is in
-// Redis. Until it is known to be there, either it or an earlier pause, which it replaces, may
-// be in force.
+// halts notes a pause that ends by itself, or, with the zero time, does not; done: it is in Redis.
 func (b *ledger) halts(target string, until time.Time, done bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -1567,8 +1560,7 @@ func (w *world) isArchived(id string) bool {
 	return slices.Contains(ids, id)
 }
 
-// judgeOrder looks whether all tasks of the key have ended whose Enqueue had returned before that of r's task began. It
-// knows nothing else of how the order is kept. Callers hold mu.
+// judgeOrder looks whether all tasks of the key have ended whose Enqueue had returned before that of r's task began.
 func (b *ledger) judgeOrder(r *run) {
 	task := b.books[r.n].plan
 	rule, mine := b.w.plan.orderOf(task), b.books[r.n]
@@ -1593,8 +1585,7 @@ func (b *ledger) judgeOrder(r *run) {
 	}
 }
 
-// deletes notes that an operator deletes a task that asynq has. If its archiving holds its key, which a Guard has told
-// of, the deletion does not end that.
+// deletes notes that an operator deletes a task that asynq has.
 func (b *ledger) deletes(n int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -1723,8 +1714,7 @@ func (b *ledger) losesKey(rule rulePlan, t taskPlan) {
 	}
 }
 
-// endHolds gives up the places of archived tasks, when all else is well. Every second one is run again instead.
-// It tells whether there was any.
+// endHolds gives up the places of archived tasks, when all else is well.
 func (w *world) endHolds() (found bool) {
 	if !w.plan.isOrdered() {
 		return false
@@ -1783,9 +1773,7 @@ func (w *world) stands(left []string) bool {
 }
 
 // mayStay tells whether an ordered key may have a place yet for a task that has ended, if nobody is behind it who would
-// look: for 30 days. The task was never enqueued; an operator has ended it; the end of its wait did not reach Redis; or
-// asynq has archived it, its time being up in the last attempt that asynq allows, as a plain client's task and an
-// operator's run have it. One that the Guard archives does not.
+// look: for 30 days.
 func (w *world) mayStay(key string) bool {
 	lock, _, _ := strings.Cut(key, "}")
 	info := lock + "}:info"

@@ -60,8 +60,7 @@ func draw(seed uint64) *plan {
 	return d.p
 }
 
-// aside is a drawer with dice of its own: what it draws changes nothing of what others
-// draw. A new concept draws aside, so that seeds go on to mean the same worlds but for that concept.
+// aside is a drawer with dice of its own: what it draws changes nothing of what others draw.
 func (d *drawer) aside(concept string) *drawer {
 	h := fnv.New64a()
 	_, _ = h.Write([]byte(concept)) // never fails

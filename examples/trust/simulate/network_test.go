@@ -115,8 +115,7 @@ func (s *redisServer) faulted() {
 	s.faults++
 }
 
-// advance sets Redis' clock for the next command. No two run in one microsecond, by which
-// fences are counted. Callers hold commands.
+// advance sets Redis' clock for the next command.
 func (s *redisServer) advance() {
 	s.clock = s.clock.Add(time.Microsecond)
 	s.clock = latest(s.clock, time.Now())
@@ -295,8 +294,7 @@ func readsControls(command []string) bool {
 	return strings.HasPrefix(command[0], "EVAL") && len(command) == 5 && strings.HasSuffix(command[3], ":{control}")
 }
 
-// nested sees every command before it runs; those of scripts as well. As in Redis,
-// a script that finds the memory full may not add, unless it has written before.
+// nested sees every command before it runs; those of scripts as well.
 func (s *redisServer) nested(c *server.Peer, name string, _ ...string) bool {
 	if !s.full || !s.inScript || name == "EVALSHA" || name == "EVAL" {
 		return false
@@ -1026,9 +1024,7 @@ func (w *world) longFault(p *process, at time.Time, length time.Duration) bool {
 // sentAgainAfter is how long go-redis waits for a reply, and then until it sends again.
 const sentAgainAfter = 6 * time.Second
 
-// comesAgain notes that a task comes, which may have ended: it tells whether a wake that was held up explains that. A
-// parked task may run once more (docs/guarantees.md): the command of the Guard that wakes it, which has looked at it,
-// arrives when it has come back by itself and has ended. What refuses commands holds up none. Callers hold mu.
+// comesAgain notes that a task comes, which may have ended: it tells whether a wake that was held up explains that.
 func (b *ledger) comesAgain(t *taskBook) bool {
 	since := t.left.Add(-sentAgainAfter)
 	holdsUp := func(a activeFault) bool {

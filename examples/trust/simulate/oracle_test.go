@@ -619,7 +619,7 @@ func (b *ledger) judgeCooldown(r *run) {
 }
 
 // judgeNewest looks whether a run under Replace begins although as many newer tasks of its key as it has slots have
-// begun: the last result is the newest's. Newer is who first came to a worker when a Guard had told of the older one.
+// begun: the last result is the newest's.
 func (b *ledger) judgeNewest(r *run) {
 	t := b.books[r.n]
 	if t.op || t.late || t.success > 0 || len(t.ends) > 0 || b.w.forgot() {
@@ -1051,9 +1051,8 @@ func (k *keyBook) holdingOf(id string, e automutex.Event) *holding {
 	})
 }
 
-// lapses notes that a lease was lost. If the handler had ended by then, its success, which is
-// noted already, begins no cooldown: a lease that is lost keeps nothing taken. The cooldown may
-// have begun all the same, if Redis lost the reply to the release. Callers hold mu.
+// lapses notes that a lease was lost. If the handler had ended by then, its success, which is noted already, begins no
+// cooldown: a lease that is lost keeps nothing taken.
 func (b *ledger) lapses(p *process, n int, key string, h *holding) {
 	for _, r := range b.runs {
 		if r.p == p && r.n == n && r.taken[key].Equal(h.since) && !r.ended.IsZero() && r.released[key].IsZero() {
@@ -1117,9 +1116,7 @@ func (b *ledger) enqueued(n int, info *asynq.TaskInfo, err error) {
 	}
 }
 
-// supersede notes that older tasks of the key, which have not begun, make room. The task
-// itself may have made room for one that was accepted while its own producer still
-// waited for its answer.
+// supersede notes that older tasks of the key, which have not begun, make room.
 func (b *ledger) supersede(t *taskBook) {
 	for _, o := range b.alike(t) {
 		if o.acceptAt > 0 && o.acceptAt < b.seq && o.starts == 0 {
@@ -1274,9 +1271,7 @@ func (b *ledger) supersededUnsure(t *taskBook) bool {
 	})
 }
 
-// exhausted tells whether a task of package unique may have spent all of its attempts. One that
-// only gave its payload to an earlier task, which was scheduled, has the MaxRetry of that one:
-// the documentation of Replace says so. Callers hold mu.
+// exhausted tells whether a task of package unique may have spent all of its attempts.
 func (b *ledger) exhausted(t *taskBook) bool {
 	most := t.plan.MaxRetry
 	if t.most >= 0 {
@@ -1295,10 +1290,8 @@ func (t *taskBook) endsUnrun() bool {
 	return t.mayEnd(endSkipped, endReplaced, endDropped, endArchived, endLate, endTooLate)
 }
 
-// deliversLate tells whether a command of the producers may have been executed when the
-// producer had sent it again and gone on. Under UntilDone tasks that supersede each other
-// take turns at two IDs, so a late deletion can hit a later task, and a late enqueue can
-// bring back a task that was taken back: package unique's documentation says so.
+// deliversLate tells whether a command of the producers may have been executed when the producer had sent it again and
+// gone on.
 func (b *ledger) deliversLate(t taskPlan, kinds ...faultKind) bool {
 	u := b.w.plan.uniqueOf(t)
 	return u != nil && u.Until == "done" && slices.ContainsFunc(b.w.plan.Faults, func(f faultPlan) bool {

@@ -100,8 +100,7 @@ func tasks(all ...taskPlan) []taskPlan { return all }
 // goesOn adds a late task of another key. Until it comes, nobody ends a hold.
 func goesOn(all ...taskPlan) []taskPlan { return append(all, work(90*sec, 0).key(99)) }
 
-// scenarios are what the faults are put upon, one at each command. Those in order come first, since -within may leave
-// out the last.
+// scenarios are what the faults are put upon, one at each command.
 func scenarios() []plan {
 	return slices.Concat(orderedScenarios(), lateScenarios(), policyScenarios(), newestScenarios(), backlogScenarios(25),
 		leaseScenarios(), gateScenarios(), uniqueScenarios(), twoKeyScenarios())
@@ -199,8 +198,7 @@ func orderedScenarios() []plan {
 	return all
 }
 
-// mistakeScenarios are worlds in order, in each of which one mistake of a protocol shows. They keep all promises;
-// testdata/planted has the mistakes.
+// mistakeScenarios are worlds in order, in each of which one mistake of a protocol shows.
 func mistakeScenarios() []plan {
 	few := inOrder("hold")
 	few[0].MaxQueued = 3

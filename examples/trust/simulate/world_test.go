@@ -182,10 +182,7 @@ func (w *world) rest() {
 	}
 }
 
-// linesEmptyIn is how long the places of tasks that have ended stay in lines. A task that was
-// parked, and was skipped by another rule when it came back, leaves its place to the
-// processes that check the line: they drop it when its turn comes, which is not before the
-// gate opens.
+// linesEmptyIn is how long the places of tasks that have ended stay in lines.
 func (w *world) linesEmptyIn() (longest time.Duration) {
 	if w.plan.isOrdered() {
 		// A task whose time was up is looked for five seconds later, and so quiet a key every four.
