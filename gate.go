@@ -247,8 +247,8 @@ func unfitBound(t *asynq.Task, function, gave string) error {
 }
 
 // lookAhead looks, before the task takes its first lock, whether a later one is paused or its gate closed: the task
-// would hold those before it, and spend a start of their rates, for nothing. Under Park it takes its place there. One in
-// order takes its place in the order first, and gives that lock back instead.
+// would hold those before it, and spend a start of their rates, for nothing. Under Park it takes its place there. One
+// in order takes its place in the order first, and gives that lock back instead.
 func (d *delivery) lookAhead() obstacle {
 	var later []target
 	var locks []engine.Ref

@@ -297,7 +297,8 @@ func (r rule) rule() automutex.Rule {
 		Limit: r.Limit.number, LimitField: (*automutex.LimitField)(r.Limit.field), TTL: r.TTL, Wait: r.Wait,
 		MaxHold:  r.MaxHold,
 		Cooldown: r.Cooldown, Rate: automutex.Rate(r.Rate.starts), RateOf: r.Rate.of, Cost: r.Cost.of,
-		InOrder: r.InOrder, OnArchive: r.OnArchive.value, MaxQueued: r.MaxQueued, LeaveIdle: r.LeaveIdle, Fence: r.Fence, Busy: r.Busy.value,
+		InOrder: r.InOrder, OnArchive: r.OnArchive.value, MaxQueued: r.MaxQueued, LeaveIdle: r.LeaveIdle, Fence: r.Fence,
+		Busy:        r.Busy.value,
 		StartWithin: r.StartWithin, Late: automutex.Policy(r.Late.value),
 	}
 }

@@ -86,7 +86,8 @@ func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 	m.acquisitions = counter("acquisitions_total", "Locks taken.", "rule", "task")
 	m.busy = counter("busy_total", "Attempts that did not get their lock, by the policy that applied and by the reason.",
 		"rule", "task", "policy", "reason")
-	m.outcomes = counter("outcomes_total", "What the Guard did with tasks that did not get their locks, were late, or lost them.",
+	m.outcomes = counter("outcomes_total", "What the Guard did with tasks that did not get their locks, were late, or "+
+		"lost them.",
 		"rule", "task", "outcome")
 	m.wait = histogram("wait_seconds", "Time from asking for a lock to holding it, of those that got it.")
 	m.parked = histogram("parked_seconds", "Time from the first place in line to holding it, of those that were parked.")

@@ -65,7 +65,8 @@ func TestDecisions(t *testing.T) {
 	b := strings.Builder{}
 	b.WriteString("The decisions of automutex, written by go test ./internal/decide -update. Read each change of this " +
 		"file.\n\"in 1-5 s\": under RetryIn, after its delay.\nA task \"stays\" in its worker, and \"gives back\" the " +
-		"locks that it has before.\n\"in its Wait\": the lock is not the task's first, and its gate opens while its Wait lasts.\n")
+		"locks that it has before.\n\"in its Wait\": the lock is not the task's first, and its gate opens while its Wait " +
+		"lasts.\n")
 	table := func(title string, rows ...[]string) {
 		fmt.Fprintf(&b, "\n== %s\n\n%s", title, aligned(rows))
 	}

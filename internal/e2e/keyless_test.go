@@ -62,8 +62,8 @@ var keyFunctions = map[string]func(c *automutex.Config, fail func(*asynq.Task) e
 	},
 }
 
-// A Key, LimitOf, RateOf, Cost and Decode end their task alike: what is no *KeyError has it come back, its attempt not spent; the log
-// says once which function of which rule fails.
+// A Key, LimitOf, RateOf, Cost and Decode end their task alike: what is no *KeyError has it come back, its attempt not
+// spent; the log says once which function of which rule fails.
 func TestKeyFailure(t *testing.T) {
 	t.Parallel()
 	for function, set := range keyFunctions {

@@ -203,12 +203,14 @@ func TestLock_mistakes(t *testing.T) {
 			t.Errorf("%s %q: %v, want %q", test.rule, test.parts, err, test.want)
 		}
 	}
-	for taskType, want := range map[string]string{"order": "has InOrder", "nobody": "no rule is for", "two": `["from" "to"]`,
+	for taskType, want := range map[string]string{"order": "has InOrder", "nobody": "no rule is for",
+		"two": `["from" "to"]`,
 		"may": "needs no lock", "work": `field "id"`, "report:daily": "", "dear": ""} {
 		lease, err := g.LockFor(t.Context(), asynq.NewTask(taskType, []byte("{}")))
 		if want == "" && err == nil {
 			redistest.Must(t, lease.Unlock(t.Context()))
-		} else if err == nil || !strings.Contains(err.Error(), want) || errors.Is(err, automutex.NoLock) != (taskType == "may") {
+		} else if err == nil || !strings.Contains(err.Error(), want) ||
+			errors.Is(err, automutex.NoLock) != (taskType == "may") {
 			t.Errorf("%s: %v, want %q", taskType, err, want)
 		}
 	}

@@ -388,7 +388,8 @@ func (le *Lease) SinceCall() time.Duration { return le.sinceCall }
 // Parked is how long the lease's note was in line before it got the lock, if it was parked.
 func (le *Lease) Parked() time.Duration { return le.parked }
 
-// Extend makes the lease last at least length from now, or until its MaxHold. It works on a context that has ended, too.
+// Extend makes the lease last at least length from now, or until its MaxHold. It works on a context that has ended,
+// too.
 func (le *Lease) Extend(ctx context.Context, length time.Duration) error {
 	e, r := le.engine, &le.request
 	if err := r.checkLength("Extend by", length); err != nil {

@@ -2,9 +2,10 @@ package engine
 
 import "time"
 
-// Lender is a server's workers as the keys of one scope borrow them: a lock is held beyond its limit while Leave workers
-// stay idle. A wait that may end counts as idle, and while the server is behind nobody borrows. An ask borrows, for
-// itself, and a call; a release and a check grant by the limit. So one idle server does not empty the line of a full one.
+// Lender is a server's workers as the keys of one scope borrow them: a lock is held beyond its limit while Leave
+// workers stay idle. A wait that may end counts as idle, and while the server is behind nobody borrows. An ask borrows,
+// for itself, and a call; a release and a check grant by the limit. So one idle server does not empty the line of a
+// full one.
 //
 // Keys share what they borrow: one that runs two more here than another, for each slot of its own limit, borrows no
 // further worker while the other has tasks that could begin now. (One more is not told from a task that is on its way.)
