@@ -10,7 +10,6 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// target is Stored for the targets of the Reader.
 func (r *Reader) target(typed string) (text string, err error) {
 	return Stored(r.o.Prefix, *r.o.Secret, r.o.HasScope, typed)
 }

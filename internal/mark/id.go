@@ -63,7 +63,6 @@ func TaskID(lockKey string) string {
 	return id.String()
 }
 
-// lockKey is the inverse of TaskID.
 func lockKey(id string) (key string, ok bool) {
 	key, err := url.PathUnescape(strings.ReplaceAll(id, "~", "%")) // an ID has no % of its own
 	return key, err == nil && TaskID(key) == id

@@ -16,7 +16,6 @@ import (
 //go:embed lua/*.lua
 var files embed.FS
 
-// script returns a script: what all of them share, and its own lines.
 func script(name string) *redisx.Script {
 	var source []byte
 	for _, part := range []string{"shared", name} {
