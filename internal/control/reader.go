@@ -210,8 +210,8 @@ func (r *Reader) Fetch(ctx context.Context) (*State, error) {
 	return r.Latest(), nil
 }
 
-// await waits until done, which it gives the read that has ended last, or until ctx ends. It asks for a read if the
-// first look finds that it is not done. The caller has called Life.Enter.
+// await waits until done, given the read that ended last, or until ctx ends. It asks for a read unless the first look is
+// done. The caller has called Life.Enter.
 func (r *Reader) await(ctx context.Context, key string, done func(last read) (bool, error)) error {
 	for first := true; ; first = false {
 		r.mu.Lock()
@@ -248,7 +248,7 @@ func (r *Reader) start() {
 	r.ReadSoon()
 }
 
-// ReadSoon makes run begin a read, if run has been started.
+// ReadSoon makes run, if started, begin a read.
 func (r *Reader) ReadSoon() {
 	select {
 	case r.soon <- struct{}{}:
@@ -398,7 +398,7 @@ func (r *Reader) tell(ended *read) {
 	r.news = make(chan struct{})
 }
 
-// noteChange logs orders that cannot be read, that came into force and that have ended. If there are any, it calls Changed.
+// noteChange logs orders that cannot be read, came into force or ended; if any, it calls Changed.
 func (r *Reader) noteChange(before, now *view) {
 	for name, f := range now.state.fields {
 		if f.wrong != nil && (before.state == nil || before.state.fields[name] != f) {

@@ -69,8 +69,7 @@ func Stored(prefix, secret string, isScope func(text string) bool, typed string)
 	return strings.TrimSuffix(strings.TrimPrefix(key, keyStart), "}"), nil
 }
 
-// typed returns a stored target in a form that target takes for the same one: as it is, or as a whole key where that is
-// something else.
+// typed returns a stored target in a form that target takes for it: as it is, or as a whole key.
 func (r *Reader) typed(stored string) string {
 	if text, err := r.target(stored); err == nil && text == stored {
 		return stored

@@ -1,9 +1,9 @@
 // Package engine is the lock: who holds it, who waits for it, and for how long. It knows no tasks.
 //
-// In Redis a lock is a word, and only if somebody wants it besides its holder a record: lua/head.lua says how. An
-// Engine is one process' side: it takes locks for callers, renews their leases, asks again for those that wait, and
-// listens for messages. A turn decides what becomes of a waiter. What is due, of waiters and of leases, stands in two
-// heaps; one alarm rings for the first; what is due together is sent in pipelines, a few at a time.
+// In Redis a lock is a word, and a record if somebody wants it besides its holder: see lua/head.lua. An Engine is one
+// process' side: it takes locks, renews leases, asks again for waiters, and listens for messages. A turn decides what
+// becomes of a waiter. Due waiters and leases stand in two heaps; one alarm rings for the first; they are sent in
+// pipelines, a few at a time.
 package engine
 
 import (
@@ -44,11 +44,11 @@ var (
 )
 
 const (
-	// maxSenders bounds the pipelines of waiters and renewals under way; maxSendersCluster so on a Cluster, where one master
-	// may hang. The client's other connections are for single calls.
+	// maxSenders bounds the pipelines under way; maxSendersCluster so on a Cluster, where one master may hang. The client's
+	// other connections are for single calls.
 	maxSenders, maxSendersCluster = 4, 64
-	// maxFirstAsks callers send their first ask for one key by themselves at a time, for maxFirstKeys keys. The others' asks
-	// go in pipelines: a crowd for one key delays nobody for another.
+	// maxFirstAsks callers for a key, and for maxFirstKeys keys, send their first ask by themselves; the others' go in
+	// pipelines.
 	maxFirstAsks, maxFirstKeys = 8, 32
 	// maxGrant is the longest lease that a release grants to a waiter, which may have died unnoticed.
 	maxGrant = 3 * time.Second
@@ -82,7 +82,7 @@ func (r *Ref) keys() []string {
 	return keys
 }
 
-// bounds are asked each time that a command is written, whatever the lock was made with.
+// bounds are asked for each command.
 func (e *Engine) bounds(r *Ref) control.Bounds {
 	b := control.Bounds{Slots: min(r.Limit, MaxLimit), Every: r.Every, Spare: r.Spare, Known: int64(0)}
 	if e.controls != nil {
@@ -93,7 +93,7 @@ func (e *Engine) bounds(r *Ref) control.Bounds {
 
 func (e *Engine) limit(r *Ref) int { return e.bounds(r).Slots }
 
-// rateArgs end a script that looks after a lock: its rate now, if it is known.
+// rateArgs end a script that looks after a lock.
 func rateArgs(r *Ref, b control.Bounds) []any {
 	if !r.Rated {
 		return nil
@@ -162,7 +162,7 @@ func New(o Options) *Engine {
 	return e
 }
 
-// Controls are the orders of operators, if Options.Obeys is set.
+// Controls are the orders of operators; nil without Options.Obeys.
 func (e *Engine) Controls() *control.Reader { return e.controls }
 
 // TTL is that of the options.
@@ -176,20 +176,20 @@ func (e *Engine) Key(name string, parts ...string) string {
 	return keys.HashedKey(e.o.HashKeys, e.o.Prefix, name, parts...)
 }
 
-// ArriveWithin has called work count as overdue after d at the earliest: the time that its server may take to fetch it.
+// ArriveWithin has called work count as overdue after d at the earliest: its server takes that long to fetch it.
 func (e *Engine) ArriveWithin(d time.Duration) { e.parking.arriveWithin(d) }
 
 // CheckSoon looks after the parked work of a key at once, which may borrow workers.
 func (e *Engine) CheckSoon(key string) { e.parking.checkSoon(key) }
 
-// Life counts what is under way, also of those who read the orders of operators, and claims, beside the locks.
+// Life counts what is under way, also of readers of orders and of claims.
 func (e *Engine) Life() *life.Life { return e.life }
 
 // Mark returns the mark beside the lock with that key.
 func (e *Engine) Mark(key string) mark.Mark { return mark.Of(e.life, e.conn, key) }
 
-// Close ends all waits with ErrClosed, and waits for what is under way. Leases are renewed no more, and their contexts
-// end. They can still be released.
+// Close ends all waits with ErrClosed, and waits for what is under way. Leases are renewed no more, their contexts end,
+// and they can still be released.
 func (e *Engine) Close() {
 	ended := e.life.End()
 	e.mu.Lock()
@@ -260,7 +260,7 @@ func (b *Busy) Unwrap() error { return b.Cause }
 
 func (r *Request) grant() time.Duration { return min(r.TTL, maxGrant) }
 
-// askCall is an ask within those bounds. With no slots it gives back a grant, and is in line by the ticket.
+// askCall asks within those bounds. With no slots it gives back a grant, and is in line by the ticket.
 func (e *Engine) askCall(le *Lease, mode askMode, b control.Bounds, ticket int64) *redisx.Call {
 	r := &le.request
 	if le.every, le.spare = b.Every, b.Spare; r.Ordered {
@@ -283,7 +283,7 @@ func (e *Engine) askCall(le *Lease, mode askMode, b control.Bounds, ticket int64
 	return &redisx.Call{Script: askScript, Keys: r.keys(), Args: args}
 }
 
-// shorten leaves out the last arguments that are as usual, those from the third on.
+// shorten leaves out last arguments that are as usual, from the third on.
 func shorten(args []any, usual ...any) []any {
 	for n := len(args); n > 2 && args[n-1] == usual[n-3]; n-- {
 		args = args[:n-1]
@@ -336,7 +336,7 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 		}
 		le, err := e.takeOnce(ctx, r)
 		if busy, is := err.(*Busy); is && busy.Paused && busy.Waited == 0 && e.controls != nil { //nolint:errorlint // errors.As allocates
-			// What was known may have become too old since the look, and there may be no pause.
+			// What was known may be too old, and the pause over.
 			if known := e.controls.Know(ctx, r.Key); known == nil && e.limit(&r.Ref) > 0 {
 				continue
 			}
@@ -408,7 +408,7 @@ func (e *Engine) try(ctx context.Context, le *Lease) error {
 	}
 }
 
-// ask sends one ask by itself: a SET or take, if the lock is probably free. If the outcome is unknown, it is given back.
+// ask sends one ask by itself: a SET or take, if the lock is probably free. What is unknown is given back.
 func (e *Engine) ask(ctx context.Context, le *Lease, mode askMode) (a Answer, sent time.Time, err error) {
 	r := &le.request
 	sent = time.Now()
@@ -486,8 +486,7 @@ func (e *Engine) loseReply(le *Lease, err error) {
 	}
 }
 
-// giveBack releases a lease that no caller has seen. It waits a moment, and goes on in the background. Callers are
-// counted in.
+// giveBack releases what no caller has seen. It waits a moment, and goes on in the background. Callers are counted in.
 func (e *Engine) giveBack(le *Lease) {
 	e.drop(le)
 	done := make(chan struct{})
@@ -510,7 +509,7 @@ func (e *Engine) releaseUntil(le *Lease, until time.Time) {
 	})
 }
 
-// sendUntil sends until Redis replies, or that time is over, or the Engine closes.
+// sendUntil sends until Redis replies, that time is over, or the Engine closes.
 func (e *Engine) sendUntil(until time.Time, send func() error) {
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 		if err := send(); err == nil || !redisx.IsTransient(err) || !time.Now().Before(until) {
@@ -524,7 +523,6 @@ func (e *Engine) sendUntil(until time.Time, send func() error) {
 	}
 }
 
-// sendRelease gives back what is thin by its one key, else by a script.
 func (e *Engine) sendRelease(ctx context.Context, le *Lease) (released, error) {
 	r := &le.request
 	body, resent := &le.body, false
@@ -571,7 +569,6 @@ func (e *Engine) sendRelease(ctx context.Context, le *Lease) (released, error) {
 	return back, nil
 }
 
-// entry is a place in an agenda.
 type entry struct {
 	at     time.Time // when it is due
 	place  int       // in the heap, counted from 1; 0: not in it
@@ -617,7 +614,7 @@ func (a *agenda) set(x *entry, at time.Time) (first bool) {
 	return x.place == 1
 }
 
-// planAsk and planHold set when a waiter and a lease are due, and the alarm. Callers hold mu.
+// planAsk and planHold set what is due, and the alarm. Callers hold mu.
 func (e *Engine) planAsk(w *waiter) {
 	if at := w.turn.next(); e.asks.set(&w.entry, at) {
 		e.alarm.Set(at)
@@ -630,8 +627,8 @@ func (e *Engine) planHold(le *Lease) {
 	}
 }
 
-// ring handles what is due, for the alarm and for each sender at its end. What finds no sender stays due, and is looked
-// at again: all senders may hang, and leases end.
+// ring handles what is due, for the alarm and at each sender's end. What finds no sender stays due, and is looked at
+// again: all may hang, and leases end.
 func (e *Engine) ring() {
 	e.ringing.Lock()
 	now := time.Now()
@@ -669,7 +666,7 @@ func (e *Engine) ring() {
 	}
 }
 
-// branch runs f, which sends, on a goroutine that rings when it ends.
+// branch runs f on a goroutine that rings when it ends.
 func (e *Engine) branch(f func()) {
 	e.mu.Lock()
 	e.senders++
@@ -705,7 +702,7 @@ func (e *Engine) takeAsks(now time.Time) (due []*waiter) {
 	return due
 }
 
-// takeHolds takes the leases that end, and a batch of those to be renewed. Callers hold mu, and call what ends.
+// takeHolds takes leases that end, and a batch to be renewed. Callers hold mu, and call what ends.
 func (e *Engine) takeHolds(now time.Time, mayRenew bool) (ends []func(), renewals []*Lease) {
 	var early []*Lease
 	for len(e.holds) > 0 && len(renewals) < redisx.MaxBatch && e.holds[0].at.Before(now.Add(together)) {
@@ -734,8 +731,7 @@ func (e *Engine) takeHolds(now time.Time, mayRenew bool) (ends []func(), renewal
 
 func jitter(d time.Duration) time.Duration { return d + mathrand.N(d) } //nolint:gosec // jitter, no secret
 
-// contended remembers which keys were contended lately: a SET would probably fail. If two keys share a slot, a command is
-// sent in vain.
+// contended remembers keys that a SET would probably fail for. If two share a slot, a command is sent in vain.
 type contended struct {
 	seed  maphash.Seed
 	began time.Time
@@ -772,20 +768,20 @@ func (e *Engine) NoteStart(ctx context.Context, note string, keep time.Duration)
 	return err
 }
 
-// HasStarted reports whether that is noted.
+// HasStarted reports it.
 func (e *Engine) HasStarted(ctx context.Context, note string) (bool, error) {
 	n, err := e.doStart(ctx, note, "exists")
 	return n == any(int64(1)), err
 }
 
-// ForgetStart deletes what is noted.
+// ForgetStart deletes it.
 func (e *Engine) ForgetStart(ctx context.Context, note string) error {
 	_, err := e.doStart(ctx, note, "del")
 	return err
 }
 
-// The newest wins: of the work that comes to a lock with N slots the last N stay. Older work is overtaken: it is asked
-// to stop by a message, which takes nothing away, and is told so when it comes again.
+// The newest wins: of the work that comes to a lock with N slots the last N stay. Older work is overtaken: a message asks
+// it to stop, which takes nothing away, and it is told so when it comes again.
 
 // mostEnded bounds how many that have ended count: 100 kB.
 const mostEnded = 1000

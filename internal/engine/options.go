@@ -147,7 +147,7 @@ func (r *Request) Check() error {
 	return nil
 }
 
-// WholeMS rounds d up to whole milliseconds, as Redis counts.
+// WholeMS rounds d up to whole milliseconds.
 func WholeMS(d time.Duration) time.Duration {
 	if rest := d % time.Millisecond; rest > 0 && d <= inside.MaxTTL {
 		d += time.Millisecond - rest
@@ -180,5 +180,5 @@ func Host() string {
 	return host
 }
 
-// Process returns host:pid, by which others know this process if it has no label of its own.
+// Process returns host:pid, the label of a process without another.
 func Process() string { return Host() + ":" + strconv.Itoa(os.Getpid()) }

@@ -119,7 +119,6 @@ func (e *Engine) Head(ctx context.Context, r Ref) (Head, error) {
 	return info.Head, err
 }
 
-// parseHead reads {nonce, ticket, record} of the first task.
 func parseHead(key string, info Info, f *fields) (h Head, wrong bool) {
 	h = Head{Key: key, Queued: info.Queued, Nonce: f.text(0), Ticket: f.score(1)}
 	if f.at(2) == nil { // its record was lost: see first_tasks in order.lua
@@ -139,7 +138,7 @@ func parseHead(key string, info Info, f *fields) (h Head, wrong bool) {
 	return h, f.wrong || !ok
 }
 
-// orderTask is the record of a task, see order.lua.
+// orderTask: see order.lua.
 type orderTask struct {
 	state              string
 	seen, begun, since int64
@@ -181,7 +180,7 @@ func (le *Lease) End(o Outcome) {
 	le.outcome.Store(int32(o))
 }
 
-// unbegun returns le, which no caller has seen: its release says that the handler has not begun.
+// unbegun returns le: its release says that the handler has not begun.
 func (le *Lease) unbegun() *Lease {
 	le.End(OutcomeUnbegun)
 	return le
@@ -236,8 +235,8 @@ func (b *Busy) Because() (reason string, ends time.Duration) {
 	return reason, max(0, b.Deadline)
 }
 
-// behind returns the reason of an asker behind a head that does not hold the lock, and in how long that head comes or is
-// looked for. The reason is empty if there is none.
+// behind returns why an asker is behind a head that does not hold the lock, and in how long that comes or is looked for;
+// empty: it is not.
 func (b *Busy) behind() (reason string, comes time.Duration) {
 	head, ok := strings.CutPrefix(b.Holder, "o:")
 	if !ok {
@@ -257,7 +256,6 @@ func (b *Busy) behind() (reason string, comes time.Duration) {
 	return reason, max(0, time.Duration(record.since-b.ServerUS/1000)*time.Millisecond)
 }
 
-// holderOf reads a holder's body, or the head of an ordered key.
 func holderOf(body string) Holder {
 	if head, ok := strings.CutPrefix(body, "o:"); ok {
 		task, _ := parseTask(head)

@@ -73,7 +73,6 @@ return redis.call('ZRANGE', KEYS[1], 0, excess - 1)`
 
 func streamOf(key string) string { return key + ":history" }
 
-// index is the sorted set that names the streams of a prefix.
 func index(prefix string) string { return prefix + ":{stats}:histories" }
 
 // Sender is what a Writer needs of a client.
@@ -202,7 +201,6 @@ func (w *Writer) flush() {
 	}
 }
 
-// send sends runs, and makes room for their keys.
 func (w *Writer) send(pending []added) error {
 	ctx, cancel := context.WithTimeout(context.Background(), flushWithin)
 	defer cancel()
