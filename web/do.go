@@ -34,7 +34,6 @@ const (
 	maxActions = 500
 )
 
-// action is a kind of action: a row of actions.
 type action struct {
 	button string
 	back   string // the view that it belongs to, for who came from none
@@ -124,14 +123,13 @@ var actions = map[string]*action{
 		"Handlers start so often on a lock of this target, in place of the rate in the program, or where that has none."),
 }
 
-// giving is an action that gives an order of that kind, or ends it if that is typed.
+// giving gives an order of that kind, or ends it if that is typed.
 func giving(kind *control.Kind, button, question string, typed field, effects ...string) *action {
 	a := ending(kind, button, question, effects...)
 	a.typed, a.gives, a.ends = typed, true, false
 	return a
 }
 
-// ending is an action that ends an order of that kind.
 func ending(kind *control.Kind, button, question string, effects ...string) *action {
 	effects = append(effects, "Every worker obeys within two seconds; it outlives restarts.")
 	a := &action{button: button, back: "rules", read: readTarget, kind: kind, ends: true}
@@ -155,14 +153,12 @@ func ending(kind *control.Kind, button, question string, effects ...string) *act
 	return a
 }
 
-// button leads to an action of which the target is known.
 type button struct {
 	Action, Target, Text string
 	Ends                 bool
 }
 
-// buttonsFor are those with which an operator gives orders for a target, and ends those of a list: for the target, or
-// for a wider one.
+// buttonsFor give orders for a target, and end those of a list: for the target, or for a wider one.
 func buttonsFor(target string, orders []control.Order) (all []button) {
 	for _, kind := range control.Kinds {
 		its := []button{{kind.Name, target, actions[kind.Name].button, false}}
@@ -182,7 +178,6 @@ func buttonsFor(target string, orders []control.Order) (all []button) {
 	return all
 }
 
-// buttonOf ends an order, or changes one whose kind has no action of its own for the end.
 func buttonOf(o control.Order) button {
 	for name, a := range actions {
 		if a.ends && a.kind == o.Kind {
@@ -192,13 +187,11 @@ func buttonOf(o control.Order) button {
 	return button{o.Kind.Name, o.Target, actions[o.Kind.Name].button, false}
 }
 
-// readKey reads the key of a lock.
 func readKey(p *page, f *form, v url.Values) string {
 	f.Key = p.keyOf(v.Get("key"))
 	return p.noLock(f.Key)
 }
 
-// readTask reads a task of an ordered key.
 func readTask(p *page, f *form, v url.Values) string {
 	if wrong := readKey(p, f, v); wrong != "" {
 		return wrong
@@ -211,7 +204,6 @@ func readTask(p *page, f *form, v url.Values) string {
 	return ""
 }
 
-// readTarget reads the target of an order.
 func readTarget(_ *page, f *form, v url.Values) string {
 	if f.Target = v.Get("target"); strings.TrimSpace(f.Target) == "" {
 		return "Name a target: a scope, or what stands between the braces of a key."
@@ -237,7 +229,6 @@ type form struct {
 	ticket       int64
 }
 
-// its is the row of the action.
 func (f *form) its() *action { return actions[f.Action] }
 
 // Field is that of the action.
@@ -258,7 +249,7 @@ func (p *page) readForm(v url.Values) (f form, wrong string) {
 	return f, f.its().read(p, &f, v)
 }
 
-// readTyped reads what the operator has typed, and reports whether it can be read.
+// readTyped reports whether what was typed can be read.
 func readTyped(f *form) bool {
 	if its := f.its(); its.gives {
 		var err error

@@ -38,7 +38,6 @@ const (
 // row is one lock, as it was when somebody looked. All times are by Redis' clock.
 type row struct{ inspect.Lock }
 
-// walk looks at all locks.
 func (p *page) walk(ctx context.Context) (s *snapshot, pause time.Duration, err error) {
 	defer func() {
 		if err != nil && p.ctx.Err() == nil {
@@ -61,7 +60,6 @@ func (p *page) walk(ctx context.Context) (s *snapshot, pause time.Duration, err 
 	return s, pauseAfter(s.Locks, s.at.Sub(began)), nil
 }
 
-// look asks for one lock and the beginning of its line.
 func (p *page) look(ctx context.Context, key string) (row, error) {
 	return within(ctx, func(ctx context.Context) (row, error) {
 		l, err := inspect.One(ctx, p.engine, key)
@@ -104,7 +102,6 @@ func (p *page) task(queue, id, note string) task {
 	return t
 }
 
-// taskOf is the task that a note names.
 func (p *page) taskOf(note string) task {
 	if queue, id, ok := tasknote.Parse(note); ok {
 		return p.task(queue, id, "")
@@ -114,7 +111,6 @@ func (p *page) taskOf(note string) task {
 
 // Of what operators have ordered.
 
-// controls gives what is in force.
 func (p *page) controls(ctx context.Context) ([]control.Order, error) {
 	return within(ctx, p.engine.Controls().Orders)
 }
@@ -240,7 +236,6 @@ func (p *page) rulesNow(ctx context.Context) *known {
 	return cmp.Or(k, p.own)
 }
 
-// ownRules checks the rules of the Options.
 func (p *page) ownRules() (err error) {
 	p.own = &known{rules: inspect.Describe(p.o.Rules)}
 	if p.own.keys, err = p.keyMaker(p.o.Rules, p.o.Logger); err != nil {

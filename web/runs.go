@@ -26,7 +26,6 @@ type run struct {
 	Open            bool      // it goes on
 }
 
-// begin is when it came, or started.
 func (r run) begin() time.Time { return cmp.Or(r.Came, r.Start) }
 
 // waits reports whether the run has not begun: the line of the key shows it.
@@ -91,7 +90,6 @@ type mark struct {
 	Class, Text string
 }
 
-// tick is a mark on the axis.
 type tick struct {
 	X, Text string
 	Odd     bool // left out on a narrow screen
@@ -174,7 +172,6 @@ func (r run) class(part string) string {
 	return " other"
 }
 
-// text says what a bar tells.
 func (r run) text() string {
 	text := cmp.Or(r.Task.Text, "no task")
 	if r.Worker != "" {
@@ -231,7 +228,6 @@ var steps = []time.Duration{
 	12 * time.Hour, 24 * time.Hour,
 }
 
-// dated reports whether times need their day.
 func (b *bars) dated() bool {
 	return b.To.Sub(b.From) >= 24*time.Hour || b.To.UTC().Day() != b.now.UTC().Day() ||
 		b.From.UTC().Day() != b.To.UTC().Day()

@@ -170,19 +170,16 @@ func (p *page) render(w http.ResponseWriter, status int, view string, data any) 
 	_, _ = w.Write(body) //nolint:gosec // html/template has escaped it; an error says that the browser went away
 }
 
-// execute makes a view with one of its templates.
 func execute(view, name string, data any) ([]byte, error) {
 	var b bytes.Buffer
 	err := views[view].ExecuteTemplate(&b, name, data)
 	return b.Bytes(), err
 }
 
-// fail answers with an error.
 func (p *page) fail(w http.ResponseWriter, status int, text string) {
 	p.render(w, status, "fail", frame{Base: p.base, View: "-", Title: http.StatusText(status), Err: text})
 }
 
-// view answers with a live view.
 func (p *page) view(name string) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) { p.render(w, http.StatusOK, name, liveViews[name](p, r)) }
 }
@@ -268,7 +265,6 @@ func (p *page) live(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// event is a message of a stream.
 func event(body []byte) string {
 	text := strings.NewReplacer("\r\n", "\n", "\r", "\n").Replace(string(body))
 	return "data: " + strings.ReplaceAll(strings.TrimRight(text, "\n"), "\n", "\ndata: ") + "\n\n"

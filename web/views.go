@@ -88,7 +88,6 @@ func parseKeysQuery(v url.Values) (q keysQuery, err error) {
 	return q, err
 }
 
-// values is the form again, with another page.
 func (q keysQuery) values(page int) string {
 	v := url.Values{}
 	for _, name := range []string{"q", "rule", "longer", "waiting", "closed"} {
@@ -123,7 +122,6 @@ type keysRow struct {
 	Paused bool // by an operator
 }
 
-// keys answers with the list.
 func (p *page) keys(w http.ResponseWriter, r *http.Request) {
 	v := p.keysView(r)
 	v.Tasks = p.findTask(r.Context(), v.Query.Search)

@@ -111,7 +111,6 @@ func look(inspector *asynq.Inspector, head engine.Head, queues map[string]string
 	return s
 }
 
-// undelivered returns what keeps asynq from delivering the tasks of a queue.
 func undelivered(inspector *asynq.Inspector, queue string) string {
 	info, err := inspector.GetQueueInfo(queue)
 	servers, unknown := inspector.Servers()
@@ -216,7 +215,6 @@ func Why(s Seen) string {
 	return ""
 }
 
-// isParked reports whether the task is parked on the key.
 func isParked(info *asynq.TaskInfo, key string) bool {
 	return info.State == asynq.TaskStateRetry && strings.Contains(info.LastErr, ParkedOn(key))
 }

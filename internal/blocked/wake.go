@@ -145,7 +145,7 @@ const (
 	lookWake   engine.OrderAct = "wake" // the task is parked: have asynq run it
 )
 
-// follows is what follows from a look at a task of the key. after is how long the task stays away by itself.
+// follows judges a look at a task of the key. after is how long the task stays away by itself.
 func (k OrderedKey) follows(
 	info *asynq.TaskInfo, missing bool, err error, item engine.OrderItem,
 ) (act engine.OrderAct, after time.Duration) {
@@ -179,12 +179,11 @@ func (k OrderedKey) follows(
 	return engine.ActPresent, 0
 }
 
-// isOverdue reports whether the Deadline of a task has passed, so that asynq does not run it.
+// isOverdue: the Deadline has passed, so asynq does not run the task.
 func isOverdue(info *asynq.TaskInfo) bool {
 	return !info.Deadline.IsZero() && time.Now().After(info.Deadline)
 }
 
-// next is what follows from a look at a task.
 type next uint8
 
 const (

@@ -57,7 +57,6 @@ func (r *Reader) Give(ctx context.Context, kind *Kind, typed string, c Control) 
 	return err
 }
 
-// checkOrder returns why an order cannot be given.
 func checkOrder(kind *Kind, typed string, c Control) (err error) {
 	left := time.Until(c.PausedUntil)
 	switch {
@@ -116,8 +115,7 @@ func (r *Reader) write(ctx context.Context, field, text, only string) (was strin
 	return was, nil
 }
 
-// dropOver removes some pauses that have ended by themselves. An error leaves them to the next change: nothing is in
-// force of them.
+// dropOver removes some pauses that are over. An error leaves them to the next change.
 func (r *Reader) dropOver(ctx context.Context, state *State) {
 	most := 20
 	for name, f := range state.fields {

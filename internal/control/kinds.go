@@ -96,10 +96,9 @@ var (
 	Kinds = [...]*Kind{Pauses, Limits, Rates}
 )
 
-// maxLimit is the highest limit.
 const maxLimit = 1<<31 - 1
 
-// shortestPause is the shortest time that an operator may type for a pause.
+// shortestPause is the shortest that an operator may type.
 const shortestPause = 100 * time.Millisecond
 
 func typedPause(text string) (Control, error) {

@@ -84,7 +84,7 @@ type view struct {
 
 func (v *view) isKnown(now time.Time) bool { return v.state != nil && !Old(v.state.sent, now) }
 
-// isBlind is false again in a process that was stopped since: it has not tried for that long.
+// isBlind is false in a process that was stopped since.
 func (v *view) isBlind(now time.Time) bool { return !v.blind.IsZero() && !Old(v.blind, now) }
 
 // read is one read and its result.
@@ -186,8 +186,7 @@ func (r *Reader) Orders(ctx context.Context) ([]Order, error) {
 	return state.Orders(), nil
 }
 
-// Fetch reads the controls for a caller. When it returns, every change that was made before the call is in force for
-// this Locker.
+// Fetch reads the controls: every change made before the call is in force for this Locker when it returns.
 func (r *Reader) Fetch(ctx context.Context) (*State, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -211,8 +210,8 @@ func (r *Reader) Fetch(ctx context.Context) (*State, error) {
 	return r.Latest(), nil
 }
 
-// await waits until done, which it gives the read that has ended last, or until ctx ends. It asks for a read if the
-// first look finds that it is not done. The caller has called Life.Enter.
+// await waits until done, given the read that ended last, or until ctx ends. It asks for a read unless the first look is
+// done. The caller has called Life.Enter.
 func (r *Reader) await(ctx context.Context, key string, done func(last read) (bool, error)) error {
 	for first := true; ; first = false {
 		r.mu.Lock()
@@ -249,7 +248,7 @@ func (r *Reader) start() {
 	r.ReadSoon()
 }
 
-// ReadSoon makes run begin a read, if run has been started.
+// ReadSoon makes run, if started, begin a read.
 func (r *Reader) ReadSoon() {
 	select {
 	case r.soon <- struct{}{}:
@@ -318,7 +317,6 @@ func (r *Reader) run() {
 
 var errLate = fmt.Errorf("no reply within %s", Delay)
 
-// read reads the controls once.
 func (r *Reader) read(sent time.Time) read {
 	reply, err := r.call(r.o.Life.Closing, readScript, mostRead)
 	if err != nil {
@@ -331,7 +329,6 @@ func (r *Reader) read(sent time.Time) read {
 	return read{sent, state, err}
 }
 
-// call runs a script.
 func (r *Reader) call(ctx context.Context, s *redisx.Script, args ...any) (any, error) {
 	reply, err := r.o.Conn.Run(ctx, s, r.Keys, args...)
 	if redisx.IsWrongType(err) {
@@ -341,7 +338,7 @@ func (r *Reader) call(ctx context.Context, s *redisx.Script, args ...any) (any, 
 	return reply, err
 }
 
-// note takes the result of a read: it puts what was read in force, or leaves in force what was read before.
+// note takes the result of a read.
 func (r *Reader) note(ended read, now time.Time) {
 	before := r.view.Load()
 	switch {
@@ -366,15 +363,13 @@ func (r *Reader) note(ended read, now time.Time) {
 	r.tell(&ended)
 }
 
-// mayBeRead reports whether a read that failed with err may succeed soon: the server replied that it is loading, or the
-// like.
+// mayBeRead reports whether a failed read may succeed soon: the server is loading, or the like.
 func mayBeRead(err error) bool {
 	var said redis.Error
 	return errors.As(err, &said) && redisx.IsTransient(err)
 }
 
-// turnBlind notes that the controls cannot be read, and logs that once until they can. It is called again as long as
-// that lasts.
+// turnBlind notes that the controls cannot be read, and logs that once until they can.
 func (r *Reader) turnBlind(now time.Time, refused bool, err error) {
 	v := *r.view.Load()
 	wasKnown := v.isKnown(now)
@@ -392,7 +387,7 @@ func (r *Reader) turnBlind(now time.Time, refused bool, err error) {
 	r.o.Log.Error("automutex: the controls cannot be read; "+obeyed, "key", r.Keys[0], "error", err)
 }
 
-// tell wakes those who wait. ended is the read that has ended; nil: none has.
+// tell wakes those who wait. ended: the read that has ended, or nil.
 func (r *Reader) tell(ended *read) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -403,8 +398,7 @@ func (r *Reader) tell(ended *read) {
 	r.news = make(chan struct{})
 }
 
-// noteChange logs the orders that cannot be read, the orders that came into force and those that have ended. If there
-// are any such orders, it calls Changed.
+// noteChange logs orders that cannot be read, came into force or ended; if any, it calls Changed.
 func (r *Reader) noteChange(before, now *view) {
 	for name, f := range now.state.fields {
 		if f.wrong != nil && (before.state == nil || before.state.fields[name] != f) {

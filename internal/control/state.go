@@ -36,8 +36,7 @@ func (s *State) Controls() (list []Control) {
 
 var errNoOrder = errors.New("it is no order that this version knows")
 
-// parseOrder reads an order of a kind, which is stored as JSON. It returns an error for every text that is not safe to
-// obey, whatever program wrote it.
+// parseOrder reads an order of a kind, as JSON. A text that is not safe to obey is an error, whatever program wrote it.
 func parseOrder(kind *Kind, target, raw string) (Order, error) {
 	its := stored{Paused: kind == Pauses}
 	if err := json.Unmarshal([]byte(raw), &its); err != nil {
@@ -72,7 +71,6 @@ type State struct {
 	localTime  time.Time              // the local time just after it, with its monotonic reading
 }
 
-// field is one field of the hash.
 type field struct {
 	raw    string
 	target string // as it is stored
@@ -137,8 +135,7 @@ func (r *Reader) parse(reply any, before *State) (*State, error) {
 // Now is the present time of Redis' clock: that of the read, plus the local time since.
 func (s *State) Now() time.Time { return s.serverTime.Add(time.Since(s.localTime)) }
 
-// skew is how far Redis' clock is ahead of the local one. Less than a second counts as 0: the exchange may have taken
-// that long.
+// skew is how far Redis' clock is ahead. Less than a second counts as 0: the exchange may have taken that long.
 func (s *State) skew() time.Duration {
 	d := s.serverTime.Sub(s.localTime.Round(0)) // by the wall clock
 	if d.Abs() < time.Second {

@@ -10,7 +10,6 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// target is Stored for the targets of the Reader.
 func (r *Reader) target(typed string) (text string, err error) {
 	return Stored(r.o.Prefix, *r.o.Secret, r.o.HasScope, typed)
 }
@@ -70,8 +69,7 @@ func Stored(prefix, secret string, isScope func(text string) bool, typed string)
 	return strings.TrimSuffix(strings.TrimPrefix(key, keyStart), "}"), nil
 }
 
-// typed returns a stored target in a form that target takes for the same one: as it is, or as a whole key where that is
-// something else.
+// typed returns a stored target in a form that target takes for it: as it is, or as a whole key.
 func (r *Reader) typed(stored string) string {
 	if text, err := r.target(stored); err == nil && text == stored {
 		return stored

@@ -69,7 +69,6 @@ const (
 func Admit(e Existing) Action {
 	newer := e.Duplicate == Replace || e.Duplicate == Postpone
 	switch {
-	// No task blocks the key.
 	case e.Claim == NoClaim:
 		return Enqueue
 	case e.Task == Absent && e.Claim == Fresh:
@@ -86,7 +85,6 @@ func Admit(e Existing) Action {
 		return Refuse
 	case e.Task == Ended:
 		return Enqueue
-	// A task that lives blocks it.
 	case e.Duplicate == Join:
 		return JoinIt
 	case newer && !e.Begun && e.Task == Waits:

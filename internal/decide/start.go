@@ -103,8 +103,7 @@ func Start(s Situation) Decision {
 	return s.policy(Soon)
 }
 
-// late is what Rule.Late makes of a task that did not start in time: WishDone is Skip, and all else Archive, also an
-// AfterFailure whose function returned the BusyError. The task never comes back.
+// late is what Rule.Late makes of a task that did not start in time: WishDone is Skip, all else Archive.
 func (s Situation) late() Decision {
 	if s.Wish == WishDone {
 		return Decision{What: Done}
@@ -112,7 +111,7 @@ func (s Situation) late() Decision {
 	return Decision{What: Archive}
 }
 
-// policy is what the rule's policy makes of a busy key. when is when a task comes back under it.
+// policy is what the rule's policy makes of a busy key. when: it comes back then.
 func (s Situation) policy(when When) Decision {
 	switch s.Wish {
 	case WishRun:
@@ -128,8 +127,8 @@ func (s Situation) policy(when When) Decision {
 	return s.comeBack(when)
 }
 
-// comeBack has the task come back. On its last attempt it waits in its worker instead, as long as there is time: with
-// the locks that it has for a holder of the next one, without them for anything else.
+// comeBack has the task come back. On its last attempt it waits in its worker while there is time: with its locks for a
+// holder of the next one, without them for anything else.
 func (s Situation) comeBack(when When) Decision {
 	switch {
 	case s.Parked:

@@ -1,9 +1,9 @@
 // Package engine is the lock: who holds it, who waits for it, and for how long. It knows no tasks.
 //
-// In Redis a lock is a word, and only if somebody wants it besides its holder a record: lua/head.lua says how. An
-// Engine is one process' side: it takes locks for callers, renews their leases, asks again for those that wait, and
-// listens for messages. A turn decides what becomes of a waiter. What is due, of waiters and of leases, stands in two
-// heaps; one alarm rings for the first; what is due together is sent in pipelines, a few at a time.
+// In Redis a lock is a word, and a record if somebody wants it besides its holder: see lua/head.lua. An Engine is one
+// process' side: it takes locks, renews leases, asks again for waiters, and listens for messages. A turn decides what
+// becomes of a waiter. Due waiters and leases stand in two heaps; one alarm rings for the first; they are sent in
+// pipelines, a few at a time.
 package engine
 
 import (
@@ -44,15 +44,13 @@ var (
 )
 
 const (
-	// maxSenders is how many pipelines of waiters and renewals are under way at most, and maxSendersCluster so on a
-	// Cluster, where others go on while one master hangs. The rest of the client's connections is for single calls.
+	// maxSenders bounds the pipelines under way; maxSendersCluster so on a Cluster, where one master may hang. The client's
+	// other connections are for single calls.
 	maxSenders, maxSendersCluster = 4, 64
-	// maxFirstAsks is how many callers send their first ask for one key by themselves at a time, and maxFirstKeys for how
-	// many keys. The others' asks go in pipelines. So a crowd for one key delays nobody for another, and leaves
-	// connections.
+	// maxFirstAsks callers for a key, and for maxFirstKeys keys, send their first ask by themselves; the others' go in
+	// pipelines.
 	maxFirstAsks, maxFirstKeys = 8, 32
-	// maxGrant is the longest lease that a release grants to a waiter. The waiter may have died unnoticed: then the line
-	// waits for that long and no longer.
+	// maxGrant is the longest lease that a release grants to a waiter, which may have died unnoticed.
 	maxGrant = 3 * time.Second
 	// MaxLimit is the highest limit of a lock.
 	MaxLimit = 1<<31 - 1
@@ -73,7 +71,6 @@ type Ref struct {
 // LeaderKey ends the key of a leader's lock: no order of an operator is for a key of that form.
 const LeaderKey = ":lead"
 
-// keys are those of the lock.
 func (r *Ref) keys() []string {
 	keys := []string{r.Key, r.Key + ":holders", r.Key + ":line", r.Key + ":parked", r.Key + ":called", r.Key + ":info"}
 	switch {
@@ -85,8 +82,7 @@ func (r *Ref) keys() []string {
 	return keys
 }
 
-// bounds are those of the lock now: they are asked each time that a command is written, whatever the lock was made
-// with.
+// bounds are asked for each command.
 func (e *Engine) bounds(r *Ref) control.Bounds {
 	b := control.Bounds{Slots: min(r.Limit, MaxLimit), Every: r.Every, Spare: r.Spare, Known: int64(0)}
 	if e.controls != nil {
@@ -95,10 +91,9 @@ func (e *Engine) bounds(r *Ref) control.Bounds {
 	return b
 }
 
-// limit is the Slots of bounds.
 func (e *Engine) limit(r *Ref) int { return e.bounds(r).Slots }
 
-// rateArgs are the last arguments of a script that looks after a lock: its rate now, if it is known.
+// rateArgs end a script that looks after a lock.
 func rateArgs(r *Ref, b control.Bounds) []any {
 	if !r.Rated {
 		return nil
@@ -106,7 +101,7 @@ func rateArgs(r *Ref, b control.Bounds) []any {
 	return []any{b.Every.Microseconds(), b.Spare.Microseconds(), b.Known}
 }
 
-// hasOrder reports whether an operator's limit, or a pause, counts for the lock, and not that of its asker.
+// hasOrder reports whether an operator's limit, or a pause, counts for the lock.
 func (e *Engine) hasOrder(key string) bool {
 	return e.controls != nil && e.controls.Bounds(key, control.Bounds{Slots: MaxLimit + 1}).Slots <= MaxLimit
 }
@@ -123,7 +118,7 @@ type Engine struct {
 	contended contended
 	alarm     life.Alarm
 	parking   *parking
-	listening sync.Once // starts the subscription
+	listening sync.Once
 
 	ringing sync.Mutex         // before mu; held until all a ring begins is in senders
 	mu      sync.Mutex         // guards what follows, and waiters and leases as their types say; never held across I/O
@@ -136,10 +131,10 @@ type Engine struct {
 	closed  bool
 }
 
-// New makes an Engine. It does no I/O and starts no goroutine. If the options are unfit, everything returns why.
+// New makes an Engine, without I/O and goroutines. If the options are unfit, everything returns why.
 func New(o Options) *Engine {
 	var id [12]byte
-	_, _ = rand.Read(id[:]) // it never fails
+	_, _ = rand.Read(id[:])
 	unfit := o.check()
 	e := &Engine{
 		o: o, owner: keys.Escape(o.Owner), life: life.New(), channel: base64.RawURLEncoding.EncodeToString(id[:]),
@@ -167,7 +162,7 @@ func New(o Options) *Engine {
 	return e
 }
 
-// Controls are the orders of operators, if Options.Obeys is set.
+// Controls are the orders of operators; nil without Options.Obeys.
 func (e *Engine) Controls() *control.Reader { return e.controls }
 
 // TTL is that of the options.
@@ -181,20 +176,20 @@ func (e *Engine) Key(name string, parts ...string) string {
 	return keys.HashedKey(e.o.HashKeys, e.o.Prefix, name, parts...)
 }
 
-// ArriveWithin has called work count as overdue after d at the earliest: the time that its server may take to fetch it.
+// ArriveWithin has called work count as overdue after d at the earliest: its server takes that long to fetch it.
 func (e *Engine) ArriveWithin(d time.Duration) { e.parking.arriveWithin(d) }
 
 // CheckSoon looks after the parked work of a key at once, which may borrow workers.
 func (e *Engine) CheckSoon(key string) { e.parking.checkSoon(key) }
 
-// Life counts what is under way, also of those who read the orders of operators, and claims, beside the locks.
+// Life counts what is under way, also of readers of orders and of claims.
 func (e *Engine) Life() *life.Life { return e.life }
 
 // Mark returns the mark beside the lock with that key.
 func (e *Engine) Mark(key string) mark.Mark { return mark.Of(e.life, e.conn, key) }
 
-// Close ends all waits with ErrClosed, and waits for what is under way. Leases are not renewed any more, and their
-// contexts end with them. They can still be released.
+// Close ends all waits with ErrClosed, and waits for what is under way. Leases are renewed no more, their contexts end,
+// and they can still be released.
 func (e *Engine) Close() {
 	ended := e.life.End()
 	e.mu.Lock()
@@ -260,13 +255,12 @@ type Busy struct {
 
 func (b *Busy) Error() string { return "lock: busy" }
 
-// Unwrap returns what ended the wait.
+// Unwrap returns b.Cause.
 func (b *Busy) Unwrap() error { return b.Cause }
 
 func (r *Request) grant() time.Duration { return min(r.TTL, maxGrant) }
 
-// askCall is an ask within those bounds. With no slots it gives back what was granted meanwhile, and is in line by the
-// ticket.
+// askCall asks within those bounds. With no slots it gives back a grant, and is in line by the ticket.
 func (e *Engine) askCall(le *Lease, mode askMode, b control.Bounds, ticket int64) *redisx.Call {
 	r := &le.request
 	if le.every, le.spare = b.Every, b.Spare; r.Ordered {
@@ -289,7 +283,7 @@ func (e *Engine) askCall(le *Lease, mode askMode, b control.Bounds, ticket int64
 	return &redisx.Call{Script: askScript, Keys: r.keys(), Args: args}
 }
 
-// shorten leaves out the last arguments that a script takes anyway, those from the third on.
+// shorten leaves out last arguments that are as usual, from the third on.
 func shorten(args []any, usual ...any) []any {
 	for n := len(args); n > 2 && args[n-1] == usual[n-3]; n-- {
 		args = args[:n-1]
@@ -304,7 +298,6 @@ func oneOrZero(b bool) int64 {
 	return 0
 }
 
-// newLease makes a lease that is not held yet.
 func (e *Engine) newLease(r Request) *Lease {
 	now := time.Now()
 	var room [192]byte
@@ -343,7 +336,7 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 		}
 		le, err := e.takeOnce(ctx, r)
 		if busy, is := err.(*Busy); is && busy.Paused && busy.Waited == 0 && e.controls != nil { //nolint:errorlint // errors.As allocates
-			// What was known may have become too old since the look, and there may be no pause.
+			// What was known may be too old, and the pause over.
 			if known := e.controls.Know(ctx, r.Key); known == nil && e.limit(&r.Ref) > 0 {
 				continue
 			}
@@ -351,9 +344,8 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 		if err != nil {
 			return nil, err
 		}
-		// A process may read an order, or be stopped, between its look at the orders and here. So a try looks again, and a
-		// wait, in which turn looks, that is late: after a pause is in force nothing starts, and after a rate is nothing that
-		// its bucket has not counted.
+		// An order may be read, or the process be stopped, between the look at the orders and here. So a try looks again, and a
+		// wait, in which turn looks, that is late: after a pause nothing starts, and after a rate nothing uncounted.
 		uncounted := false
 		if e.controls != nil && (!r.Wait && !r.Park || control.Old(looked, time.Now())) && ctx.Err() == nil {
 			err = e.controls.Know(ctx, r.Key)
@@ -396,7 +388,6 @@ func (e *Engine) takeOnce(ctx context.Context, r Request) (*Lease, error) {
 	return le, err
 }
 
-// try takes the lock, or reports that it is busy.
 func (e *Engine) try(ctx context.Context, le *Lease) error {
 	if e.limit(&le.request.Ref) == 0 {
 		return &Busy{Paused: true, Left: le.request.Leaves}
@@ -417,8 +408,7 @@ func (e *Engine) try(ctx context.Context, le *Lease) error {
 	}
 }
 
-// ask sends one ask by itself: as a SET or by take, if the lock is probably free. If the outcome is unknown, it is
-// given back.
+// ask sends one ask by itself: a SET or take, if the lock is probably free. What is unknown is given back.
 func (e *Engine) ask(ctx context.Context, le *Lease, mode askMode) (a Answer, sent time.Time, err error) {
 	r := &le.request
 	sent = time.Now()
@@ -459,7 +449,6 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode askMode) (a Answer, se
 	return a, sent, err
 }
 
-// noteAsk reads what came of an ask.
 func (e *Engine) noteAsk(le *Lease, reply any, err error) (a Answer, _ error) {
 	r := &le.request
 	if refused := refusalOf(reply); refused != nil {
@@ -487,7 +476,7 @@ func (e *Engine) noteAsk(le *Lease, reply any, err error) (a Answer, _ error) {
 	return a, nil
 }
 
-// loseReply gives a lock back that an ask may have taken, whose reply was lost.
+// loseReply gives back what an ask may have taken, whose reply was lost.
 func (e *Engine) loseReply(le *Lease, err error) {
 	if !redisx.IsNotRun(err) {
 		e.life.Branch(func() {
@@ -497,8 +486,7 @@ func (e *Engine) loseReply(le *Lease, err error) {
 	}
 }
 
-// giveBack releases a lease that no caller has seen. It waits a moment; the release goes on in the background. Callers
-// are counted in.
+// giveBack releases what no caller has seen. It waits a moment, and goes on in the background. Callers are counted in.
 func (e *Engine) giveBack(le *Lease) {
 	e.drop(le)
 	done := make(chan struct{})
@@ -514,7 +502,6 @@ func (e *Engine) giveBack(le *Lease) {
 	}
 }
 
-// releaseUntil sends the release of a token until Redis replies, or its lease has ended, or the Engine closes.
 func (e *Engine) releaseUntil(le *Lease, until time.Time) {
 	e.sendUntil(until, func() error {
 		_, err := e.sendRelease(context.Background(), le)
@@ -522,7 +509,7 @@ func (e *Engine) releaseUntil(le *Lease, until time.Time) {
 	})
 }
 
-// sendUntil sends a command until Redis replies, or that time is over, or the Engine closes.
+// sendUntil sends until Redis replies, that time is over, or the Engine closes.
 func (e *Engine) sendUntil(until time.Time, send func() error) {
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 5*time.Second) {
 		if err := send(); err == nil || !redisx.IsTransient(err) || !time.Now().Before(until) {
@@ -536,7 +523,6 @@ func (e *Engine) sendUntil(until time.Time, send func() error) {
 	}
 }
 
-// sendRelease gives le back: what is thin by its one key, else by a script.
 func (e *Engine) sendRelease(ctx context.Context, le *Lease) (released, error) {
 	r := &le.request
 	body, resent := &le.body, false
@@ -583,7 +569,6 @@ func (e *Engine) sendRelease(ctx context.Context, le *Lease) (released, error) {
 	return back, nil
 }
 
-// entry is a place in an agenda: of a waiter, of a lease or of a line with parked work.
 type entry struct {
 	at     time.Time // when it is due
 	place  int       // in the heap, counted from 1; 0: not in it
@@ -592,7 +577,7 @@ type entry struct {
 	line   *parkedLine
 }
 
-// agenda is a heap of what is due, the first first. The mutex of its owner guards it.
+// agenda is a heap, the first due first. The mutex of its owner guards it.
 type agenda []*entry //nolint:recvcheck // heap.Interface wants both
 
 func (a agenda) Len() int           { return len(a) }
@@ -614,7 +599,7 @@ func (a *agenda) Pop() any {
 	return x
 }
 
-// set moves x to its place for at; a zero at takes it out. It reports whether x is the first now.
+// set moves x to at; a zero at takes it out. It reports whether x is the first now.
 func (a *agenda) set(x *entry, at time.Time) (first bool) {
 	x.at = at
 	switch {
@@ -629,7 +614,7 @@ func (a *agenda) set(x *entry, at time.Time) (first bool) {
 	return x.place == 1
 }
 
-// planAsk and planHold set when a waiter and a lease are due, and the alarm if that is first. Callers hold mu.
+// planAsk and planHold set what is due, and the alarm. Callers hold mu.
 func (e *Engine) planAsk(w *waiter) {
 	if at := w.turn.next(); e.asks.set(&w.entry, at) {
 		e.alarm.Set(at)
@@ -642,12 +627,12 @@ func (e *Engine) planHold(le *Lease) {
 	}
 }
 
-// ring handles what is due. The alarm calls it, and each sender at its end. What finds no sender stays due, and is
-// looked at again: all senders may hang, and leases end.
+// ring handles what is due, for the alarm and at each sender's end. What finds no sender stays due, and is looked at
+// again: all may hang, and leases end.
 func (e *Engine) ring() {
 	e.ringing.Lock()
 	now := time.Now()
-	// else nothing is taken to be sent: a waiter that was would have no reply, and send no leave
+	// else nothing is taken to be sent: its waiter would have no reply, and send no leave
 	open := e.life.Enter() == nil
 	if open {
 		defer e.life.Done()
@@ -681,7 +666,7 @@ func (e *Engine) ring() {
 	}
 }
 
-// branch runs f, which sends, on a goroutine that rings when it ends.
+// branch runs f on a goroutine that rings when it ends.
 func (e *Engine) branch(f func()) {
 	e.mu.Lock()
 	e.senders++
@@ -695,7 +680,7 @@ func (e *Engine) branch(f func()) {
 	})
 }
 
-// takeAsks takes the waiters that are due, a batch at most. Callers hold mu.
+// takeAsks takes a batch of the waiters that are due. Callers hold mu.
 func (e *Engine) takeAsks(now time.Time) (due []*waiter) {
 	var early []*waiter
 	for len(e.asks) > 0 && len(due) < redisx.MaxBatch && len(early) < redisx.MaxBatch &&
@@ -717,13 +702,12 @@ func (e *Engine) takeAsks(now time.Time) (due []*waiter) {
 	return due
 }
 
-// takeHolds takes the leases that end, and those that are to be renewed, a batch of these at most. Callers hold mu, and
-// call what ends.
+// takeHolds takes leases that end, and a batch to be renewed. Callers hold mu, and call what ends.
 func (e *Engine) takeHolds(now time.Time, mayRenew bool) (ends []func(), renewals []*Lease) {
 	var early []*Lease
 	for len(e.holds) > 0 && len(renewals) < redisx.MaxBatch && e.holds[0].at.Before(now.Add(together)) {
 		le := e.holds[0].lease
-		// what is due soon goes with what is due: else one that was refused would be sent at once
+		// what is due soon goes along: else one that was refused would be sent at once
 		if le.at.After(now) && len(renewals) == 0 {
 			break
 		}
@@ -747,8 +731,7 @@ func (e *Engine) takeHolds(now time.Time, mayRenew bool) (ends []func(), renewal
 
 func jitter(d time.Duration) time.Duration { return d + mathrand.N(d) } //nolint:gosec // jitter, no secret
 
-// contended remembers which keys were contended lately: a SET for them would probably fail. Two keys may share a slot;
-// then a command is sent in vain.
+// contended remembers keys that a SET would probably fail for. If two share a slot, a command is sent in vain.
 type contended struct {
 	seed  maphash.Seed
 	began time.Time
@@ -770,8 +753,7 @@ func (c *contended) has(key string) bool {
 
 var errBroken = fmt.Errorf("%w: it was broken", ErrLost)
 
-// The start of work that is to start in time is noted in a key of its own, so that who gets the work again knows that
-// it has begun. One command each.
+// The start of work that is to start in time is noted in a key of its own, so that who gets it again knows.
 
 func (e *Engine) doStart(ctx context.Context, note, command string, more ...any) (any, error) {
 	key := e.o.Prefix + ":start:" + note
@@ -786,25 +768,24 @@ func (e *Engine) NoteStart(ctx context.Context, note string, keep time.Duration)
 	return err
 }
 
-// HasStarted reports whether that is noted.
+// HasStarted reports it.
 func (e *Engine) HasStarted(ctx context.Context, note string) (bool, error) {
 	n, err := e.doStart(ctx, note, "exists")
 	return n == any(int64(1)), err
 }
 
-// ForgetStart deletes what is noted.
+// ForgetStart deletes it.
 func (e *Engine) ForgetStart(ctx context.Context, note string) error {
 	_, err := e.doStart(ctx, note, "del")
 	return err
 }
 
-// The newest wins: of the work that comes to a lock with N slots the last N stay. Older work is overtaken: it is asked
-// to stop by a message, which takes nothing away, and is told so when it comes again.
+// The newest wins: of the work that comes to a lock with N slots the last N stay. Older work is overtaken: a message asks
+// it to stop, which takes nothing away, and it is told so when it comes again.
 
-// mostEnded is how many that have ended count at most, whatever the limit of the lock: 100 kB.
+// mostEnded bounds how many that have ended count: 100 kB.
 const mostEnded = 1000
 
-// arrivals are the keys of lua/arrive.lua.
 func (r *Ref) arrivals() []string { return []string{r.Key + ":arrivals", r.Key + ":newest"} }
 
 // Arrive returns when the work with that note first came to the lock, and stores that with the first call, until Forget
@@ -825,8 +806,8 @@ func (e *Engine) Arrive(ctx context.Context, r Ref, note string) (arrival int64,
 	return arrival, overtaken, nil
 }
 
-// Forget ends the work with that note and arrival: if it comes again it is new. If it counts it goes on to overtake
-// older work. If Redis does not reply, it is told in the background, for a minute at most.
+// Forget ends the work with that note and arrival: if it comes again it is new. If it counts it still overtakes older
+// work. If Redis does not reply, it is told in the background, for a minute at most.
 func (e *Engine) Forget(ctx context.Context, r Ref, note string, arrival int64, counts bool) error {
 	keep := oneOrZero(counts) * int64(min(max(r.Limit, e.limit(&r)), mostEnded)) // also while the lock is paused
 	send := func() error {
@@ -840,8 +821,8 @@ func (e *Engine) Forget(ctx context.Context, r Ref, note string, arrival int64, 
 	return err
 }
 
-// Stop asks overtaken holders and waiters to stop if all slots are taken, and reports whether the arrival is overtaken
-// itself. The request may be lost, and new holders may come: while the caller waits it calls Stop about once a second.
+// Stop asks overtaken holders and waiters to stop if all slots are taken, and reports whether the arrival is overtaken.
+// The request may be lost, and new holders may come: a waiting caller calls Stop about once a second.
 func (e *Engine) Stop(ctx context.Context, r Ref, arrival int64) (overtaken bool, err error) {
 	if err := e.Know(ctx, r.Key); err != nil {
 		return false, err

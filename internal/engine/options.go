@@ -38,7 +38,6 @@ type Options struct {
 	Changed  func(now *control.State) // so; nil: nobody is told
 }
 
-// check fills in defaults, and returns what is wrong with the options.
 func (o *Options) check() error {
 	o.Prefix, o.Owner, o.Log = cmp.Or(o.Prefix, inside.DefaultPrefix), cmp.Or(o.Owner, Process()),
 		cmp.Or(o.Log, slog.Default())
@@ -79,9 +78,8 @@ func CheckPrefix(prefix string) error {
 	return nil
 }
 
-// CheckSecret returns why a secret cannot hash keys, or nil. With an empty one keys are not hashed. Any other must be
-// too long to guess, and must not contain what differs between processes by accident, such as a line end. The longest
-// one has 1,024 bytes: it is hashed for each key.
+// CheckSecret returns why a secret cannot hash keys, or nil. With an empty one keys are not hashed. Any other is too long
+// to guess, and has nothing that differs between processes by accident, such as a line end. It has 1,024 bytes at most.
 func CheckSecret(secret string) error {
 	const least, most, like = 16, 1024, "such as openssl rand -hex 32 gives"
 	n := len(secret)
@@ -149,7 +147,7 @@ func (r *Request) Check() error {
 	return nil
 }
 
-// WholeMS rounds d up to whole milliseconds, which is what Redis counts in.
+// WholeMS rounds d up to whole milliseconds.
 func WholeMS(d time.Duration) time.Duration {
 	if rest := d % time.Millisecond; rest > 0 && d <= inside.MaxTTL {
 		d += time.Millisecond - rest
@@ -157,7 +155,6 @@ func WholeMS(d time.Duration) time.Duration {
 	return d
 }
 
-// checkLength returns why what a lease asks for cannot last that long.
 func (r *Request) checkLength(what string, d time.Duration) error {
 	if d <= 0 || d > inside.MaxTTL {
 		return fmt.Errorf("lock: %q: %s %s: more than 0, at most %s", r.Name, what, d, inside.MaxTTL)
@@ -183,5 +180,5 @@ func Host() string {
 	return host
 }
 
-// Process returns host:pid, by which others know this process if it has no label of its own.
+// Process returns host:pid, the label of a process without another.
 func Process() string { return Host() + ":" + strconv.Itoa(os.Getpid()) }

@@ -28,9 +28,9 @@ var (
 	ErrOrderSpent = errors.New("lock: the task's last attempt has begun before, and did not return")
 )
 
-// Stamp gives the task with that note and nonce the next place in order. If most tasks of the key or more are not done,
-// it gives none, and returns how many there are, and those of the first ones that should have come by now. The ticket
-// is 0 then. deadline is when others may look whether the task was enqueued. After an error it may have a place.
+// Stamp gives the task with that note and nonce the next place in order. If most tasks of the key are not done, the
+// ticket is 0, and it returns how many there are, and those of the first that should have come. deadline is when others
+// may look whether the task was enqueued. After an error it may have a place.
 func (e *Engine) Stamp(
 	ctx context.Context, r Ref, note, nonce string, deadline time.Duration, most int,
 ) (ticket int64, queued int, look []OrderItem, err error) {
@@ -59,8 +59,8 @@ func (e *Engine) callOrder(ctx context.Context, s *redisx.Script, r Ref, args ..
 	return e.call(ctx, s, r.keys(), args...)
 }
 
-// actOrder runs order_act, and has those called that it names. The error Is ErrHeadRuns or ErrNotHead if a skip was
-// refused; of the latter the head is what is called.
+// actOrder runs order_act, and has those called that it names. The error Is ErrHeadRuns or ErrNotHead, with the head as
+// what is called, if a skip was refused.
 func (e *Engine) actOrder(
 	ctx context.Context, r Ref, act OrderAct, item OrderItem, after time.Duration,
 ) (n named, err error) {
@@ -88,17 +88,15 @@ func (e *Engine) actOrder(
 	return n, nil
 }
 
-// Act changes one task of an ordered key, and looks after the key. after is for ActPresent: nobody looks for the task
-// again before that.
+// Act changes one task of an ordered key, and looks after the key. after is for ActPresent: when others look again.
 func (e *Engine) Act(ctx context.Context, r Ref, act OrderAct, item OrderItem, after time.Duration) error {
 	_, err := e.actOrder(ctx, r, act, item, after)
 	return err
 }
 
-// Skip takes the head with that note and ticket out of the order, and calls the next. It does so once, however often
-// the script is executed: after that another task with the same note may be the head. A ticket of 0 is that of the head
-// now. The error Is ErrHeadRuns if the head holds the lock, and ErrNotHead if the task is not the head; head is the
-// head's note then, empty without one.
+// Skip takes the head with that note and ticket out of the order, and calls the next. It does so once, however often the
+// script is executed. A ticket of 0 is that of the head now. The error Is ErrHeadRuns if the head holds the lock, and
+// ErrNotHead if the task is not the head; head is the head's note then, empty without one.
 func (e *Engine) Skip(ctx context.Context, r Ref, note string, ticket int64) (head string, err error) {
 	if ticket == 0 {
 		now, err := e.Head(ctx, r)
@@ -121,7 +119,6 @@ func (e *Engine) Head(ctx context.Context, r Ref) (Head, error) {
 	return info.Head, err
 }
 
-// parseHead reads {nonce, ticket, record} of the first task.
 func parseHead(key string, info Info, f *fields) (h Head, wrong bool) {
 	h = Head{Key: key, Queued: info.Queued, Nonce: f.text(0), Ticket: f.score(1)}
 	if f.at(2) == nil { // its record was lost: see first_tasks in order.lua
@@ -141,7 +138,7 @@ func parseHead(key string, info Info, f *fields) (h Head, wrong bool) {
 	return h, f.wrong || !ok
 }
 
-// orderTask is the record of a task, see order.lua.
+// orderTask: see order.lua.
 type orderTask struct {
 	state              string
 	seen, begun, since int64
@@ -183,8 +180,7 @@ func (le *Lease) End(o Outcome) {
 	le.outcome.Store(int32(o))
 }
 
-// unbegun returns le, which no caller has seen: its release says that the handler of a task, which may have its turn,
-// has not begun.
+// unbegun returns le: its release says that the handler has not begun.
 func (le *Lease) unbegun() *Lease {
 	le.End(OutcomeUnbegun)
 	return le
@@ -212,7 +208,6 @@ func (e *Engine) orderRelease(le *Lease, body any, inbound, cooldown int64) []an
 		outcomes[le.outcome.Load()]}
 }
 
-// refusalOf is the error of a reply that is neither the lock nor a place.
 func refusalOf(reply any) error {
 	if list, _ := reply.([]any); len(list) == 1 {
 		switch list[0] {
@@ -240,8 +235,8 @@ func (b *Busy) Because() (reason string, ends time.Duration) {
 	return reason, max(0, b.Deadline)
 }
 
-// behind returns the reason of an asker that is behind a head which does not hold the lock, and in how long that head
-// comes or is looked for. The reason is empty if the reply names no head.
+// behind returns why an asker is behind a head that does not hold the lock, and in how long that comes or is looked for;
+// empty: it is not.
 func (b *Busy) behind() (reason string, comes time.Duration) {
 	head, ok := strings.CutPrefix(b.Holder, "o:")
 	if !ok {
@@ -261,7 +256,6 @@ func (b *Busy) behind() (reason string, comes time.Duration) {
 	return reason, max(0, time.Duration(record.since-b.ServerUS/1000)*time.Millisecond)
 }
 
-// holderOf reads a holder's body, or the head of an ordered key, before whom nobody holds the lock.
 func holderOf(body string) Holder {
 	if head, ok := strings.CutPrefix(body, "o:"); ok {
 		task, _ := parseTask(head)
@@ -273,8 +267,7 @@ func holderOf(body string) Holder {
 	return Holder{}
 }
 
-// GateText says why nobody gets a lock whose gate is closed for that reason. It is empty for a reason that is not one
-// of the gate.
+// GateText says why nobody gets a lock whose gate is closed for that reason; empty: no reason of the gate.
 func GateText(reason string) string {
 	switch reason {
 	case "rate":

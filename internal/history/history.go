@@ -71,10 +71,8 @@ end
 return redis.call('ZRANGE', KEYS[1], 0, excess - 1)`
 )
 
-// streamOf is the key of the stream of a lock.
 func streamOf(key string) string { return key + ":history" }
 
-// index is the key of the sorted set that names the streams of a prefix.
 func index(prefix string) string { return prefix + ":{stats}:histories" }
 
 // Sender is what a Writer needs of a client.
@@ -104,7 +102,6 @@ type Writer struct {
 	missing int
 }
 
-// added is a run, and the key of its lock.
 type added struct {
 	key string
 	run Run
@@ -136,7 +133,6 @@ func (w *Writer) Add(key string, r Run) {
 	}
 }
 
-// run is the goroutine.
 func (w *Writer) run(ended chan<- struct{}) {
 	defer close(ended)
 	timer := time.NewTimer(flushAfter)
@@ -181,7 +177,6 @@ func (w *Writer) Close(ctx context.Context) {
 	}
 }
 
-// flush sends what was added.
 func (w *Writer) flush() {
 	w.mu.Lock()
 	pending, missing := w.pending, w.dropped
@@ -206,7 +201,6 @@ func (w *Writer) flush() {
 	}
 }
 
-// send sends runs, and makes room for their keys.
 func (w *Writer) send(pending []added) error {
 	ctx, cancel := context.WithTimeout(context.Background(), flushWithin)
 	defer cancel()
@@ -246,5 +240,4 @@ func (w *Writer) send(pending []added) error {
 	return err
 }
 
-// millis is a time as it is stored, in whole milliseconds.
 func millis(d time.Duration) string { return strconv.FormatInt(max(d, 0).Milliseconds(), 10) }

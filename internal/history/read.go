@@ -28,7 +28,7 @@ func Read(ctx context.Context, rdb Reader, key string, most int64) ([]Run, error
 	return runs, nil
 }
 
-// parse reads an entry; false for one of another version, or of somebody else.
+// parse reads an entry; false: not one of this version.
 func parse(e redis.XMessage) (r Run, ok bool) {
 	text := func(field string) string { s, _ := e.Values[field].(string); return s }
 	end, err := strconv.ParseInt(text("end"), 10, 64)
@@ -50,7 +50,7 @@ func parse(e redis.XMessage) (r Run, ok bool) {
 	return r, fine
 }
 
-// span reads a time of milliseconds, of ten years at most.
+// span reads milliseconds, ten years at most.
 func span(text string) (time.Duration, bool) {
 	const most = 10 * 365 * 24 * int64(time.Hour/time.Millisecond)
 	n, err := strconv.ParseInt(text, 10, 64)

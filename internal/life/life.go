@@ -66,7 +66,7 @@ func (l *Life) Done() {
 	l.noteIdle()
 }
 
-// noteIdle closes idle if it is time. End may be called again: then it is closed already. Callers hold mu.
+// noteIdle closes idle if it is time, once. Callers hold mu.
 func (l *Life) noteIdle() {
 	if !l.closed || l.begun > 0 {
 		return

@@ -63,7 +63,6 @@ func TaskID(lockKey string) string {
 	return id.String()
 }
 
-// lockKey is the inverse of TaskID.
 func lockKey(id string) (key string, ok bool) {
 	key, err := url.PathUnescape(strings.ReplaceAll(id, "~", "%")) // an ID has no % of its own
 	return key, err == nil && TaskID(key) == id
@@ -75,8 +74,7 @@ func ID(lockKey string, kind Kind, nonce string) string {
 	return TaskID(lockKey) + ":" + string(kind) + ":" + nonce
 }
 
-// Parse returns the lock's key and the kind of the mark of a task with that ID. It returns false for a task without a
-// mark beside a lock of that prefix.
+// Parse returns the lock's key and the kind of the mark of a task with that ID; false without a mark of that prefix.
 func Parse(id, prefix string) (key string, kind Kind, ok bool) {
 	before, after, found := strings.Cut(id, "}:") // a lock's key ends with its only closing brace
 	name, _, _ := strings.Cut(after, ":")

@@ -16,7 +16,6 @@ import (
 //go:embed lua/*.lua
 var files embed.FS
 
-// script returns a script: what all of them share, and its own lines.
 func script(name string) *redisx.Script {
 	var source []byte
 	for _, part := range []string{"shared", name} {
@@ -123,7 +122,7 @@ func (m Mark) Drop(ctx context.Context, holder string) (bool, error) {
 	return m.done(m.run(ctx, dropScript, holder))
 }
 
-// run runs a script and returns its reply. The end of its life waits for it.
+// run runs a script, which the end of life waits for.
 func (m Mark) run(ctx context.Context, s *redisx.Script, args ...any) (any, error) {
 	if m.life != nil {
 		if err := m.life.Enter(); err != nil {
@@ -141,7 +140,6 @@ func (m Mark) run(ctx context.Context, s *redisx.Script, args ...any) (any, erro
 	return reply, nil
 }
 
-// standing reads the reply of take and keep.
 func standing(reply any, err error) (Standing, error) {
 	if err != nil {
 		return Standing{}, err
@@ -169,7 +167,7 @@ func ms(reply any) time.Duration {
 	return time.Duration(n) * time.Millisecond
 }
 
-// done reads a reply that says whether the mark was the holder's.
+// done reports whether the mark was the holder's.
 func (m Mark) done(reply any, err error) (bool, error) {
 	if n, is := reply.(int64); err == nil && (!is || n != 0 && n != 1) {
 		err = redisx.Failed("claim", m.Key(), fmt.Errorf("unexpected reply %v", reply))
@@ -177,7 +175,6 @@ func (m Mark) done(reply any, err error) (bool, error) {
 	return err == nil && reply == int64(1), err
 }
 
-// flag is a bool as scripts take it.
 func flag(b bool) int64 {
 	if b {
 		return 1

@@ -74,7 +74,7 @@ type dryRedis struct {
 	unique bool // the task has asynq.Unique
 }
 
-// SAdd adds a queue to asynq's list of queues.
+// SAdd adds a queue.
 func (*dryRedis) SAdd(context.Context, string, ...any) *redis.IntCmd {
 	return redis.NewIntResult(1, nil)
 }

@@ -76,7 +76,7 @@ func Of(headers map[string]string, note string) (s Stamp, ok bool) {
 	return s, true
 }
 
-// split returns the four or seven fields of a header's text, or nil.
+// split returns four or seven fields, or nil.
 func split(text string) []string {
 	f := strings.SplitN(text, " ", 7)
 	if len(f) != 4 && len(f) != 7 || f[0] != version {
@@ -123,7 +123,7 @@ func IsLast(t *asynq.Task, retried int) bool {
 	return err == nil && retried >= most
 }
 
-// parseNumbers reads the numbers of a stamp: Most, and after commas Due and By.
+// parseNumbers reads Most, and after commas Due and By.
 func parseNumbers(text string) (most int, due, by int64, err error) {
 	first, times, timed := strings.Cut(text, ",")
 	most, err = strconv.Atoi(first)
@@ -140,7 +140,6 @@ func parseNumbers(text string) (most int, due, by int64, err error) {
 	return most, due, by, err
 }
 
-// nonceBytes make a nonce of 12 characters.
 const nonceBytes = 9
 
 // NewNonce makes the nonce of a stamp.
@@ -159,7 +158,6 @@ func isNonce(text string) bool {
 	return err == nil && len(random) == nonceBytes
 }
 
-// content names what is in a task.
 func content(t *asynq.Task) string { return short(t.Type() + "\x00" + string(t.Payload())) }
 
 func short(note string) string {

@@ -11,8 +11,8 @@
 -- ARGV[8] known=0  when the asker's process has read the orders of operators (us of their node)
 -- ARGV[9] every=0  a rate: from one start to the next (us); 0: none
 -- ARGV[10] spare=0  how much of it can be saved up (us)
--- ARGV[11] ticket=0  of an asker with no slots, which may give a grant back (us); 0: it has none
--- ARGV[12] borrows=0  1: it brings one slot more, for itself alone: a worker that nobody else needs
+-- ARGV[11] ticket=0  with no slots: of the asker, which may give a grant back (us); 0: none
+-- ARGV[12] borrows=0  1: it brings one slot more, for itself alone
 -- ARGV[13] cost=1  for how many starts of the rate it counts
 --
 -- reply yours:    fence; in a pool {fence, value}

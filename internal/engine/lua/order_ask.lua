@@ -1,5 +1,4 @@
--- order_ask: a task of an ordered key has come to a worker. Take the lock if the task is the head, or wait for its turn
--- in the worker, or park.
+-- order_ask: a task of an ordered key has come to a worker. The head takes the lock; others wait there, or park.
 --
 -- KEYS 1 to 8    word, holders, line, parked, called, info, order, marks
 -- ARGV[1] body     <token>|<owner>|<note> of the asker
