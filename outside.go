@@ -111,7 +111,7 @@ func (c *compiledRule) needsTask(isPrefix bool) string {
 		return "RateOf"
 	case c.Cost != nil:
 		return "Cost"
-	case c.Scope == "" && (isPrefix || strings.Contains(":./-_", c.Task[len(c.Task)-1:])):
+	case c.Scope == "" && (isPrefix || strings.ContainsAny(c.Task[len(c.Task)-1:], ":./-_")):
 		return "Scope, which is the type of each that begins with its Task"
 	}
 	return ""

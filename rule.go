@@ -240,7 +240,6 @@ func (c *compiledRule) fillDefaults() {
 // check returns the mistakes in the rule by itself, as declared.
 func (c *compiledRule) check() []*FieldError {
 	mistakes := fieldErrors{rule: c}
-
 	switch trimmed := strings.TrimSpace(c.Task); {
 	case trimmed == "":
 		mistakes.addf("Task", "%q is blank; name the task type that the rule is for, or its beginning", c.Task)

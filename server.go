@@ -62,12 +62,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	mark := &server{guard: g, workers: engine.Workers{
 		Limit: concurrency, Gap: min(engine.BehindAfter, interval/2), Usual: interval, Check: g.engine.CheckSoon,
 	}}
-	for _, rule := range g.rules.rules {
-		if rule.LeaveIdle >= concurrency {
-			g.log.Warn("automutex: a rule leaves as many workers idle as the server has, so none of its tasks starts above "+
-				"the Limit there", "rule", rule.Name, "LeaveIdle", rule.LeaveIdle, "concurrency", concurrency)
-		}
-	}
+	g.warnLeaveIdle(concurrency)
 	if g.rules.parks {
 		g.engine.ArriveWithin(2 * interval)
 	}
@@ -114,6 +109,16 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		return context.WithValue(baseContext(), serverKey{g}, mark.newTask())
 	}
 	return cfg
+}
+
+// warnLeaveIdle warns of rules that leave all workers of a server idle.
+func (g *Guard) warnLeaveIdle(concurrency int) {
+	for _, rule := range g.rules.rules {
+		if rule.LeaveIdle >= concurrency {
+			g.log.Warn("automutex: a rule leaves as many workers idle as the server has, so none of its tasks starts above "+
+				"the Limit there", "rule", rule.Name, "LeaveIdle", rule.LeaveIdle, "concurrency", concurrency)
+		}
+	}
 }
 
 func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {

@@ -61,7 +61,6 @@ func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 	if len(o.Buckets) == 0 {
 		o.Buckets = defaultBuckets
 	}
-
 	m := &Metrics{types: types{most: o.MaxTypes, known: map[string]*ruleTypes{}}, controls: newControls(o.Labels)}
 	m.all = append(m.all, m.controls)
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
@@ -92,8 +91,7 @@ func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 	m.wait = histogram("wait_seconds", "Time from asking for a lock to holding it, of those that got it.")
 	m.parked = histogram("parked_seconds", "Time from the first place in line to holding it, of those that were parked.")
 	m.hold = histogram("hold_seconds", "Time from taking a lock to releasing it.")
-	m.held = gauge("held", "Locks held now.")
-	m.waiting = gauge("waiting", "Tasks that wait in line now.")
+	m.held, m.waiting = gauge("held", "Locks held now."), gauge("waiting", "Tasks that wait in line now.")
 	m.lost = counter("lost_total", "Leases that ended while their handlers ran.", "rule", "task")
 	m.overdue = counter("overdue_total", "Handlers that ran past their task's end.", "rule", "task")
 	m.keyErrors = counter("key_errors_total", "Tasks that no key could be made from.", "task")
@@ -141,11 +139,10 @@ func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 		m.keyErrors.WithLabelValues(task).Inc()
 		return
 	}
+	rule := valid(e.Rule)
 	if e.Rule == "" {
 		return
-	}
-	rule := valid(e.Rule)
-	if e.Kind == automutex.EventHeadSkipped { // its type is not known
+	} else if e.Kind == automutex.EventHeadSkipped { // its type is not known
 		m.skipped.WithLabelValues(rule).Inc()
 		return
 	}

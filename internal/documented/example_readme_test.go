@@ -57,7 +57,7 @@ func TestReadmeSnippets(t *testing.T) {
 	if _, err := automutex.New(client, automutex.Config{Rules: moreRules()}); err != nil {
 		t.Errorf("the README's rules: %v", err)
 	}
-	if _, err := automutex.New(client, automutex.Config{Rules: limitedRules()}); err != nil {
+	if _, err := automutex.New(client, automutex.Config{Rules: append(limitedRules(), codeRules()...)}); err != nil {
 		t.Errorf("the guide's rules with rates: %v", err)
 	}
 	producer, looker := asynq.NewClientFromRedisClient(client), asynq.NewInspectorFromRedisClient(client)

@@ -189,7 +189,7 @@ func TestLock_mistakes(t *testing.T) {
 		parts []string
 		want  string
 	}{
-		{"wrok", nil, `did you mean "work"?`}, {"nothing like it", nil, `there are ["work"`},
+		{"worc", nil, `did you mean "work"?`}, {"nothing like it", nil, `there are ["work"`},
 		{"work", []string{"1"}, `["id" "region"], not of 1`}, {"work", []string{"1", ""}, "a part is empty"},
 		{"work", []string{"\xff", "eu"}, "a part is empty or not UTF-8"},
 		{"key", []string{"1"}, "its Key; use LockFor"}, {"of", nil, "LimitOf"}, {"rated", nil, "RateOf"},

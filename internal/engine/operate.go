@@ -440,7 +440,7 @@ func (e *Engine) breakSome(
 	ctx context.Context, r *Ref, act string, some []string,
 ) (n int, bodies []string, resent bool, err error) {
 	counted := &redisx.Counted{Text: act}
-	args := []any{int64(e.limit(r)), counted}
+	args := append(make([]any, 0, 2+len(some)), int64(e.limit(r)), counted)
 	for _, body := range some {
 		args = append(args, body)
 	}
