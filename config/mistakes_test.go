@@ -91,26 +91,28 @@ func TestParse_mistakes(t *testing.T) {
 		"rules: [{task: a, on: ['x[0]']}]":  `1:24 rule "a": on: "x[0]" has a "[", as other notations have; write names`,
 		"hash_keys: ''\nrules: [{task: a}]": "1:12 hash_keys: the secret is empty",
 
-		"rules: [{task: a, busy: after_failure}]":                                                 `1:25 busy: "after_failure" is unknown; there are allow, archive, fail, park, replace, retry, skip, {retry_in: 5s}`,
-		"rules: [{task: a, busy: skp}]":                                                           `1:25 busy: "skp" is unknown; did you mean skip?`,
-		"rules: [{task: a, busy: retry_in}]":                                                      `1:25 busy: "retry_in" is unknown; did you mean {retry_in: 5s}?`,
-		"rules: [{task: a, busy: {retry_in: 5s, skip: 1s}}]":                                      `1:25 busy: "" is unknown`,
-		"rules: [{task: a, busy: {skip: 5s}}]":                                                    "1:25 busy: ",
-		"rules: [{task: a, busy: {retry_in: soon}}]":                                              "1:36 busy: retry_in: want a duration",
-		"rules: [{task: a, busy: {retry_in: 7ns}}]":                                               "1:25 rule \"a\": busy: retry_in(7ns) is no delay",
-		"rules: [{task: a, limit: {feild: n}}]":                                                   `1:27 limit: unknown key "feild"; did you mean field?`,
-		"rules: [{task: a, limit: {field: n, most: many}}]":                                       "1:43 limit: most: want a whole number",
-		"rules: [{task: a, limit: {field: n, default: 9, most: 3}}]":                              `1:26 rule "a": limit: `,
-		"rules: [{task: a, limit: {}}]":                                                           `1:26 rule "a": limit: "" is empty`,
-		"rules: [{task: a, limit: Unlimited}]":                                                    "1:26 limit: want a whole number",
-		"rules: [{task: a, limit: 1, rate: 5}]":                                                   "1:35 rate: want keys with values",
-		"rules: [{task: a, limit: 1, rate: {start: 5}}]":                                          `1:36 rate: unknown key "start"; did you mean starts?`,
-		"rules: [{task: a, limit: 1, rate: {field: $.x}}]":                                        `1:35 rate: "$.x" has a "$"`,
-		"rules: [{task: a, limit: 1, rate: {field: x, default: 5}}]":                              "1:35 rate: want a rate within its bounds, such as 100/1m",
-		"rules: [{task: a, cost: {field: x, most: y}}]":                                           "1:42 cost: most: want a whole number",
-		"rules: [{task: a, cost: {field: x}}]":                                                    `1:25 rule "a": cost: counts starts of a rate, and the rule has none; give it one, or leave cost out`,
+		"rules: [{task: a, busy: after_failure}]":                    `1:25 busy: "after_failure" is unknown; there are allow, archive, fail, park, replace, retry, skip, {retry_in: 5s}`,
+		"rules: [{task: a, busy: skp}]":                              `1:25 busy: "skp" is unknown; did you mean skip?`,
+		"rules: [{task: a, busy: retry_in}]":                         `1:25 busy: "retry_in" is unknown; did you mean {retry_in: 5s}?`,
+		"rules: [{task: a, busy: {retry_in: 5s, skip: 1s}}]":         `1:25 busy: "" is unknown`,
+		"rules: [{task: a, busy: {skip: 5s}}]":                       "1:25 busy: ",
+		"rules: [{task: a, busy: {retry_in: soon}}]":                 "1:36 busy: retry_in: want a duration",
+		"rules: [{task: a, busy: {retry_in: 7ns}}]":                  "1:25 rule \"a\": busy: retry_in(7ns) is no delay",
+		"rules: [{task: a, limit: {feild: n}}]":                      `1:27 limit: unknown key "feild"; did you mean field?`,
+		"rules: [{task: a, limit: {field: n, most: many}}]":          "1:43 limit: most: want a whole number",
+		"rules: [{task: a, limit: {field: n, default: 9, most: 3}}]": `1:26 rule "a": limit: `,
+		"rules: [{task: a, limit: {}}]":                              `1:26 rule "a": limit: "" is empty`,
+		"rules: [{task: a, limit: Unlimited}]":                       "1:26 limit: want a whole number",
+		"rules: [{task: a, limit: 1, rate: 5}]":                      "1:35 rate: want keys with values",
+		"rules: [{task: a, limit: 1, rate: {start: 5}}]":             `1:36 rate: unknown key "start"; did you mean starts?`,
+		"rules: [{task: a, limit: 1, rate: {field: $.x}}]":           `1:35 rate: "$.x" has a "$"`,
+		"rules: [{task: a, limit: 1, rate: {field: x, default: 5}}]": "1:35 rate: want a rate within its bounds, such as 100/1m",
+		"rules: [{task: a, cost: {field: x, most: y}}]":              "1:42 cost: most: want a whole number",
+		"rules: [{task: a, cost: {field: x}}]":                       `1:25 rule "a": cost: counts starts of a rate, and the rule has none; give it one, or leave cost out`,
+
 		"rules: [{task: a, limit: 1, scope: s}, {task: b, limit: 1, scope: s, rate: {field: x}}]": `1:76 rule "b": rate: is true, but rule "a" (line 1) has false`,
-		"rules: [{task: a, limit: 1, rate: {starts: 5}}]":                                         `1:35 rule "a": rate: it needs both starts and per, such as 100 per minute`,
+
+		"rules: [{task: a, limit: 1, rate: {starts: 5}}]": `1:35 rule "a": rate: it needs both starts and per, such as 100 per minute`,
 
 		"rules: [{task: a, <<: {ttl: 1m}}]": "1:19 anchors, aliases, merge keys and tags are not " +
 			"read here",
@@ -131,9 +133,10 @@ func TestParse_mistakes(t *testing.T) {
 		"rules: [{task: a, " + strings.Repeat("k", 1000) + ": 1}]": `1:19 unknown key "` + strings.Repeat("k", 60) +
 			`"; there are name`,
 
-		"rules: [{task: a, limit: 2, scope: s}, {task: b, scope: s}]":                      `1:40 rule "b": limit: is 1, but rule "a" (line 1) has 2 for the same scope "s"`,
-		"rules:\n- {task: a, name: n}\n- {task: b, name: n}":                               `3:19 rule "n": name: is that of line 2 too`,
-		"rules:\n- {task: a, name: 'Rules[7]'}\n- {task: b, ttl: -1s}":                     `3:18 rule "b": ttl: -1s is too short`,
+		"rules: [{task: a, limit: 2, scope: s}, {task: b, scope: s}]":  `1:40 rule "b": limit: is 1, but rule "a" (line 1) has 2 for the same scope "s"`,
+		"rules:\n- {task: a, name: n}\n- {task: b, name: n}":           `3:19 rule "n": name: is that of line 2 too`,
+		"rules:\n- {task: a, name: 'Rules[7]'}\n- {task: b, ttl: -1s}": `3:18 rule "b": ttl: -1s is too short`,
+
 		"rules:\n- {task: a, limit: 2, scope: 'Rules[9]'}\n- {task: b, scope: 'Rules[9]'}": `3:3 rule "b": limit: is 1, but rule "a" (line 2) has 2 for the same scope "Rules[9]"`,
 
 		"unique: {}":                      "1:9 unique: want a list of rules",
@@ -148,13 +151,21 @@ func TestParse_mistakes(t *testing.T) {
 		"unique:\n- {task: a, scope: s}\n- {task: b, scope: s, queue: low}": `3:30 unique rule "b": queue: is low, but rule "a" (line 2) has default for the same scope`,
 		// What New calls by its name in Go has that of the file, and what the user calls so keeps it.
 		"rules: [{task: a, name: Limit, rate: {starts: 1, per: 1m}}]": `1:9 rule "Limit": limit: is 0, and the rule has a rate: say 1 if its tasks also run one at a time, or unlimited if only the rate`,
+
 		"defaults: {fence: true}\nrules: [{task: a, limit: 2}, {task: b, limit: x}]": "1:19 defaults: fence: needs a " +
+
 			"limit of 1\n2:47 limit: want a whole number",
+
 		"defaults: {scope: s}\nrules: [{task: a}]\nunique:\n  - {task: b, on: [x]}\n  - {task: b, on: [y]}": "4:5 unique rule " +
+
 			"\"b\": scope: is empty\n5:5 unique rule \"b#2\": scope: is empty\n5:12 unique rule \"b\": task: is that of line 4",
+
 		"defaults: {ttl: 1x}\nrules: [{task: a, wait: 1ns}, {task: b, ttl: 1ns}]": "1:17 defaults: ttl: want a duration\n" +
+
 			"2:25 rule \"a\": wait: 1ns is too short\n2:46 rule \"b\": ttl: 1ns is too short",
+
 		"unique:\n- {task: a, queue: 'Rules[9]', scope: s}\n- {task: b, scope: s}": `3:3 unique rule "b": queue: is default, but rule "a" (line 2) has rules[9] for`,
+
 		// Each once, although both halves have it.
 		"prefix: 'a b'\nrules: [{task: a}]\nunique: [{task: a}]": `1:9 prefix: lock: prefix "a b"`,
 		"rules: [{task: a, limit: -1}]\nunique: [{task: b, until: x}]": "1:26 rule \"a\": limit\n2:27 until: " +

@@ -93,10 +93,11 @@ func TestRate_agreesWithABucket(t *testing.T) {
 		random := rand.New(rand.NewPCG(1, uint64(seed)))
 		granted, refused, window, sum := 0, 0, now, 0.
 		for i := range 900 {
-			if i == 300 {
+			switch i {
+			case 300:
 				redistest.Must(t, operator.Controls().SetRate(t.Context(), "x", 2, time.Second, min(2, test.burst), ""))
 				knows(t, l, "x")
-			} else if i == 600 {
+			case 600:
 				redistest.Must(t, operator.Controls().ClearRate(t.Context(), "x"))
 				knows(t, l)
 			}

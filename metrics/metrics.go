@@ -132,8 +132,7 @@ func (o Options) check() error {
 func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 	if m == nil {
 		return
-	}
-	if e.Kind == automutex.EventKeyError {
+	} else if e.Kind == automutex.EventKeyError {
 		// Its rule is not always known; the types have a bound of their own.
 		task, _ := m.types.label("", e.Task)
 		m.keyErrors.WithLabelValues(task).Inc()

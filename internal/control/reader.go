@@ -210,8 +210,8 @@ func (r *Reader) Fetch(ctx context.Context) (*State, error) {
 	return r.Latest(), nil
 }
 
-// await waits until done, given the read that ended last, or until ctx ends. It asks for a read unless the first look is
-// done. The caller has called Life.Enter.
+// await waits until done, given the read that ended last, or until ctx ends. It asks for a read unless the first look
+// is done. The caller has called Life.Enter.
 func (r *Reader) await(ctx context.Context, key string, done func(last read) (bool, error)) error {
 	for first := true; ; first = false {
 		r.mu.Lock()

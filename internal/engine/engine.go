@@ -44,8 +44,8 @@ var (
 )
 
 const (
-	// maxSenders bounds the pipelines under way; maxSendersCluster so on a Cluster, where one master may hang. The client's
-	// other connections are for single calls.
+	// maxSenders bounds the pipelines under way; maxSendersCluster so on a Cluster, where one master may hang. The
+	// client's other connections are for single calls.
 	maxSenders, maxSendersCluster = 4, 64
 	// maxFirstAsks callers for a key, and for maxFirstKeys keys, send their first ask by themselves; the others' go in
 	// pipelines.
@@ -344,8 +344,8 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 		if err != nil {
 			return nil, err
 		}
-		// An order may be read, or the process be stopped, between the look at the orders and here. So a try looks again, and a
-		// wait, in which turn looks, that is late: after a pause nothing starts, and after a rate nothing uncounted.
+		// An order may be read, or the process be stopped, between the look at the orders and here. So a try looks again, and
+		// a wait, in which turn looks, that is late: after a pause nothing starts, and after a rate nothing uncounted.
 		uncounted := false
 		if e.controls != nil && (!r.Wait && !r.Park || control.Old(looked, time.Now())) && ctx.Err() == nil {
 			err = e.controls.Know(ctx, r.Key)
@@ -780,8 +780,8 @@ func (e *Engine) ForgetStart(ctx context.Context, note string) error {
 	return err
 }
 
-// The newest wins: of the work that comes to a lock with N slots the last N stay. Older work is overtaken: a message asks
-// it to stop, which takes nothing away, and it is told so when it comes again.
+// The newest wins: of the work that comes to a lock with N slots the last N stay. Older work is overtaken: a message
+// asks it to stop, which takes nothing away, and it is told so when it comes again.
 
 // mostEnded bounds how many that have ended count: 100 kB.
 const mostEnded = 1000

@@ -78,8 +78,9 @@ func CheckPrefix(prefix string) error {
 	return nil
 }
 
-// CheckSecret returns why a secret cannot hash keys, or nil. With an empty one keys are not hashed. Any other is too long
-// to guess, and has nothing that differs between processes by accident, such as a line end. It has 1,024 bytes at most.
+// CheckSecret returns why a secret cannot hash keys, or nil. With an empty one keys are not hashed. Any other is too
+// long to guess, and has nothing that differs between processes by accident, such as a line end. It has 1,024 bytes at
+// most.
 func CheckSecret(secret string) error {
 	const least, most, like = 16, 1024, "such as openssl rand -hex 32 gives"
 	n := len(secret)

@@ -94,9 +94,9 @@ func (e *Engine) Act(ctx context.Context, r Ref, act OrderAct, item OrderItem, a
 	return err
 }
 
-// Skip takes the head with that note and ticket out of the order, and calls the next. It does so once, however often the
-// script is executed. A ticket of 0 is that of the head now. The error Is ErrHeadRuns if the head holds the lock, and
-// ErrNotHead if the task is not the head; head is the head's note then, empty without one.
+// Skip takes the head with that note and ticket out of the order, and calls the next. It does so once, however often
+// the script is executed. A ticket of 0 is that of the head now. The error Is ErrHeadRuns if the head holds the lock,
+// and ErrNotHead if the task is not the head; head is the head's note then, empty without one.
 func (e *Engine) Skip(ctx context.Context, r Ref, note string, ticket int64) (head string, err error) {
 	if ticket == 0 {
 		now, err := e.Head(ctx, r)
@@ -235,8 +235,8 @@ func (b *Busy) Because() (reason string, ends time.Duration) {
 	return reason, max(0, b.Deadline)
 }
 
-// behind returns why an asker is behind a head that does not hold the lock, and in how long that comes or is looked for;
-// empty: it is not.
+// behind returns why an asker is behind a head that does not hold the lock, and in how long that comes or is looked
+// for; empty: it is not.
 func (b *Busy) behind() (reason string, comes time.Duration) {
 	head, ok := strings.CutPrefix(b.Holder, "o:")
 	if !ok {

@@ -8,8 +8,8 @@ import (
 	"github.com/hibiken/asynq"
 )
 
-// redeliveryDelay bounds asynq's wait before it redelivers a Client's task whose last attempt was cut, or an ordered task
-// whose worker died: marks of done tasks last five minutes.
+// redeliveryDelay bounds asynq's wait before it redelivers a Client's task whose last attempt was cut, or an ordered
+// task whose worker died: marks of done tasks last five minutes.
 const redeliveryDelay = 30 * time.Second
 
 // IsCut reports whether err is what asynq itself passes for an attempt that has no result. asynq gives these as they
