@@ -106,9 +106,10 @@ func TestParse_mistakes(t *testing.T) {
 		"rules: [{task: a, limit: 1, rate: 5}]":                      "1:35 rate: want keys with values",
 		"rules: [{task: a, limit: 1, rate: {start: 5}}]":             `1:36 rate: unknown key "start"; did you mean starts?`,
 		"rules: [{task: a, limit: 1, rate: {field: $.x}}]":           `1:35 rate: "$.x" has a "$"`,
-		"rules: [{task: a, limit: 1, rate: {field: x, default: 5}}]": "1:35 rate: want a rate within its bounds, such as 100/1m",
-		"rules: [{task: a, cost: {field: x, most: y}}]":              "1:42 cost: most: want a whole number",
-		"rules: [{task: a, cost: {field: x}}]":                       `1:25 rule "a": cost: counts starts of a rate, and the rule has none; give it one, or leave cost out`,
+		"rules: [{task: a, limit: 1, rate: {field: x, default: 5}}]": "" +
+			"1:35 rate: want a rate within its bounds, such as 100/1m",
+		"rules: [{task: a, cost: {field: x, most: y}}]": "1:42 cost: most: want a whole number",
+		"rules: [{task: a, cost: {field: x}}]":          `1:25 rule "a": cost: counts starts of a rate, and the rule has none; give it one, or leave cost out`,
 
 		"rules: [{task: a, limit: 1, scope: s}, {task: b, limit: 1, scope: s, rate: {field: x}}]": `1:76 rule "b": rate: is true, but rule "a" (line 1) has false`,
 
@@ -156,7 +157,8 @@ func TestParse_mistakes(t *testing.T) {
 
 			"limit of 1\n2:47 limit: want a whole number",
 
-		"defaults: {scope: s}\nrules: [{task: a}]\nunique:\n  - {task: b, on: [x]}\n  - {task: b, on: [y]}": "4:5 unique rule " +
+		"defaults: {scope: s}\nrules: [{task: a}]\nunique:\n  - {task: b, on: [x]}\n  - {task: b, on: [y]}": "" +
+			"4:5 unique rule " +
 
 			"\"b\": scope: is empty\n5:5 unique rule \"b#2\": scope: is empty\n5:12 unique rule \"b\": task: is that of line 4",
 
