@@ -62,13 +62,17 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 		e.parking.checkOrder(r.Ref)
 	}
 	if r.OnWait != nil && asked {
+		sinceCall := time.Duration(-1) // by this reply: a sender writes the lease's, with the next one
+		if a.Returned {
+			sinceCall = a.SinceCall
+		}
 		returned := false
 		defer func() {
 			if !returned {
 				e.leave(w)
 			}
 		}()
-		r.OnWait(w.lease.sinceCall)
+		r.OnWait(sinceCall)
 		returned = true
 	}
 	return e.stand(w, began)
