@@ -62,7 +62,7 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 		e.parking.checkOrder(r.Ref)
 	}
 	if r.OnWait != nil && asked {
-		sinceCall := time.Duration(-1) // by this reply: a sender writes the lease's, with the next one
+		sinceCall := time.Duration(-1) // not the lease's: a sender may write that
 		if a.Returned {
 			sinceCall = a.SinceCall
 		}

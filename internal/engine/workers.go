@@ -9,8 +9,7 @@ import (
 )
 
 // Workers decides which waits of a server's workers end, so that none takes a worker that another key's task could
-// have. Safe for concurrent use; the zero value with a Limit is ready. It is a function of what comes and of the time:
-// see testdata/workers.txt.
+// have. Safe for concurrent use; the zero value with a Limit is ready. Its stories: testdata/workers.txt.
 //
 // A server is full when all its workers have been busy for BehindAfter, gaps shorter than Gap included. Then the
 // newest wait is told to end. If tasks come that nobody called, asynq has more of them than it can take: it is behind,
