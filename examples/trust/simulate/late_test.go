@@ -14,7 +14,8 @@ import (
 
 var updateLate = flag.Bool("update-late", false, "write testdata/late.txt anew")
 
-// lateSituations are what the first task meets, which is to start within 1.5 s.
+// lateSituations are what the first task meets, which is to start within 1.5 s. It comes when what is to be before it,
+// which was enqueued at the start, has begun: two that one poll finds begin in any order.
 var lateSituations = []struct {
 	name string
 	set  func(p *plan, subject *taskPlan)
@@ -25,7 +26,7 @@ var lateSituations = []struct {
 	{"held, on its last attempt", func(p *plan, t *taskPlan) { t.MaxRetry = 0; p.add(work(0, 4*sec)) }},
 	{"held, few workers: parks", func(p *plan, _ *taskPlan) {
 		p.Procs = servers(2)
-		p.add(work(0, 4*sec), work(200*ms, 4*sec).key(1))
+		p.add(work(0, 4*sec), work(700*ms, 4*sec).key(1))
 	}},
 	{"paused", func(p *plan, t *taskPlan) {
 		t.At, p.Ops = 3*sec, []opPlan{{Kind: "halt"}, {At: 9 * sec, Kind: "resume"}}
@@ -45,15 +46,15 @@ var lateSituations = []struct {
 	{"RetryAfter, back in time, held", func(p *plan, t *taskPlan) {
 		p.Rules[0].Wait = 4 * sec
 		t.Steps = []stepPlan{{Work: 200 * ms, End: "later", Later: 300 * ms}, {End: "ok"}}
-		p.add(work(350*ms, 2*sec))
+		p.add(work(750*ms, 2*sec))
 	}},
 	{"requeued at the end of its server", func(p *plan, t *taskPlan) {
 		t.Steps = []stepPlan{{Work: 9 * sec, End: "ok"}, {End: "ok"}}
-		p.Faults = []faultPlan{{Kind: stops, At: 500 * ms}, {Kind: starts, At: 9 * sec}}
+		p.Faults = []faultPlan{{Kind: stops, At: sec}, {Kind: starts, At: 9 * sec}}
 	}},
 	{"its worker is killed", func(p *plan, t *taskPlan) {
 		t.Steps = []stepPlan{{Work: 9 * sec, End: "ok"}, {End: "ok"}}
-		p.Faults = []faultPlan{{Kind: dies, At: 500 * ms}, {Kind: starts, At: 9 * sec}}
+		p.Faults = []faultPlan{{Kind: dies, At: sec}, {Kind: starts, At: 9 * sec}}
 	}},
 	{"failed, uncounted", func(_ *plan, t *taskPlan) { t.Steps = []stepPlan{{Work: 2 * sec, End: "soft"}, {End: "ok"}} }},
 	{"archived as late, and run by hand", func(p *plan, _ *taskPlan) {
@@ -79,7 +80,7 @@ func latePlan(situation, policy int) *plan {
 	if _, onArchive, ordered := strings.Cut(name, "in order, "); ordered {
 		name, rule.InOrder, rule.OnArchive = "park", true, onArchive
 	}
-	p.Rules, p.Tasks = rules(name, rule), tasks(work(100*ms, 200*ms))
+	p.Rules, p.Tasks = rules(name, rule), tasks(work(500*ms, 200*ms))
 	subject := p.Tasks[0]
 	lateSituations[situation].set(p, &subject)
 	p.Tasks[0] = subject
