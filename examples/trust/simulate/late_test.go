@@ -46,7 +46,7 @@ var lateSituations = []struct {
 	{"RetryAfter, back in time, held", func(p *plan, t *taskPlan) {
 		p.Rules[0].Wait = 4 * sec
 		t.Steps = []stepPlan{{Work: 200 * ms, End: "later", Later: 300 * ms}, {End: "ok"}}
-		p.add(work(750*ms, 2*sec))
+		p.add(work(sec, 2*sec))
 	}},
 	{"requeued at the end of its server", func(p *plan, t *taskPlan) {
 		t.Steps = []stepPlan{{Work: 9 * sec, End: "ok"}, {End: "ok"}}
