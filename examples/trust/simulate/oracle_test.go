@@ -619,7 +619,7 @@ func (b *ledger) judgeCooldown(r *run) {
 }
 
 // judgeNewest looks whether a run under Replace begins although as many newer tasks of its key as it has slots have
-// begun: the last result is the newest's.
+// come before it took the lock, and begun: the last result is the newest's.
 func (b *ledger) judgeNewest(r *run) {
 	t := b.books[r.n]
 	if t.op || t.late || t.success > 0 || len(t.ends) > 0 || b.w.forgot() {
@@ -628,7 +628,8 @@ func (b *ledger) judgeNewest(r *run) {
 	for _, key := range r.keys {
 		var newer []int
 		for _, o := range b.books {
-			if b.replaces(o, key) && o.starts > 0 && !o.ends[endLate] && !t.shown.IsZero() && t.shown.Before(o.first) {
+			if b.replaces(o, key) && o.starts > 0 && !o.ends[endLate] && !t.shown.IsZero() && t.shown.Before(o.first) &&
+				o.first.Before(r.taken[key]) {
 				newer = append(newer, o.n)
 			}
 		}
