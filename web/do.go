@@ -229,7 +229,7 @@ type form struct {
 	ticket       int64
 }
 
-func (f *form) its() *action { return actions[f.Action] }
+func (f form) its() *action { return actions[f.Action] }
 
 // Field is that of the action.
 func (f form) Field() field { return f.its().typed }

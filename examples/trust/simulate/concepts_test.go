@@ -267,9 +267,8 @@ func (b *ledger) rateOpensBy(key string) (at time.Time) {
 		if until.IsZero() {
 			until = time.Now()
 		}
-		largest := time.Duration(rule.largest())
-		at = latest(at, until.Add(obeyed+b.grantLag(rule)+p.rule.every()*largest+
-			every*(time.Duration(rule.burst()-1)+largest)))
+		starts := time.Duration(rule.largest() + rule.burst() - 1)
+		at = latest(at, until.Add(obeyed+b.grantLag(rule)+p.rule.every()*time.Duration(rule.largest())+every*starts))
 	}
 	return at
 }
