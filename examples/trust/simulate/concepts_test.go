@@ -267,8 +267,8 @@ func (b *ledger) rateOpensBy(key string) (at time.Time) {
 		if until.IsZero() {
 			until = time.Now()
 		}
-		starts := time.Duration(rule.largest() + rule.burst() - 1)
-		at = latest(at, until.Add(obeyed+b.grantLag(rule)+p.rule.every()*time.Duration(rule.largest())+every*starts))
+		counted := p.rule.every()*time.Duration(rule.largest()) + every*time.Duration(rule.largest()+rule.burst()-1)
+		at = latest(at, until.Add(obeyed+b.grantLag(rule)+counted))
 	}
 	return at
 }
