@@ -180,6 +180,8 @@ func (d *delivery) leaveLate(decision decide.Decision, met *obstacle) decide.Dec
 				*met = d.report(obstacle{why: decide.NoAnswer, target: t, err: err})
 				return d.decideStart(met)
 			}
+		case t.rule.Busy.kind == policyReplace: // it may have come in time before; at an error its next arrival is old
+			_ = d.guard.engine.Forget(context.WithoutCancel(d.ctx), engine.Ref{Key: t.key}, d.note, 0, false)
 		case t.rule.Busy.row().parks:
 			// after an error, who calls the task finds that it has ended
 			_ = d.guard.engine.Unpark(context.WithoutCancel(d.ctx), engine.Ref{Key: t.key, Limit: t.limit}, d.note)

@@ -245,10 +245,10 @@ func (d *delivery) look(last obstacle) obstacle {
 	if met := d.makeKeys(); met.why != decide.Nothing {
 		return met
 	}
-	if met := d.arrive(); met.why != decide.Nothing || d.isReplaced() {
+	if met := d.report(d.checkLate(obstacle{why: decide.Nothing})); met.why != decide.Nothing {
 		return met
 	}
-	if met := d.report(d.checkLate(obstacle{why: decide.Nothing})); met.why != decide.Nothing {
+	if met := d.arrive(); met.why != decide.Nothing || d.isReplaced() {
 		return met
 	}
 	if met := d.checkPaused(); met.why != decide.Nothing {

@@ -70,6 +70,37 @@ func TestStartBy(t *testing.T) {
 	})
 }
 
+// A task that comes late is no newer one, also while its function is asked: under Replace an older one runs. One that
+// came in time before is forgotten.
+func TestLate_replacesNobody(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		asked, answer := make(chan string), make(chan error)
+		rule := replacing(automutex.Rule{Wait: time.Hour, Late: automutex.AfterFailure(
+			func(ctx context.Context, _ *asynq.Task, _ *automutex.BusyError) error {
+				id, _ := asynq.GetTaskID(ctx)
+				asked <- id
+				return <-answer
+			})})
+		r, c := orderRig(t, s, setup{rules: []automutex.Rule{rule}})
+		held := r.take("work", "1")
+		old := r.enqueue("work", one)
+		r.awaitLine(1, "work", "1")
+		info, err := c.Enqueue(asynq.NewTask("work", []byte(`{"id":1}`)),
+			r.options([]asynq.Option{automutex.StartBy(time.Now().Add(-time.Second))})...)
+		redistest.Must(t, err)
+		if id := <-asked; id != info.ID {
+			t.Fatalf("the function was asked of %s", id)
+		}
+		r.free(held)
+		r.stage.nextIs(t, old).returns(nil)
+		answer <- nil
+		r.await(info.ID, asynq.TaskStateCompleted)
+		r.await(old, asynq.TaskStateCompleted)
+		r.awaitForgotten("work", "1")
+	})
+}
+
 // What cannot be a Late is refused.
 func TestLate_refused(t *testing.T) {
 	t.Parallel()

@@ -182,15 +182,20 @@ func TestBounds(t *testing.T) {
 		defer sub.Close()
 		_, err := sub.Receive(ctx)
 		redistest.Must(t, err)
-		for i := range int64(1001) {
+		for i := range int64(1002) { // the first waits; next attempts of 100 others stand aside behind it
 			w.set(startUS+i, 0)
 			e.run("arrive", newestKeys(key), i, 1000)
-			e.run("ask", keys, fmt.Sprintf("c1.h.%d|w|%d", startUS+i, i), 90000-i, 0, 0, 1000)
+			if i > 0 {
+				e.run("ask", keys, fmt.Sprintf("c1.h.%d|w|%d", startUS+i, i), 90000-i, 0, 0, 1000)
+			}
 		}
-		e.run("stop", append(keysOf(key), newestKeys(key)...), 1000, startUS+1000)
-		want := fmt.Sprintf("c1: c1.h.%d -2 %d", startUS, startUS+1000)
-		if got := messages(rdb, sub.Channel()); len(got) != 1 || got[0] != want {
-			t.Errorf("%q are asked to stop, want %q", got, want)
+		for i := range int64(101) {
+			e.run("ask", keys, fmt.Sprintf("c1.w.%d|w|%d", startUS+i, i), 90000, 3000, 3000, 1000, 0, 1)
+		}
+		e.run("stop", append(keysOf(key), newestKeys(key)...), 1000, startUS+1001)
+		want := fmt.Sprintf("[c1: c1.w.%d -2 %[2]d c1: c1.h.%[3]d -2 %[2]d]", startUS, startUS+1001, startUS+1)
+		if got := fmt.Sprint(messages(rdb, sub.Channel())); got != want {
+			t.Errorf("%s are asked to stop, want %s", got, want)
 		}
 	})
 }

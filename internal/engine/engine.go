@@ -540,7 +540,8 @@ func (e *Engine) sendRelease(ctx context.Context, le *Lease) (released, error) {
 	inbound, life, lend := e.parking.wanted(r.Ref, true)
 	c := &redisx.Call{Script: releaseScript, Keys: r.keys()}
 	if r.Ordered {
-		c.Script, c.Args = orderReleaseScript, e.orderRelease(le, body, inbound, cooldown)
+		c.Script, c.Args = orderReleaseScript, []any{body, int64(e.limit(&r.Ref)), inbound, cooldown, r.Place.Nonce,
+			outcomes[le.outcome.Load()]}
 	} else {
 		consumed := ""
 		if le.consumes {
@@ -806,8 +807,8 @@ func (e *Engine) Arrive(ctx context.Context, r Ref, note string) (arrival int64,
 	return arrival, overtaken, nil
 }
 
-// Forget ends the work with that note and arrival: if it comes again it is new. If it counts it still overtakes older
-// work. If Redis does not reply, it is told in the background, for a minute at most.
+// Forget ends the work with that note and arrival (0: any): if it comes again it is new. If it counts it still
+// overtakes older work. If Redis does not reply, it is told in the background, for a minute at most.
 func (e *Engine) Forget(ctx context.Context, r Ref, note string, arrival int64, counts bool) error {
 	keep := oneOrZero(counts) * int64(min(max(r.Limit, e.limit(&r)), mostEnded)) // also while the lock is paused
 	send := func() error {

@@ -138,15 +138,14 @@ func parseInspect(key string, reply any) (Info, error) {
 		info.Values = append(info.Values, keys.Unescape(values.text(i)))
 	}
 	for i := 0; i < len(holders.list); i += 2 {
-		body := strings.SplitN(holders.text(i), "|", 3)
-		if len(body) != 3 {
+		one := holderOf(holders.text(i))
+		if one.Token == "" {
 			return Info{}, errForeign
 		}
 		value, _ := taken.at(i / 2).(string)
-		info.Holders = append(info.Holders, Holder{
-			Token: body[0], Owner: keys.Unescape(body[1]), Note: body[2], Value: keys.Unescape(value),
-			ExpiresIn: time.Duration(holders.score(i+1))*time.Millisecond - time.Duration(us)*time.Microsecond,
-		})
+		one.Value = keys.Unescape(value)
+		one.ExpiresIn = time.Duration(holders.score(i+1))*time.Millisecond - time.Duration(us)*time.Microsecond
+		info.Holders = append(info.Holders, one)
 	}
 	if fence == 0 && len(info.Holders) == 1 {
 		fence = takenAt(info.Holders[0].Token)

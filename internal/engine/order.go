@@ -203,11 +203,6 @@ func (e *Engine) orderAsk(le *Lease, mode askMode, b control.Bounds) *redisx.Cal
 	}}
 }
 
-func (e *Engine) orderRelease(le *Lease, body any, inbound, cooldown int64) []any {
-	return []any{body, int64(e.limit(&le.request.Ref)), inbound, cooldown, le.request.Place.Nonce,
-		outcomes[le.outcome.Load()]}
-}
-
 func refusalOf(reply any) error {
 	if list, _ := reply.([]any); len(list) == 1 {
 		switch list[0] {

@@ -646,15 +646,20 @@ func (b *ledger) replaces(t *taskBook, key string) bool {
 	})
 }
 
-// judgeReplacing looks whether there are newer tasks, for which one was revoked. Callers hold mu.
+// judgeReplacing looks whether there are newer tasks, for which one was revoked: with LimitOf, as many as the least
+// limit of a task. Callers hold mu.
 func (b *ledger) judgeReplacing(t *taskBook, key string) {
-	newer := 0
+	newer, rule := 0, b.w.plan.ruleOfKey(key)
+	limit := rule.limit()
 	for _, o := range b.books {
 		if o != t && b.replaces(o, key) && !o.first.Add(2*b.w.plan.Latency).Before(t.first) {
 			newer++
+			if rule.LimitOf {
+				limit = min(limit, rule.ownLimit(o.plan))
+			}
 		}
 	}
-	if b.calm && !b.w.forgot() && newer < b.limitOf(key) && len(b.w.plan.Ops) == 0 {
+	if b.calm && !b.w.forgot() && newer < limit && len(b.w.plan.Ops) == 0 {
 		b.violatef("replaced: task %d is revoked on %q, and %d newer ones have come", t.n, key, newer)
 	}
 }

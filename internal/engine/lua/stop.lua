@@ -8,7 +8,7 @@
 --
 -- reply 1: the caller is overtaken itself; 0: not
 -- The token of who can be asked ends with .<arrival>. It reads the 1,000 holders whose leases end first, and the last
--- 100 waiters: all call it for themselves, too.
+-- 100 waiters that do not stand aside: all call it for themselves, too.
 local newest, arrivals = table.remove(KEYS), table.remove(KEYS)
 local limit, slots = nil, tonumber(ARGV[1])
 --@include overtaken
@@ -25,7 +25,7 @@ local function note_one(token)
   if came then known[#known + 1] = came .. ' ' .. token end
 end
 for _, body in ipairs(bodies) do note_one(token_of(body)) end
-for _, token in ipairs(call('ZREVRANGE', line, '0', '99')) do note_one(token) end
+for _, token in ipairs(call('ZREVRANGEBYSCORE', line, int(aside), '0', 'LIMIT', '0', '100')) do note_one(token) end
 table.sort(known)
 for _, one in ipairs(known) do
   local came, token = string.match(one, '^(%d+) (.*)$')
