@@ -705,7 +705,7 @@ func (s *sim) ask(body string, lease, stay int64, park int) (stopped bool) {
 		s.setRate(m)
 	}
 	if i := m.holds(body); i >= 0 && s.limit > 0 {
-		m.holders[i].end = max(m.holders[i].end, m.ms()+lease+1)
+		s.lasts(i, lease, 1)
 		s.fence(got, true)
 		s.published()
 		return false
@@ -1035,11 +1035,21 @@ func (s *sim) renew() {
 		failf("renewed %d, holds %v", got, i >= 0)
 	}
 	if i >= 0 {
-		// A fat one is a millisecond longer than a thin one. The model reads which it is.
-		m.holders[i].end = max(m.holders[i].end, m.ms()+length) + 1
-		if w := s.w.rdb.Get(context.Background(), s.key).Val(); w == body {
-			m.holders[i].end = m.ms() + s.w.rdb.PTTL(context.Background(), s.key).Val().Milliseconds() + 1
-		}
+		s.lasts(i, length, 0)
+	}
+}
+
+// lasts has the holder at i last that long, and more ms by an ask. A renewed fat one lasts a millisecond longer than it
+// did. Of a thin one the server may round one off each time: a miniredis tells its TTL in whole milliseconds.
+func (s *sim) lasts(i int, length, more int64) {
+	h, ctx := &s.m.holders[i], context.Background()
+	if s.w.rdb.Get(ctx, s.key).Val() != h.body {
+		h.end = max(h.end, s.ms()+length+more) + 1 - more
+		return
+	}
+	end, want := s.ms()+s.w.rdb.PTTL(ctx, s.key).Val().Milliseconds()+1, max(h.end, s.ms()+length+1)
+	if h.end = end; end != want && end != want-1 {
+		failf("thin until %d, want %d", end, want)
 	}
 }
 
