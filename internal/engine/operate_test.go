@@ -399,6 +399,7 @@ func TestBreak_crowd(t *testing.T) {
 						_, _ = held[0].Release(t.Context(), Ending{})
 						held = held[1:]
 					}
+					_, _ = held[len(held)-1].Release(t.Context(), Ending{}) // one that is to be broken, too
 				}
 				for range 120 {
 					if le, err := take(e, asked(r, "")); err == nil {
@@ -408,7 +409,7 @@ func TestBreak_crowd(t *testing.T) {
 			}
 			return nil
 		})
-		if n, err := e.Break(t.Context(), r, how, held[200].Token()); n != want || err != nil {
+		if n, err := e.Break(t.Context(), r, how, held[200].Token(), held[249].Token()); n != want || err != nil {
 			t.Errorf("%d: broke %d, %v, want %d", how, n, err, want)
 		}
 		hook.After(nil)
