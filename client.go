@@ -136,7 +136,7 @@ func (c *Client) orderedTarget(ctx context.Context, task *asynq.Task) (t target,
 	if rule == nil {
 		return target{}, false, nil
 	}
-	targets := c.rules.targetsNeeded(ctx, task, c.prefix, []*compiledRule{rule},
+	targets := c.rules.targetsNeeded(ctx, []target{}, task, c.prefix, []*compiledRule{rule},
 		func(_ *compiledRule, failed error) { err = failed })
 	if len(targets) == 0 {
 		return target{}, false, err

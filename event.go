@@ -106,9 +106,9 @@ func JoinObservers(observers ...func(context.Context, Event)) func(context.Conte
 	}
 }
 
-func (d *delivery) observe(e Event) {
-	e.Task, e.Queue, e.TaskID, e.Inner = d.task.Type(), d.queue, d.id, d.outer != nil
-	d.guard.observe(d.ctx, e)
+func (f *facts) observe(e Event) {
+	e.Task, e.Queue, e.TaskID, e.Inner = f.task.Type(), f.queue, f.id, f.outer != nil
+	f.guard.observe(f.ctx, e)
 }
 
 // observe calls Config.Observe, and logs a panic of it.

@@ -22,14 +22,15 @@ import (
 type holding struct {
 	leases  []*heldLease    // in the order taken
 	room    [1]*heldLease   // for the lease of a task with one key
+	first   heldLease       // the first one
 	without map[string]bool // Allow: the keys without whose locks the task runs
 	// Of one run of the handler, which release ends:
-	started  time.Time // zero: the handler has not started
-	returned func()    // ends the watcher of the handler; nil: there is none
+	started time.Time // zero: the handler has not started
+	running *handlerRun
 }
 
 type heldLease struct {
-	guard        *Guard
+	of           *facts
 	outer        *heldLease // what the handler's context has beside it: the lease taken before; nil for the first
 	target       target
 	lease        *engine.Lease
@@ -53,7 +54,11 @@ func (d *delivery) keepLease(t target, lease *engine.Lease, err error) error {
 	if d.leases == nil {
 		d.leases = d.room[:0]
 	}
-	h := &heldLease{guard: d.guard, target: t, lease: lease, takenAt: time.Now()}
+	h := &d.first
+	if h.lease != nil {
+		h = &heldLease{}
+	}
+	h.of, h.target, h.lease, h.takenAt = &d.facts, t, lease, time.Now()
 	*inside.At(&h.shown) = lease
 	d.leases = append(d.leases, h)
 	return nil
@@ -89,9 +94,9 @@ func (d *delivery) lostBeforeStart() obstacle {
 // a panic unwinds, and after d.ctx has ended: releases use only its values. A second call does nothing, unless the
 // task has taken locks again.
 func (d *delivery) release(decision decide.Decision, err error) {
-	if d.returned != nil {
-		d.returned()
-		d.returned = nil
+	if d.running != nil {
+		d.running.end()
+		d.running = nil
 	}
 	leases, without, started := d.leases, d.without, !d.started.IsZero()
 	d.leases, d.without, d.staying = nil, nil, ""
@@ -117,30 +122,65 @@ func (d *delivery) release(decision decide.Decision, err error) {
 }
 
 // handlerContext makes the handler's context. It ends as replaceableContext does, and with cause lock.ErrLost when a
-// lease is lost. Then its watcher starts, on a goroutine that ends when the handler returns.
+// lease is lost.
 func (d *delivery) handlerContext() context.Context {
 	parent, end := d.replaceableContext()
-	run := &handlerRun{facts: &d.facts, innermost: innermostLease(d.ctx)}
-	ctx := context.WithValue(parent, runKey{}, run)
+	run := &handlerRun{Context: parent, facts: &d.facts, innermost: innermostLease(d.ctx), leases: d.leases, ends: end}
+	ctx := context.Context(run)
 	for _, h := range d.leases {
 		if most := h.target.rule.MaxHold; most > 0 {
 			h.lease.HoldFor(most) // not before: the task may have waited for its next lock
 		}
 		h.outer = run.innermost
 		ctx, run.innermost = h.lease.Bind(ctx), h
+		h.lease.WhenEnds(h.ended)
 	}
-	if d.returned = end; len(d.leases) > 0 {
-		ctx, leases, returned := ctx, d.leases, make(chan struct{}) // captured as they are now
-		stop := context.AfterFunc(ctx, func() { d.watch(ctx, leases, returned) })
-		d.returned = func() { stop(); close(returned); end() }
-	}
+	run.unwatch = context.AfterFunc(d.ctx, run.watch)
+	d.running = run
 	return ctx
 }
 
+// handlerRun is part of its handler's context.
 type handlerRun struct {
+	context.Context
 	*facts
 
 	innermost *heldLease
+	leases    []*heldLease
+	ends      func() // the context
+	unwatch   func() bool
+
+	mu       sync.Mutex // guards what follows
+	returned bool
+	overdue  *time.Timer // nil: the task's context has not ended
+}
+
+// Value finds the run.
+func (r *handlerRun) Value(key any) any {
+	if key == (runKey{}) {
+		return r
+	}
+	return r.Context.Value(key)
+}
+
+// end is called when the handler has returned.
+func (r *handlerRun) end() {
+	r.unwatch()
+	r.mu.Lock()
+	if r.returned = true; r.overdue != nil {
+		r.overdue.Stop()
+	}
+	r.mu.Unlock()
+	r.ends()
+}
+
+// watch is called when the task's context ends. The timer that it starts ends with the handler.
+func (r *handlerRun) watch() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.returned {
+		r.overdue = time.AfterFunc(overdueGrace, r.reportOverdue)
+	}
 }
 
 type runKey struct{} // finds the handlerRun
@@ -176,52 +216,36 @@ func LastAttempt(ctx context.Context) bool {
 // overdueGrace is how long after the end of its context a handler may return without being reported as overdue.
 const overdueGrace = 100 * time.Millisecond
 
-// watch runs from the end of the handler's context until the handler returns. It reports lost leases, and a handler
-// that outlives its task's context. Either may come first, or neither.
-func (d *delivery) watch(ctx context.Context, leases []*heldLease, returned <-chan struct{}) {
-	for _, h := range leases {
-		own := h.lease.Bind(context.WithoutCancel(d.ctx)) // ends with the lease and nothing else
-		context.AfterFunc(own, func() {
-			cause := context.Cause(own)
-			if why := context.Cause(ctx); errors.Is(why, lock.ErrLost) {
-				cause = why // it may say more, such as that an operator broke the lock
-			}
-			// else it was released, and release reports a loss that was not seen here
-			if errors.Is(h.lease.Err(), lock.ErrLost) {
-				d.reportLost(h, cause)
-			}
-		})
-	}
-	select {
-	case <-returned:
-	case <-d.ctx.Done():
-	}
-	grace := time.NewTimer(overdueGrace)
-	defer grace.Stop()
-	select {
-	case <-returned:
-	case <-grace.C:
-	}
-	select {
-	case <-returned: // maybe both were ready
+// reportOverdue reports a handler that outlives its task's context.
+func (r *handlerRun) reportOverdue() {
+	r.mu.Lock()
+	returned := r.returned
+	r.mu.Unlock()
+	if returned {
 		return
-	default:
 	}
-	cause := context.Cause(d.ctx)
-	for _, h := range leases {
-		d.guard.log.Warn("automutex: the handler still runs although its task's context has ended; the key stays taken "+
+	cause := context.Cause(r.ctx)
+	for _, h := range r.leases {
+		r.guard.log.Warn("automutex: the handler still runs although its task's context has ended; the key stays taken "+
 			"until it returns",
-			"rule", h.target.rule.Name, "key", h.target.key, "task", d.note, "cause", cause)
-		d.observe(Event{Kind: EventOverdue, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt),
+			"rule", h.target.rule.Name, "key", h.target.key, "task", r.note, "cause", cause)
+		r.observe(Event{Kind: EventOverdue, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt),
 			Err: cause})
 	}
 }
 
-func (d *delivery) reportLost(h *heldLease, cause error) {
+// ended is called when the lease ends. What reports a loss calls the user's functions, and so has a goroutine.
+func (h *heldLease) ended(cause error) {
+	if errors.Is(cause, lock.ErrLost) {
+		go h.reportLost(cause)
+	}
+}
+
+func (h *heldLease) reportLost(cause error) {
 	h.lossReported.Do(func() {
-		d.guard.log.Warn("automutex: lease lost while the handler runs; its context is cancelled",
-			"rule", h.target.rule.Name, "key", h.target.key, "task", d.note, "cause", cause)
-		d.observe(Event{Kind: EventLost, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt),
+		h.of.guard.log.Warn("automutex: lease lost while the handler runs; its context is cancelled",
+			"rule", h.target.rule.Name, "key", h.target.key, "task", h.of.note, "cause", cause)
+		h.of.observe(Event{Kind: EventLost, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt),
 			Err: cause})
 	})
 }
@@ -232,10 +256,10 @@ func (d *delivery) reportReleased(h *heldLease, started bool) {
 	switch {
 	case !started && errors.Is(err, lock.ErrNotHeld):
 	case errors.Is(h.endedBefore, lock.ErrLost):
-		d.reportLost(h, h.endedBefore) // does nothing if the watcher has reported it
+		h.reportLost(h.endedBefore) // does nothing if ended has reported it
 	case errors.Is(err, lock.ErrNotHeld) && h.endedBefore == nil:
 		// The key was deleted or evicted, and nobody noticed before.
-		d.reportLost(h, fmt.Errorf("%w: %w", lock.ErrLost, err))
+		h.reportLost(fmt.Errorf("%w: %w", lock.ErrLost, err))
 	case errors.Is(err, lock.ErrBackend):
 		d.guard.log.Warn("automutex: the key could not be released; it frees itself at its deadline",
 			"rule", h.target.rule.Name, "key", h.target.key, "task", d.note, "ttl", h.target.rule.TTL, "error", err)
@@ -290,7 +314,7 @@ func (d *delivery) holds(key string) bool {
 		}
 	}
 	for h := innermostLease(d.ctx); h != nil; h = h.outer {
-		if h.guard == d.guard && h.target.key == key {
+		if h.of.guard == d.guard && h.target.key == key {
 			return true
 		}
 	}

@@ -44,7 +44,7 @@ func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 	}
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
 		g.noteType(t.Type())
-		defer g.enterTask(ctx)() // each task keeps a worker busy, with a rule or without
+		defer g.enterTask(ctx).leave() // each task keeps a worker busy, with a rule or without
 		return orBlock(ctx, g.process(ctx, t, next))
 	})
 }
@@ -123,9 +123,10 @@ type delivery struct {
 	facts
 	holding
 
-	targets   []target // nil until the keys are made
-	met       obstacle // what the look before has met; Nothing at first
-	staying   string   // the key of a lock for which it waits in line where others return, on its last attempt
+	targets   []target  // nil until the keys are made
+	only      [1]target // room for them
+	met       obstacle  // what the look before has met; Nothing at first
+	staying   string    // the key of a lock for which it waits in line where others return, on its last attempt
 	line      standing
 	came      bool
 	cameTo    map[string]time.Time // when it first met what kept it from a lock that is not its first
@@ -300,7 +301,7 @@ func (d *delivery) makeKeys() obstacle {
 		return met
 	}
 	rules := d.guard.rules.match(d.task.Type())
-	targets := d.guard.rules.targetsNeeded(d.ctx, d.task, d.guard.cfg.Prefix, rules,
+	targets := d.guard.rules.targetsNeeded(d.ctx, d.only[:0], d.task, d.guard.cfg.Prefix, rules,
 		func(rule *compiledRule, err error) {
 			o := obstacle{why: whyNoKey(err), target: target{rule: rule}, err: err}
 			switch {

@@ -103,7 +103,7 @@ func TestServerConfig_withMiddleware(t *testing.T) {
 		ctx := server.BaseContext()
 		redistest.Must(t, wrap(guard, asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
 			m := ctx.Value(serverKey{guard}).(*taskMark)
-			if guard.enterTask(ctx)(); name == "twice" && !m.inside.Load() {
+			if guard.enterTask(ctx).leave(); name == "twice" && !m.inside.Load() {
 				t.Error("one task counts as two")
 			}
 			m.server.checkGuarded()

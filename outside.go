@@ -134,7 +134,7 @@ func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 	defer context.AfterFunc(g.life.Closing, cancel)()
 	d.line.came = time.Now()
 	r := d.request(t)
-	r.Whole, r.OnWait = false, func(time.Duration) { d.observeWaiting(t) }
+	r.Whole, r.MaxHold, r.OnWait = false, t.rule.MaxHold, func(time.Duration) { d.observeWaiting(t) }
 	e := Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key}
 	ended := d.observeEnd(e, &r)
 	m := &lock.Lock{}
@@ -147,11 +147,9 @@ func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 	case err == nil:
 		d.observe(e)
 		d.line.came = time.Now() // Held counts from now
-		// own ends with the lease, and this function with own. A release has reported itself.
-		own := lease.Bind(context.WithoutCancel(ctx))
-		context.AfterFunc(own, func() {
-			if cause := context.Cause(own); errors.Is(cause, lock.ErrLost) {
-				ended(EventLost, cause)
+		(*inside.At(lease)).WhenEnds(func(cause error) {
+			if errors.Is(cause, lock.ErrLost) { // a release has reported itself
+				go ended(EventLost, cause)
 			}
 		})
 	case g.life.Closing.Err() != nil:

@@ -233,7 +233,7 @@ func (c *compiledRule) fillDefaults() {
 		c.fields, _ = keys.Parse(c.On)
 	}
 	c.request = engine.Request{Ref: engine.Ref{Limit: 1, Rated: true}, Name: c.Name, TTL: engine.WholeMS(c.TTL),
-		MaxHold: c.MaxHold, Fenced: c.Fence, Notes: true}
+		Fenced: c.Fence, Notes: true} // MaxHold counts from when the handler starts
 	c.request.Pace, _ = c.Rate.pace()
 }
 

@@ -105,9 +105,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	if baseContext == nil {
 		baseContext = context.Background
 	}
-	cfg.BaseContext = func() context.Context {
-		return context.WithValue(baseContext(), serverKey{g}, mark.newTask())
-	}
+	cfg.BaseContext = func() context.Context { return mark.newTask(baseContext()) }
 	return cfg
 }
 
@@ -178,8 +176,9 @@ func (s *server) takeCut() bool {
 	return false
 }
 
-// taskMark marks the context of one task.
+// taskMark marks the context of one task, and is a part of it.
 type taskMark struct {
+	context.Context
 	server *server
 	inside atomic.Bool // the task is in the Middleware
 	works  atomic.Bool // its handler runs, or it waits for as long as it likes
@@ -192,9 +191,17 @@ func (m *taskMark) noteWorks() {
 }
 
 // newTask marks the next task. The first one starts a timer that checks whether the Middleware is installed.
-func (s *server) newTask() *taskMark {
+func (s *server) newTask(base context.Context) *taskMark {
 	s.first.Do(func() { time.AfterFunc(guardedWithin, s.checkGuarded) })
-	return &taskMark{server: s}
+	return &taskMark{Context: base, server: s}
+}
+
+// Value finds the mark.
+func (m *taskMark) Value(key any) any {
+	if key == (serverKey{m.server.guard}) {
+		return m
+	}
+	return m.Context.Value(key)
 }
 
 // guardedWithin is how long a server's first task has to reach the Middleware: only a busy machine needs this time.
@@ -211,14 +218,18 @@ func (s *server) checkGuarded() {
 		"start the server with guard.Run(srv, mux), or call mux.Use(guard.Middleware) before srv.Start or srv.Run")
 }
 
-// enterTask counts a task's worker as busy, once, until the returned function is called.
-func (g *Guard) enterTask(ctx context.Context) (leave func()) {
+// enterTask counts a task's worker as busy until the mark's leave; nil: it is counted already, or nobody's.
+func (g *Guard) enterTask(ctx context.Context) *taskMark {
 	m, _ := ctx.Value(serverKey{g}).(*taskMark)
 	if m == nil || !m.inside.CompareAndSwap(false, true) {
-		return func() {}
+		return nil
 	}
 	m.server.workers.Started()
-	return func() {
+	return m
+}
+
+func (m *taskMark) leave() {
+	if m != nil {
 		m.server.workers.Ended(m.works.Swap(false))
 		m.inside.Store(false)
 	}

@@ -122,6 +122,10 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	if r.Park = w.parks; sifted || w.parks && d.server == nil || !w.parks && w.most <= 0 {
 		return d.ask(d.ctx, t, r)
 	}
+	if lease, err := d.guard.engine.TakeFree(d.ctx, r); lease != nil || err != nil {
+		d.noteCame(t, -1)
+		return d.keepLease(t, lease, err)
+	}
 	r.Wait, r.OnWait = true, func(sinceCall time.Duration) {
 		d.noteCame(t, sinceCall)
 		d.observeWaiting(t)
@@ -174,7 +178,6 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 }
 
 func (d *delivery) ask(ctx context.Context, t target, r engine.Request) error {
-	r.MaxHold = 0 // it counts from when the handler starts
 	lease, err := d.guard.engine.Take(ctx, r)
 	sinceCall := time.Duration(-1)
 	if busy, is := err.(*engine.Busy); is && busy.Returned { //nolint:errorlint // Take does not wrap it

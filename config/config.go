@@ -50,7 +50,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/engine"
+	pace "github.com/automutex/automutex/internal/engine/rate"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/nearest"
 	"github.com/automutex/automutex/unique"
@@ -432,7 +432,10 @@ func parseRate(text string) (r automutex.Rate, err error) {
 	if text == noRate {
 		return r, nil
 	}
-	parsed, err := engine.ParseRate(text)
+	parsed, err := pace.Parse(text)
+	if err != nil { // whose text shows what it read
+		err = errors.New("want a rate within its bounds, such as 100/1m or 100/1m burst 10")
+	}
 	return automutex.Rate(parsed), err
 }
 

@@ -235,6 +235,7 @@ type Request struct {
 	// OnWait is called once at most, when Redis has said that the caller has to wait. sinceCall: as Lease.SinceCall.
 	OnWait func(sinceCall time.Duration)
 	OnEnd  func(err error) // called by each Release, with its error
+	ifFree bool            // see TakeFree
 }
 
 // Handle is a lock as a program has it: what it asks of which Engine, and its error.
@@ -273,7 +274,7 @@ func (e *Engine) askCall(le *Lease, mode askMode, b control.Bounds, ticket int64
 		ticket = 0
 	}
 	args := []any{
-		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), r.grant().Milliseconds(), int64(b.Slots),
+		&le.body.Text, r.TTL.Milliseconds(), mode.lifetime(), r.grant().Milliseconds(), int64(b.Slots),
 		oneOrZero(mode == askPark), oneOrZero((r.Notes || r.Park) && r.Note != ""), b.Known, b.Every.Microseconds(),
 		b.Spare.Microseconds(), ticket,
 		oneOrZero(b.Slots > 0 && r.Lender != nil && !e.hasOrder(r.Key) && r.Lender.lend(&r.Ref, r.Worker)), r.cost(),
@@ -309,7 +310,7 @@ func (e *Engine) newLease(r Request) *Lease {
 	size := len(text)
 	text = append(append(append(append(text, '|'), e.owner...), '|'), r.Note...)
 	body := string(text)
-	le := &Lease{engine: e, request: r, token: body[:size], bodyArg: body, takenAt: now, sinceCall: -1}
+	le := &Lease{engine: e, request: r, token: body[:size], keyArg: r.Key, ttlMS: r.TTL.Milliseconds(), takenAt: now, sinceCall: -1}
 	le.body.Text, le.lease = body, le
 	return le
 }
@@ -337,7 +338,7 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 		le, err := e.takeOnce(ctx, r)
 		if busy, is := err.(*Busy); is && busy.Paused && busy.Waited == 0 && e.controls != nil { //nolint:errorlint // errors.As allocates
 			// What was known may be too old, and the pause over.
-			if known := e.controls.Know(ctx, r.Key); known == nil && e.limit(&r.Ref) > 0 {
+			if e.controls.Know(ctx, r.Key) == nil && e.limit(&r.Ref) > 0 {
 				continue
 			}
 		}
@@ -369,6 +370,24 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 		}
 		r.OnWait = nil // it is called once
 	}
+}
+
+// TakeFree is Take for a lock that is probably free, by one command. It returns nil without an error if the lock
+// seems, or is, not free.
+func (e *Engine) TakeFree(ctx context.Context, r Request) (le *Lease, err error) {
+	if e.seemsFree(&r, e.bounds(&r.Ref)) {
+		r.ifFree, r.Park = true, false
+		le, err = e.Take(ctx, r)
+		if busy, is := err.(*Busy); is && busy.Cause == nil { //nolint:errorlint // errors.As allocates
+			err = nil
+		}
+	}
+	return le, err
+}
+
+// seemsFree: a SET or take may get the lock, and nobody here has seen it taken of late.
+func (e *Engine) seemsFree(r *Request, b control.Bounds) bool {
+	return b.Every == 0 && !r.Pool && !r.Ordered && b.Slots > 0 && !e.contended.has(r.Key)
 }
 
 func (e *Engine) takeOnce(ctx context.Context, r Request) (*Lease, error) {
@@ -413,21 +432,21 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode askMode) (a Answer, se
 	r := &le.request
 	sent = time.Now()
 	if r.Whole {
-		ctx = context.WithoutCancel(ctx)
+		ctx = e.conn.Whole(ctx)
 	}
 	b := e.bounds(&r.Ref)
-	if b.Every == 0 && !r.Pool && !r.Ordered && b.Slots > 0 && !e.contended.has(r.Key) {
+	if e.seemsFree(r, b) {
 		var yours bool
 		var fence int64
 		if r.Fenced {
 			var reply any
-			reply, err = e.conn.Run(ctx, takeScript, []string{r.Key}, le.bodyArg, r.TTL.Milliseconds())
+			reply, err = e.conn.Run(ctx, takeScript, []string{r.Key}, &le.body.Text, r.TTL.Milliseconds())
 			fence, _ = reply.(int64)
 			if yours = fence > 0; redisx.IsWrongType(err) {
 				err = nil
 			}
 		} else {
-			yours, err = e.conn.SetNX(ctx, r.Key, le.bodyArg, r.TTL.Milliseconds())
+			yours, err = e.conn.SetNX(ctx, le.keyArg, &le.body.Text, &le.ttlMS)
 		}
 		if yours {
 			le.thin.Store(true)
@@ -439,6 +458,9 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode askMode) (a Answer, se
 		}
 		e.contended.note(r.Key)
 		sent, b = time.Now(), e.bounds(&r.Ref)
+	}
+	if r.ifFree {
+		return a, sent, nil
 	}
 	c := e.askCall(le, mode, b, 0)
 	reply, err := e.conn.Run(ctx, c.Script, c.Keys, c.Args...)
@@ -531,7 +553,7 @@ func (e *Engine) sendRelease(ctx context.Context, le *Lease) (released, error) {
 		cooldown = max(0, time.Until(le.cooldownEnd)+time.Millisecond-1).Milliseconds()
 	}
 	if le.thin.Load() && cooldown == 0 && !e.contended.has(r.Key) {
-		deleted, err := e.conn.DeleteIfEqual(ctx, dropScript, r.Key, body)
+		deleted, err := e.conn.DeleteIfEqual(ctx, dropScript, le.keyArg, body)
 		if err == nil && deleted {
 			return released{named: named{free: e.limit(&r.Ref)}, held: true}, nil
 		}

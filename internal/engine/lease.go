@@ -19,8 +19,9 @@ type Lease struct {
 	engine  *Engine
 	request Request
 	token   string
-	bodyArg any            // token|owner|note, as Redis has it
-	body    redisx.Counted // the same for the release, of which one is under way at most
+	keyArg  any            // request.Key, boxed once
+	ttlMS   int64          // request.TTL
+	body    redisx.Counted // token|owner|note, as Redis has it; its count is the one release's under way
 
 	// set before the lease is handed out:
 	fence   int64 // 0: the lock was taken by SET
@@ -47,8 +48,8 @@ type Lease struct {
 	renewAt   time.Time  // zero: never
 	renewedAt time.Time  // when the latest renewal that succeeded was sent
 	renewals  int        // under way, at most maxRenewals
-	bindings  []binding  // contexts that end with the lease
-	room      [1]binding // for the first of them
+	bindings  []binding  // what is told of the lease's end
+	room      [2]binding // for the first of them
 	pruneAt   int        // at this len(bindings), Bind drops those that have ended
 }
 
@@ -69,7 +70,7 @@ const (
 )
 
 type binding struct {
-	ctx    context.Context
+	ctx    context.Context // nil: of WhenEnds
 	cancel context.CancelCauseFunc
 }
 
@@ -243,7 +244,7 @@ func (e *Engine) renewCall(le *Lease, length time.Duration) *redisx.Call {
 	if !le.thin.Load() {
 		keys = le.request.keys()[:2]
 	}
-	return &redisx.Call{Script: renewScript, Keys: keys, Args: []any{le.bodyArg, length.Milliseconds()}}
+	return &redisx.Call{Script: renewScript, Keys: keys, Args: []any{&le.body.Text, length.Milliseconds()}}
 }
 
 // moreKeys are the keys to renew le with after a reply 2.
@@ -420,7 +421,7 @@ func (le *Lease) CloseGate(ctx context.Context, length time.Duration) error {
 	if !le.Held() {
 		return fmt.Errorf("%w: %q: CloseGate on a lease that is over", ErrNotHeld, r.Name)
 	}
-	reply, err := e.conn.Run(ctx, closeScript, r.keys(), le.bodyArg, WholeMS(length).Milliseconds())
+	reply, err := e.conn.Run(ctx, closeScript, r.keys(), &le.body.Text, WholeMS(length).Milliseconds())
 	switch {
 	case err != nil:
 		return redisx.Failed("close the gate", r.Key, err)
@@ -444,27 +445,33 @@ func (le *Lease) CloseGate(ctx context.Context, length time.Duration) error {
 // is released.
 func (le *Lease) Bind(parent context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(parent)
-	e := le.engine
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	le.bind(binding{ctx, cancel})
+	return ctx
+}
+
+// WhenEnds calls f when the lease ends, once, with the cause that a bound context has. f must not block.
+func (le *Lease) WhenEnds(f func(cause error)) { le.bind(binding{cancel: f}) }
+
+func (le *Lease) bind(b binding) {
+	le.engine.mu.Lock()
+	defer le.engine.mu.Unlock()
 	switch {
 	case le.state == ended:
-		cancel(context.Canceled)
+		b.cancel(context.Canceled)
 	case !le.isHeld():
-		cancel(ErrLost)
+		b.cancel(ErrLost)
 	default:
 		// Of a lease that is bound often, drop the ended ones when the list has doubled. A context.AfterFunc for each
 		// costs more.
 		if len(le.bindings) >= max(le.pruneAt, 4) {
-			le.bindings = slices.DeleteFunc(le.bindings, func(b binding) bool { return b.ctx.Err() != nil })
+			le.bindings = slices.DeleteFunc(le.bindings, func(b binding) bool { return b.ctx != nil && b.ctx.Err() != nil })
 			le.pruneAt = 2 * len(le.bindings)
 		}
 		if le.bindings == nil {
 			le.bindings = le.room[:0]
 		}
-		le.bindings = append(le.bindings, binding{ctx, cancel})
+		le.bindings = append(le.bindings, b)
 	}
-	return ctx
 }
 
 // Ending says how a lease ends.
@@ -486,9 +493,7 @@ func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) 
 	if was == ended {
 		return 0, fmt.Errorf("%w: %q was unlocked before", ErrNotHeld, le.request.Name)
 	}
-	if ctx.Done() != nil {
-		ctx = context.WithoutCancel(ctx)
-	}
+	ctx = e.conn.Whole(ctx)
 	if le.consumes = how.Consume && was == held; how.Cooldown > 0 && was == held && !le.request.Pool {
 		le.cooldownEnd = time.Now().Add(min(WholeMS(how.Cooldown), inside.MaxTTL))
 	}

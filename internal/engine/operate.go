@@ -222,23 +222,24 @@ func (e *Engine) Line(ctx context.Context, r Ref, info Info, most int) ([]Waiter
 // it ends.
 func (e *Engine) List(ctx context.Context) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
-		for c, err := range e.walk(ctx, inspectScript, func(*Ref) []any { return []any{int64(MaxHolders)} }) {
-			var info Info
-			if err == nil {
-				info, err = parseInspect(c.Keys[0], c.Reply)
-				if errors.Is(err, errForeign) {
-					continue
-				}
-				if err != nil {
-					err = redisx.Failed("inspect", c.Keys[0], err)
-				}
+		err := e.walk(ctx, inspectScript, func(*Ref) []any { return []any{int64(MaxHolders)} }, func(c *redisx.Call) error {
+			info, err := parseInspect(c.Keys[0], c.Reply)
+			switch {
+			case errors.Is(err, errForeign):
+			case err != nil:
+				return redisx.Failed("inspect", c.Keys[0], err)
+			case info.InUse() && !yield(info, nil):
+				return errStop
 			}
-			if (err != nil || info.InUse()) && !yield(info, err) || err != nil {
-				return
-			}
+			return nil
+		})
+		if err != nil && !errors.Is(err, errStop) {
+			yield(Info{}, err)
 		}
 	}
 }
+
+var errStop = errors.New("enough")
 
 // Sweep removes from every lock under the prefix holders past their deadlines, and waiters that do not ask any more.
 // It returns how many, also with an error. Nothing depends on it: each ask prunes its lock, and unused keys expire.
@@ -246,40 +247,32 @@ func (e *Engine) Sweep(ctx context.Context) (removed int, err error) {
 	if err := e.Know(ctx, e.o.Prefix+":{}"); err != nil {
 		return 0, err
 	}
-	for c, err := range e.walk(ctx, sweepScript, func(r *Ref) []any { return []any{int64(e.limit(r)), "0"} }) {
+	args := func(r *Ref) []any { return []any{int64(e.limit(r)), "0"} }
+	err = e.walk(ctx, sweepScript, args, func(c *redisx.Call) (err error) {
 		for calls, left := 0, int64(0); ; calls++ {
-			if err != nil {
-				return removed, err
-			}
 			f := fieldsOf(c.Reply)
 			n, from, more := f.num(0), f.text(1), f.num(2)
 			if f.wrong {
-				return removed, redisx.Failed("sweep", c.Keys[0], unexpected(c.Reply))
+				return redisx.Failed("sweep", c.Keys[0], unexpected(c.Reply))
 			}
 			if calls == 0 {
 				left = more // the rest is for the next sweep, so this ends
 			}
 			if removed += int(n); calls == int(left) {
-				break
+				return nil
 			}
-			c.Reply, err = e.call(ctx, sweepScript, c.Keys, c.Args[0], from)
+			if c.Reply, err = e.call(ctx, sweepScript, c.Keys, c.Args[0], from); err != nil {
+				return err
+			}
 		}
-	}
-	return removed, nil
+	})
+	return removed, err
 }
 
-// walk runs a script once on every lock under the prefix, leaves out what is no lock, and yields the calls. After an
-// error it ends.
-func (e *Engine) walk(ctx context.Context, s *redisx.Script, args func(*Ref) []any) iter.Seq2[*redisx.Call, error] {
-	return func(yield func(*redisx.Call, error) bool) {
-		if err := e.walkAll(ctx, s, args, func(c *redisx.Call) bool { return yield(c, nil) }); err != nil {
-			yield(nil, err)
-		}
-	}
-}
-
-func (e *Engine) walkAll(
-	ctx context.Context, s *redisx.Script, args func(*Ref) []any, yield func(*redisx.Call) bool,
+// walk runs a script once on every lock under the prefix, leaves out what is no lock, and calls visit with each call.
+// An error ends it.
+func (e *Engine) walk(
+	ctx context.Context, s *redisx.Script, args func(*Ref) []any, visit func(*redisx.Call) error,
 ) error {
 	nodes, err := e.nodes(ctx)
 	if err != nil {
@@ -317,12 +310,14 @@ func (e *Engine) walkAll(
 					return err
 				}
 				for _, c := range some {
-					switch {
-					case isForeign(c.Err):
-					case c.Err != nil:
-						return redisx.Failed(s.Name, c.Keys[0], c.Err)
-					case !yield(c):
-						return nil
+					if isForeign(c.Err) {
+						continue
+					}
+					if err := c.Err; err != nil {
+						return redisx.Failed(s.Name, c.Keys[0], err)
+					}
+					if err := visit(c); err != nil {
+						return err
 					}
 				}
 			}
@@ -459,13 +454,6 @@ func (e *Engine) breakSome(
 		err = redisx.Failed("break", r.Key, unexpected(reply))
 	}
 	return n, bodies, counted.Resent(), err
-}
-
-// OpenGate opens a gate that a hold or a cooldown has closed, not a rate, and grants free slots. It returns false if
-// there was none.
-func (e *Engine) OpenGate(ctx context.Context, r Ref) (bool, error) {
-	n, err := e.Break(ctx, r, BreakGate)
-	return n > 0, err
 }
 
 // Ref is the lock with that key, for the calls of operators, or why there is none. A key does not say how many may

@@ -178,22 +178,11 @@ func (a fixed) answers(cmd redis.Cmder) bool {
 	if !a.on.Load() {
 		return false
 	}
-	switch cmd := cmd.(type) {
-	case interface { // *redis.Cmd, and what a release is sent as
-		redis.Cmder
-		SetVal(v any)
-	}:
-		if strings.HasPrefix(cmd.Name(), "eval") {
-			cmd.SetVal(a.reply)
-			return true
-		}
-	case *redis.StatusCmd:
-		if cmd.Name() == "set" {
-			cmd.SetVal(fmt.Sprint(a.reply))
-			return true
-		}
+	is, mine := cmd.(interface{ SetVal(v any) }) // *redis.Cmd
+	if mine = mine && (cmd.Name() == "set" || strings.HasPrefix(cmd.Name(), "eval")); mine {
+		is.SetVal(a.reply)
 	}
-	return false
+	return mine
 }
 
 // TestUnknownReplies: a reply that Redis never gives is an error of every call, never a yes, and no renewal.

@@ -16,7 +16,6 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/control"
-	"github.com/automutex/automutex/internal/engine/rate"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/redisx"
@@ -161,15 +160,6 @@ func (r *Request) checkLength(what string, d time.Duration) error {
 		return fmt.Errorf("lock: %q: %s %s: more than 0, at most %s", r.Name, what, d, inside.MaxTTL)
 	}
 	return nil
-}
-
-// ParseRate reads a rate as people write it: 100/1m, or 100/1m burst 10. Its error does not show the text.
-func ParseRate(text string) (rate.Rate, error) {
-	r, err := rate.Parse(text)
-	if err != nil {
-		return rate.Rate{}, errors.New("want a rate within its bounds, such as 100/1m or 100/1m burst 10")
-	}
-	return r, nil
 }
 
 // Host returns the name of this machine, or "unknown-host".

@@ -197,7 +197,7 @@ func (e *Engine) orderAsk(le *Lease, mode askMode, b control.Bounds) *redisx.Cal
 	}
 	p := r.Place
 	return &redisx.Call{Script: orderAskScript, Keys: r.keys(), Args: []any{
-		le.bodyArg, r.TTL.Milliseconds(), mode.lifetime(), int64(b.Slots), park, b.Every.Microseconds(),
+		&le.body.Text, r.TTL.Milliseconds(), mode.lifetime(), int64(b.Slots), park, b.Every.Microseconds(),
 		b.Spare.Microseconds(), r.grant().Milliseconds(), p.Nonce, p.Ticket, p.Retried, p.Most,
 		oneOrZero(p.Continue), b.Known, r.cost(),
 	}}

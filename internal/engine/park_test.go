@@ -206,7 +206,7 @@ func releaseAndCall(t *testing.T, e *Engine, le *Lease) {
 	t.Helper()
 	r, sent := le.request.Ref, time.Now()
 	inbound, life, _ := e.parking.wanted(r, true)
-	reply, err := e.conn.Run(context.Background(), releaseScript, r.keys(), le.bodyArg, e.limit(&r), inbound, life)
+	reply, err := e.conn.Run(context.Background(), releaseScript, r.keys(), le.body.Text, e.limit(&r), inbound, life)
 	redistest.Must(t, err)
 	back, err := parseRelease(reply)
 	redistest.Must(t, err)

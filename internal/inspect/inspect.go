@@ -121,7 +121,8 @@ func Break(
 		return broken, false, fmt.Errorf("%d of %d broken: %w", broken, len(tokens), err)
 	}
 	if gate {
-		if opened, err = e.OpenGate(ctx, r); err != nil {
+		n, err := e.Break(ctx, r, engine.BreakGate)
+		if opened = n > 0; err != nil {
 			return broken, false, fmt.Errorf("%d of %d broken, and the gate not opened: %w", broken, len(tokens), err)
 		}
 	}

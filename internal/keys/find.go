@@ -111,17 +111,17 @@ func (f *Fields) find(payload []byte) ([][]byte, *Error) {
 		return nil, &Error{Path: f.paths[0].text, Reason: CheckPayload(payload), Absent: true}
 	}
 	values := make([][]byte, len(f.paths))
-	var walk *fieldWalk
+	walk := fieldWalk{fields: f}
 	for i, path := range f.paths {
 		if path.isWhole() {
 			values[i] = payload
 			continue
 		}
-		if walk == nil {
+		if walk.found == nil {
 			if reason := CheckPayload(payload); reason != "" {
 				return nil, &Error{Path: path.text, Reason: reason, NotRead: true}
 			}
-			walk = &fieldWalk{fields: f, found: make([]foundField, len(f.nodes))}
+			walk.found = make([]foundField, len(f.nodes))
 			walk.value(0, bytes.Trim(payload, spaces))
 		}
 		if at := slices.Index(path.nodes, walk.twice); at >= 0 {

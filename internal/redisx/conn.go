@@ -69,15 +69,25 @@ const AnswerGrace = 250 * time.Millisecond
 // While a Cluster moves the slot of the keys, Run sends s again as long as Timeout allows. A slot with many keys takes
 // seconds.
 func (c *Conn) Run(ctx context.Context, s *Script, keys []string, args ...any) (any, error) {
-	if c.runsHere(ctx) {
-		return c.runThroughMove(ctx, c.deadlines.context(ctx), s, keys, args)
+	words := make([]any, 3, 3+len(keys)+len(args))
+	words[2] = len(keys)
+	for _, key := range keys {
+		words = append(words, key)
 	}
-	return c.Within(ctx, func(bound context.Context) (any, error) { return c.runThroughMove(ctx, bound, s, keys, args) })
+	return c.run(ctx, s, append(words, args...))
 }
 
-func (c *Conn) runThroughMove(ctx, bound context.Context, s *Script, keys []string, args []any) (any, error) {
+// run is Run for the words of a command, of which runOnce sets the first two.
+func (c *Conn) run(ctx context.Context, s *Script, words []any) (any, error) {
+	if c.runsHere(ctx) {
+		return c.runThroughMove(ctx, c.deadlines.context(ctx), s, words)
+	}
+	return c.Within(ctx, func(bound context.Context) (any, error) { return c.runThroughMove(ctx, bound, s, words) })
+}
+
+func (c *Conn) runThroughMove(ctx, bound context.Context, s *Script, words []any) (any, error) {
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, maxMovePause) {
-		v, err := c.runOnce(bound, s, keys, args)
+		v, err := c.runOnce(bound, s, words)
 		if !isSlotMoving(err) {
 			return v, err
 		}
@@ -96,23 +106,21 @@ func (c *Conn) runThroughMove(ctx, bound context.Context, s *Script, keys []stri
 const maxMovePause = 320 * time.Millisecond
 
 // runOnce sends s by EVALSHA, and by EVAL if the server does not know the hash. Such a script has not run.
-func (c *Conn) runOnce(ctx context.Context, s *Script, keys []string, args []any) (any, error) {
-	v, err := c.send(ctx, "evalsha", s.shaArg, keys, args)
+func (c *Conn) runOnce(ctx context.Context, s *Script, words []any) (any, error) {
+	words[0], words[1] = "evalsha", s.shaArg
+	v, err := c.send(ctx, words, 3)
 	if HasCode(err, "NOSCRIPT") {
-		v, err = c.send(ctx, "eval", s.Source, keys, args)
+		words[0], words[1] = "eval", s.Source
+		v, err = c.send(ctx, words, 3)
 	}
 	return v, err
 }
 
-func (c *Conn) send(ctx context.Context, command, script any, keys []string, args []any) (v any, err error) {
-	forgetSent(args...)
-	words := make([]any, 0, 3+len(keys)+len(args))
-	words = append(words, command, script, len(keys))
-	for _, key := range keys {
-		words = append(words, key)
-	}
-	cmd := redis.NewCmd(ctx, append(words, args...)...)
-	cmd.SetFirstKeyPos(3) // where a Cluster sends it
+// send sends a command. A Cluster sends it where the word at keyAt belongs: go-redis may not know the command.
+func (c *Conn) send(ctx context.Context, words []any, keyAt int8) (v any, err error) {
+	forgetSent(words...)
+	cmd := redis.NewCmd(ctx, words...)
+	cmd.SetFirstKeyPos(keyAt)
 	v, err = replyOf(cmd, c.rdb.Process(ctx, cmd))
 	c.noteUnreached(err)
 	return v, explain(err)
@@ -144,44 +152,36 @@ func (a *Counted) Resent() bool { return a.sends.Load() > 1 }
 
 // Do sends a command whose second word is its only key.
 func (c *Conn) Do(ctx context.Context, words ...any) (any, error) {
-	return c.Within(ctx, func(bound context.Context) (any, error) {
-		cmd := redis.NewCmd(bound, words...)
-		cmd.SetFirstKeyPos(1)
-		reply, err := replyOf(cmd, c.rdb.Process(bound, cmd))
-		c.noteUnreached(err)
-		return reply, explain(err)
-	})
+	if c.runsHere(ctx) { // without a closure
+		return c.send(c.deadlines.context(ctx), words, 1)
+	}
+	return c.Within(ctx, func(bound context.Context) (any, error) { return c.send(bound, words, 1) })
 }
 
 // SetNX sets key to body for ttl (ms) if the key does not exist. ok is false without an error if it does.
-func (c *Conn) SetNX(ctx context.Context, key string, body, ttl any) (ok bool, err error) {
-	if c.runsHere(ctx) {
-		return c.setNX(c.deadlines.context(ctx), key, body, ttl)
+func (c *Conn) SetNX(ctx context.Context, key, body, ttl any) (ok bool, err error) {
+	reply, err := c.Do(ctx, "set", key, body, "nx", "px", ttl)
+	switch {
+	case errors.Is(err, redis.Nil):
+		return false, nil
+	case err == nil && reply != any("OK"):
+		err = fmt.Errorf("unexpected reply %q", reply)
 	}
-	v, err := c.Within(ctx, func(bound context.Context) (any, error) { return c.setNX(bound, key, body, ttl) })
-	ok, _ = v.(bool)
-	return ok, err
-}
-
-func (c *Conn) setNX(bound context.Context, key string, body, ttl any) (bool, error) {
-	cmd := redis.NewStatusCmd(bound, "set", key, body, "nx", "px", ttl)
-	ok, err := setReplyOf(cmd, c.rdb.Process(bound, cmd))
-	c.noteUnreached(err)
-	return ok, explain(err)
+	return err == nil, err
 }
 
 // compareDeletes are commands that delete a string if it has a given value, for a quarter of what a script costs the
 // server: of Redis 8.4 and later, and of Valkey 9 and later. Which one a server has is found by sending it; after a
 // lost connection, anew.
-var compareDeletes = [...]func(key string, body any) []any{
-	func(key string, body any) []any { return []any{"delex", key, "ifeq", body} },
-	func(key string, body any) []any { return []any{"delifeq", key, body} },
+var compareDeletes = [...]func(key, body any) []any{
+	func(key, body any) []any { return []any{"delex", key, "ifeq", body} },
+	func(key, body any) []any { return []any{"delifeq", key, body} },
 }
 
 // DeleteIfEqual deletes the string at key if it is body, by a command of the server, or by script, which replies 1 if
 // it has deleted the key. deleted is false without an error if the key is another string, of another type, or not
 // there.
-func (c *Conn) DeleteIfEqual(ctx context.Context, script *Script, key string, body any) (deleted bool, err error) {
+func (c *Conn) DeleteIfEqual(ctx context.Context, script *Script, key, body any) (deleted bool, err error) {
 	for n := c.refused.Load(); int(n) < len(compareDeletes); n = c.refused.Load() {
 		reply, err := c.Within(ctx, func(bound context.Context) (any, error) {
 			cmd := redis.NewCmd(bound, compareDeletes[n](key, body)...)
@@ -202,7 +202,7 @@ func (c *Conn) DeleteIfEqual(ctx context.Context, script *Script, key string, bo
 		c.refused.CompareAndSwap(n, n+1)
 		forgetSent(body)
 	}
-	reply, err := c.Run(ctx, script, []string{key}, body)
+	reply, err := c.run(ctx, script, []any{nil, nil, 1, key, body})
 	if IsWrongType(err) {
 		return false, nil
 	}
@@ -240,8 +240,23 @@ func (c *Conn) Within(ctx context.Context, f func(bound context.Context) (any, e
 	}
 }
 
-// runsHere reports whether an exchange runs on its caller's goroutine. Run and SetNX make no closure for it.
-func (c *Conn) runsHere(ctx context.Context) bool { return c.bounded && ctx.Done() == nil }
+// runsHere reports whether an exchange runs on its caller's goroutine. Run and Do make no closure for it.
+func (c *Conn) runsHere(ctx context.Context) bool {
+	_, isBound := ctx.(boundContext)
+	return c.bounded && (isBound || ctx.Done() == nil)
+}
+
+// Whole returns a context with the values of ctx, for exchanges whose end the caller waits for also if ctx ends. They
+// begin at once, and share their bound.
+func (c *Conn) Whole(ctx context.Context) context.Context {
+	switch {
+	case ctx.Done() == nil:
+		return ctx
+	case c.bounded:
+		return c.deadlines.context(ctx)
+	}
+	return context.WithoutCancel(ctx)
+}
 
 type result struct {
 	v   any
@@ -322,6 +337,9 @@ type deadlines struct {
 }
 
 func (d *deadlines) context(values context.Context) context.Context {
+	if _, isBound := values.(boundContext); isBound {
+		return values
+	}
 	now := time.Now()
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -49,21 +49,6 @@ func replyOf(cmd *redis.Cmd, exec error) (any, error) {
 	return reply, err
 }
 
-// setReplyOf reports whether SET with NX set the key.
-func setReplyOf(cmd *redis.StatusCmd, exec error) (bool, error) {
-	switch text, err := cmd.Result(); {
-	case errors.Is(err, redis.Nil):
-		return false, nil // the key exists
-	case err != nil:
-		return false, err
-	case text == "":
-		return false, cmp.Or(exec, errNoReply)
-	case text != "OK":
-		return false, fmt.Errorf("unexpected reply %q", text)
-	}
-	return true, nil
-}
-
 // HasCode reports whether err is a server's error with one of these codes: at its beginning, or, as Redis before 7.0
 // answers for a command within a script, inside of "ERR Error running script (call to f_<hash>): @user_script:7:
 // @user_script: 7: -OOM command not allowed...".
