@@ -17,7 +17,6 @@ import (
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
-	"github.com/automutex/automutex/lock"
 )
 
 var (
@@ -93,12 +92,8 @@ func TestClaim_endsWithItsTaskHoweverItEnds(t *testing.T) {
 			"skipped":        func(r *rig, _ string) { r.endBusy(automutex.Skip) },
 			"archived unrun": func(r *rig, _ string) { r.endBusy(automutex.Archive) },
 			"revoked by the Guard's Replace": func(r *rig, _ string) {
-				its := r.endBusy(automutex.Replace)
-				redistest.Eventually(r.t, longest, func() bool {
-					n, err := its.Waiting(r.t.Context())
-					return n == 1 &&
-						err == nil
-				}, "the first task in line")
+				r.endBusy(automutex.Replace)
+				r.awaitLine("reindex")
 				r.must(r.plain.Enqueue(task("reindex", "7", "newer"), asynq.Queue(r.queue)))
 			},
 			"by a panic on its last attempt": func(r *rig, _ string) {
@@ -131,12 +126,11 @@ func TestClaim_endsWithItsTaskHoweverItEnds(t *testing.T) {
 }
 
 // endBusy has workers meet a busy key with that policy.
-func (r *rig) endBusy(busy automutex.Policy) *lock.Lock {
+func (r *rig) endBusy(busy automutex.Policy) {
 	r.t.Cleanup(r.hold("reindex"))
 	rule := guarded
 	rule.Busy = busy
 	r.serve(succeed, r.guard(rule))
-	return r.its("reindex")
 }
 
 // A producer that dies between the claim and the enqueue holds up others for the grace, and itself not at all.
@@ -383,20 +377,15 @@ func TestWorker_dropsTheClaim(t *testing.T) {
 func TestClaim_lostBeforeItBegins(t *testing.T) {
 	t.Parallel()
 	r := start(t, redistest.Mini(t), reindex)
-	letGo := r.hold("second")
+	r.t.Cleanup(r.hold("second"))
 	r.serve(succeed, r.guard(
-		automutex.Rule{Task: "reindex", Name: "first", Scope: "reindex", On: onID, Busy: automutex.Retry,
-			MaxHold: 100 * time.Millisecond, TTL: 2 * time.Second},
-		automutex.Rule{Task: "reindex", Name: "second", Scope: "second", On: onID, Wait: longest, Busy: automutex.Retry}))
+		automutex.Rule{Task: "reindex", Name: "first", Scope: "reindex", On: onID, Busy: automutex.Retry, TTL: time.Second},
+		automutex.Rule{Task: "reindex", Name: "second", Scope: "second", On: onID, Wait: time.Hour, Busy: automutex.Retry}))
 	its := r.must(r.Enqueue(task("reindex", "7", "")))
-	redistest.Eventually(t, longest, func() bool {
-		n, err := r.its("second").Waiting(t.Context())
-		return err == nil &&
-			n == 1
-	}, "it waits")
+	r.awaitLine("second")
 	redistest.Must(t, r.inspector.PauseQueue(r.queue)) // it does not run
-	r.hold("reindex")()                                // so it has lost its first lock
-	letGo()
+	_, err := r.its("reindex").BreakAll(t.Context())
+	redistest.Must(t, err)
 	r.await(r.queue, its.ID, asynq.TaskStatePending)
 	info, err := r.Enqueue(task("reindex", "7", ""))
 	r.mustBeDuplicate(info, err, its.ID, asynq.TaskStatePending)

@@ -251,6 +251,15 @@ func (r *rig) hold(taskType string) (letGo func()) {
 	return func() { _ = lease.Unlock(context.Background()) }
 }
 
+// awaitLine waits until one task waits for that lock.
+func (r *rig) awaitLine(taskType string) {
+	r.t.Helper()
+	redistest.Eventually(r.t, longest, func() bool {
+		n, err := r.its(taskType).Waiting(r.t.Context())
+		return n == 1 && err == nil
+	}, "one in line for %s", taskType)
+}
+
 // age makes the claim of a key that old.
 func (r *rig) age(taskType string, age time.Duration) {
 	r.t.Helper()
