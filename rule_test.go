@@ -57,152 +57,103 @@ func TestCompile_refuses(t *testing.T) {
 		ID int `json:"id"`
 	}
 	key := KeyFunc(func(context.Context, *asynq.Task) ([]string, error) { return []string{"k"}, nil })
-	one := func(rule Rule) Config {
+	refusesAll := func(cfg Config, want ...string) { // one error each, and no others
+		t.Helper()
+		rs, err := compile(cfg)
+		if err == nil || rs != nil {
+			t.Errorf("accepted, want %q", want)
+			return
+		}
+		lines := strings.Split(err.Error(), "\n")
+		if len(lines) != len(want) {
+			t.Errorf("%d errors, want %d:\n%v", len(lines), len(want), err)
+			return
+		}
+		for i, line := range lines {
+			if !strings.HasPrefix(line, "automutex: ") || !strings.Contains(line, want[i]) {
+				t.Errorf("got  %s\nwant %s", line, want[i])
+			}
+		}
+		if _, ok := err.(interface{ Unwrap() []error }); !ok {
+			t.Errorf("%v: the errors are not joined", err)
+		}
+	}
+	refuses := func(rule Rule, want ...string) {
+		t.Helper()
 		if rule.Task == "" {
 			rule.Task = "t"
 		}
-		return Config{Rules: []Rule{rule}}
+		refusesAll(Config{Rules: []Rule{rule}}, want...)
 	}
-	tests := []struct {
-		name string
-		cfg  Config
-		want []string // one error each, and no others
-	}{
-		{"no task", Config{Rules: []Rule{{}}}, []string{`rule "" (Rules[0]): Task: "" is blank; name`}},
-		{"blanks around a task", Config{Rules: []Rule{{Task: " a"}}}, []string{`Task: " a" begins or ends with a blank, `}},
-		{"a pattern", Config{Rules: []Rule{{Task: "mail:*"}}}, []string{`Task: "mail:*" has a *: `}},
-		{"optional", one(Rule{Optional: true}), []string{`Optional: needs On or OnHeaders, `}},
-		{"on archive", one(Rule{InOrder: true, Busy: Park, OnArchive: 7}),
-			[]string{`OnArchive: 7 is neither HoldKey nor Continue`}},
-		{
-			"one scope, two orders",
-			Config{Rules: []Rule{
-				{Task: "a", Scope: "s", InOrder: true, Busy: Park},
-				{Task: "b", Scope: "s", InOrder: true, Busy: Park, OnArchive: Continue},
-				{Task: "c", Scope: "s", InOrder: true, Busy: Park, MaxQueued: 5},
-			}},
-			[]string{
-				`rule "b" (Rules[1]): OnArchive: is continue, but rule "a" (Rules[0]) has hold for the same scope "s"; `,
-				`rule "c" (Rules[2]): MaxQueued: is 5, but rule "a" (Rules[0]) has 0 for the same scope "s"; `,
-			},
-		},
-		{
-			"one scope, two rates",
-			Config{Rules: []Rule{{Task: "a", Scope: "s"}, {Task: "b", Scope: "s", Limit: 1,
-				Rate: Rate{Starts: 2, Per: time.Minute}}}},
-			[]string{`Rate: is 2 per 1m0s, burst 1, but rule "a" (Rules[0]) has none for the same scope "s"; `},
-		},
-		{"paths", one(Rule{On: []string{"", "a..b", `a\`, "ok", "ok"}}), []string{
-			`rule "t" (Rules[0]): On[0]: "" is empty; name`,
-			`On[1]: "a..b" has an empty segment; `,
-			`On[2]: "a\\" has a lone backslash; `,
-			`On[4]: "ok" is there twice; `,
-		}},
-		{"headers", one(Rule{OnHeaders: []string{"", "h", "h"}}), []string{`OnHeaders[0]: is empty`,
-			`OnHeaders[2]: "h" is there twice`}},
-		{"key and on", one(Rule{Key: key, On: []string{"a"}}), []string{`Key: excludes On and OnHeaders; `}},
-		{"payload", one(Rule{On: []string{"id", "idd"}, LimitField: &LimitField{Path: "mx", Default: 1}, Payload: payload{}}),
-			[]string{
-				`On[1]: "idd" is not in the JSON of automutex.payload: `,
-				`LimitField: "mx" is not in the JSON of automutex.payload: `,
-			}},
-		{"limit", one(Rule{Limit: -1}), []string{`Limit: -1 is negative; `}},
-		{"short TTL", one(Rule{TTL: 100*time.Millisecond - 1}), []string{`TTL: 99.999999ms is too short; `}},
-		{"wait of a bare number", one(Rule{Wait: 10}),
-			[]string{`Wait: 10ns is too short; use 0 to not wait in line, or at least 1ms; did you mean 10s? `}},
-		{"wait", one(Rule{Wait: -1}), []string{`Wait: -1ns is too short; use 0 to not wait in line, `}},
-		{
-			"bare numbers", one(Rule{TTL: 30, MaxHold: 60, Cooldown: 5, Busy: RetryIn(7)}),
-			[]string{"TTL: 30ns is too short; use 0 for 30s, or at least 100ms; did you mean 30s?", "did you mean 60s?",
-				"did you mean 5s?", "RetryIn(7ns) is no delay; give at least 1ms, or use Retry; did you mean 7s?"},
-		},
-		{"JSONPath", one(Rule{On: []string{"$.x", "x[0]", "x,y", "items.*.id"}}), []string{
-			`On[0]: "$.x" has a "$", as other notations have; `,
-			`On[1]: "x[0]" has a "[", as other notations have; write names and indexes with a dot between, as in "items.0.id", one path for each field, and \[ for one in a name`,
-			`On[2]: "x,y" has a ",", as other notations have; `,
-			`On[3]: "items.*.id" has a "*", as other notations have; `,
-		}},
-		{"endless TTL", one(Rule{TTL: time.Duration(1 << 62).Truncate(time.Millisecond)}),
-			[]string{`TTL: 1281023h53m38.427s is too long; at most `}},
-		{"endless cooldown", one(Rule{Cooldown: time.Duration(1 << 62).Truncate(time.Millisecond)}),
-			[]string{`Cooldown: 1281023h53m38.427s is too long; at most `}},
-		{"max hold", one(Rule{MaxHold: -1}), []string{`MaxHold: -1ns is too short; `}},
-		{"short max hold", one(Rule{MaxHold: 100*time.Millisecond - 1}),
-			[]string{`MaxHold: 99.999999ms is too short; use 0 for no bound, or at least 100ms`}},
-		{"cooldown", one(Rule{Cooldown: -1}), []string{`Cooldown: -1ns is too short; `}},
-		{"negative starts", one(Rule{Limit: 1, Rate: Rate{Starts: -1, Per: time.Second}}),
-			[]string{`Rate: a rate of -1 starts`}},
-		{"a bare number as period", one(Rule{Limit: 1, Rate: Rate{Per: 60}}),
-			[]string{`Rate: it needs both Starts and Per, such as 100 per minute; did you mean 60s? `}},
-		{"starts in a bare number", one(Rule{Limit: 1, Rate: Rate{Starts: 100, Per: 60}}),
-			[]string{`Rate: a rate of 100 starts per 60ns: at most one a microsecond; did you mean 60s? `}},
-		{"too fast", one(Rule{Limit: 1, Rate: Rate{Starts: 2, Per: time.Microsecond}}),
-			[]string{`Rate: a rate of 2 starts per 1µs: at most one a microsecond`}},
-		{"too slow", one(Rule{Limit: 1, Rate: Rate{Starts: 1, Per: 366 * 24 * time.Hour}}),
-			[]string{`Rate: a rate per 8784h0m0s: at most 8760h`}},
-		{"negative burst", one(Rule{Limit: 1, Rate: Rate{Starts: 1, Per: time.Second, Burst: -1}}),
-			[]string{`Rate: a Burst of -1 is negative`}},
-		{"retry in", one(Rule{Busy: RetryIn(-time.Second)}), []string{`Busy: RetryIn(-1s) is no delay; `}},
-		{"after failure", one(Rule{Busy: AfterFailure(nil)}), []string{`Busy: AfterFailure has no function; `}},
-		{"prefix", Config{Prefix: "a{b"}, []string{`automutex: Config.Prefix: lock: prefix "a{b" has a brace, `}},
-		{"prefix with space", Config{Prefix: "a b"}, []string{`Config.Prefix: lock: prefix "a b" has `}},
-		{"asynq's prefix", Config{Prefix: "asynq"}, []string{`Config.Prefix: "asynq" is what asynq's own keys start with; `}},
-		{
-			"names",
-			Config{Rules: []Rule{{Task: "a"}, {Task: "b", Name: "a"}, {Task: "c", Name: "a"}}},
-			[]string{
-				`rule "a" (Rules[1]): Name: is that of Rules[0] too; `,
-				`rule "a" (Rules[2]): Name: is that of Rules[0] too; `,
-			},
-		},
-		{
-			"one task without scopes",
-			Config{Rules: []Rule{{Task: "a"}, {Task: "a", Scope: "s"}, {Task: "a"}}},
-			[]string{
-				`rule "a" (Rules[0]): Scope: is empty, and 3 rules have the Task "a"; give`,
-				`rule "a#3" (Rules[2]): Scope: is empty, and 3 rules have the Task "a"; give`,
-			},
-		},
-		{
-			"one scope, two limits and TTLs",
-			Config{Rules: []Rule{{Task: "a", Scope: "s"}, {Task: "b", Scope: "s", Limit: 2, TTL: time.Minute}}},
-			[]string{
-				`rule "b" (Rules[1]): Limit: is 2, but rule "a" (Rules[0]) has 1 for the same scope "s"; one scope has one Limit`,
-				`rule "b" (Rules[1]): TTL: is 1m0s, but rule "a" (Rules[0]) has 30s for the same scope "s"; `,
-			},
-		},
-		{
-			"one scope by default",
-			Config{Rules: []Rule{{Task: "a", Limit: 2}, {Task: "b", Scope: "a"}}},
-			[]string{`rule "b" (Rules[1]): Limit: is 1, but rule "a" (Rules[0]) has 2 for the same scope "a"; `},
-		},
-		{
-			"all at once",
-			Config{Prefix: "{", Rules: []Rule{{Limit: -1}, {Task: "b", TTL: 1, Busy: RetryIn(0)}}},
-			[]string{"Config.Prefix", "(Rules[0]): Task: ", "(Rules[0]): Limit: ", "(Rules[1]): TTL: ", "(Rules[1]): Busy: "},
-		},
-	}
-	for _, test := range tests {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			rs, err := compile(test.cfg)
-			if err == nil || rs != nil {
-				t.Fatalf("accepted, want %q", test.want)
-			}
-			lines := strings.Split(err.Error(), "\n")
-			if len(lines) != len(test.want) {
-				t.Fatalf("%d errors, want %d:\n%v", len(lines), len(test.want), err)
-			}
-			for i, line := range lines {
-				if !strings.HasPrefix(line, "automutex: ") || !strings.Contains(line, test.want[i]) {
-					t.Errorf("got  %s\nwant %s", line, test.want[i])
-				}
-			}
-			if _, ok := err.(interface{ Unwrap() []error }); !ok {
-				t.Error("the errors are not joined")
-			}
-		})
-	}
+	refusesAll(Config{Rules: []Rule{{}}}, `rule "" (Rules[0]): Task: "" is blank; name`)
+	refusesAll(Config{Rules: []Rule{{Task: " a"}}}, `Task: " a" begins or ends with a blank, `)
+	refusesAll(Config{Rules: []Rule{{Task: "mail:*"}}}, `Task: "mail:*" has a *: `)
+	refuses(Rule{Optional: true}, `Optional: needs On or OnHeaders, `)
+	refuses(Rule{InOrder: true, Busy: Park, OnArchive: 7}, `OnArchive: 7 is neither HoldKey nor Continue`)
+	refusesAll(Config{Rules: []Rule{
+		{Task: "a", Scope: "s", InOrder: true, Busy: Park},
+		{Task: "b", Scope: "s", InOrder: true, Busy: Park, OnArchive: Continue},
+		{Task: "c", Scope: "s", InOrder: true, Busy: Park, MaxQueued: 5},
+	}}, `rule "b" (Rules[1]): OnArchive: is continue, but rule "a" (Rules[0]) has hold for the same scope "s"; `,
+		`rule "c" (Rules[2]): MaxQueued: is 5, but rule "a" (Rules[0]) has 0 for the same scope "s"; `)
+	refusesAll(Config{Rules: []Rule{{Task: "a", Scope: "s"}, {Task: "b", Scope: "s", Limit: 1,
+		Rate: Rate{Starts: 2, Per: time.Minute}}}},
+		`Rate: is 2 per 1m0s, burst 1, but rule "a" (Rules[0]) has none for the same scope "s"; `)
+	refuses(Rule{On: []string{"", "a..b", `a\`, "ok", "ok"}}, `rule "t" (Rules[0]): On[0]: "" is empty; name`,
+		`On[1]: "a..b" has an empty segment; `,
+		`On[2]: "a\\" has a lone backslash; `,
+		`On[4]: "ok" is there twice; `)
+	refuses(Rule{OnHeaders: []string{"", "h", "h"}}, `OnHeaders[0]: is empty`,
+		`OnHeaders[2]: "h" is there twice`)
+	refuses(Rule{Key: key, On: []string{"a"}}, `Key: excludes On and OnHeaders; `)
+	refuses(Rule{On: []string{"id", "idd"}, LimitField: &LimitField{Path: "mx", Default: 1}, Payload: payload{}},
+		`On[1]: "idd" is not in the JSON of automutex.payload: `,
+		`LimitField: "mx" is not in the JSON of automutex.payload: `)
+	refuses(Rule{Limit: -1}, `Limit: -1 is negative; `)
+	refuses(Rule{TTL: 100*time.Millisecond - 1}, `TTL: 99.999999ms is too short; `)
+	refuses(Rule{Wait: 10}, `Wait: 10ns is too short; use 0 to not wait in line, or at least 1ms; did you mean 10s? `)
+	refuses(Rule{Wait: -1}, `Wait: -1ns is too short; use 0 to not wait in line, `)
+	refuses(Rule{TTL: 30, MaxHold: 60, Cooldown: 5, Busy: RetryIn(7)},
+		"TTL: 30ns is too short; use 0 for 30s, or at least 100ms; did you mean 30s?", "did you mean 60s?",
+		"did you mean 5s?", "RetryIn(7ns) is no delay; give at least 1ms, or use Retry; did you mean 7s?")
+	refuses(Rule{On: []string{"$.x", "x[0]", "x,y", "items.*.id"}}, `On[0]: "$.x" has a "$", as other notations have; `,
+		`On[1]: "x[0]" has a "[", as other notations have; write names and indexes with a dot between, as in "items.0.id", one path for each field, and \[ for one in a name`,
+		`On[2]: "x,y" has a ",", as other notations have; `,
+		`On[3]: "items.*.id" has a "*", as other notations have; `)
+	refuses(Rule{TTL: time.Duration(1 << 62).Truncate(time.Millisecond)}, `TTL: 1281023h53m38.427s is too long; at most `)
+	refuses(Rule{Cooldown: time.Duration(1 << 62).Truncate(time.Millisecond)},
+		`Cooldown: 1281023h53m38.427s is too long; at most `)
+	refuses(Rule{MaxHold: -1}, `MaxHold: -1ns is too short; `)
+	refuses(Rule{MaxHold: 100*time.Millisecond - 1},
+		`MaxHold: 99.999999ms is too short; use 0 for no bound, or at least 100ms`)
+	refuses(Rule{Cooldown: -1}, `Cooldown: -1ns is too short; `)
+	refuses(Rule{Limit: 1, Rate: Rate{Starts: -1, Per: time.Second}}, `Rate: a rate of -1 starts`)
+	refuses(Rule{Limit: 1, Rate: Rate{Per: 60}},
+		`Rate: it needs both Starts and Per, such as 100 per minute; did you mean 60s? `)
+	refuses(Rule{Limit: 1, Rate: Rate{Starts: 100, Per: 60}},
+		`Rate: a rate of 100 starts per 60ns: at most one a microsecond; did you mean 60s? `)
+	refuses(Rule{Limit: 1, Rate: Rate{Starts: 2, Per: time.Microsecond}},
+		`Rate: a rate of 2 starts per 1µs: at most one a microsecond`)
+	refuses(Rule{Limit: 1, Rate: Rate{Starts: 1, Per: 366 * 24 * time.Hour}}, `Rate: a rate per 8784h0m0s: at most 8760h`)
+	refuses(Rule{Limit: 1, Rate: Rate{Starts: 1, Per: time.Second, Burst: -1}}, `Rate: a Burst of -1 is negative`)
+	refuses(Rule{Busy: RetryIn(-time.Second)}, `Busy: RetryIn(-1s) is no delay; `)
+	refuses(Rule{Busy: AfterFailure(nil)}, `Busy: AfterFailure has no function; `)
+	refusesAll(Config{Prefix: "a{b"}, `automutex: Config.Prefix: lock: prefix "a{b" has a brace, `)
+	refusesAll(Config{Prefix: "a b"}, `Config.Prefix: lock: prefix "a b" has `)
+	refusesAll(Config{Prefix: "asynq"}, `Config.Prefix: "asynq" is what asynq's own keys start with; `)
+	refusesAll(Config{Rules: []Rule{{Task: "a"}, {Task: "b", Name: "a"}, {Task: "c", Name: "a"}}},
+		`rule "a" (Rules[1]): Name: is that of Rules[0] too; `,
+		`rule "a" (Rules[2]): Name: is that of Rules[0] too; `)
+	refusesAll(Config{Rules: []Rule{{Task: "a"}, {Task: "a", Scope: "s"}, {Task: "a"}}},
+		`rule "a" (Rules[0]): Scope: is empty, and 3 rules have the Task "a"; give`,
+		`rule "a#3" (Rules[2]): Scope: is empty, and 3 rules have the Task "a"; give`)
+	refusesAll(Config{Rules: []Rule{{Task: "a", Scope: "s"}, {Task: "b", Scope: "s", Limit: 2, TTL: time.Minute}}},
+		`rule "b" (Rules[1]): Limit: is 2, but rule "a" (Rules[0]) has 1 for the same scope "s"; one scope has one Limit`,
+		`rule "b" (Rules[1]): TTL: is 1m0s, but rule "a" (Rules[0]) has 30s for the same scope "s"; `)
+	refusesAll(Config{Rules: []Rule{{Task: "a", Limit: 2}, {Task: "b", Scope: "a"}}},
+		`rule "b" (Rules[1]): Limit: is 1, but rule "a" (Rules[0]) has 2 for the same scope "a"; `)
+	refusesAll(Config{Prefix: "{", Rules: []Rule{{Limit: -1}, {Task: "b", TTL: 1, Busy: RetryIn(0)}}},
+		"Config.Prefix", "(Rules[0]): Task: ", "(Rules[0]): Limit: ", "(Rules[1]): TTL: ", "(Rules[1]): Busy: ")
 }
 
 func TestCompile_accepts(t *testing.T) {

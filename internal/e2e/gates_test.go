@@ -1,10 +1,13 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -120,6 +123,57 @@ func TestGate_waitInTime(t *testing.T) {
 			t.Errorf("the second ran %s after the first", took)
 		}
 		r.await(id, asynq.TaskStateCompleted)
+	})
+}
+
+// An operator's rate bounds what the starts on three servers cost together, from ControlDelay on, and each change does.
+func TestRate_orderedWithCost(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		var mu sync.Mutex
+		var starts [][2]int64 // when, by Redis' clock (us), as fences are, and the cost
+		cost := func(_ context.Context, t *asynq.Task) (int, error) { return strconv.Atoi(string(t.Payload())) }
+		o := setup{queue: redistest.Name(t), prefix: redistest.Name(t), rules: []automutex.Rule{{Task: "work", Limit: 1,
+			Rate: automutex.Rate{Starts: 50, Per: time.Second}, Fence: true, Cost: cost}}}
+		o.handler = func(ctx context.Context, t *asynq.Task) error {
+			n, _ := cost(ctx, t)
+			at, err := automutex.Fence(ctx)
+			mu.Lock()
+			defer mu.Unlock()
+			starts = append(starts, [2]int64{at, int64(n)})
+			return err
+		}
+		r := start(t, s, o)
+		start(t, s, o)
+		start(t, s, o)
+		for i := range 300 {
+			r.enqueue("work", strconv.Itoa(1+i%3))
+		}
+		for _, rate := range []lock.ControlRate{{Starts: 10, Per: time.Second}, {Starts: 2, Per: time.Second, Burst: 2},
+			{Starts: 10, Per: time.Second, Burst: 3}} {
+			c := r.guard.Controls()
+			redistest.Must(t, c.SetRate(t.Context(), "work", rate.Starts, rate.Per, rate.Burst, ""))
+			list, err := c.List(t.Context())
+			redistest.Must(t, err)
+			inForce := list[0].Since.Add(lock.ControlDelay).UnixMicro()
+			var all [][2]int64
+			redistest.Eventually(t, patience, func() bool {
+				mu.Lock()
+				defer mu.Unlock()
+				all = slices.DeleteFunc(slices.Clone(starts), func(one [2]int64) bool { return one[0] < inForce })
+				return len(all) > 4
+			}, "starts at %s", rate)
+			slices.SortFunc(all, func(a, b [2]int64) int { return cmp.Compare(a[0], b[0]) })
+			for i, from := range all {
+				sum := int64(0)
+				for _, to := range all[i:] {
+					most := int64(max(1, rate.Burst)+2) + (to[0]-from[0])*int64(rate.Starts)/rate.Per.Microseconds()
+					if sum += to[1]; sum > most {
+						t.Errorf("%s: costs of %d within %d us, want %d at most", rate, sum, to[0]-from[0], most)
+					}
+				}
+			}
+		}
 	})
 }
 

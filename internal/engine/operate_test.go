@@ -297,6 +297,55 @@ func TestParseKey(t *testing.T) {
 	}
 }
 
+// TestLook: which of several locks keeps a caller out that holds none of them, or all.
+func TestLook(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		e := startAt(t, s.Client(t))
+		rated := e.ref("rate")
+		rated.Every = time.Hour
+		names := []string{"free", "taken", "rate", "cooldown", "full, closed", "full, cooldown"}
+		must(t, e, asked(e.ref("taken"), ""))
+		release(t, must(t, e, asked(rated, "")))
+		two := e.ref("full, cooldown")
+		two.Limit = 2
+		must(t, e, asked(two, ""))
+		for _, r := range []Ref{e.ref("cooldown"), two} {
+			_, err := must(t, e, asked(r, "")).Release(t.Context(), Ending{Cooldown: time.Hour})
+			redistest.Must(t, err)
+		}
+		redistest.Must(t, must(t, e, asked(e.ref("full, closed"), "")).CloseGate(t.Context(), time.Hour))
+		over, cancel := context.WithCancel(t.Context())
+		cancel() // it looks all the same
+		for held, want := range map[bool][]string{false: {"rate", "cooldown", "closed"}, true: {"cooldown", "closed",
+			"cooldown"}} {
+			var locks []Ref
+			for _, name := range names {
+				locks = append(locks, e.ref(name))
+			}
+			for _, reason := range want {
+				at, shut, err := e.Look(over, locks, held)
+				if err != nil || shut == nil || shut.Reason != reason || shut.Gate <= 0 || shut.Paused ||
+					!strings.HasSuffix(locks[at].Key, reason+"}") {
+					t.Fatalf("held %v: %d, %+v, %v; want %s", held, at, shut, err, reason)
+				}
+				locks = locks[at+1:]
+			}
+			if _, shut, err := e.Look(over, append(locks, e.ref("free")), held); shut != nil || err != nil {
+				t.Errorf("held %v: %+v, %v", held, shut, err)
+			}
+		}
+		redistest.Must(t, s.Client(t).LPush(t.Context(), e.ref("list").Key, "x").Err())
+		if at, _, err := e.Look(over, []Ref{e.ref("free"), e.ref("list")}, false); at != 1 || !errors.Is(err, redisx.ErrBackend) {
+			t.Errorf("of a list: %d, %v", at, err)
+		}
+		e.Close()
+		if _, _, err := e.Look(over, []Ref{rated}, false); !errors.Is(err, ErrClosed) {
+			t.Errorf("after Close: %v", err)
+		}
+	})
+}
+
 // TestBreak: what each kind takes and leaves.
 func TestBreak(t *testing.T) {
 	t.Parallel()
