@@ -50,7 +50,7 @@ func (d *delivery) noteInClaim(phase mark.Phase) error {
 // Nor does one that another task has superseded: over says so then.
 func (d *delivery) beginInClaim() obstacle {
 	if d.claim.key == "" || d.claim.kind == mark.Window {
-		return obstacle{why: decide.Nothing}
+		return nothing
 	}
 	t := target{rule: &compiledRule{}, key: d.claim.key}
 	if i := slices.IndexFunc(d.targets, func(its target) bool { return its.key == t.key }); i >= 0 {
@@ -66,7 +66,7 @@ func (d *delivery) beginInClaim() obstacle {
 			err: fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be noted: %w", t.rule.Name, t.key, err)})
 	}
 	d.guard.outage.Answered(d.guard.log)
-	return obstacle{why: decide.Nothing}
+	return nothing
 }
 
 // waitInClaim notes that the task waits here: asynq has it as active, so a producer would take its handler for running.

@@ -260,11 +260,11 @@ func (d *delivery) lookAhead() obstacle {
 		}
 	}
 	if len(later) < 2 {
-		return obstacle{why: decide.Nothing}
+		return nothing
 	}
 	at, shut, err := d.guard.engine.Look(d.ctx, locks[1:], false)
 	if err == nil && shut == nil {
-		return obstacle{why: decide.Nothing}
+		return nothing
 	}
 	t := later[1+at]
 	if shut != nil {

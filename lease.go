@@ -87,7 +87,7 @@ func (d *delivery) lostBeforeStart() obstacle {
 					h.target.key, err)})
 		}
 	}
-	return obstacle{why: decide.Nothing}
+	return nothing
 }
 
 // release ends all leases, the last one first, and then reports them. err is why the task failed. It also runs while

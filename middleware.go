@@ -186,11 +186,14 @@ type obstacle struct {
 	held   time.Duration // and ran for so long
 }
 
+// nothing keeps it.
+var nothing = obstacle{why: decide.Nothing}
+
 // run looks, decides and acts until the task ends. One that stays in its worker, or runs without a lock, goes round
 // again.
 func (d *delivery) run(next asynq.Handler) error {
 	// No recover: a panic of the handler reaches asynq with its stack.
-	ends, met := decide.End(decide.Result{Said: decide.Panicked}), obstacle{why: decide.Nothing}
+	ends, met := decide.End(decide.Result{Said: decide.Panicked}), nothing
 	defer func() {
 		d.release(ends, met.err)
 		d.endUntaken(ends)
@@ -216,7 +219,7 @@ func (d *delivery) run(next asynq.Handler) error {
 			return result
 		}
 		if decision.What == decide.Run { // it goes on without that lock, also with no time left to wait
-			met = obstacle{why: decide.Nothing}
+			met = nothing
 		}
 		if d.met = met; decision.When == decide.AsAsked { // after that time it comes anew
 			d.met = obstacle{}
@@ -246,7 +249,7 @@ func (d *delivery) look(last obstacle) obstacle {
 	if met := d.makeKeys(); met.why != decide.Nothing {
 		return met
 	}
-	if met := d.report(d.checkLate(obstacle{why: decide.Nothing})); met.why != decide.Nothing {
+	if met := d.report(d.checkLate(nothing)); met.why != decide.Nothing {
 		return met
 	}
 	if met := d.arrive(); met.why != decide.Nothing || d.isReplaced() {
@@ -267,7 +270,7 @@ func (d *delivery) look(last obstacle) obstacle {
 	if met := d.beginInClaim(); met.why != decide.Nothing {
 		return met
 	}
-	if met := d.report(d.checkLate(obstacle{why: decide.Nothing})); met.why != decide.Nothing {
+	if met := d.report(d.checkLate(nothing)); met.why != decide.Nothing {
 		return met
 	}
 	return d.lostBeforeStart()
@@ -296,7 +299,7 @@ func (d *delivery) takeAll() obstacle {
 
 // makeKeys finds the locks that the task needs. Under Allow it runs without one that has no key.
 func (d *delivery) makeKeys() obstacle {
-	met := obstacle{why: decide.Nothing}
+	met := nothing
 	if d.targets != nil {
 		return met
 	}
@@ -335,7 +338,7 @@ func whyNoKey(err error) decide.Why {
 
 func (d *delivery) take(t target) obstacle {
 	if d.without[t.key] || d.holds(t.key) {
-		return obstacle{why: decide.Nothing}
+		return nothing
 	}
 	if d.line.key != t.key {
 		d.line = standing{key: t.key, came: time.Now()}
@@ -357,7 +360,7 @@ func (d *delivery) take(t target) obstacle {
 	d.guard.outage.Answered(d.guard.log)
 	d.observeAcquired(t)
 	d.line = standing{}
-	return obstacle{why: decide.Nothing}
+	return nothing
 }
 
 // refused returns what err, of acquire, means.

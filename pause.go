@@ -4,7 +4,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -33,7 +32,7 @@ func (d *delivery) checkPaused() obstacle {
 		}
 		return d.report(d.refused(t, err))
 	}
-	return obstacle{why: decide.Nothing}
+	return nothing
 }
 
 // pauseOf returns the pause of a key, nil if it is not paused, and how long it lasts; 0 if it has no end.

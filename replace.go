@@ -50,7 +50,7 @@ func (d *delivery) arrive() obstacle {
 			return d.report(d.refused(t, err))
 		}
 	}
-	return obstacle{why: decide.Nothing}
+	return nothing
 }
 
 func (d *delivery) arriveAt(t target) error {

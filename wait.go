@@ -154,14 +154,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	if w.yields && d.server != nil {
 		me := &engine.WorkerWait{Key: t.key, Place: d.turn(t), Leave: leave}
 		if r.Lender != nil {
-			again := make(chan struct{}, 1) // never blocks the workers: one ask does for several reasons
-			r.Worker, r.Again = me, again
-			me.Lender, me.Limit, me.Ask = r.Lender, t.limit, func() {
-				select {
-				case again <- struct{}{}:
-				default:
-				}
-			}
+			r.Again, r.Worker = borrows(me, r.Lender, t.limit), me
 		}
 		d.line.waiter = me // observeWaiting adds it to the server's
 		defer func() { d.server.workers.End(me, err == nil); d.line.waiter = nil }()
@@ -175,6 +168,18 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		return ErrClosed // Close ended the wait, and not the policy
 	}
 	return err
+}
+
+// borrows has a wait ask for a worker of the lender when the channel says so.
+func borrows(me *engine.WorkerWait, from *engine.Lender, limit int) <-chan struct{} {
+	again := make(chan struct{}, 1) // never blocks the workers: one ask does for several reasons
+	me.Lender, me.Limit, me.Ask = from, limit, func() {
+		select {
+		case again <- struct{}{}:
+		default:
+		}
+	}
+	return again
 }
 
 func (d *delivery) ask(ctx context.Context, t target, r engine.Request) error {

@@ -225,8 +225,8 @@ func (d *doctor) keys(ctx context.Context) error {
 // scripts.
 const trials = `zadd K 1 a;pexpire K 60000;pexpireat K 9999999999999;eval return(redis.call('EXISTS',KEYS[1])) 1 K;
 evalsha 0000000000000000000000000000000000000000 1 K;time;exists K;pttl K;zscore K a;zcard K;zcount K -inf +inf;
-zrank K a;zrange K 0 0;zrevrangebyscore K +inf -inf LIMIT 0 1;zrangebyscore K -inf +inf LIMIT 0 1;zremrangebyscore K 5 6;zrem K b;zpopmin K;
-set K claim PX 60000;get K;hset K report {};hlen K;
+zrank K a;zrange K 0 0;zrevrangebyscore K +inf -inf LIMIT 0 1;zrangebyscore K -inf +inf LIMIT 0 1;
+zremrangebyscore K 5 6;zrem K b;zpopmin K;set K claim PX 60000;get K;hset K report {};hlen K;
 hget K report;hmget K report;hexists K report;hgetall K;hdel K report;publish K doctor;
 subscribe K;
 scan 0 MATCH K COUNT 1;ping;unlink K;del K`

@@ -310,7 +310,8 @@ func (e *Engine) newLease(r Request) *Lease {
 	size := len(text)
 	text = append(append(append(append(text, '|'), e.owner...), '|'), r.Note...)
 	body := string(text)
-	le := &Lease{engine: e, request: r, token: body[:size], keyArg: r.Key, ttlMS: r.TTL.Milliseconds(), takenAt: now, sinceCall: -1}
+	le := &Lease{engine: e, request: r, token: body[:size], keyArg: r.Key, ttlMS: r.TTL.Milliseconds(), takenAt: now,
+		sinceCall: -1}
 	le.body.Text, le.lease = body, le
 	return le
 }

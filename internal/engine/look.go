@@ -33,12 +33,12 @@ func (e *Engine) Look(ctx context.Context, locks []Ref, held bool) (at int, shut
 	e.conn.Pipeline(context.WithoutCancel(ctx), calls)
 	for i, c := range calls {
 		if c.Err != nil {
-			return i, nil, redisx.Failed("look", locks[i].Key, c.Err)
+			return i, nil, redisx.Failed("look", c.Keys[0], c.Err)
 		}
 		a, ok := parseAsk([]any{int64(0), int64(0), int64(0), c.Reply}, false)
 		switch {
 		case !ok:
-			return i, nil, redisx.Failed("look", locks[i].Key, unexpected(c.Reply))
+			return i, nil, redisx.Failed("look", c.Keys[0], unexpected(c.Reply))
 		case a.Gate > 0 && (!held || a.Reason != "rate"):
 			return i, &Busy{Answer: a}, nil
 		}

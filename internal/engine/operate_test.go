@@ -336,7 +336,8 @@ func TestLook(t *testing.T) {
 			}
 		}
 		redistest.Must(t, s.Client(t).LPush(t.Context(), e.ref("list").Key, "x").Err())
-		if at, _, err := e.Look(over, []Ref{e.ref("free"), e.ref("list")}, false); at != 1 || !errors.Is(err, redisx.ErrBackend) {
+		at, _, err := e.Look(over, []Ref{e.ref("free"), e.ref("list")}, false)
+		if at != 1 || !errors.Is(err, redisx.ErrBackend) {
 			t.Errorf("of a list: %d, %v", at, err)
 		}
 		e.Close()
