@@ -33,7 +33,7 @@ func (g *Guard) claimOf(ctx context.Context, t *asynq.Task) (c taskClaim) {
 }
 
 func (d *delivery) noteInClaim(phase mark.Phase) error {
-	may, err := d.guard.engine.Mark(d.claim.key).Start(context.WithoutCancel(d.ctx), tasknote.Of(d.queue, d.id), phase,
+	may, err := d.guard.engine.Mark(d.claim.key).Start(d.whole(), tasknote.Of(d.queue, d.id), phase,
 		d.claim.kind.EndsAtStart(), d.claim.kind.Lasts(phase))
 	if err != nil {
 		return err

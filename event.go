@@ -106,7 +106,10 @@ func JoinObservers(observers ...func(context.Context, Event)) func(context.Conte
 	}
 }
 
-func (f *facts) observe(e Event) {
+func (f *facts) observe(t target, e Event) {
+	if e.Key = t.key; t.rule != nil {
+		e.Rule = t.rule.Name
+	}
 	e.Task, e.Queue, e.TaskID, e.Inner = f.task.Type(), f.queue, f.id, f.outer != nil
 	f.guard.observe(f.ctx, e)
 }

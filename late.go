@@ -81,7 +81,7 @@ const startNoteKept = 3 * 24 * time.Hour
 
 // A retry has no such time, nor a task within a task, which has another's header.
 func (d *delivery) boundStart(rules []*compiledRule) {
-	if d.note == "" || d.retried > 0 || running(d.ctx) != nil || len(rules) == 0 { // one with a claim may have no rule
+	if d.note == "" || d.retried > 0 || d.outer != nil || len(rules) == 0 { // one with a claim may have no rule
 		return
 	}
 	s := d.place.Stamp
@@ -111,7 +111,7 @@ func (d *delivery) checkLate(met obstacle) obstacle {
 	if ends || met.why == decide.NoAnswer || l.by.IsZero() || time.Now().Before(l.by) || d.over() != decide.Goes {
 		return met
 	}
-	begun, err := d.guard.engine.HasStarted(context.WithoutCancel(d.ctx), d.note)
+	begun, err := d.guard.engine.HasStarted(d.whole(), d.note)
 	switch {
 	case err != nil:
 		return obstacle{why: decide.NoAnswer, target: l.target, err: err}
@@ -143,13 +143,13 @@ func (d *delivery) writeStart(delay time.Duration) error {
 	if deadline, ok := d.ctx.Deadline(); ok {
 		delay += max(0, time.Until(deadline))
 	}
-	return d.guard.engine.NoteStart(context.WithoutCancel(d.ctx), d.note, startNoteKept+delay)
+	return d.guard.engine.NoteStart(d.whole(), d.note, startNoteKept+delay)
 }
 
 // endStart keeps the note of a task that comes back, or is archived, which an operator may run.
 func (d *delivery) endStart(ends decide.Decision, met obstacle) {
 	s, l, err := d.place.Stamp, &d.late, error(nil)
-	if d.note == "" || s.Due+s.By == 0 || running(d.ctx) != nil {
+	if d.note == "" || s.Due+s.By == 0 || d.outer != nil {
 		return
 	}
 	if l.noting != nil {
@@ -157,7 +157,7 @@ func (d *delivery) endStart(ends decide.Decision, met obstacle) {
 	}
 	switch done := ends.What == decide.Done || ends.What == decide.Drop; {
 	case done && (l.begun || d.retried > 0):
-		_ = d.guard.engine.ForgetStart(context.WithoutCancel(d.ctx), d.note) // after an error it expires
+		_ = d.guard.engine.ForgetStart(d.whole(), d.note) // after an error it expires
 	case !done && (l.left || err != nil || l.begun && ends.What == decide.Back):
 		if err = d.writeStart(met.delay); err != nil {
 			d.backendError(l.target, err)
@@ -181,10 +181,10 @@ func (d *delivery) leaveLate(decision decide.Decision, met *obstacle) decide.Dec
 				return d.decideStart(met)
 			}
 		case t.rule.Busy.kind == policyReplace: // it may have come in time before; at an error its next arrival is old
-			_ = d.guard.engine.Forget(context.WithoutCancel(d.ctx), engine.Ref{Key: t.key}, d.note, 0, false)
+			_ = d.guard.engine.Forget(d.whole(), engine.Ref{Key: t.key}, d.note, 0, false)
 		case t.rule.Busy.row().parks:
 			// after an error, who calls the task finds that it has ended
-			_ = d.guard.engine.Unpark(context.WithoutCancel(d.ctx), engine.Ref{Key: t.key, Limit: t.limit}, d.note)
+			_ = d.guard.engine.Unpark(d.whole(), engine.Ref{Key: t.key, Limit: t.limit}, d.note)
 		}
 	}
 	d.late.left = true

@@ -75,7 +75,7 @@ func (d *delivery) observeAcquired(t target) {
 		h.lender = d.server.lender(t.scope, t.rule.LeaveIdle)
 		h.lender.Runs(t.key, t.limit, 1)
 	}
-	d.observe(Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key, Waited: waited, Parked: parked})
+	d.observe(t, Event{Kind: EventAcquired, Waited: waited, Parked: parked})
 }
 
 // lostBeforeStart finds a lease that ended while the task waited for another lock or for Redis.
@@ -229,7 +229,7 @@ func (r *handlerRun) reportOverdue() {
 		r.guard.log.Warn("automutex: the handler still runs although its task's context has ended; the key stays taken "+
 			"until it returns",
 			"rule", h.target.rule.Name, "key", h.target.key, "task", r.note, "cause", cause)
-		r.observe(Event{Kind: EventOverdue, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt),
+		r.observe(h.target, Event{Kind: EventOverdue, Held: time.Since(h.takenAt),
 			Err: cause})
 	}
 }
@@ -245,7 +245,7 @@ func (h *heldLease) reportLost(cause error) {
 	h.lossReported.Do(func() {
 		h.of.guard.log.Warn("automutex: lease lost while the handler runs; its context is cancelled",
 			"rule", h.target.rule.Name, "key", h.target.key, "task", h.of.note, "cause", cause)
-		h.of.observe(Event{Kind: EventLost, Rule: h.target.rule.Name, Key: h.target.key, Held: time.Since(h.takenAt),
+		h.of.observe(h.target, Event{Kind: EventLost, Held: time.Since(h.takenAt),
 			Err: cause})
 	})
 }
@@ -263,9 +263,9 @@ func (d *delivery) reportReleased(h *heldLease, started bool) {
 	case errors.Is(err, lock.ErrBackend):
 		d.guard.log.Warn("automutex: the key could not be released; it frees itself at its deadline",
 			"rule", h.target.rule.Name, "key", h.target.key, "task", d.note, "ttl", h.target.rule.TTL, "error", err)
-		d.observe(Event{Kind: EventBackendError, Rule: h.target.rule.Name, Key: h.target.key, Err: err})
+		d.observe(h.target, Event{Kind: EventBackendError, Err: err})
 	}
-	d.observe(Event{Kind: EventReleased, Rule: h.target.rule.Name, Key: h.target.key, Held: h.heldFor})
+	d.observe(h.target, Event{Kind: EventReleased, Held: h.heldFor})
 }
 
 func innermostLease(ctx context.Context) *heldLease {

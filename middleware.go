@@ -151,6 +151,8 @@ type facts struct {
 	outer     *facts // those of the task within whose handler this one runs; nil: it is asynq's own
 }
 
+func (f *facts) whole() context.Context { return context.WithoutCancel(f.ctx) }
+
 func (g *Guard) newDelivery(ctx context.Context, t *asynq.Task) *delivery {
 	d := &delivery{facts: facts{guard: g, ctx: ctx, task: t, arrived: time.Now(), outer: running(ctx)}}
 	if m, _ := ctx.Value(serverKey{g}).(*taskMark); m != nil {
@@ -312,7 +314,7 @@ func (d *delivery) makeKeys() obstacle {
 				d.guard.log.Warn("automutex: no key can be made from the task; its rule has the policy allow, so it runs without "+
 					"the lock",
 					"rule", rule.Name, "type", d.task.Type(), "task", d.note, "error", err)
-				d.observe(Event{Kind: EventKeyError, Rule: rule.Name, Policy: rule.Busy, Err: err})
+				d.observe(o.target, Event{Kind: EventKeyError, Policy: rule.Busy, Err: err})
 			case o.why < met.why: // of several rules, the strongest reason counts
 				met = o
 			}
@@ -397,7 +399,7 @@ func (d *delivery) refused(t target, err error) obstacle {
 func (d *delivery) backendError(t target, err error) {
 	d.guard.outage.Failed(d.guard.log, "automutex: Redis cannot be asked for locks; tasks with rules return to asynq, "+
 		"their attempts not spent", "key", t.key, "error", err)
-	d.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Key: t.key, Err: err})
+	d.observe(t, Event{Kind: EventBackendError, Err: err})
 }
 
 // report observes and logs what the task has met, unless the delivery is over, it was reported, or the task waits for
@@ -409,13 +411,13 @@ func (d *delivery) report(met obstacle) obstacle {
 	}
 	switch {
 	case met.why == decide.Late:
-		d.observe(Event{Kind: EventLate, Rule: t.rule.Name, Key: t.key, Policy: met.policy(), Busy: met.busy})
+		d.observe(t, Event{Kind: EventLate, Policy: met.policy(), Busy: met.busy})
 	case met.busy != nil && d.waitsFor(met):
 	case met.busy != nil && met.isSame(d.met) && d.met.told:
 		met.told = true
 	case met.busy != nil:
 		met.told = true
-		d.observe(Event{Kind: EventBusy, Rule: t.rule.Name, Key: t.key, Policy: met.policy(), Waited: met.busy.Waited,
+		d.observe(t, Event{Kind: EventBusy, Policy: met.policy(), Waited: met.busy.Waited,
 			Busy: met.busy})
 	case d.isReplaced(), errors.Is(met.err, errSpent):
 	case met.why == decide.NoAnswer:
@@ -427,7 +429,7 @@ func (d *delivery) report(met obstacle) obstacle {
 				"a function fails with an error that is no *KeyError; its tasks return to asynq, their attempts not spent",
 				"rule", t.rule.Name, "function", failed.function, "task", d.note, "error", met.err)
 		}
-		d.observe(Event{Kind: EventBackendError, Rule: t.rule.Name, Err: met.err})
+		d.observe(t, Event{Kind: EventBackendError, Err: met.err})
 	case met.why == decide.KeyNever, met.why == decide.KeyDrop:
 		end := "it is archived"
 		if met.why == decide.KeyDrop {
@@ -435,7 +437,7 @@ func (d *delivery) report(met obstacle) obstacle {
 		}
 		d.guard.log.Warn("automutex: no key or no limit can be made from the task; "+end, "type", d.task.Type(), "task",
 			d.note, "error", met.err)
-		d.observe(Event{Kind: EventKeyError, Err: met.err})
+		d.observe(target{}, Event{Kind: EventKeyError, Err: met.err})
 	}
 	return met
 }
@@ -534,7 +536,7 @@ func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result erro
 		if met.busy != nil {
 			d.guard.log.Debug("automutex: skipped", "rule", t.rule.Name, "key", t.key, "task", d.note, "reason",
 				met.busy.Reason, "holder", met.busy.HolderTask)
-			d.observe(Event{Kind: EventSkipped, Rule: t.rule.Name, Key: t.key, Policy: met.policy()})
+			d.observe(t, Event{Kind: EventSkipped, Policy: met.policy()})
 		}
 		return nil, false
 	case decide.Archive:
@@ -576,15 +578,12 @@ func orBlock(ctx context.Context, result error) error {
 
 // comeBack returns the task to asynq, unspent.
 func (d *delivery) comeBack(when decide.When, met obstacle) error {
-	e := Event{Kind: EventRetried, Key: met.target.key, Policy: met.policy(), Delay: d.delay(when, met)}
-	if rule := met.target.rule; rule != nil {
-		e.Rule = rule.Name
-	}
+	e := Event{Kind: EventRetried, Policy: met.policy(), Delay: d.delay(when, met)}
 	if when == decide.AsAsked || met.busy == nil {
 		e.Err = met.err
 	}
 	if !d.noServerConfig() {
-		d.observe(e)
+		d.observe(met.target, e)
 	}
 	if met.ran {
 		return met.err // ServerConfig finds the RetryAfter in it

@@ -172,7 +172,7 @@ func (d *delivery) withdraw() {
 }
 
 func (d *delivery) giveUp(key, nonce string, ticket int64) error {
-	return d.guard.engine.Act(context.WithoutCancel(d.ctx), orderedKey(key), engine.ActWithdraw,
+	return d.guard.engine.Act(d.whole(), orderedKey(key), engine.ActWithdraw,
 		engine.OrderItem{Nonce: nonce, Ticket: ticket, Note: d.note}, 0)
 }
 
@@ -220,7 +220,7 @@ func (d *delivery) endUntaken(decision decide.Decision) {
 	if d.place.Nonce == "" || decision.What == decide.Leave || slices.ContainsFunc(d.targets, d.place.in) {
 		return
 	}
-	if rule := d.guard.rules.orderedRule(d.guard.cfg.Prefix, d.place.Key); rule != nil {
+	if rule := d.guard.orderedRule(d.place.Key); rule != nil {
 		if outcome := d.orderOutcome(target{rule: rule}, decision); outcome == engine.OutcomeDone ||
 			outcome == engine.OutcomeLeft {
 			d.withdraw()
@@ -308,7 +308,7 @@ func (g *Guard) SkipHead(ctx context.Context, key, task string) error {
 	}
 	e := Event{Kind: EventHeadSkipped, Key: key}
 	e.Queue, e.TaskID, _ = tasknote.Parse(task)
-	if rule := g.rules.orderedRule(g.cfg.Prefix, key); rule != nil {
+	if rule := g.orderedRule(key); rule != nil {
 		e.Rule = rule.Name
 	}
 	g.observe(ctx, e)
@@ -316,16 +316,21 @@ func (g *Guard) SkipHead(ctx context.Context, key, task string) error {
 	return nil
 }
 
-func (rs *ruleSet) orderedRule(prefix, key string) *compiledRule {
-	text, _ := strings.CutPrefix(key, prefix+":{")
+// orderedRule is the rule that makes the key. A hashed scope tells only a type that the rule names, or that came here.
+func (g *Guard) orderedRule(key string) (found *compiledRule) {
+	text, _ := strings.CutPrefix(key, g.cfg.Prefix+":{")
 	scope, _, _ := strings.Cut(strings.TrimSuffix(text, "}"), "|")
-	var found *compiledRule
-	for _, rule := range rs.rules {
+	if scope == keys.ControlScope {
+		scope = keys.Controls
+	}
+	came := slices.DeleteFunc(g.served.List(), func(t string) bool { return keys.Scope(t) != scope })
+	for _, rule := range g.rules.rules {
 		switch {
-		case !rule.InOrder || !keys.RuleHas(rule.Scope, rule.Task, scope):
-		case rule.Scope != "":
+		case !rule.InOrder:
+		case keys.RuleHas(rule.Scope, rule.Task, scope) && rule.Scope != "":
 			return rule
-		case found == nil || len(rule.Task) > len(found.Task):
+		case rule.Scope != "" || found != nil && len(rule.Task) <= len(found.Task):
+		case keys.RuleHas("", rule.Task, scope), len(came) > 0 && slices.Contains(g.rules.match(came[0]), rule):
 			found = rule
 		}
 	}
@@ -334,7 +339,7 @@ func (rs *ruleSet) orderedRule(prefix, key string) *compiledRule {
 
 func (g *Guard) wakeInOrder(ctx context.Context, key string, item engine.OrderItem) engine.Fate {
 	queue, id, _ := tasknote.Parse(item.Note)
-	rule := g.rules.orderedRule(g.cfg.Prefix, key)
+	rule := g.orderedRule(key)
 	if rule == nil {
 		return engine.FateUnsure
 	}

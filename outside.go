@@ -135,8 +135,7 @@ func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 	d.line.came = time.Now()
 	r := d.request(t)
 	r.Whole, r.MaxHold, r.OnWait = false, t.rule.MaxHold, func(time.Duration) { d.observeWaiting(t) }
-	e := Event{Kind: EventAcquired, Rule: t.rule.Name, Key: t.key}
-	ended := d.observeEnd(e, &r)
+	e, ended := Event{Kind: EventAcquired}, d.observeEnd(t, &r)
 	m := &lock.Lock{}
 	*inside.At(m) = engine.Handle{Engine: g.engine, Request: r}
 	lease, err := m.Lock(waits)
@@ -145,7 +144,7 @@ func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 	var busy *lock.BusyError
 	switch {
 	case err == nil:
-		d.observe(e)
+		d.observe(t, e)
 		d.line.came = time.Now() // Held counts from now
 		(*inside.At(lease)).WhenEnds(func(cause error) {
 			if errors.Is(cause, lock.ErrLost) { // a release has reported itself
@@ -155,22 +154,22 @@ func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 	case g.life.Closing.Err() != nil:
 		return nil, ErrClosed
 	case errors.As(err, &busy):
-		e.Kind, e.Busy = EventBusy, &BusyError{Rule: e.Rule, Key: e.Key, Reason: busy.Reason, Holder: busy.Holder,
+		e.Kind, e.Busy = EventBusy, &BusyError{Rule: t.rule.Name, Key: t.key, Reason: busy.Reason, Holder: busy.Holder,
 			HolderTask: busy.Note, ExpiresIn: busy.ExpiresIn, Waited: busy.Waited, Place: busy.Place, Pause: busy.Pause}
-		d.observe(e)
+		d.observe(t, e)
 	default:
 		e.Kind, e.Err = EventBackendError, err
-		d.observe(e)
+		d.observe(t, e)
 	}
 	return lease, err
 }
 
 // observeEnd has each release by r observed, and returns what observes the end once.
-func (d *delivery) observeEnd(e Event, r *engine.Request) (ended func(kind EventKind, err error)) {
+func (d *delivery) observeEnd(t target, r *engine.Request) (ended func(kind EventKind, err error)) {
 	var once sync.Once
 	ended = func(kind EventKind, err error) {
 		once.Do(func() {
-			d.observe(Event{Kind: kind, Rule: e.Rule, Key: e.Key, Held: time.Since(d.line.came), Err: err})
+			d.observe(t, Event{Kind: kind, Held: time.Since(d.line.came), Err: err})
 		})
 	}
 	r.OnEnd = func(err error) {
@@ -179,7 +178,7 @@ func (d *delivery) observeEnd(e Event, r *engine.Request) (ended func(kind Event
 			return
 		}
 		if err != nil {
-			d.observe(Event{Kind: EventBackendError, Rule: e.Rule, Key: e.Key, Err: err})
+			d.observe(t, Event{Kind: EventBackendError, Err: err})
 		}
 		ended(EventReleased, nil)
 	}

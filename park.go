@@ -50,7 +50,7 @@ func tasksFor(rdb lock.Client, cfg Config, what string) (*blocked.Tasks, error) 
 func (d *delivery) park(t target, busy *BusyError) error {
 	delay := d.inTime(decide.Delay(decide.AtTurn, busy.turnIn()))
 	d.checkInspector()
-	d.observe(Event{Kind: EventParked, Rule: t.rule.Name, Key: t.key, Policy: t.rule.Busy, Delay: delay, Busy: busy})
+	d.observe(t, Event{Kind: EventParked, Policy: t.rule.Busy, Delay: delay, Busy: busy})
 	return d.comeBackIn(delay, busy)
 }
 

@@ -61,7 +61,7 @@ func (d *delivery) arriveAt(t target) error {
 	if !known {
 		a = arrival{ref: engine.Ref{Key: t.key, Limit: t.limit}, note: cmp.Or(d.note, rand.Text())}
 	}
-	at, overtaken, err := d.guard.engine.Arrive(context.WithoutCancel(d.ctx), a.ref, a.note)
+	at, overtaken, err := d.guard.engine.Arrive(d.whole(), a.ref, a.note)
 	if err != nil {
 		return err
 	}
@@ -183,10 +183,10 @@ func (d *delivery) replaceableContext() (ctx context.Context, end func()) {
 }
 
 func (d *delivery) revokeReplaced(met obstacle) error {
-	e, name := Event{Kind: EventReplaced, Key: d.claim.key}, d.task.Type()
+	e, at, name := Event{Kind: EventReplaced}, target{key: d.claim.key}, d.task.Type()
 	if !d.claim.superseded {
-		at := d.replacing.replacedAt
-		e.Rule, e.Key, e.Policy, name = at.rule.Name, at.key, at.rule.Busy, at.rule.Name
+		at = d.replacing.replacedAt
+		e.Policy, name = at.rule.Busy, at.rule.Name
 	}
 	var err error
 	if met.ran {
@@ -194,8 +194,8 @@ func (d *delivery) revokeReplaced(met obstacle) error {
 	} else {
 		e.Waited = time.Since(d.arrived)
 	}
-	d.observe(e)
-	text := fmt.Errorf("rule %q: key %q: %w", name, e.Key, ErrReplaced)
+	d.observe(at, e)
+	text := fmt.Errorf("rule %q: key %q: %w", name, at.key, ErrReplaced)
 	if err != nil {
 		text = fmt.Errorf("%w: %w", text, err)
 	}
@@ -215,6 +215,6 @@ func (d *delivery) forgetArrivals(decision decide.Decision) {
 		return
 	}
 	for _, a := range d.replacing.arrivals {
-		_ = d.guard.engine.Forget(context.WithoutCancel(d.ctx), a.ref, a.note, a.at, d.replacing.began)
+		_ = d.guard.engine.Forget(d.whole(), a.ref, a.note, a.at, d.replacing.began)
 	}
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/hibiken/asynq"
+
+	"github.com/automutex/automutex/internal/keys"
 )
 
 func TestCompile_defaults(t *testing.T) {
@@ -267,18 +269,23 @@ func TestRuleSet_targets(t *testing.T) {
 }
 
 // The rule of an ordered key is that which made it: that of its scope, or else of the longest type.
-func TestRuleSet_orderedRule(t *testing.T) {
+func TestGuard_orderedRule(t *testing.T) {
 	t.Parallel()
-	rs := compileRules(t,
+	long := "mail:" + strings.Repeat("x", keys.MaxText)
+	g := &Guard{cfg: Config{Prefix: "p"}}
+	g.served.Add(long)
+	g.rules = compileRules(t, Rule{Task: "c", Scope: keys.Controls, InOrder: true}, Rule{Task: long + "!", InOrder: true},
 		Rule{Task: "mail:", On: []string{"id"}, InOrder: true}, Rule{Task: "mail:eu:", On: []string{"id"}, InOrder: true},
 		Rule{Task: "bill", Scope: "account", On: []string{"id"}, InOrder: true}, Rule{Task: "report", On: []string{"id"}},
 	)
 	for key, want := range map[string]string{
 		"p:{mail:us:send|7}": "mail:", "p:{mail:eu:send|7}": "mail:eu:", "p:{account|7}": "bill", "p:{account}": "bill",
 		"p:{bill|7}": "", "p:{report|7}": "", "p:{other|7}": "", "q:{account|7}": "",
+		keys.Key("p", keys.Controls): "c", keys.Key("p", long, "7"): "mail:", keys.Key("p", long+"!"): long + "!",
+		keys.Key("p", long+"?", "7"): "", // of which no task came
 	} {
 		got := ""
-		if rule := rs.orderedRule("p", key); rule != nil {
+		if rule := g.orderedRule(key); rule != nil {
 			got = rule.Task
 		}
 		if got != want {

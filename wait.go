@@ -236,7 +236,7 @@ func (d *delivery) observeWaiting(t target) {
 	case d.mark != nil:
 		d.mark.noteWorks() // no wait of others ends this one
 	}
-	d.observe(Event{Kind: EventWaiting, Rule: t.rule.Name, Key: t.key})
+	d.observe(t, Event{Kind: EventWaiting})
 	d.waitInClaim()
 }
 
@@ -246,7 +246,7 @@ func (d *delivery) observeWaited(t target) {
 	}
 	waited := time.Since(d.line.waiting)
 	d.line.waiting = time.Time{}
-	d.observe(Event{Kind: EventWaited, Rule: t.rule.Name, Key: t.key, Waited: waited})
+	d.observe(t, Event{Kind: EventWaited, Waited: waited})
 }
 
 // sleep blocks the worker for delay, at most until the margin. It ends when the delivery is over, or leave is closed,

@@ -203,8 +203,10 @@ func Why(s Seen) string {
 	}
 	in := max(0, time.Until(s.Info.NextProcessAt)).Round(time.Second)
 	switch {
-	case s.Info.State == asynq.TaskStateRetry && s.Head.State == "a":
+	case s.Info.State == asynq.TaskStateRetry && s.Head.Failed:
 		return fmt.Sprintf("failed and is retried in %s%s", in, lastErr)
+	case s.Info.State == asynq.TaskStateRetry && s.Head.State == "a":
+		return fmt.Sprintf("has gone back without a run, and comes in %s%s", in, lastErr)
 	case s.Info.State == asynq.TaskStateScheduled && in > soon:
 		return fmt.Sprintf("is scheduled, and comes in %s", in)
 	case s.Info.State == asynq.TaskStateActive && time.Since(s.Head.Since) > soon:

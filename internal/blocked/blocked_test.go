@@ -41,7 +41,8 @@ func TestWhy(t *testing.T) {
 		{"a", false, nil, gone, "", "is gone from asynq; the next task goes on in a moment"},
 		{"a", false, nil, away, "", ""},
 		{"a", false, info(asynq.TaskStatePending), nil, "", ""},
-		{"a", false, info(asynq.TaskStateRetry), nil, "", "failed and is retried in "},
+		{"a", false, info(asynq.TaskStateRetry), nil, "", "has gone back without a run, and comes in "},
+		{"af", false, info(asynq.TaskStateRetry), nil, "", "failed and is retried in "},
 		{"i", false, info(asynq.TaskStateRetry), nil, "", ""},
 		{"i", false, nil, gone, "", "is gone from asynq; the next task goes on in a moment"},
 		{"a", false, info(asynq.TaskStateActive), nil, "", "is active in asynq, and does not hold its key"},
@@ -53,7 +54,8 @@ func TestWhy(t *testing.T) {
 		{"a", false, info(asynq.TaskStatePending), nil, paused, "waits in queue q, "},
 		{"h", false, info(asynq.TaskStatePending), nil, paused, "was archived, and is now pending"},
 	} {
-		got := Why(Seen{Head: engine.Head{State: c.state, Runs: c.runs, Nonce: "~"}, Info: c.info, Gone: c.err == gone,
+		got := Why(Seen{Head: engine.Head{State: c.state[:min(1, len(c.state))], Runs: c.runs, Nonce: "~",
+			Failed: strings.HasSuffix(c.state, "f")}, Info: c.info, Gone: c.err == gone,
 			Queue: c.queue})
 		if !strings.HasPrefix(got, c.want) || (got == "") != (c.want == "") {
 			t.Errorf("%+v: %q", c, got)
