@@ -24,8 +24,7 @@ import (
 // handler begins as often as the caller asked for.
 
 func TestAttempt_maxRetryZero(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, policy := range []automutex.Policy{automutex.Retry, automutex.RetryIn(time.Minute), automutex.Park} {
 			r, free := busyRig(t, s, automutex.Rule{Busy: policy}, setup{workers: 1}) // it keeps the last worker
 			id := r.enqueue("work", one, asynq.MaxRetry(0))
@@ -34,7 +33,7 @@ func TestAttempt_maxRetryZero(t *testing.T) {
 			r.stage.none(t)
 			free()
 			r.stage.next(t).returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 			if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventWaiting,
 				automutex.EventWaited, automutex.EventAcquired, automutex.EventReleased}) {
 				t.Errorf("%s: events %v", policy, kinds)
@@ -50,8 +49,7 @@ func TestAttempt_maxRetryZero(t *testing.T) {
 // Waiting until the deadline would cost the attempt. The wait ends the margin before it,
 // and no earlier.
 func TestAttempt_waitEndsBeforeTheDeadline(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		var left sync.Map // of each task's time
 		r, _ := busyRig(t, s, automutex.Rule{Wait: time.Minute, Busy: automutex.Retry},
 			setup{guarded: func(c *automutex.Config) {
@@ -88,8 +86,7 @@ func TestAttempt_waitEndsBeforeTheDeadline(t *testing.T) {
 
 // asynq files the retry when the timeout ends, though the handler still runs.
 func TestAttempt_ignoredTimeout(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		// They become Retry when an earlier attempt of the same task holds the lock. One task type for each.
 		policies := []automutex.Policy{automutex.Retry, automutex.Skip, automutex.Archive, automutex.Fail}
 		var rules []automutex.Rule
@@ -121,7 +118,7 @@ func TestAttempt_ignoredTimeout(t *testing.T) {
 		for i, run := range runs {
 			run.returns(nil)
 			<-run.left
-			redistest.Eventually(t, patience, func() bool { return !r.locked(policies[i].String()) || len(r.stage.started) > 0 },
+			eventually(t, func() bool { return !r.locked(policies[i].String()) || len(r.stage.started) > 0 },
 				"the key free, or taken by the retry")
 			_ = r.inspector.RunTask(r.queue, ids[i]) // unless it has come back by itself
 			r.runsAloneAgain(policies[i].String(), ids[i])
@@ -133,7 +130,7 @@ func TestAttempt_ignoredTimeout(t *testing.T) {
 func (r *rig) runsAloneAgain(task, id string) {
 	r.t.Helper()
 	r.stage.nextIs(r.t, id).returns(nil)
-	r.await(id, asynq.TaskStateCompleted)
+	r.awaitDone(id)
 	if most := r.stage.mostAtOnce(task); most != 1 {
 		r.t.Errorf("%s: %d at once", task, most)
 	}
@@ -161,10 +158,9 @@ func TestAttempt_neverBesideItself(t *testing.T) {
 		"replace": {Busy: automutex.Replace, Wait: 30 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+			each(t, func(t *testing.T, s *redistest.Server) {
 				rule := rule
-				rule.Task, rule.On, rule.Limit = "work", []string{"id"}, 3
+				rule.Task, rule.On, rule.Limit = "work", onID, 3
 				attempts := 5
 				if strings.HasSuffix(name, "last attempt") {
 					attempts = 1
@@ -179,7 +175,7 @@ func TestAttempt_neverBesideItself(t *testing.T) {
 				other, err := outside.TryLock(t.Context())
 				redistest.Must(t, err)
 				r.rerun(id)
-				redistest.Eventually(t, patience, func() bool {
+				eventually(t, func() bool {
 					return slices.ContainsFunc(r.seen.list(automutex.EventBusy, automutex.EventWaiting), func(e automutex.Event) bool {
 						return e.TaskID == id && (e.Busy == nil || e.Busy.SameTask)
 					})
@@ -190,7 +186,7 @@ func TestAttempt_neverBesideItself(t *testing.T) {
 				r.free(other)
 				r.stage.none(t)
 				first.returns(errors.New("late"))
-				redistest.Eventually(t, patience, func() bool {
+				eventually(t, func() bool {
 					if info, err := r.inspector.GetTaskInfo(r.queue, id); err == nil && info.State == asynq.TaskStateRetry {
 						_ = r.inspector.RunTask(r.queue, id) // it may come before the first one has released
 					}
@@ -208,7 +204,7 @@ func TestAttempt_neverBesideItself(t *testing.T) {
 // reserveRig is a rig with a rule that is not in order, and a Client.
 func reserveRig(t *testing.T, s *redistest.Server, busy automutex.Policy, o setup) (*rig, *automutex.Client) {
 	t.Helper()
-	o.rules = []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: busy}}
+	o.rules = []automutex.Rule{{Task: "work", On: onID, Busy: busy}}
 	return orderRig(t, s, o)
 }
 
@@ -217,9 +213,8 @@ func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"no order", "hold", "continue"} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-				rule := automutex.Rule{Task: "work", On: []string{"id"}, InOrder: name != "no order"}
+			each(t, func(t *testing.T, s *redistest.Server) {
+				rule := automutex.Rule{Task: "work", On: onID, InOrder: name != "no order"}
 				switch name {
 				case "no order":
 					rule.Busy = automutex.Retry
@@ -272,7 +267,7 @@ func leavingRig(t *testing.T, s *redistest.Server, inOrder bool) (r *rig, c *aut
 	})
 	locks.AddHook(hook)
 	r, c = orderRig(t, s, setup{
-		rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: inOrder}}, served: func(*asynq.Config) {},
+		rules: []automutex.Rule{{Task: "work", On: onID, InOrder: inOrder}}, served: func(*asynq.Config) {},
 		locks: locks,
 		guarded: func(c *automutex.Config) {
 			observe := c.Observe
@@ -285,7 +280,7 @@ func leavingRig(t *testing.T, s *redistest.Server, inOrder bool) (r *rig, c *aut
 	})
 	return r, c, func() {
 		close(late)
-		redistest.Eventually(t, patience, func() bool { return !r.locked("work", "1") },
+		eventually(t, func() bool { return !r.locked("work", "1") },
 			"who leaves gives back what it was granted")
 	}
 }
@@ -301,7 +296,7 @@ func TestReserved_cutAfterRetryAfter(t *testing.T) {
 			r.awaitRetried(id, 0)
 			held := r.take("work", "1")
 			r.rerun(id)
-			redistest.Eventually(t, patience, func() bool {
+			eventually(t, func() bool {
 				info, err := r.inspector.GetTaskInfo(r.queue, id)
 				return err == nil && info.State == asynq.TaskStateRetry && info.Retried == 1
 			}, "the wait is cut")
@@ -315,15 +310,14 @@ func TestReserved_cutAfterRetryAfter(t *testing.T) {
 
 // Nor does a grant spend it that comes as the task leaves.
 func TestReserved_grantedAsItLeaves(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, c, leave := leavingRig(t, s, true)
 		first := r.enqueueInOrder(c, 1)
 		run := r.stage.nextIs(t, first)
 		id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
 		r.awaitRetried(id, 1)
 		run.returns(nil)
-		r.await(first, asynq.TaskStateCompleted)
+		r.awaitDone(first)
 		leave()
 		r.rerun(id)
 		r.finishSpent(id, 1)
@@ -379,10 +373,9 @@ func TestReserved_options(t *testing.T) {
 
 // A panic of the last attempt that the caller asked for archives the task, as a failure does.
 func TestReserved_panicOfTheLastAttempt(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		last := make(chan bool, 6)
-		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}}},
+		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: onID}},
 			served: func(c *asynq.Config) {
 				comingBack(c)
 				c.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, _ *asynq.Task,

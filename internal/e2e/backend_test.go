@@ -77,7 +77,7 @@ func TestBackend_away(t *testing.T) {
 		p.Heal()
 		r.stage.end() // handlers return at once
 		for _, id := range ids {
-			redistest.Eventually(t, patience, func() bool {
+			eventually(t, func() bool {
 				info, err := r.inspector.GetTaskInfo(r.queue, id)
 				if err == nil && info.State == asynq.TaskStateRetry { // a connection from before may hand it back once more
 					_ = r.inspector.RunTask(r.queue, id)
@@ -110,14 +110,12 @@ func TestBackend_notReplicated(t *testing.T) {
 	r.stage.none(t)
 	replica.Resume(t)
 	r.stage.next(t).returns(nil)
-	r.await(id, asynq.TaskStateCompleted)
+	r.awaitDone(id)
 }
 
 // A key in Redis that is no lock is neither free nor busy, and disturbs no other.
 func TestBackend_foreignKey(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Skip}}})
+	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, Busy: automutex.Skip}}}, func(t *testing.T, r *rig) {
 		key := r.lockOf("work", "1").Key()
 		redistest.Must(t, r.rdb.LPush(t.Context(), key, "another program's").Err())
 		id := r.enqueue("work", one)

@@ -26,8 +26,8 @@ func TestEvents_fields(t *testing.T) {
 	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
 		p, locks := behindProxy(t, s)
 		r := start(t, s, setup{locks: locks, rules: []automutex.Rule{
-			{Task: "work", Name: "turns", On: []string{"id"}, MaxHold: soon, Busy: automutex.Retry},
-			{Task: "skip", Name: "skip", On: []string{"id"}, Busy: automutex.Skip},
+			{Task: "work", Name: "turns", On: onID, MaxHold: soon, Busy: automutex.Retry},
+			{Task: "skip", Name: "skip", On: onID, Busy: automutex.Skip},
 		}})
 		// is checks an event. Of Waited, Held and Delay, which nobody knows, it checks that those are set which want has.
 		is := func(want automutex.Event, id string, err error) (got automutex.Event) {
@@ -95,8 +95,7 @@ func TestEvents_fields(t *testing.T) {
 
 // Contention is no news: an operator's log stays empty, whatever the policy.
 func TestEvents_quietLog(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		policies := []automutex.Policy{automutex.Retry, automutex.RetryIn(time.Minute), automutex.Skip, automutex.Archive,
 			automutex.Fail, automutex.Allow, automutex.AfterFailure(answers)}
 		var rules []automutex.Rule
@@ -168,8 +167,7 @@ func (r *rig) wantPolicy(id string, want automutex.Policy) {
 
 // A wait in line is told of when it begins and when it ends, whatever ends it.
 func TestWaiting_events(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for name, o := range map[string]struct {
 			rule automutex.Rule
 			end  func(r *rig, id string, free func())
@@ -187,7 +185,7 @@ func TestWaiting_events(t *testing.T) {
 			"the task's context ends": {automutex.Rule{Wait: time.Minute, Busy: automutex.Retry},
 				func(r *rig, id string, _ func()) {
 					// A server that has only begun may not listen for it yet.
-					redistest.Eventually(r.t, patience, func() bool {
+					eventually(r.t, func() bool {
 						return r.inspector.CancelProcessing(id) == nil && len(r.seen.list(automutex.EventWaited)) > 0
 					}, "the wait of %s ends with its context", id)
 				}, nil},
@@ -221,7 +219,7 @@ func TestWaiting_events(t *testing.T) {
 				}
 				want := append([]automutex.EventKind{automutex.EventWaiting, automutex.EventWaited}, o.then...)
 				var kinds []automutex.EventKind
-				redistest.Eventually(t, patience, func() bool {
+				eventually(t, func() bool {
 					kinds = r.seen.kindsOf(id)
 					return len(kinds) >= len(want)
 				}, "as many events as %v", want)
@@ -236,8 +234,7 @@ func TestWaiting_events(t *testing.T) {
 
 // An Observe that panics costs its task nothing, and leaves no lock behind, also on a goroutine of the Guard's own.
 func TestObserve_panics(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, kind := range []automutex.EventKind{automutex.EventAcquired, automutex.EventReleased, automutex.EventOverdue} {
 			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}},
 				guarded: func(c *automutex.Config) {
@@ -254,9 +251,9 @@ func TestObserve_panics(t *testing.T) {
 				r.stage.end()
 			} else {
 				run.returns(nil)
-				r.await(id, asynq.TaskStateCompleted)
+				r.awaitDone(id)
 			}
-			redistest.Eventually(t, patience, func() bool { return !r.locked("work") }, "no lease is left")
+			eventually(t, func() bool { return !r.locked("work") }, "no lease is left")
 		}
 	})
 }
@@ -264,8 +261,7 @@ func TestObserve_panics(t *testing.T) {
 // A function of AfterFailure that panics costs its task an attempt as a handler does, and what it holds already is
 // given back.
 func TestRule_functionsPanic(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		panics := automutex.AfterFailure(func(context.Context, *asynq.Task,
 			*automutex.BusyError) error {
 			panic("the rule's own fault")
@@ -307,8 +303,7 @@ func TestPrivacy_nothingOfThePayload(t *testing.T) {
 	t.Parallel()
 	for name, secret := range map[string]string{"readable": "", "hashed": testSecret} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+			each(t, func(t *testing.T, s *redistest.Server) {
 				told := tellAll(t, s, secret)
 				for _, value := range []string{privateNumber, privateText, privateNumber[:8], "do%20not"} {
 					if i := strings.Index(told, value); i >= 0 {
@@ -365,17 +360,17 @@ func tellAll(t *testing.T, s *redistest.Server, secret string) string {
 		case "archive":
 			fmt.Fprintln(&told, r.await(id, asynq.TaskStateArchived).LastErr)
 		case "skip":
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 		case "allow":
 			r.stage.next(t).returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 		case "park":
 			// It waits in its worker while another one is free; see what is stored.
 			r.awaitEvent(automutex.EventWaiting, id)
 			storedText(t, &told, s, r)
 			r.free(lease)
 			r.stage.next(t).returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 			continue
 		default:
 			fmt.Fprintln(&told, r.await(id, asynq.TaskStateRetry).LastErr)

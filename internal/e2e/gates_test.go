@@ -37,15 +37,14 @@ func TestGate_policies(t *testing.T) {
 			}),
 		} {
 			t.Run(reason+", "+policy.String(), func(t *testing.T) {
-				t.Parallel()
-				redistest.Each(t, func(t *testing.T, s *redistest.Server) { meetGate(t, s, reason, policy, rate) })
+				each(t, func(t *testing.T, s *redistest.Server) { meetGate(t, s, reason, policy, rate) })
 			})
 		}
 	}
 }
 
 func meetGate(t *testing.T, s *redistest.Server, reason string, policy automutex.Policy, rate automutex.Rate) {
-	rule := automutex.Rule{Task: "work", On: []string{"id"}, Busy: policy, Wait: 100 * time.Millisecond}
+	rule := automutex.Rule{Task: "work", On: onID, Busy: policy, Wait: 100 * time.Millisecond}
 	switch reason {
 	case automutex.ReasonRate:
 		rule.Rate, rule.Limit = rate, 1
@@ -59,7 +58,7 @@ func meetGate(t *testing.T, s *redistest.Server, reason string, policy automutex
 		redistest.Must(t, automutex.CloseGate(run.ctx, time.Hour))
 	}
 	run.returns(nil)
-	r.await(first, asynq.TaskStateCompleted)
+	r.awaitDone(first)
 	id := r.enqueue("work", one)
 	event := r.awaitEvent(automutex.EventBusy, id)
 	if event.Busy == nil || event.Busy.Reason != reason || event.Busy.ExpiresIn < 50*time.Minute ||
@@ -80,7 +79,7 @@ func meetGate(t *testing.T, s *redistest.Server, reason string, policy automutex
 			t.Errorf("it comes back in %s, want when the gate opens", left)
 		}
 	case policy == automutex.Skip:
-		r.await(id, asynq.TaskStateCompleted)
+		r.awaitDone(id)
 	case policy == automutex.Archive:
 		r.await(id, asynq.TaskStateArchived)
 	case policy == automutex.Fail:
@@ -102,17 +101,15 @@ func meetGate(t *testing.T, s *redistest.Server, reason string, policy automutex
 
 // Under Wait a task waits for a gate that opens in time, and not for one that does not.
 func TestGate_waitInTime(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "soon", Wait: 5 * time.Minute, Busy: automutex.Skip,
-				Rate: automutex.Rate{Starts: 1, Per: 300 * time.Millisecond, Burst: 1}, Limit: 1},
-			{Task: "late", Wait: 5 * time.Minute, Busy: automutex.Skip,
-				Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}, Limit: 1},
-		}})
+	eachRig(t, setup{rules: []automutex.Rule{
+		{Task: "soon", Wait: 5 * time.Minute, Busy: automutex.Skip,
+			Rate: automutex.Rate{Starts: 1, Per: 300 * time.Millisecond, Burst: 1}, Limit: 1},
+		{Task: "late", Wait: 5 * time.Minute, Busy: automutex.Skip,
+			Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}, Limit: 1},
+	}}, func(t *testing.T, r *rig) {
 		r.finish(r.enqueue("late", nil))
 		id := r.enqueue("late", nil)
-		r.await(id, asynq.TaskStateCompleted) // at once, not after five minutes
+		r.awaitDone(id) // at once, not after five minutes
 		r.awaitEvent(automutex.EventSkipped, id)
 
 		began := time.Now()
@@ -122,7 +119,7 @@ func TestGate_waitInTime(t *testing.T) {
 		if took := time.Since(began); took < 300*time.Millisecond {
 			t.Errorf("the second ran %s after the first", took)
 		}
-		r.await(id, asynq.TaskStateCompleted)
+		r.awaitDone(id)
 	})
 }
 
@@ -179,19 +176,18 @@ func TestRate_orderedWithCost(t *testing.T) {
 
 // A task that the rate of a later rule refuses takes no start of an earlier one.
 func TestRate_severalRules(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		rules := []automutex.Rule{
 			{Task: "work", Name: "all", Scope: "all", Busy: automutex.Skip,
 				Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 3}, Limit: 5},
-			{Task: "work", Name: "tenant", Scope: "tenant", On: []string{"id"}, Busy: automutex.Skip,
+			{Task: "work", Name: "tenant", Scope: "tenant", On: onID, Busy: automutex.Skip,
 				Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}, Limit: 5},
 		}
 		r := start(t, s, setup{rules: rules})
 		r.finish(r.enqueue("work", one))
 		for i := range 4 {
 			id := r.enqueue("work", one)
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 			if e := r.awaitEvent(automutex.EventBusy, id); e.Rule != "tenant" || e.Busy.Reason != automutex.ReasonRate {
 				t.Errorf("%d: held by %+v", i, e)
 			}
@@ -207,8 +203,7 @@ func TestRate_severalRules(t *testing.T) {
 
 // Under Park every task runs, none before its slot of the rate, with one worker too.
 func TestRate_park(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, workers := range []int{1, 10} {
 			const every, tasks = 50 * time.Millisecond, 12
 			var runs atomic.Int32
@@ -225,7 +220,7 @@ func TestRate_park(t *testing.T) {
 				ids = append(ids, r.enqueue("work", nil))
 			}
 			for _, id := range ids {
-				r.await(id, asynq.TaskStateCompleted)
+				r.awaitDone(id)
 			}
 			if took := time.Since(began); took < (tasks-1)*every {
 				t.Errorf("%d workers: %d tasks took %s, at %s for each but the first", workers, tasks, took, every)
@@ -240,8 +235,7 @@ func TestRate_park(t *testing.T) {
 
 // Rates and limits go together, and a cooldown with a limit says when the next may begin. Unlimited is no limit.
 func TestGate_withLimit(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		starts := automutex.Rate{Starts: 3, Per: time.Hour, Burst: 3}
 		r := start(t, s, setup{rules: []automutex.Rule{
 			{Task: "rate", Limit: 2, Busy: automutex.Skip, Rate: starts},
@@ -265,14 +259,14 @@ func TestGate_withLimit(t *testing.T) {
 		meets("rate", automutex.ReasonHeld)
 		for i, run := range runs {
 			run.returns(nil)
-			r.await(ids[i], asynq.TaskStateCompleted)
+			r.awaitDone(ids[i])
 		}
 		r.finish(r.enqueue("rate", nil)) // the third start
 		meets("rate", automutex.ReasonRate)
 
 		ids, runs = atOnce("cool", 2)
 		runs[1].returns(nil)
-		r.await(ids[1], asynq.TaskStateCompleted)
+		r.awaitDone(ids[1])
 		meets("cool", automutex.ReasonCooldown)
 		if runs[0].ctx.Err() != nil {
 			t.Error("a cooldown ended the one beside")
@@ -290,15 +284,14 @@ func TestGate_withLimit(t *testing.T) {
 // A handler that closes its key and asks to come back spends no attempt, and comes back
 // when the gate opens.
 func TestHold_andRetryAfter(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, policy := range []automutex.Policy{automutex.Retry, automutex.Park} {
 			t.Run(policy.String(), func(t *testing.T) {
 				t.Parallel()
 				const d = 4 * time.Second // a busy machine may take seconds until the other task meets the hold
 				var failures []error
 				var mu sync.Mutex
-				r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: policy}},
+				r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: onID, Busy: policy}},
 					served: func(c *asynq.Config) {
 						comingBack(c)
 						c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) {
@@ -323,7 +316,7 @@ func TestHold_andRetryAfter(t *testing.T) {
 					run.returns(nil)
 				}
 				for _, id := range []string{id, other} {
-					if info := r.await(id, asynq.TaskStateCompleted); info.Retried != 0 {
+					if info := r.awaitDone(id); info.Retried != 0 {
 						t.Errorf("%s: an attempt is spent: %+v", policy, info)
 					}
 				}
@@ -349,9 +342,7 @@ func TestHold_andRetryAfter(t *testing.T) {
 
 // RetryAfter needs no rule, works wrapped, and does not win against SkipRetry.
 func TestRetryAfter_withoutRule(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
+	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		id := r.enqueue("other", nil)
 		r.stage.next(t).returns(fmt.Errorf("upstream: %w", automutex.RetryAfter(20*time.Minute, errors.New("429 \xff"))))
 		info := r.awaitRetried(id, 0)
@@ -374,8 +365,7 @@ func TestRetryAfter_withoutRule(t *testing.T) {
 
 // On its last attempt the task waits in its worker, without its lock, and runs again.
 func TestRetryAfter_lastAttempt(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		const pause = 3 * time.Second
 		told, served := telling()
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, served: served})
@@ -385,14 +375,14 @@ func TestRetryAfter_lastAttempt(t *testing.T) {
 			began := time.Now()
 			run.returns(automutex.RetryAfter(pause, nil))
 			if task == "work" {
-				redistest.Eventually(t, patience, func() bool { return !r.locked("work") }, "the lock is free meanwhile")
+				eventually(t, func() bool { return !r.locked("work") }, "the lock is free meanwhile")
 			}
 			run = r.stage.next(t)
 			if took := time.Since(began); took < pause || run.id != id {
 				t.Errorf("%s: %s ran after %s", task, run.id, took)
 			}
 			run.returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 
 			// There is no time for that: asynq archives it with the handler's error, of which the ErrorHandler hears.
 			id = r.enqueue(task, nil, asynq.MaxRetry(0), asynq.Timeout(time.Minute))
@@ -429,21 +419,19 @@ func TestHold_outsideOfAHandler(t *testing.T) {
 
 // At most one success for each key and period; a failure does not count.
 func TestLifetime_cooldown(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Cooldown: time.Hour,
-			Busy: automutex.Skip}}})
+	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, Cooldown: time.Hour,
+		Busy: automutex.Skip}}}, func(t *testing.T, r *rig) {
 		failed := r.enqueue("work", one)
 		r.stage.next(t).returns(errors.New("own"))
 		r.awaitRetried(failed, 1)
 		done := r.enqueue("work", one)
 		r.stage.next(t).returns(nil)
-		r.await(done, asynq.TaskStateCompleted)
+		r.awaitDone(done)
 		if !r.locked("work", "1") {
 			t.Error("the key does not cool down")
 		}
 		skipped := r.enqueue("work", one)
-		r.await(skipped, asynq.TaskStateCompleted)
+		r.awaitDone(skipped)
 		busy := r.awaitEvent(automutex.EventBusy, skipped).Busy
 		if busy.Holder != "" || busy.HolderTask != "" || busy.SameTask || busy.ExpiresIn < 59*time.Minute ||
 			busy.ExpiresIn > time.Hour {
@@ -452,12 +440,12 @@ func TestLifetime_cooldown(t *testing.T) {
 		// The failed one's retry is the same task as none: it was not the
 		// cooldown's.
 		r.rerun(failed)
-		r.await(failed, asynq.TaskStateCompleted)
+		r.awaitDone(failed)
 		r.awaitEvent(automutex.EventSkipped, failed)
 		// The done one again, as a re-queued task would come: skipped as well.
 		other := r.enqueue("work", map[string]int{"id": 2})
 		r.stage.next(t).returns(nil)
-		r.await(other, asynq.TaskStateCompleted)
+		r.awaitDone(other)
 		if r.stage.count() != 3 {
 			t.Errorf("%d runs", r.stage.count())
 		}
@@ -466,8 +454,7 @@ func TestLifetime_cooldown(t *testing.T) {
 
 // The cooldown counts from when the run began.
 func TestLifetime_cooldownEnds(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		const cooldown, took = 300 * time.Millisecond, 100 * time.Millisecond
 		r := start(t, s, setup{rules: []automutex.Rule{
 			{Task: "long", Cooldown: time.Minute, Busy: automutex.Retry},
@@ -478,7 +465,7 @@ func TestLifetime_cooldownEnds(t *testing.T) {
 		run := r.stage.next(t)
 		<-time.After(took)
 		run.returns(nil)
-		r.await(long, asynq.TaskStateCompleted)
+		r.awaitDone(long)
 		gate, rest := r.stored("long").Gate, time.Minute-time.Since(before)
 		if gate.Reason != automutex.ReasonCooldown || gate.OpensIn > time.Minute-took ||
 			gate.OpensIn < rest-10*time.Millisecond {
@@ -498,12 +485,10 @@ func TestLifetime_cooldownEnds(t *testing.T) {
 
 // MaxHold: the handler is told, and the key is not given back under it.
 func TestLifetime_maxHold(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "long", MaxHold: soon, Busy: automutex.Retry},
-			{Task: "short", MaxHold: soon, TTL: soon, Wait: time.Minute, Busy: automutex.Retry},
-		}})
+	eachRig(t, setup{rules: []automutex.Rule{
+		{Task: "long", MaxHold: soon, Busy: automutex.Retry},
+		{Task: "short", MaxHold: soon, TTL: soon, Wait: time.Minute, Busy: automutex.Retry},
+	}}, func(t *testing.T, r *rig) {
 		id := r.enqueue("long", nil)
 		run := r.stage.next(t)
 		if cause := run.awaitEnd(t); !errors.Is(cause, lock.ErrLost) || !strings.Contains(cause.Error(), "MaxHold") {
@@ -516,8 +501,8 @@ func TestLifetime_maxHold(t *testing.T) {
 			t.Error("the key was given back while the handler runs")
 		}
 		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-		redistest.Eventually(t, patience, func() bool { return !r.locked("long") },
+		r.awaitDone(id)
+		eventually(t, func() bool { return !r.locked("long") },
 			"the key is free when the handler has returned")
 
 		// The deadline passes, and the next in line has the key.
@@ -535,19 +520,17 @@ func TestLifetime_maxHold(t *testing.T) {
 			t.Error("the late one gave back its successor's key")
 		}
 		second.returns(nil)
-		r.await(next, asynq.TaskStateCompleted)
+		r.awaitDone(next)
 	})
 }
 
 // Inspector.CancelProcessing: the handler is told, asynq files the retry, and
 // the key stays taken until the handler returns.
 func TestLifetime_cancelProcessing(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
+	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		id := r.enqueue("work", nil)
 		run := r.stage.next(t)
-		redistest.Eventually(t, patience, func() bool {
+		eventually(t, func() bool {
 			// The message goes to whom listens at that moment.
 			err := r.inspector.CancelProcessing(id)
 			return err == nil && run.ctx.Err() != nil
@@ -568,7 +551,7 @@ func TestLifetime_cancelProcessing(t *testing.T) {
 		}
 		run.returns(nil)
 		<-run.left
-		redistest.Eventually(t, patience, func() bool { return !r.locked("work") }, "the key is free")
+		eventually(t, func() bool { return !r.locked("work") }, "the key is free")
 		if events := r.seen.list(automutex.EventLost); len(events) > 0 {
 			t.Errorf("events %v", events)
 		}

@@ -57,7 +57,7 @@ var keyFunctions = map[string]func(c *automutex.Config, fail func(*asynq.Task) e
 		c.Rules[0].Key = func(_ context.Context, t *asynq.Task) ([]string, error) { return []string{"k"}, fail(t) }
 	},
 	"Config.Decode": func(c *automutex.Config, fail func(*asynq.Task) error) {
-		c.Rules[0].On = []string{"id"}
+		c.Rules[0].On = onID
 		c.Decode = func(t *asynq.Task) ([]byte, error) { return []byte(`{"id":1}`), fail(t) }
 	},
 }
@@ -68,8 +68,7 @@ func TestKeyFailure(t *testing.T) {
 	t.Parallel()
 	for function, set := range keyFunctions {
 		t.Run(function, func(t *testing.T) {
-			t.Parallel()
-			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+			each(t, func(t *testing.T, s *redistest.Server) {
 				hour := time.Now().Hour() // it is logged once in an hour
 				var works atomic.Bool
 				rules := []automutex.Rule{{Task: "work", Name: "50%d", Busy: automutex.Skip}, {Task: "fine", Busy: automutex.Retry}}
@@ -188,7 +187,7 @@ func TestKeyFailure_severalRules(t *testing.T) {
 		automutex.Rule{Task: "krow", Name: "c", Scope: "c", Key: says(errNever)},
 		automutex.Rule{Task: "krow", Name: "d", Scope: "d", Key: says(errLater)},
 		automutex.Rule{Task: "free", Name: "e", Scope: "e", Key: says(automutex.NoLock)},
-		automutex.Rule{Task: "free", Name: "f", Scope: "f", On: []string{"id"}})
+		automutex.Rule{Task: "free", Name: "f", Scope: "f", On: onID})
 	handler := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
 	for _, task := range []string{"work", "krow"} {
 		if err := handler.ProcessTask(t.Context(), asynq.NewTask(task, nil)); !errors.Is(err, errNever) ||
@@ -204,12 +203,11 @@ func TestKeyFailure_severalRules(t *testing.T) {
 
 // Under Allow a task runs without the key that cannot be made, and under those of other rules.
 func TestAllow_noKey(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "measured", On: []string{"id"}, Busy: automutex.Allow},
+			{Task: "measured", On: onID, Busy: automutex.Allow},
 			{Task: "both", Name: "allow", Scope: "allow", On: []string{"idd"}, Busy: automutex.Allow},
-			{Task: "both", Name: "retry", Scope: "retry", On: []string{"id"}, Busy: automutex.Retry},
+			{Task: "both", Name: "retry", Scope: "retry", On: onID, Busy: automutex.Retry},
 			{Task: "later", Key: func(context.Context, *asynq.Task) ([]string, error) { return nil, errLater },
 				Busy: automutex.Allow},
 		}})
@@ -224,7 +222,7 @@ func TestAllow_noKey(t *testing.T) {
 				t.Errorf("%s: the lease of the other rule: %t", taskType, ok)
 			}
 			run.returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 		}
 		id := r.enqueue("both", `{"idd":1}`) // the rule that enforces has no key
 		r.await(id, asynq.TaskStateArchived)
@@ -237,10 +235,9 @@ func TestAllow_noKey(t *testing.T) {
 
 // The limit of a task's key is what its field says, and an operator's limit wins. A limit of 0 archives.
 func TestLimitOf(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "work", On: []string{"id"}, LimitField: &automutex.LimitField{Path: "plan.max", Default: 1, Most: 2},
+			{Task: "work", On: onID, LimitField: &automutex.LimitField{Path: "plan.max", Default: 1, Most: 2},
 				Busy: automutex.Skip},
 			{Task: "none", LimitOf: func(context.Context, *asynq.Task) (int, error) { return 0, nil }},
 		}})
@@ -323,7 +320,7 @@ func TestDecode(t *testing.T) {
 	}
 	var calls atomic.Int64
 	maker, err := automutex.NewKeyMaker(automutex.Config{Decode: unwrap(&calls), Rules: []automutex.Rule{
-		{Task: "work", Scope: "on", On: []string{"id"}, Payload: order{}},
+		{Task: "work", Scope: "on", On: onID, Payload: order{}},
 		{Task: "work", Name: "on2", Scope: "on2", On: []string{"shop"}, OnHeaders: []string{"tenant"}},
 		{Task: "work", Name: "fields", Scope: "fields", Key: automutex.Fields("id")},
 		{Task: "work", Name: "typed", Scope: "typed",
@@ -333,7 +330,7 @@ func TestDecode(t *testing.T) {
 		}},
 		{Task: "work", Name: "all", Scope: "all"},
 		{Task: "header", OnHeaders: []string{"tenant"}},
-		{Task: "on", On: []string{"id"}},
+		{Task: "on", On: onID},
 		{Task: "typed", Name: "typed only",
 			Key: automutex.KeyOf(func(v struct{ ID string }) []string { return []string{v.ID} })},
 	}})
@@ -376,10 +373,8 @@ func TestDecode(t *testing.T) {
 
 // Optional is for the fields of the key: a task without the field of its LimitField is archived.
 func TestRule_optionalLimit(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Optional: true,
-			LimitField: &automutex.LimitField{Path: "tenant.max"}, Busy: automutex.Retry}}})
+	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, Optional: true,
+		LimitField: &automutex.LimitField{Path: "tenant.max"}, Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		r.await(r.enqueue("work", one), asynq.TaskStateArchived)
 		r.finish(r.enqueue("work", map[string]any{"tenant": map[string]int{"max": 2}}))
 	})
@@ -388,11 +383,10 @@ func TestRule_optionalLimit(t *testing.T) {
 // With Optional a task without the field takes no lock of the rule; a field that is no value for a key, or that is
 // there in another letter case, still archives.
 func TestRule_optional(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		g := newGuard(t, s, &redistest.Log{}, &events{},
 			automutex.Rule{Task: "work", Name: "tenant", Scope: "tenant", On: []string{"tenant"}, OnHeaders: []string{"region"},
-				Optional: true, Busy: automutex.Retry}, automutex.Rule{Task: "work", Name: "id", Scope: "id", On: []string{"id"},
+				Optional: true, Busy: automutex.Retry}, automutex.Rule{Task: "work", Name: "id", Scope: "id", On: onID,
 				Busy: automutex.Retry})
 		headers := map[string]string{"region": "eu"}
 		for payload, want := range map[string]int{

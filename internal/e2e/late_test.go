@@ -19,7 +19,7 @@ func TestStartBy(t *testing.T) {
 	t.Parallel()
 	past, future := automutex.StartBy(time.Now().Add(-time.Minute)), automutex.StartBy(time.Now().Add(time.Hour))
 	asked := make(chan *automutex.BusyError, 9)
-	rules := []automutex.Rule{{Task: "work", On: []string{"id"}}, {Task: "ask", StartWithin: time.Hour,
+	rules := []automutex.Rule{{Task: "work", On: onID}, {Task: "ask", StartWithin: time.Hour,
 		Late: automutex.AfterFailure(func(_ context.Context, _ *asynq.Task, busy *automutex.BusyError) error {
 			asked <- busy
 			return busy
@@ -46,7 +46,7 @@ func TestStartBy(t *testing.T) {
 		redistest.Must(t, r.inspector.RunTask(r.queue, late)) // an operator may start it
 		runs := func(id string) {
 			r.stage.nextIs(t, id).returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 		}
 		runs(late)
 		runs(enqueue(c, work, past, future)) // the last one counts
@@ -73,8 +73,7 @@ func TestStartBy(t *testing.T) {
 // A task that comes late is no newer one, also while its function is asked: under Replace an older one runs. One that
 // came in time before is forgotten.
 func TestLate_replacesNobody(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		asked, answer := make(chan string), make(chan error)
 		rule := replacing(automutex.Rule{Wait: time.Hour, Late: automutex.AfterFailure(
 			func(ctx context.Context, _ *asynq.Task, _ *automutex.BusyError) error {
@@ -95,8 +94,8 @@ func TestLate_replacesNobody(t *testing.T) {
 		r.free(held)
 		r.stage.nextIs(t, old).returns(nil)
 		answer <- nil
-		r.await(info.ID, asynq.TaskStateCompleted)
-		r.await(old, asynq.TaskStateCompleted)
+		r.awaitDone(info.ID)
+		r.awaitDone(old)
 		r.awaitForgotten("work", "1")
 	})
 }

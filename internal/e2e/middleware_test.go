@@ -23,8 +23,7 @@ import (
 
 // Two tasks for one entity take turns; a third for another does not wait.
 func TestMiddleware_mux(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{
 			rules: []automutex.Rule{{Task: "itunes:verify", On: []string{"transaction_id"}, Wait: time.Minute,
 				Busy: automutex.Retry}},
@@ -44,12 +43,12 @@ func TestMiddleware_mux(t *testing.T) {
 			id := r.enqueue(taskType, map[string]int{"transaction_id": 8})
 			beside := r.stage.nextIs(t, id)
 			beside.returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 		}
 		run.returns(nil)
-		r.await(first, asynq.TaskStateCompleted)
+		r.awaitDone(first)
 		r.stage.next(t).returns(nil)
-		r.await(second, asynq.TaskStateCompleted)
+		r.awaitDone(second)
 		if line := r.log.Text(-100); line != "" {
 			t.Errorf("logged: %s", line)
 		}
@@ -81,10 +80,9 @@ func TestMiddleware_unmatched(t *testing.T) {
 }
 
 func TestMiddleware_direct(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		log, seen := &redistest.Log{}, &events{}
-		guard := newGuard(t, s, log, seen, automutex.Rule{Task: "work", On: []string{"id"}, Fence: true,
+		guard := newGuard(t, s, log, seen, automutex.Rule{Task: "work", On: onID, Fence: true,
 			Busy: automutex.Retry})
 		task := asynq.NewTask("work", []byte(`{"id":1}`))
 		inner := errors.New("inner")
@@ -127,8 +125,7 @@ func TestMiddleware_direct(t *testing.T) {
 }
 
 func TestMiddleware_panic(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		told, served := telling()
 		r := start(t, s, setup{
 			rules:   []automutex.Rule{{Task: "work", Busy: automutex.Retry}},
@@ -156,8 +153,7 @@ func TestMiddleware_panic(t *testing.T) {
 
 // The same Middleware twice around one handler does not wait for itself.
 func TestMiddleware_twice(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{
 			rules: []automutex.Rule{{Task: "work", Scope: "a", Busy: automutex.Retry},
 				{Task: "work", Scope: "b", Busy: automutex.Retry}},
@@ -175,7 +171,7 @@ func TestMiddleware_twice(t *testing.T) {
 		r.awaitRetried(r.enqueue("work", nil), 0)
 		began := time.Now()
 		run.returns(automutex.RetryAfter(time.Second, nil))
-		redistest.Eventually(t, patience, func() bool { return !r.locked("a") && !r.locked("b") || len(r.stage.started) > 0 },
+		eventually(t, func() bool { return !r.locked("a") && !r.locked("b") || len(r.stage.started) > 0 },
 			"the locks are free")
 		r.finish(id)
 		if took := time.Since(began); took < time.Second {
@@ -190,9 +186,8 @@ func TestMiddleware_twice(t *testing.T) {
 // A handler that runs another task of its key in the same call does not wait for itself, and the key stays taken until
 // it returns.
 func TestMiddleware_taskWithinATask(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		guard := newGuard(t, s, &redistest.Log{}, &events{}, automutex.Rule{Task: "work", On: []string{"id"},
+	each(t, func(t *testing.T, s *redistest.Server) {
+		guard := newGuard(t, s, &redistest.Log{}, &events{}, automutex.Rule{Task: "work", On: onID,
 			Busy: automutex.Fail})
 		var ran []string
 		var handler asynq.Handler
@@ -251,10 +246,8 @@ func TestMiddleware_withinTheLastAttempt(t *testing.T) {
 }
 
 func TestMiddleware_lease(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Name: "turns", On: []string{"id"}, Fence: true,
-			Busy: automutex.Retry}, {Task: "free", Busy: automutex.Retry}}})
+	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Name: "turns", On: onID, Fence: true,
+		Busy: automutex.Retry}, {Task: "free", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		var last int64
 		for range 5 {
 			id := r.enqueue("work", one)
@@ -279,7 +272,7 @@ func TestMiddleware_lease(t *testing.T) {
 				t.Error("a lease of a rule that does not apply")
 			}
 			run.returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 		}
 		ctx := t.Context()
 		if _, ok := automutex.Lease(ctx); ok {
@@ -295,8 +288,7 @@ func TestMiddleware_lease(t *testing.T) {
 }
 
 func TestMiddleware_limit(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		const limit, workers, tasks = 3, 16, 15
 		r := start(t, s, setup{workers: workers, rules: []automutex.Rule{{Task: "work", Limit: limit, Wait: time.Minute,
 			Busy: automutex.Retry}}})
@@ -318,7 +310,7 @@ func TestMiddleware_limit(t *testing.T) {
 			}
 		}
 		for _, id := range ids {
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 		}
 		if most := r.stage.mostAtOnce("work"); most != limit {
 			t.Errorf("%d at once, want %d", most, limit)
@@ -327,8 +319,7 @@ func TestMiddleware_limit(t *testing.T) {
 }
 
 func TestMiddleware_keyError(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		told, served := telling()
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"user.id"}, Busy: automutex.Skip}},
 			served: served})
@@ -379,8 +370,7 @@ type transfer struct {
 // at one account, and none waits for another that waits for it.
 func TestSeveral_transfersUnderLoad(t *testing.T) {
 	redistest.Long(t)
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		const accounts, tasks, workers = 5, 200, 10
 		var mu sync.Mutex
 		busy, done := [accounts]int{}, 0
@@ -417,7 +407,7 @@ func TestSeveral_transfersUnderLoad(t *testing.T) {
 			ids = append(ids, r.enqueue("transfer", transfer{random.IntN(accounts), random.IntN(accounts)}))
 		}
 		for _, id := range ids {
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 		}
 		if done != tasks {
 			t.Errorf("%d transfers are done, of %d", done, tasks)
@@ -435,9 +425,7 @@ func TestSeveral_transfersUnderLoad(t *testing.T) {
 
 // from = to: one lock, found under both names.
 func TestSeveral_equalKeys(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: transfers(0, automutex.Retry)})
+	eachRig(t, setup{rules: transfers(0, automutex.Retry)}, func(t *testing.T, r *rig) {
 		id := r.enqueue("transfer", transfer{3, 3}, asynq.MaxRetry(0))
 		run := r.stage.next(t)
 		from, ok := automutex.LeaseOf(run.ctx, "from")
@@ -447,7 +435,7 @@ func TestSeveral_equalKeys(t *testing.T) {
 			t.Errorf("got %v %v, %v %v, %v", from, ok, to, ok2, innermost)
 		}
 		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
+		r.awaitDone(id)
 		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventAcquired,
 			automutex.EventReleased}) {
 			t.Errorf("events %v", kinds)
@@ -458,13 +446,11 @@ func TestSeveral_equalKeys(t *testing.T) {
 // The rule that is busy names itself, and gives back what came before it. No
 // cooldown comes of a task that did not run.
 func TestSeveral_busyInTheMiddle(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "work", Name: "first", Scope: "a", Cooldown: time.Hour, Busy: automutex.Retry},
-			{Task: "work", Name: "second", Scope: "b", Busy: automutex.RetryIn(time.Minute)},
-			{Task: "work", Name: "third", Scope: "c", Busy: automutex.Skip},
-		}})
+	eachRig(t, setup{rules: []automutex.Rule{
+		{Task: "work", Name: "first", Scope: "a", Cooldown: time.Hour, Busy: automutex.Retry},
+		{Task: "work", Name: "second", Scope: "b", Busy: automutex.RetryIn(time.Minute)},
+		{Task: "work", Name: "third", Scope: "c", Busy: automutex.Skip},
+	}}, func(t *testing.T, r *rig) {
 		lease := r.take("b")
 		id := r.enqueue("work", nil)
 		info := r.awaitRetried(id, 0)
@@ -489,7 +475,7 @@ func TestSeveral_busyInTheMiddle(t *testing.T) {
 			t.Error("Lease is not the one taken last")
 		}
 		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
+		r.awaitDone(id)
 		var released []string
 		for _, event := range r.seen.list(automutex.EventReleased) {
 			released = append(released, event.Rule)
@@ -502,15 +488,13 @@ func TestSeveral_busyInTheMiddle(t *testing.T) {
 
 // The key of a lease is deleted while its handler runs, which is found out at the end if not before.
 func TestSeveral_keyDeleted(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: transfers(0, automutex.Retry)})
+	eachRig(t, setup{rules: transfers(0, automutex.Retry)}, func(t *testing.T, r *rig) {
 		id := r.enqueue("transfer", transfer{1, 2})
 		run := r.stage.next(t)
 		lease, _ := automutex.LeaseOf(run.ctx, "to")
 		redistest.Must(t, lease.Unlock(run.ctx))
 		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
+		r.awaitDone(id)
 		if events := r.seen.list(automutex.EventLost, automutex.EventBackendError); len(events) > 0 {
 			t.Errorf("events %v", events)
 		}
@@ -518,7 +502,7 @@ func TestSeveral_keyDeleted(t *testing.T) {
 		run = r.stage.next(t)
 		redistest.Must(t, r.rdb.Del(t.Context(), r.lockOf("account", "2").Key()).Err())
 		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
+		r.awaitDone(id)
 		event := r.awaitEvent(automutex.EventLost, id)
 		if event.Rule != "to" || !errors.Is(event.Err, lock.ErrLost) || !strings.Contains(r.log.Text(0), event.Key) {
 			t.Errorf("got %+v", event)

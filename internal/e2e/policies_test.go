@@ -27,7 +27,7 @@ import (
 // with the key of id 1 taken.
 func busyRig(t *testing.T, s *redistest.Server, rule automutex.Rule, o setup) (*rig, func()) {
 	t.Helper()
-	rule.Task, rule.On = "work", []string{"id"}
+	rule.Task, rule.On = "work", onID
 	o.rules = []automutex.Rule{rule}
 	r := start(t, s, o)
 	lease := r.take("work", "1")
@@ -37,8 +37,7 @@ func busyRig(t *testing.T, s *redistest.Server, rule automutex.Rule, o setup) (*
 var one = map[string]int{"id": 1}
 
 func TestPolicy_retry(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		var handled atomic.Int64
 		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.Retry}, setup{served: func(c *asynq.Config) {
 			c.ErrorHandler = asynq.ErrorHandlerFunc(func(context.Context, *asynq.Task, error) { handled.Add(1) })
@@ -68,7 +67,7 @@ func TestPolicy_retry(t *testing.T) {
 		free()
 		r.rerun(id)
 		r.stage.next(t).returns(nil)
-		if info := r.await(id, asynq.TaskStateCompleted); info.Retried != 0 {
+		if info := r.awaitDone(id); info.Retried != 0 {
 			t.Errorf("%d attempts spent", info.Retried)
 		}
 		if r.locked("work", "1") {
@@ -78,8 +77,7 @@ func TestPolicy_retry(t *testing.T) {
 }
 
 func TestPolicy_retryIn(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, _ := busyRig(t, s, automutex.Rule{Busy: automutex.RetryIn(90 * time.Second)}, setup{})
 		began := time.Now()
 		id := r.enqueue("work", one)
@@ -97,12 +95,11 @@ func TestPolicy_retryIn(t *testing.T) {
 }
 
 func TestPolicy_skip(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.Skip}, setup{})
 		for _, attempts := range []int{3, 0} {
 			id := r.enqueue("work", one, asynq.MaxRetry(attempts))
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 			r.stage.none(t)
 			if event := r.awaitEvent(automutex.EventSkipped, id); event.Policy != automutex.Skip ||
 				event.Key != r.lockOf("work", "1").Key() {
@@ -112,13 +109,12 @@ func TestPolicy_skip(t *testing.T) {
 		free()
 		id := r.enqueue("work", one)
 		r.stage.next(t).returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
+		r.awaitDone(id)
 	})
 }
 
 func TestPolicy_archive(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		told, served := telling()
 		r, _ := busyRig(t, s, automutex.Rule{Busy: automutex.Archive}, setup{served: served})
 		for _, attempts := range []int{3, 0} {
@@ -136,8 +132,7 @@ func TestPolicy_archive(t *testing.T) {
 }
 
 func TestPolicy_fail(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		told, served := telling()
 		r, _ := busyRig(t, s, automutex.Rule{Busy: automutex.Fail}, setup{served: served})
 		check := func(info *asynq.TaskInfo) {
@@ -185,8 +180,7 @@ func answers(_ context.Context, t *asynq.Task, busy *automutex.BusyError) error 
 }
 
 func TestPolicy_afterFailure(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		given := make(chan *automutex.BusyError, 10)
 		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.AfterFailure(func(ctx context.Context, t *asynq.Task,
 			busy *automutex.BusyError) error {
@@ -207,7 +201,7 @@ func TestPolicy_afterFailure(t *testing.T) {
 			}
 			return id
 		}
-		r.await(enqueue("done"), asynq.TaskStateCompleted)
+		r.awaitDone(enqueue("done"))
 		if info := r.awaitRetried(enqueue("failed"), 1); info.LastErr != "no luck" {
 			t.Errorf("the last error is %q", info.LastErr)
 		}
@@ -242,9 +236,8 @@ func TestPolicy_afterFailure(t *testing.T) {
 }
 
 func TestPolicy_allow(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Allow}}})
+	rules := []automutex.Rule{{Task: "work", On: onID, Busy: automutex.Allow}}
+	eachRig(t, setup{rules: rules}, func(t *testing.T, r *rig) {
 		first := r.enqueue("work", one)
 		alone := r.stage.next(t)
 		second := r.enqueue("work", one, asynq.MaxRetry(0))
@@ -260,12 +253,12 @@ func TestPolicy_allow(t *testing.T) {
 			t.Errorf("got %+v", event)
 		}
 		beside.returns(nil)
-		r.await(second, asynq.TaskStateCompleted)
+		r.awaitDone(second)
 		if !r.locked("work", "1") {
 			t.Error("the second gave back the first one's key")
 		}
 		alone.returns(nil)
-		r.await(first, asynq.TaskStateCompleted)
+		r.awaitDone(first)
 	})
 }
 
@@ -280,9 +273,8 @@ func (d dueSoon) Deadline() (time.Time, bool) { return d.at, true }
 // A task that has no time left to wait goes on without the lock at once: a second look at what it met would find it
 // again and again.
 func TestPolicy_allowWithoutTime(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Allow}}})
+	rules := []automutex.Rule{{Task: "work", On: onID, Busy: automutex.Allow}}
+	eachRig(t, setup{rules: rules}, func(t *testing.T, r *rig) {
 		r.take("work", "1")
 		ctx := dueSoon{t.Context(), time.Now().Add(margin / 2)}
 		runs := 0
@@ -324,7 +316,7 @@ func TestPolicies_withEachField(t *testing.T) {
 		automutex.AfterFailure(func(context.Context, *asynq.Task, *automutex.BusyError) error { return nil }),
 	} {
 		for _, f := range fields {
-			rule := automutex.Rule{Task: "t", On: []string{"id"}, Busy: policy}
+			rule := automutex.Rule{Task: "t", On: onID, Busy: policy}
 			f.set(&rule)
 			var log redistest.Log
 			_, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{rule}, Logger: log.Logger()})
@@ -356,17 +348,15 @@ func TestPolicies_withEachField(t *testing.T) {
 
 // A task that was enqueued with one attempt cannot park. The Guard says so once for its rule.
 func TestPark_oneAttemptIsWarnedOf(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Park},
-			{Task: "again", Busy: automutex.Retry}}})
+	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Park},
+		{Task: "again", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		for _, task := range []string{"again", "work", "work"} {
 			lease := r.take(task)
 			id := r.enqueue(task, nil, asynq.MaxRetry(-1))
 			r.awaitEvent(automutex.EventWaiting, id)
 			r.free(lease)
 			r.stage.next(t).returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 		}
 		if n := strings.Count(r.log.Text(slog.LevelWarn), "MaxRetry 0 or less"); n != 1 {
 			t.Errorf("warned %d times, want once: %s", n, r.log.Text(slog.LevelWarn))

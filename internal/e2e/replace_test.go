@@ -23,7 +23,7 @@ import (
 // Replace: the newer one of two tasks of a key stops the older one. Faults are in examples/trust/simulate.
 
 func replacing(rule automutex.Rule) automutex.Rule {
-	rule.Task, rule.On, rule.Busy = "work", []string{"id"}, automutex.Replace
+	rule.Task, rule.On, rule.Busy = "work", onID, automutex.Replace
 	return rule
 }
 
@@ -38,7 +38,7 @@ func (r *rig) awaitRevoked(id string) automutex.Event {
 func (r *rig) awaitForgotten(scope string, parts ...string) {
 	r.t.Helper()
 	key := r.lockOf(scope, parts...).Key() + ":arrivals"
-	redistest.Eventually(r.t, patience, func() bool {
+	eventually(r.t, func() bool {
 		n, err := r.rdb.Exists(context.Background(), key).Result()
 		return err == nil && n == 0
 	}, "no arrivals at %s", key)
@@ -60,8 +60,7 @@ func untouched(t *testing.T) func(*asynq.Config) {
 // The holder stops with an error, whatever it is: its task is over, neither
 // failed nor archived nor retried, on its last attempt too.
 func TestReplace_holderReturnsAnError(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{})}, served: untouched(t)})
 		for i, answer := range []error{automutex.ErrReplaced, errors.New("cut short"), context.Canceled,
 			fmt.Errorf("no: %w", asynq.SkipRetry)} {
@@ -82,7 +81,7 @@ func TestReplace_holderReturnsAnError(t *testing.T) {
 				t.Errorf("got %+v", event)
 			}
 			next.returns(nil)
-			r.await(young, asynq.TaskStateCompleted)
+			r.awaitDone(young)
 			if kinds := r.seen.kindsOf(old); !slices.Equal(kinds, []automutex.EventKind{automutex.EventAcquired,
 				automutex.EventReplaced, automutex.EventReleased}) {
 				t.Errorf("events of the old one: %v", kinds)
@@ -101,8 +100,7 @@ func TestReplace_holderReturnsAnError(t *testing.T) {
 
 // A newcomer that waits is replaced by a newer one, and never runs.
 func TestReplace_waiting(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}, served: untouched(t)})
 		old := r.enqueue("work", one)
 		running := r.stage.next(t)
@@ -127,7 +125,7 @@ func TestReplace_waiting(t *testing.T) {
 		next := r.stage.nextIs(t, waits)
 		next.returns(nil)
 		r.awaitRevoked(old)
-		r.await(waits, asynq.TaskStateCompleted)
+		r.awaitDone(waits)
 		if n := r.stage.count(); n != 2 {
 			t.Errorf("%d runs", n)
 		}
@@ -150,7 +148,7 @@ func watch(t *testing.T, s *redistest.Server) (redis.UniversalClient, func(n int
 	return locks, func(n int64) {
 		t.Helper()
 		n += calls.Load()
-		redistest.Eventually(t, patience, func() bool { return calls.Load() >= n }, "%d calls", n)
+		eventually(t, func() bool { return calls.Load() >= n }, "%d calls", n)
 	}
 }
 
@@ -164,8 +162,7 @@ func runs(cmd redis.Cmder, name string) bool {
 // Many come at once, to several processes: the last one runs to its end, each
 // other is revoked or done, and no two are at work at once.
 func TestReplace_manyAtOnce(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		const all = 20
 		shared := newStage()
 		prefix := redistest.Name(t)
@@ -194,7 +191,7 @@ func TestReplace_manyAtOnce(t *testing.T) {
 		}
 		wg.Wait()
 		// The holder does not return before all but one are gone.
-		redistest.Eventually(t, patience, func() bool {
+		eventually(t, func() bool {
 			return len(rigs[0].seen.list(automutex.EventReplaced))+len(rigs[1].seen.list(automutex.EventReplaced)) == all-2
 		}, "all but the holder and the newest are revoked")
 		rigs[0].awaitLine(1, "work", "1")
@@ -210,7 +207,7 @@ func TestReplace_manyAtOnce(t *testing.T) {
 		last.returns(nil)
 		for id, r := range ids {
 			if id == last.id {
-				r.await(id, asynq.TaskStateCompleted)
+				r.awaitDone(id)
 			} else {
 				r.awaitRevoked(id)
 			}
@@ -225,9 +222,7 @@ func TestReplace_manyAtOnce(t *testing.T) {
 // A task that failed and comes back is as old as it was: it stops nobody newer, and is revoked, also when that one is
 // done. One of its ID that is enqueued after that is new.
 func TestReplace_retriedTaskIsOld(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}})
+	eachRig(t, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}}, func(t *testing.T, r *rig) {
 		for _, isDone := range []bool{false, true} {
 			old := r.enqueue("work", one, asynq.TaskID("old"))
 			r.stage.next(t).returns(errors.New("once"))
@@ -236,7 +231,7 @@ func TestReplace_retriedTaskIsOld(t *testing.T) {
 			running := r.stage.next(t)
 			ends := func() {
 				running.returns(nil)
-				r.await(young, asynq.TaskStateCompleted)
+				r.awaitDone(young)
 			}
 			if isDone {
 				ends()
@@ -255,8 +250,7 @@ func TestReplace_retriedTaskIsOld(t *testing.T) {
 
 // A waiter that hears nothing of a newer one behind it is granted the lock first, and hands it on.
 func TestReplace_handedOn(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		var deaf atomic.Bool
 		hook, locks := &redistest.FailHook{}, s.Client(t)
 		hook.Before(func(cmd redis.Cmder) error {
@@ -284,8 +278,7 @@ func TestReplace_handedOn(t *testing.T) {
 
 // Of a semaphore's holders the oldest goes, and only that.
 func TestReplace_limit(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		locks, await := watch(t, s)
 		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Limit: 2, Wait: time.Hour})}, locks: locks})
 		var runs []*run
@@ -307,7 +300,7 @@ func TestReplace_limit(t *testing.T) {
 		}
 		for _, run := range runs[3:] {
 			run.returns(nil)
-			r.await(run.id, asynq.TaskStateCompleted)
+			r.awaitDone(run.id)
 		}
 		if most := r.stage.mostAtOnce("work"); most != 2 {
 			t.Errorf("%d at once", most)

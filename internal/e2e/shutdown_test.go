@@ -56,8 +56,7 @@ func quickly(d time.Duration) func(*asynq.Config) {
 // A handler that runs while the server shuts down keeps its lease, is renewed,
 // and is waited for.
 func TestShutdown_runningHandler(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		hook := &redistest.FailHook{}
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", TTL: 9 * time.Second, Busy: automutex.Retry}},
 			hook: hook})
@@ -75,7 +74,7 @@ func TestShutdown_runningHandler(t *testing.T) {
 		})
 		down := make(chan struct{})
 		go func() { defer close(down); r.shutdown() }()
-		redistest.Eventually(t, patience, func() bool { return renewed.Load() > 0 }, "the lease is renewed after Close")
+		eventually(t, func() bool { return renewed.Load() > 0 }, "the lease is renewed after Close")
 		select {
 		case err := <-closed:
 			t.Errorf("Close returned %v while the handler runs", err)
@@ -91,7 +90,7 @@ func TestShutdown_runningHandler(t *testing.T) {
 		run.returns(nil)
 		redistest.Must(t, awaitClosed(t, closed))
 		<-down
-		r.await(id, asynq.TaskStateCompleted)
+		r.awaitDone(id)
 		if r.locked("work") {
 			t.Error("the key stayed taken")
 		}
@@ -100,8 +99,7 @@ func TestShutdown_runningHandler(t *testing.T) {
 
 // Waiters end with Close, and their attempts are not spent.
 func TestShutdown_waiters(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := busyRig(t, s, automutex.Rule{Wait: time.Hour, Busy: automutex.Retry}, setup{served: quickly(time.Second)})
 		away := r.enqueue("free", nil, asynq.MaxRetry(0))
 		r.stage.next(t).returns(automutex.RetryAfter(time.Minute, nil))
@@ -135,12 +133,11 @@ func TestShutdown_waiters(t *testing.T) {
 
 // After Close each task that has a rule goes back unrun, also one without a key or a lock, and under Allow; others run.
 func TestShutdown_afterClose(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		free := func(context.Context, *asynq.Task) ([]string, error) { return nil, automutex.NoLock }
 		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "work", Busy: automutex.Skip}, {Task: "never", On: []string{"id"}},
-			{Task: "free", Key: free}, {Task: "allow", On: []string{"id"}, Busy: automutex.Allow},
+			{Task: "work", Busy: automutex.Skip}, {Task: "never", On: onID},
+			{Task: "free", Key: free}, {Task: "allow", On: onID, Busy: automutex.Allow},
 		}})
 		for range 2 { // again does no harm
 			redistest.Must(t, r.guard.Close(t.Context()))
@@ -161,8 +158,7 @@ func TestShutdown_afterClose(t *testing.T) {
 
 // Shutdown alone: the tasks are safe, it only takes its whole timeout.
 func TestShutdown_withoutClose(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := busyRig(t, s, automutex.Rule{Wait: time.Hour, Busy: automutex.Retry},
 			setup{served: quickly(200 * time.Millisecond)})
 		ids := []string{r.enqueue("work", one), r.enqueue("work", one, asynq.MaxRetry(0))}
@@ -183,8 +179,7 @@ func TestShutdown_withoutClose(t *testing.T) {
 
 // A Redis client that was closed before the Guard.
 func TestClose_clientBefore(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, busy := range []automutex.Policy{automutex.Retry, automutex.Replace, automutex.Park} {
 			locks := s.Client(t)
 			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: busy}}, locks: locks})
@@ -196,7 +191,7 @@ func TestClose_clientBefore(t *testing.T) {
 				t.Errorf("%s: the last error is %q", busy, info.LastErr)
 			}
 			run.returns(nil)
-			r.await(held, asynq.TaskStateCompleted)
+			r.awaitDone(held)
 			if event := r.awaitEvent(automutex.EventBackendError, held); !errors.Is(event.Err, redis.ErrClosed) {
 				t.Errorf("%s: at the release: %v", busy, event.Err)
 			}
