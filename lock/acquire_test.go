@@ -18,7 +18,7 @@ import (
 
 // Nobody takes more slots than there are, nor one that somebody in line is to get; a lower number takes effect as
 // holders leave.
-func TestRule01_AtMostNHolders(t *testing.T) { t.Parallel(); redistest.Each(t, holdsAtMostN) }
+func TestRule01_AtMostNHolders(t *testing.T) { each(t, holdsAtMostN) }
 
 func holdsAtMostN(t *testing.T, s *redistest.Server) {
 	l := newLocker(t, s.Client(t))
@@ -47,8 +47,7 @@ func holdsAtMostN(t *testing.T, s *redistest.Server) {
 }
 
 func TestBusyErrorTellsWhoHolds(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
 		name := redistest.Name(t)
 		held := mustTry(t, hers.Mutex(name, lock.Note("task 17"), lock.TTL(10*time.Second)))
@@ -82,8 +81,7 @@ func TestBusyErrorTellsWhoHolds(t *testing.T) {
 }
 
 func TestLockWithAnEndedContext(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -103,8 +101,7 @@ func TestLockWithAnEndedContext(t *testing.T) {
 // A lock that is got when ctx has ended is given back, and Do does not run f: whoever asks, and also if the lock became
 // free only after ctx had ended.
 func TestALeaseThatComesAfterTheContextEndedIsGivenBack(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		rdb, hook := s.Client(t), &redistest.FailHook{}
 		rdb.AddHook(hook)
 		l, other := newLocker(t, rdb), newLocker(t, s.Client(t))
@@ -138,8 +135,7 @@ func TestALeaseThatComesAfterTheContextEndedIsGivenBack(t *testing.T) {
 // The fence grows from holder to holder, whether the lock was taken or granted, and whoever takes it without a fence
 // between. It is known from the grant, after the end of the lease too.
 func TestRule11_FenceGrows(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
 		m := hers.Mutex(redistest.Name(t), lock.Fenced())
 		last := int64(0)

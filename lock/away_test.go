@@ -49,8 +49,7 @@ func allCalls(l *lock.Locker, name string) map[string]func(context.Context) erro
 
 // What stands under the key is no lock, or Redis refuses: an error, and nothing is changed or told.
 func TestForeignKey(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		l := newLocker(t, rdb)
 		m := l.Mutex(redistest.Name(t))
@@ -101,13 +100,13 @@ func TestAway_othersOfAClusterGoOn(t *testing.T) {
 	master.Pause(t)
 	defer master.Resume(t)
 	hungAt := time.Now()
-	redistest.Eventually(t, soon, func() bool { return time.Since(hungAt) > 1500*time.Millisecond }, "refreshes under way")
+	eventually(t, func() bool { return time.Since(hungAt) > 1500*time.Millisecond }, "refreshes under way")
 	mustUnlock(t, held)
 	mustUnlock(t, w.got(t))
 	if took := time.Since(hungAt); took > 5*time.Second {
 		t.Errorf("the waiter on a healthy master got its lock after %s", took)
 	}
-	redistest.Eventually(t, soon, func() bool { return time.Since(hungAt) > 9*time.Second }, "three times the TTL")
+	eventually(t, func() bool { return time.Since(hungAt) > 9*time.Second }, "three times the TTL")
 	if !le.Held() {
 		t.Error("a lease on a healthy master was lost")
 	}
@@ -194,8 +193,7 @@ func TestRights_noneTooMany(t *testing.T) {
 
 // What walks all keys, under a prefix that the rights cover.
 func TestRights_walk(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t), prefixed(inside.DefaultPrefix+":"+redistest.Name(t)))
 		m := l.Mutex(redistest.Name(t))
 		le := mustTry(t, m)
@@ -216,8 +214,7 @@ func TestRights_walk(t *testing.T) {
 
 // What the options of a client have it send.
 func TestRights_clientOptions(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for i := range 4 {
 			m := newLocker(t, s.Client(t, func(o *redis.UniversalOptions) {
 				o.ReadOnly, o.RouteByLatency, o.RouteRandomly = i == 0, i == 1, i == 2
@@ -237,8 +234,7 @@ func TestRights_clientOptions(t *testing.T) {
 // In a Cluster, what lies in a slot that moves to another node: a free lock can be taken and given back, a lease goes
 // on, and who comes then gets its turn when the slot has moved, whether one holds the lock or several do.
 func TestRights_slotThatMoves(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		move := func(_ *lock.Lock, while func()) { while() }
 		if s.Kind() == redistest.KindCluster {
 			s = redistest.StartCluster(t, 0)
@@ -273,8 +269,7 @@ func TestRights_slotThatMoves(t *testing.T) {
 
 // Every operation of a pool.
 func TestRights_pool(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		p := pool.New(newLocker(t, s.Client(t)), redistest.Name(t))
 		mustPut(t, p, 2, "a", "b")
 		mustUnlock(t, mustTake(t, p, "a").Lease)

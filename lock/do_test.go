@@ -14,8 +14,7 @@ import (
 )
 
 func TestDoWaits(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		held := mustTry(t, m)
 		ran := make(chan error, 1)
@@ -31,8 +30,7 @@ func TestDoWaits(t *testing.T) {
 
 // A panic goes through untouched: the value, and the stack of where it was.
 func TestRule10_PanicKeepsItsStack(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		func() {
 			defer func() {
@@ -75,8 +73,7 @@ func explodeForTheStack(context.Context) error { panic("boom") }
 // The lease is lost during the work, also while Redis is away: the context says so, and so does Do beside the work's
 // own error.
 func TestDoJoinsErrLost(t *testing.T) {
-	t.Parallel()
-	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		for _, own := range []error{errors.New("failure"), nil} {
 			for _, away := range []bool{true, false} {
 				t.Run(fmt.Sprintf("away %t, its own error is %v", away, own), func(t *testing.T) {
@@ -116,8 +113,7 @@ func TestDo_withoutAFunction(t *testing.T) {
 
 // f may end the lease itself: that is no loss.
 func TestDoWithALeaseThatItsFunctionEnds(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
 		for name, end := range map[string]func(context.Context, *lock.Lease) error{
 			"Unlock":   func(ctx context.Context, le *lock.Lease) error { return le.Unlock(ctx) },
@@ -131,7 +127,7 @@ func TestDoWithALeaseThatItsFunctionEnds(t *testing.T) {
 			if err := m.Do(t.Context(), f); err != nil {
 				t.Errorf("Do with %s: %v", name, err)
 			}
-			redistest.Eventually(t, soon, func() bool {
+			eventually(t, func() bool {
 				locked, err := m.Locked(t.Context())
 				return !locked && err == nil
 			}, "nobody holding")

@@ -18,8 +18,7 @@ import (
 
 // A holder that was away past its deadline finds a successor and leaves it alone.
 func TestRule02_LateReleaseLeavesTheSuccessorAlone(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, leavesTheSuccessorAlone)
+	each(t, leavesTheSuccessorAlone)
 }
 
 func leavesTheSuccessorAlone(t *testing.T, s *redistest.Server) {
@@ -49,8 +48,7 @@ func leavesTheSuccessorAlone(t *testing.T, s *redistest.Server) {
 // What ended by its deadline, was deleted, or was released before, is not held any more, and its release says so, also
 // by a server that has forgotten its scripts.
 func TestUnlockAfterTheDeadline(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		l := newLocker(t, rdb)
 		for _, n := range []int{1, 2} {
@@ -87,8 +85,7 @@ func TestUnlockAfterTheDeadline(t *testing.T) {
 
 // Of several Unlocks at once, one is told that it was the one.
 func TestDoubleUnlock(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		le := mustTry(t, newLocker(t, s.Client(t)).Mutex(redistest.Name(t)))
 		var wg sync.WaitGroup
 		var won atomic.Int32
@@ -109,8 +106,7 @@ func TestDoubleUnlock(t *testing.T) {
 
 // Release, Extend and Cooldown run when the context of the work has ended.
 func TestLease_onAnEndedContext(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -128,8 +124,7 @@ func TestLease_onAnEndedContext(t *testing.T) {
 // The reply to a command is lost after it ran, and go-redis sends it again: a take is a take, who is in line is there
 // once, a release is a success, and the successor that is there already stays. A cooldown is there.
 func TestRule03_ResentReleaseIsSuccess(t *testing.T) {
-	t.Parallel()
-	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		_, far, p := through(t, s, func(o *redis.UniversalOptions) { o.MaxRetries = -1 })
 		m := far.Mutex(redistest.Name(t))
 		mustUnlock(t, mustTry(t, m)) // shows how the server deletes
@@ -182,7 +177,7 @@ func TestRule03_ResentReleaseIsSuccess(t *testing.T) {
 }
 
 // A lease outlives its TTL, whether it was taken or granted; and one that nobody renews ends.
-func TestRule08_LeasesAreRenewed(t *testing.T) { t.Parallel(); redistest.Each(t, isRenewed) }
+func TestRule08_LeasesAreRenewed(t *testing.T) { each(t, isRenewed) }
 
 func isRenewed(t *testing.T, s *redistest.Server) {
 	l, name := newLocker(t, s.Client(t)), redistest.Name(t)
@@ -190,7 +185,7 @@ func isRenewed(t *testing.T, s *redistest.Server) {
 	outlives := func(le *lock.Lease) {
 		t.Helper()
 		ctx, ends := le.Bind(t.Context()), le.Deadline()
-		redistest.Eventually(t, soon, func() bool { return le.Deadline().After(ends) || ctx.Err() != nil }, "a renewal")
+		eventually(t, func() bool { return le.Deadline().After(ends) || ctx.Err() != nil }, "a renewal")
 		if d, ok := left(t, m, le); !ok || ctx.Err() != nil || d < time.Until(ends) {
 			t.Fatalf("it lasts %s, held %v: %v", d, ok, context.Cause(ctx))
 		}
@@ -221,8 +216,7 @@ func isRenewed(t *testing.T, s *redistest.Server) {
 
 // The renewals of many leases travel together.
 func TestRenewal_travelsTogether(t *testing.T) {
-	t.Parallel()
-	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		const n = 200
 		s = calmServer(t, s)
 		rdb := s.Client(t, func(o *redis.UniversalOptions) { o.PoolSize = 20 })
@@ -232,7 +226,7 @@ func TestRenewal_travelsTogether(t *testing.T) {
 		}
 		var sent pipelines
 		rdb.AddHook(&sent)
-		redistest.Eventually(t, soon, func() bool { return sent.commands.Load() >= n }, "a renewal of each")
+		eventually(t, func() bool { return sent.commands.Load() >= n }, "a renewal of each")
 		if most := sent.pipelines.Load(); most > n/4 {
 			t.Errorf("%d renewals in %d pipelines", n, most)
 		}
@@ -257,8 +251,7 @@ func (p *pipelines) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 
 // Errors up to the deadline: the lease is lost then, by the local clock, and not taken back when the errors end.
 func TestRule09_LostAtTheLocalDeadline(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		hook := &redistest.FailHook{}
 		rdb.AddHook(hook)
@@ -286,15 +279,14 @@ func TestRule09_LostAtTheLocalDeadline(t *testing.T) {
 
 // An Extend is there at once, for the key too, and no renewal that was under way shortens it.
 func TestRenewal_besideExtend(t *testing.T) {
-	t.Parallel()
-	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s)
 		for _, n := range []int{1, 2} {
 			name := redistest.Name(t)
 			m := far.Semaphore(name, n, lock.TTL(6*time.Second))
 			le := mustTry(t, m)
 			held := p.Hold(touches(m), 1)
-			redistest.Eventually(t, soon, func() bool { return held.Count() == 1 }, "a renewal under way")
+			eventually(t, func() bool { return held.Count() == 1 }, "a renewal under way")
 			redistest.Must(t, le.Extend(t.Context(), 20*time.Minute))
 			held.Release()
 			takesAndUnlocks(t, far.Mutex(name+"2"))
@@ -315,8 +307,7 @@ func TestRenewal_besideExtend(t *testing.T) {
 
 // What nobody touches any more goes by itself.
 func TestRule12_GarbageGoes(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
 		if s.Kind() == redistest.KindMini {
 			return // it never ages keys
@@ -327,7 +318,7 @@ func TestRule12_GarbageGoes(t *testing.T) {
 			if n == 1 {
 				free(t, m)
 			}
-			redistest.Eventually(t, soon, func() bool { return !inUse(t, m) }, "nothing in use")
+			eventually(t, func() bool { return !inUse(t, m) }, "nothing in use")
 		}
 	})
 }

@@ -32,6 +32,25 @@ func TestMain(m *testing.M) {
 	redistest.Main(m)
 }
 
+// each is redistest.Each of a parallel test.
+func each(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
+	t.Helper()
+	t.Parallel()
+	redistest.Each(t, f)
+}
+
+// eachSingle is redistest.EachSingle of a parallel test.
+func eachSingle(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
+	t.Helper()
+	t.Parallel()
+	redistest.EachSingle(t, f)
+}
+
+func eventually(t testing.TB, is func() bool, what string, args ...any) {
+	t.Helper()
+	redistest.Eventually(t, soon, is, what, args...)
+}
+
 // clientsOfTests has the first client of each test's Lockers, by the test's name.
 var clientsOfTests sync.Map
 
@@ -160,7 +179,7 @@ func mustUnlock(t testing.TB, le *lock.Lease) {
 // untilTaken tries again until the lock is taken.
 func untilTaken(t testing.TB, m *lock.Lock) (le *lock.Lease) {
 	t.Helper()
-	redistest.Eventually(t, soon, func() bool {
+	eventually(t, func() bool {
 		var err error
 		if le, err = m.TryLock(t.Context()); err != nil && !errors.Is(err, lock.ErrBusy) && !isTooLate(err) {
 			t.Fatal(err)
@@ -173,7 +192,7 @@ func untilTaken(t testing.TB, m *lock.Lock) (le *lock.Lease) {
 // free waits until nothing of the lock is in use, and its key is gone.
 func free(t testing.TB, m *lock.Lock) {
 	t.Helper()
-	redistest.Eventually(t, soon, func() bool {
+	eventually(t, func() bool {
 		n, err := client(t).Exists(t.Context(), m.Key()).Result()
 		return err == nil && n == 0
 	}, "the lock free and its key gone; %s", stringer(func() string { return dump(m) }))
@@ -182,7 +201,7 @@ func free(t testing.TB, m *lock.Lock) {
 // waiting waits until n are in line.
 func waiting(t testing.TB, m *lock.Lock, n int) {
 	t.Helper()
-	redistest.Eventually(t, soon, func() bool {
+	eventually(t, func() bool {
 		got, err := m.Waiting(t.Context())
 		return err == nil && got == n
 	}, "%d in line; %s", n, stringer(func() string { return dump(m) }))

@@ -56,8 +56,7 @@ func leadersOf(l *lock.Locker, name string) *lock.Lock {
 }
 
 func TestLead_oneAtATime(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		name := redistest.Name(t)
 		a, b := newLocker(t, s.Client(t)), newLocker(t, s.Client(t))
 		first := runFor(t, a, name)
@@ -86,8 +85,7 @@ func TestLead_oneAtATime(t *testing.T) {
 }
 
 func TestLead_campaignsAgainAfterALoss(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
 		name := redistest.Name(t)
 		m := leadersOf(l, name)
@@ -109,8 +107,7 @@ func TestLead_campaignsAgainAfterALoss(t *testing.T) {
 
 // A campaign ends with its context and with its Locker, while it waits in line and in an outage.
 func TestLead_campaignEnds(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, away := range []bool{false, true} {
 			for _, ends := range []error{errStopped, lock.ErrClosed, nil} {
 				t.Run(fmt.Sprintf("away %t, %v", away, ends), func(t *testing.T) {
@@ -131,7 +128,7 @@ func TestLead_campaignEnds(t *testing.T) {
 					c := runFor(t, l, name)
 					if away {
 						const said = "a candidate for leadership cannot ask Redis; it tries again"
-						redistest.Eventually(t, soon, func() bool { return strings.Count(log.String(), said) > 1 },
+						eventually(t, func() bool { return strings.Count(log.String(), said) > 1 },
 							"two log lines of the outage")
 					} else {
 						waiting(t, leadersOf(l, name), 1)
@@ -175,8 +172,7 @@ func TestLead_refuses(t *testing.T) {
 // No order addresses a leader: with a limit of 3 on the name, and in a pause, one candidate follows when an operator
 // breaks the leader's lock by its key, and the mutex of that name is another lock.
 func TestLead_noOrderAddressesIt(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		name, prefix := redistest.Name(t), ownPrefix(t)
 		operator := newLocker(t, s.Client(t), prefix)
 		setLimit(t, operator, name, 3)
@@ -193,7 +189,7 @@ func TestLead_noOrderAddressesIt(t *testing.T) {
 			t.Fatalf("BreakAll: %d, %v", n, err)
 		}
 		wantHeld(t, m, 1) // the line is served at once
-		redistest.Eventually(t, soon, func() bool { return len(one.terms)+len(other.terms) > 0 }, "the next term")
+		eventually(t, func() bool { return len(one.terms)+len(other.terms) > 0 }, "the next term")
 		if wantHeld(t, m, 1); len(one.terms)+len(other.terms) > 1 {
 			t.Error("two lead at once")
 		}

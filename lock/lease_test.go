@@ -19,7 +19,7 @@ import (
 
 // The context ends with ErrLost at MaxHold, and the lock is free a TTL later at the latest: nothing is released while
 // the work may still run. Without renewal it ends a TTL after it was taken.
-func TestMaxHoldAndNoRenew(t *testing.T) { t.Parallel(); redistest.Each(t, endsByItself) }
+func TestMaxHoldAndNoRenew(t *testing.T) { each(t, endsByItself) }
 
 func endsByItself(t *testing.T, s *redistest.Server) {
 	l := newLocker(t, s.Client(t))
@@ -51,8 +51,7 @@ func endsByItself(t *testing.T, s *redistest.Server) {
 
 // Extend makes it longer, here and in Redis, with and without renewal, and never shorter.
 func TestExtend(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
 		for name, options := range map[string][]lock.Option{"renewed": {lock.TTL(10 * time.Second)},
 			"not renewed": {lock.TTL(10*time.Second + 1), lock.NoRenew()}} {
@@ -100,8 +99,7 @@ func TestExtend_maxHold(t *testing.T) {
 // An extended lease is watched as any other: a lock that was broken is noticed by the next renewal, and not at the far
 // end of the lease, by a Locker that waits for nothing too.
 func TestBreakIsToldAtTheNextRenewal(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
 		for _, extend := range []time.Duration{0, time.Hour} {
 			m := hers.Mutex(redistest.Name(t), lock.TTL(3*time.Second))
@@ -121,8 +119,7 @@ func TestBreakIsToldAtTheNextRenewal(t *testing.T) {
 }
 
 func TestBind(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		type key struct{}
 		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
 		le := mustTry(t, m)
@@ -191,8 +188,7 @@ func TestReleaseSentAgainLate(t *testing.T) {
 
 // Break takes the lock from one holder, grants it to the line in the same step, and leaves the others alone.
 func TestBreakOneOfSeveral(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
 		m := hers.Semaphore(redistest.Name(t), 3, lock.TTL(10*time.Second)) // a renewal tells, if no message does
 		broken, kept, foreign := mustTry(t, m), mustTry(t, m), mustTry(t, slots(his, m, 3))
@@ -233,8 +229,7 @@ func TestBreakOneOfSeveral(t *testing.T) {
 // Close ends waits and operations with ErrClosed, and not leases: these can be extended and released, and end at their
 // deadline, since nothing is renewed.
 func TestClose(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		l, other := newLocker(t, rdb), newLocker(t, rdb)
 		m := l.Mutex(redistest.Name(t), lock.TTL(time.Minute))

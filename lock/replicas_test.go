@@ -103,7 +103,7 @@ func TestMinReplicas_frozen(t *testing.T) {
 		t.Error("an Extend that does not count changed the deadline")
 	}
 	replica.Resume(t)
-	redistest.Eventually(t, soon, func() bool { return kept.Extend(t.Context(), 2*time.Hour) == nil },
+	eventually(t, func() bool { return kept.Extend(t.Context(), 2*time.Hour) == nil },
 		"an Extend that counts")
 	takesAndUnlocks(t, m)
 	free(t, m)
@@ -116,7 +116,7 @@ func TestMinReplicas_renewals(t *testing.T) {
 	replica := redistest.StartReplica(t, s)
 	le := mustTry(t, newLocker(t, s.Client(t), minReplicas(1)).Mutex("x", lock.TTL(3*time.Second)))
 	bound, first := le.Bind(t.Context()), le.Deadline()
-	redistest.Eventually(t, soon, func() bool { return le.Deadline().After(first) || !le.Held() }, "a renewal")
+	eventually(t, func() bool { return le.Deadline().After(first) || !le.Held() }, "a renewal")
 	if !le.Held() {
 		t.Fatal("not renewed while the replica was there")
 	}
@@ -162,7 +162,7 @@ func TestMinReplicas_impossible(t *testing.T) {
 		!strings.Contains(err.Error(), "NOPERM") {
 		t.Errorf("without the right: %v", err)
 	}
-	redistest.Eventually(t, soon, func() bool { return !inUse(t, m) }, "nothing left")
+	eventually(t, func() bool { return !inUse(t, m) }, "nothing left")
 	rdb := redistest.Mini(t).Client(t)
 	for n, want := range map[int]string{-1: "MinReplicas is -1", 1: "does not go with a lock_test.otherClient"} {
 		l := lock.New(otherClient{rdb}, lock.Options{MinReplicas: n})

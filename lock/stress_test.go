@@ -11,8 +11,7 @@ import (
 )
 
 func TestRule01_Stress(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		s = calmServer(t, s)
 		stress(t, s, 1, 32)
 		stress(t, s, 3, 50)

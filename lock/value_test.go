@@ -16,8 +16,7 @@ import (
 
 // The caller's own end is an error of Acquire, and not "busy"; so is whatever else is not busy.
 func TestAcquireTellsWhatIsNotBusy(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		l := newLocker(t, s.Client(t))
 		m := l.Mutex(redistest.Name(t))
 		held := mustTry(t, m)
