@@ -27,13 +27,12 @@ func TestAttempt_maxRetryZero(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, policy := range []automutex.Policy{automutex.Retry, automutex.RetryIn(time.Minute), automutex.Park} {
 			r, free := busyRig(t, s, automutex.Rule{Busy: policy}, setup{workers: 1}) // it keeps the last worker
-			id := r.enqueue("work", one, asynq.MaxRetry(0))
+			id := r.enqueueOne(asynq.MaxRetry(0))
 			r.awaitLine(1, "work", "1")
 			r.await(id, asynq.TaskStateActive)
-			r.stage.none(t)
+			r.none()
 			free()
-			r.stage.next(t).returns(nil)
-			r.awaitDone(id)
+			r.finish(id)
 			if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventWaiting,
 				automutex.EventWaited, automutex.EventAcquired, automutex.EventReleased}) {
 				t.Errorf("%s: events %v", policy, kinds)
@@ -63,7 +62,7 @@ func TestAttempt_waitEndsBeforeTheDeadline(t *testing.T) {
 			}})
 		var id string
 		for range 10 { // a busy machine may be late
-			id = r.enqueue("work", one, asynq.Timeout(2*time.Second))
+			id = r.enqueueOne(asynq.Timeout(2 * time.Second))
 			if info := r.await(id, asynq.TaskStateRetry); info.Retried == 0 && strings.Contains(info.LastErr, "waited") {
 				break
 			}
@@ -80,7 +79,7 @@ func TestAttempt_waitEndsBeforeTheDeadline(t *testing.T) {
 		if !errors.Is(event.Busy, automutex.ErrBusy) {
 			t.Errorf("%v is no ErrBusy", event.Busy)
 		}
-		r.stage.none(t)
+		r.none()
 	})
 }
 
@@ -102,7 +101,7 @@ func TestAttempt_ignoredTimeout(t *testing.T) {
 		var runs []*run
 		for _, policy := range policies {
 			ids = append(ids, r.enqueue(policy.String(), nil, asynq.Timeout(5*time.Second)))
-			runs = append(runs, r.stage.next(t))
+			runs = append(runs, r.next())
 		}
 		for i, id := range ids {
 			spent, _ := asynq.GetRetryCount(runs[i].ctx)  // 0, unless its time was up before it had the lock
@@ -114,7 +113,7 @@ func TestAttempt_ignoredTimeout(t *testing.T) {
 			r.awaitRetried(id, spent+1) // the timeout's own
 			r.wantPolicy(id, automutex.Retry)
 		}
-		r.stage.none(t)
+		r.none()
 		for i, run := range runs {
 			run.returns(nil)
 			<-run.left
@@ -129,7 +128,7 @@ func TestAttempt_ignoredTimeout(t *testing.T) {
 // runsAloneAgain has the task's next attempt finish, and holds that its attempts never ran at once.
 func (r *rig) runsAloneAgain(task, id string) {
 	r.t.Helper()
-	r.stage.nextIs(r.t, id).returns(nil)
+	r.nextIs(id).returns(nil)
 	r.awaitDone(id)
 	if most := r.stage.mostAtOnce(task); most != 1 {
 		r.t.Errorf("%s: %d at once", task, most)
@@ -166,8 +165,8 @@ func TestAttempt_neverBesideItself(t *testing.T) {
 					attempts = 1
 				}
 				r := start(t, s, setup{rules: []automutex.Rule{rule}})
-				id := r.enqueue("work", one, asynq.MaxRetry(attempts))
-				first := r.stage.next(t)
+				id := r.enqueueOne(asynq.MaxRetry(attempts))
+				first := r.next()
 				first.cut()
 				r.awaitRetried(id, 1)
 				// Another holder leaves while the task asks or waits: a slot is granted to whoever may have it.
@@ -184,7 +183,7 @@ func TestAttempt_neverBesideItself(t *testing.T) {
 				other, err = outside.TryLock(t.Context()) // a newcomer finds a slot beside a task that waits for itself
 				redistest.Must(t, err)
 				r.free(other)
-				r.stage.none(t)
+				r.none()
 				first.returns(errors.New("late"))
 				eventually(t, func() bool {
 					if info, err := r.inspector.GetTaskInfo(r.queue, id); err == nil && info.State == asynq.TaskStateRetry {
@@ -226,7 +225,7 @@ func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
 					c.IsFailure = func(error) bool { return false } // it counts all the same: asynq ends a last attempt without asking
 				}})
 				id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
-				run, wants := r.stage.next(t), "its last run did not return"
+				run, wants := r.next(), "its last run did not return"
 				next := ""
 				if rule.InOrder {
 					next = r.enqueueInOrder(c, 1)
@@ -235,15 +234,15 @@ func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
 				run.returns(context.Canceled)
 				if !rule.InOrder {
 					wants = "once more"
-					r.stage.next(t).returns(errors.New(wants))
+					r.next().returns(errors.New(wants))
 				}
-				if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, wants) {
+				if info := r.awaitArchived(id); !strings.Contains(info.LastErr, wants) {
 					t.Fatalf("%+v", info)
 				}
 				if name == "continue" {
 					r.finish(next)
 				}
-				r.stage.none(t)
+				r.none()
 				r.rerun(id)
 				r.finishSpent(id, 1)
 				if name == "hold" {
@@ -292,7 +291,7 @@ func TestReserved_cutAfterRetryAfter(t *testing.T) {
 		redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 			r, c, leave := leavingRig(t, s, inOrder)
 			id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
-			r.stage.nextIs(t, id).returns(automutex.RetryAfter(time.Hour, errors.New("429")))
+			r.nextIs(id).returns(automutex.RetryAfter(time.Hour, errors.New("429")))
 			r.awaitRetried(id, 0)
 			held := r.take("work", "1")
 			r.rerun(id)
@@ -313,7 +312,7 @@ func TestReserved_grantedAsItLeaves(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		r, c, leave := leavingRig(t, s, true)
 		first := r.enqueueInOrder(c, 1)
-		run := r.stage.nextIs(t, first)
+		run := r.nextIs(first)
 		id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
 		r.awaitRetried(id, 1)
 		run.returns(nil)
@@ -391,11 +390,11 @@ func TestReserved_panicOfTheLastAttempt(t *testing.T) {
 			t.Error("the first of two attempts is the last one")
 		}
 		r.rerun(id)
-		info := r.await(id, asynq.TaskStateArchived)
+		info := r.awaitArchived(id)
 		if !<-last || !<-last || info.Retried != 1 || !strings.Contains(info.LastErr, "no such account") {
 			t.Errorf("%+v", info)
 		}
-		r.await(r.enqueue("work", one, asynq.MaxRetry(0)), asynq.TaskStateArchived)
+		r.await(r.enqueueOne(asynq.MaxRetry(0)), asynq.TaskStateArchived)
 		if !<-last || !<-last {
 			t.Error("the only attempt of a plain task is not the last one")
 		}

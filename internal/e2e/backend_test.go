@@ -66,7 +66,7 @@ func TestBackend_away(t *testing.T) {
 				t.Errorf("%s: it comes back after %s: %v", rules[i].Task, e.Delay, e.Err)
 			}
 		}
-		r.stage.none(t)
+		r.none()
 		if events := r.seen.list(automutex.EventBusy, automutex.EventSkipped, automutex.EventAcquired); len(events) > 0 {
 			t.Errorf("events %v", events)
 		}
@@ -107,10 +107,9 @@ func TestBackend_notReplicated(t *testing.T) {
 	if event := r.awaitEvent(automutex.EventBackendError, id); !errors.Is(event.Err, lock.ErrNotReplicated) {
 		t.Errorf("the event says %v", event.Err)
 	}
-	r.stage.none(t)
+	r.none()
 	replica.Resume(t)
-	r.stage.next(t).returns(nil)
-	r.awaitDone(id)
+	r.finish(id)
 }
 
 // A key in Redis that is no lock is neither free nor busy, and disturbs no other.
@@ -118,7 +117,7 @@ func TestBackend_foreignKey(t *testing.T) {
 	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, Busy: automutex.Skip}}}, func(t *testing.T, r *rig) {
 		key := r.lockOf("work", "1").Key()
 		redistest.Must(t, r.rdb.LPush(t.Context(), key, "another program's").Err())
-		id := r.enqueue("work", one)
+		id := r.enqueueOne()
 		for i := range 3 {
 			r.awaitRetried(id, 0)
 			r.finish(r.enqueue("work", map[string]int{"id": i + 2}))
@@ -126,7 +125,7 @@ func TestBackend_foreignKey(t *testing.T) {
 		}
 		r.awaitRetried(id, 0)
 		r.awaitEvent(automutex.EventBackendError, id)
-		r.stage.none(t)
+		r.none()
 		if text := r.log.Text(0); strings.Count(text, "cannot be asked for locks") > 1 {
 			t.Errorf("log: %s", text)
 		}

@@ -56,8 +56,8 @@ func TestEvents_fields(t *testing.T) {
 			return e
 		}
 
-		id := r.enqueue("work", one)
-		run := r.stage.next(t)
+		id := r.enqueueOne()
+		run := r.next()
 		acquired := of(automutex.EventAcquired)
 		acquired.Waited = 1
 		is(acquired, id, nil)
@@ -68,7 +68,7 @@ func TestEvents_fields(t *testing.T) {
 		is(held(automutex.EventReleased, least), id, nil)
 
 		lease := r.take("work", "1")
-		id = r.enqueue("work", one)
+		id = r.enqueueOne()
 		retried, busy := of(automutex.EventRetried), of(automutex.EventBusy)
 		retried.Policy, busy.Policy, retried.Delay = automutex.Retry, automutex.Retry, time.Second
 		is(retried, id, nil)
@@ -88,7 +88,7 @@ func TestEvents_fields(t *testing.T) {
 			t.Errorf("got %+v", e)
 		}
 		away(p)
-		is(of(automutex.EventBackendError), r.enqueue("work", one), lock.ErrBackend)
+		is(of(automutex.EventBackendError), r.enqueueOne(), lock.ErrBackend)
 		p.Heal()
 	})
 }
@@ -106,7 +106,7 @@ func TestEvents_quietLog(t *testing.T) {
 		r := start(t, s, setup{rules: rules})
 		for _, rule := range rules {
 			r.enqueue(rule.Task, nil)
-			run := r.stage.next(t)
+			run := r.next()
 			id := r.enqueue(rule.Task, nil)
 			last := ""
 			if rule.Task != "waits" {
@@ -117,7 +117,7 @@ func TestEvents_quietLog(t *testing.T) {
 			}
 			run.returns(nil)
 			if last != "" || rule.Busy == automutex.Allow {
-				r.stage.next(t).returns(nil)
+				r.next().returns(nil)
 			}
 		}
 		r.stop()
@@ -191,13 +191,13 @@ func TestWaiting_events(t *testing.T) {
 				}, nil},
 			"the last worker is wanted": {automutex.Rule{Busy: automutex.Park}, func(r *rig, _ string, _ func()) {
 				r.enqueue("another", nil)
-				r.stage.next(r.t)
+				r.next()
 			}, []automutex.EventKind{automutex.EventBusy, automutex.EventParked}},
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				r, free := busyRig(t, s, o.rule, setup{workers: 2})
-				came, id := time.Now(), r.enqueue("work", one)
+				came, id := time.Now(), r.enqueueOne()
 				began := r.awaitEvent(automutex.EventWaiting, id)
 				if want := (automutex.Event{
 					Kind: automutex.EventWaiting, Rule: "work", Key: r.lockOf("work", "1").Key(), Task: "work", Queue: r.queue,
@@ -215,7 +215,7 @@ func TestWaiting_events(t *testing.T) {
 					t.Errorf("got  %+v\nwant %+v", ended, began)
 				}
 				if name == "granted" {
-					r.stage.next(t).returns(nil)
+					r.next().returns(nil)
 				}
 				want := append([]automutex.EventKind{automutex.EventWaiting, automutex.EventWaited}, o.then...)
 				var kinds []automutex.EventKind
@@ -245,7 +245,7 @@ func TestObserve_panics(t *testing.T) {
 					})
 				}})
 			id := r.enqueue("work", nil)
-			if run := r.stage.next(t); kind == automutex.EventOverdue {
+			if run := r.next(); kind == automutex.EventOverdue {
 				run.cut()
 				r.awaitEvent(kind, id)
 				r.stage.end()
@@ -358,19 +358,17 @@ func tellAll(t *testing.T, s *redistest.Server, secret string) string {
 		id := r.enqueue(name, private)
 		switch name {
 		case "archive":
-			fmt.Fprintln(&told, r.await(id, asynq.TaskStateArchived).LastErr)
+			fmt.Fprintln(&told, r.awaitArchived(id).LastErr)
 		case "skip":
 			r.awaitDone(id)
 		case "allow":
-			r.stage.next(t).returns(nil)
-			r.awaitDone(id)
+			r.finish(id)
 		case "park":
 			// It waits in its worker while another one is free; see what is stored.
 			r.awaitEvent(automutex.EventWaiting, id)
 			storedText(t, &told, s, r)
 			r.free(lease)
-			r.stage.next(t).returns(nil)
-			r.awaitDone(id)
+			r.finish(id)
 			continue
 		default:
 			fmt.Fprintln(&told, r.await(id, asynq.TaskStateRetry).LastErr)
@@ -381,32 +379,32 @@ func tellAll(t *testing.T, s *redistest.Server, secret string) string {
 
 	// Who is replaced, loses the lease, runs past its end, or has no key.
 	older := r.enqueue("newest", private)
-	run := r.stage.next(t)
+	run := r.next()
 	r.enqueue("newest", private)
 	run.returns(run.awaitEnd(t))
 	r.awaitEvent(automutex.EventReplaced, older)
-	r.stage.next(t).returns(nil)
+	r.next().returns(nil)
 
 	id := r.enqueue("lost", private)
-	run = r.stage.next(t)
+	run = r.next()
 	redistest.Must(t, r.rdb.Del(t.Context(), keys.HashedKey(secret, r.cfg.Prefix, "lost", keyValue)).Err())
 	run.returns(nil)
 	r.awaitEvent(automutex.EventLost, id)
 
 	id = r.enqueue("overdue", private)
-	run = r.stage.next(t)
+	run = r.next()
 	run.cut()
 	r.awaitEvent(automutex.EventOverdue, id)
 	run.returns(nil)
 
 	for _, name := range []string{"nofield", "unfit", "unread"} {
-		info := r.await(r.enqueue(name, private), asynq.TaskStateArchived)
+		info := r.awaitArchived(r.enqueue(name, private))
 		if !strings.Contains(info.LastErr, "no key for task") {
 			t.Errorf("%s is archived with %q", name, info.LastErr)
 		}
 		fmt.Fprintln(&told, info.LastErr)
 	}
-	if info := r.await(r.enqueue("nofield", "{"+private), asynq.TaskStateArchived); true {
+	if info := r.awaitArchived(r.enqueue("nofield", "{"+private)); true {
 		fmt.Fprintln(&told, info.LastErr)
 	}
 

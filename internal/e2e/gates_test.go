@@ -52,14 +52,14 @@ func meetGate(t *testing.T, s *redistest.Server, reason string, policy automutex
 		rule.Cooldown = time.Hour
 	}
 	r := start(t, s, setup{rules: []automutex.Rule{rule}})
-	first := r.enqueue("work", one)
-	run := r.stage.next(t)
+	first := r.enqueueOne()
+	run := r.next()
 	if reason == automutex.ReasonClosed {
 		redistest.Must(t, automutex.CloseGate(run.ctx, time.Hour))
 	}
 	run.returns(nil)
 	r.awaitDone(first)
-	id := r.enqueue("work", one)
+	id := r.enqueueOne()
 	event := r.awaitEvent(automutex.EventBusy, id)
 	if event.Busy == nil || event.Busy.Reason != reason || event.Busy.ExpiresIn < 50*time.Minute ||
 		event.Busy.ExpiresIn > time.Hour || event.Busy.Holder != "" {
@@ -81,7 +81,7 @@ func meetGate(t *testing.T, s *redistest.Server, reason string, policy automutex
 	case policy == automutex.Skip:
 		r.awaitDone(id)
 	case policy == automutex.Archive:
-		r.await(id, asynq.TaskStateArchived)
+		r.awaitArchived(id)
 	case policy == automutex.Fail:
 		r.awaitRetried(id, 1)
 	default:
@@ -115,7 +115,7 @@ func TestGate_waitInTime(t *testing.T) {
 		began := time.Now()
 		r.finish(r.enqueue("soon", nil))
 		id = r.enqueue("soon", nil)
-		r.stage.next(t).returns(nil)
+		r.next().returns(nil)
 		if took := time.Since(began); took < 300*time.Millisecond {
 			t.Errorf("the second ran %s after the first", took)
 		}
@@ -184,9 +184,9 @@ func TestRate_severalRules(t *testing.T) {
 				Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}, Limit: 5},
 		}
 		r := start(t, s, setup{rules: rules})
-		r.finish(r.enqueue("work", one))
+		r.finish(r.enqueueOne())
 		for i := range 4 {
-			id := r.enqueue("work", one)
+			id := r.enqueueOne()
 			r.awaitDone(id)
 			if e := r.awaitEvent(automutex.EventBusy, id); e.Rule != "tenant" || e.Busy.Reason != automutex.ReasonRate {
 				t.Errorf("%d: held by %+v", i, e)
@@ -251,7 +251,7 @@ func TestGate_withLimit(t *testing.T) {
 		atOnce := func(task string, n int) (ids []string, runs []*run) {
 			for range n {
 				ids = append(ids, r.enqueue(task, nil))
-				runs = append(runs, r.stage.next(t))
+				runs = append(runs, r.next())
 			}
 			return ids, runs
 		}
@@ -300,16 +300,16 @@ func TestHold_andRetryAfter(t *testing.T) {
 							failures = append(failures, err)
 						})
 					}})
-				id := r.enqueue("work", one)
-				run := r.stage.next(t)
+				id := r.enqueueOne()
+				run := r.next()
 				began := time.Now()
 				redistest.Must(t, automutex.CloseGate(run.ctx, d))
-				other := r.enqueue("work", one)
+				other := r.enqueueOne()
 				r.awaitEvent(automutex.EventBusy, other)
 				left := time.Until(began.Add(d)) // a task that asks for much longer than its gate is closed does not park
 				run.returns(automutex.RetryAfter(left, errors.New("429")))
 				for range 2 {
-					run = r.stage.next(t)
+					run = r.next()
 					if took := time.Since(began); took < d {
 						t.Errorf("%s: one ran %s after a hold of %s", policy, took, d)
 					}
@@ -344,21 +344,21 @@ func TestHold_andRetryAfter(t *testing.T) {
 func TestRetryAfter_withoutRule(t *testing.T) {
 	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		id := r.enqueue("other", nil)
-		r.stage.next(t).returns(fmt.Errorf("upstream: %w", automutex.RetryAfter(20*time.Minute, errors.New("429 \xff"))))
+		r.next().returns(fmt.Errorf("upstream: %w", automutex.RetryAfter(20*time.Minute, errors.New("429 \xff"))))
 		info := r.awaitRetried(id, 0)
 		if left := time.Until(info.NextProcessAt); left < 19*time.Minute || left > 20*time.Minute+2*time.Second ||
 			!strings.Contains(info.LastErr, "429") {
 			t.Errorf("it comes back in %s, last error %q", left, info.LastErr)
 		}
 		id = r.enqueue("other", nil)
-		r.stage.next(t).returns(automutex.RetryAfter(math.MaxInt64, errors.New("never")))
+		r.next().returns(automutex.RetryAfter(math.MaxInt64, errors.New("never")))
 		if left := time.Until(r.awaitRetried(id, 0).NextProcessAt); left < 365*24*time.Hour {
 			t.Errorf("after the longest delay it comes back in %s", left)
 		}
 		for _, task := range []string{"other", "work"} {
 			id = r.enqueue(task, nil)
-			r.stage.next(t).returns(automutex.RetryAfter(time.Minute, fmt.Errorf("gone: %w", asynq.SkipRetry)))
-			r.await(id, asynq.TaskStateArchived)
+			r.next().returns(automutex.RetryAfter(time.Minute, fmt.Errorf("gone: %w", asynq.SkipRetry)))
+			r.awaitArchived(id)
 		}
 	})
 }
@@ -371,13 +371,13 @@ func TestRetryAfter_lastAttempt(t *testing.T) {
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, served: served})
 		for _, task := range []string{"work", "other"} {
 			id := r.enqueue(task, nil, asynq.MaxRetry(0))
-			run := r.stage.next(t)
+			run := r.next()
 			began := time.Now()
 			run.returns(automutex.RetryAfter(pause, nil))
 			if task == "work" {
 				eventually(t, func() bool { return !r.locked("work") }, "the lock is free meanwhile")
 			}
-			run = r.stage.next(t)
+			run = r.next()
 			if took := time.Since(began); took < pause || run.id != id {
 				t.Errorf("%s: %s ran after %s", task, run.id, took)
 			}
@@ -386,8 +386,8 @@ func TestRetryAfter_lastAttempt(t *testing.T) {
 
 			// There is no time for that: asynq archives it with the handler's error, of which the ErrorHandler hears.
 			id = r.enqueue(task, nil, asynq.MaxRetry(0), asynq.Timeout(time.Minute))
-			r.stage.next(t).returns(automutex.RetryAfter(time.Hour, errors.New("429")))
-			if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, "429") {
+			r.next().returns(automutex.RetryAfter(time.Hour, errors.New("429")))
+			if info := r.awaitArchived(id); !strings.Contains(info.LastErr, "429") {
 				t.Errorf("%s: the last error is %q", task, info.LastErr)
 			}
 			<-told
@@ -406,7 +406,7 @@ func TestHold_outsideOfAHandler(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
 		r.enqueue("work", nil)
-		run := r.stage.next(t)
+		run := r.next()
 		for _, d := range []time.Duration{0, -1, 30} { // the last one is a bare number
 			if err := automutex.CloseGate(run.ctx, d); err == nil || strings.Contains(err.Error(),
 				"did you mean 30s?") != (d == 30) {
@@ -421,16 +421,15 @@ func TestHold_outsideOfAHandler(t *testing.T) {
 func TestLifetime_cooldown(t *testing.T) {
 	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, Cooldown: time.Hour,
 		Busy: automutex.Skip}}}, func(t *testing.T, r *rig) {
-		failed := r.enqueue("work", one)
-		r.stage.next(t).returns(errors.New("own"))
+		failed := r.enqueueOne()
+		r.next().returns(errors.New("own"))
 		r.awaitRetried(failed, 1)
-		done := r.enqueue("work", one)
-		r.stage.next(t).returns(nil)
-		r.awaitDone(done)
+		done := r.enqueueOne()
+		r.finish(done)
 		if !r.locked("work", "1") {
 			t.Error("the key does not cool down")
 		}
-		skipped := r.enqueue("work", one)
+		skipped := r.enqueueOne()
 		r.awaitDone(skipped)
 		busy := r.awaitEvent(automutex.EventBusy, skipped).Busy
 		if busy.Holder != "" || busy.HolderTask != "" || busy.SameTask || busy.ExpiresIn < 59*time.Minute ||
@@ -444,8 +443,7 @@ func TestLifetime_cooldown(t *testing.T) {
 		r.awaitEvent(automutex.EventSkipped, failed)
 		// The done one again, as a re-queued task would come: skipped as well.
 		other := r.enqueue("work", map[string]int{"id": 2})
-		r.stage.next(t).returns(nil)
-		r.awaitDone(other)
+		r.finish(other)
 		if r.stage.count() != 3 {
 			t.Errorf("%d runs", r.stage.count())
 		}
@@ -462,7 +460,7 @@ func TestLifetime_cooldownEnds(t *testing.T) {
 		}})
 		before := time.Now()
 		long := r.enqueue("long", nil)
-		run := r.stage.next(t)
+		run := r.next()
 		<-time.After(took)
 		run.returns(nil)
 		r.awaitDone(long)
@@ -473,7 +471,7 @@ func TestLifetime_cooldownEnds(t *testing.T) {
 		}
 		before = time.Now()
 		r.enqueue("work", nil)
-		run = r.stage.next(t)
+		run = r.next()
 		second := r.enqueue("work", nil)
 		run.returns(nil)
 		r.finish(second)
@@ -490,7 +488,7 @@ func TestLifetime_maxHold(t *testing.T) {
 		{Task: "short", MaxHold: soon, TTL: soon, Wait: time.Minute, Busy: automutex.Retry},
 	}}, func(t *testing.T, r *rig) {
 		id := r.enqueue("long", nil)
-		run := r.stage.next(t)
+		run := r.next()
 		if cause := run.awaitEnd(t); !errors.Is(cause, lock.ErrLost) || !strings.Contains(cause.Error(), "MaxHold") {
 			t.Errorf("the context ended with %v", cause)
 		}
@@ -508,9 +506,9 @@ func TestLifetime_maxHold(t *testing.T) {
 		// The deadline passes, and the next in line has the key.
 		began := time.Now()
 		r.enqueue("short", nil)
-		stuck := r.stage.next(t)
+		stuck := r.next()
 		next := r.enqueue("short", nil)
-		second := r.stage.next(t)
+		second := r.next()
 		if after := time.Since(began); after < soon {
 			t.Errorf("the next has the key after %s, TTL %s", after, 2*soon)
 		}
@@ -529,7 +527,7 @@ func TestLifetime_maxHold(t *testing.T) {
 func TestLifetime_cancelProcessing(t *testing.T) {
 	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		id := r.enqueue("work", nil)
-		run := r.stage.next(t)
+		run := r.next()
 		eventually(t, func() bool {
 			// The message goes to whom listens at that moment.
 			err := r.inspector.CancelProcessing(id)

@@ -54,15 +54,14 @@ func TestHistory(t *testing.T) {
 		payload := map[string]string{"id": value}
 		note := func(id string) string { return r.queue + "/" + id }
 		failing := r.enqueue("long", payload)
-		first := r.stage.next(t)
+		first := r.next()
 		waiting := r.enqueue("long", payload)
 		r.awaitEvent(automutex.EventWaiting, waiting)
 		skipped := r.enqueue("short", payload)
 		r.awaitDone(skipped)
 		r.awaitDone(r.enqueue("hot", payload)) // refused at once: no wait, and no entry
 		first.returns(errors.New(value))
-		r.stage.next(t).returns(nil)
-		r.awaitDone(waiting)
+		r.finish(waiting)
 
 		key := keys.HashedKey(testSecret, r.cfg.Prefix, "history", value)
 		runs := r.awaitHistory(key, 3)
@@ -106,17 +105,17 @@ func TestHistory_withoutTheLock(t *testing.T) {
 	r := start(t, redistest.Mini(t), setup{rules: []automutex.Rule{{Task: "allow", Busy: automutex.Allow,
 		Wait: 50 * time.Millisecond}}, guarded: keepRuns(9)})
 	r.enqueue("allow", nil)
-	first := r.stage.next(t)
+	first := r.next()
 	second := r.enqueue("allow", nil)
-	r.stage.next(t).returns(asynq.SkipRetry)
-	r.await(second, asynq.TaskStateArchived)
+	r.next().returns(asynq.SkipRetry)
+	r.awaitArchived(second)
 	again := r.enqueue("allow", nil, asynq.MaxRetry(0))
-	run := r.stage.next(t)
+	run := r.next()
 	began := time.Now()
 	first.returns(nil)
 	r.awaitHistory(r.lockOf("allow").Key(), 2)
 	run.returns(automutex.RetryAfter(0, errUpstream)) // on its last attempt it waits a second in its worker
-	r.stage.next(t).returns(nil)
+	r.next().returns(nil)
 	if waited := r.awaitEvent(automutex.EventAcquired, again).Waited; waited > time.Since(began)-time.Second {
 		t.Errorf("it waited %s for the lock, want no more than since it came back", waited)
 	}
@@ -136,7 +135,7 @@ func TestHistory_lockLost(t *testing.T) {
 	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry, TTL: time.Second}},
 		guarded: keepRuns(10), served: comingBack}, func(t *testing.T, r *rig) {
 		id := r.enqueue("work", nil)
-		run := r.stage.next(t)
+		run := r.next()
 		redistest.Must(t, r.lockOf("work").Delete(t.Context()))
 		<-run.ctx.Done()
 		run.returns(nil)

@@ -88,7 +88,7 @@ func TestKeyFailure(t *testing.T) {
 				r.finish(r.enqueue("fine", nil)) // is not of that rule
 				last := r.enqueue("work", "later", asynq.MaxRetry(0))
 				r.awaitEvent(automutex.EventBackendError, last)
-				r.stage.none(t)
+				r.none()
 				works.Store(true)
 				r.finish(last)
 				for _, id := range again {
@@ -113,7 +113,7 @@ func endsAtOnce(t *testing.T, r *rig, function string) {
 	for _, attempts := range []int{3, 0} {
 		for _, says := range []string{"never", "archive", "never, free", "free, archive"} {
 			id := r.enqueue("work", says, asynq.MaxRetry(attempts))
-			info := r.await(id, asynq.TaskStateArchived)
+			info := r.awaitArchived(id)
 			if event := r.awaitEvent(automutex.EventKeyError, id); !errors.Is(event.Err, keyAnswers[says]) ||
 				len(r.seen.kindsOf(id)) != 1 {
 				t.Errorf("%s: %+v, of %q", says, event, r.seen.kindsOf(id))
@@ -124,10 +124,10 @@ func endsAtOnce(t *testing.T, r *rig, function string) {
 			}
 		}
 		r.awaitDropped(r.enqueue("work", "drop", asynq.MaxRetry(attempts)))
-		r.stage.none(t)
+		r.none()
 		ids := []string{r.enqueue("work", "free", asynq.MaxRetry(attempts)),
 			r.enqueue("work", "free", asynq.MaxRetry(attempts))}
-		for _, run := range []*run{r.stage.next(t), r.stage.next(t)} { // at once
+		for _, run := range []*run{r.next(), r.next()} { // at once
 			if _, ok := automutex.Lease(run.ctx); ok {
 				t.Error("it has a lease")
 			}
@@ -213,7 +213,7 @@ func TestAllow_noKey(t *testing.T) {
 		}})
 		for taskType, payload := range map[string]string{"measured": "not JSON", "both": `{"id":1}`, "later": ""} {
 			id := r.enqueue(taskType, payload)
-			run := r.stage.next(t)
+			run := r.next()
 			event := r.awaitEvent(automutex.EventKeyError, id)
 			if event.Policy != automutex.Allow || event.Rule == "" || event.Err == nil {
 				t.Errorf("%s: %+v", taskType, event)
@@ -225,8 +225,8 @@ func TestAllow_noKey(t *testing.T) {
 			r.awaitDone(id)
 		}
 		id := r.enqueue("both", `{"idd":1}`) // the rule that enforces has no key
-		r.await(id, asynq.TaskStateArchived)
-		r.stage.none(t)
+		r.awaitArchived(id)
+		r.none()
 		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventKeyError}) {
 			t.Errorf("events %v", kinds)
 		}
@@ -244,18 +244,18 @@ func TestLimitOf(t *testing.T) {
 		larger := `{"id": 1, "plan": {"max": 7}}`
 		r.enqueue("work", larger)
 		r.enqueue("work", larger)
-		first, second := r.stage.next(t), r.stage.next(t)
+		first, second := r.next(), r.next()
 		r.awaitEvent(automutex.EventSkipped, r.enqueue("work", larger))
 		r.enqueue("work", `{"id": 2}`)
-		third := r.stage.next(t)
+		third := r.next()
 		r.awaitEvent(automutex.EventSkipped, r.enqueue("work", `{"id": 2}`))
 		redistest.Must(t, r.guard.Controls().SetLimit(t.Context(), "work|1", 3, ""))
 		r.enqueue("work", larger)
-		fourth := r.stage.next(t)
+		fourth := r.next()
 		for _, run := range []*run{first, second, third, fourth} {
 			run.returns(nil)
 		}
-		if info := r.await(r.enqueue("none", nil), asynq.TaskStateArchived); !strings.Contains(info.LastErr,
+		if info := r.awaitArchived(r.enqueue("none", nil)); !strings.Contains(info.LastErr,
 			"LimitOf gave 0") {
 			t.Errorf("a limit of 0: %q", info.LastErr)
 		}
@@ -293,7 +293,7 @@ func TestRateOf_cost(t *testing.T) {
 			}
 			for want, its := range map[string]task{"RateOf gave -1 per -1h": {1, -1, 1}, "Cost gave -1": {1, 1, -1},
 				"Cost gave 87601: want 0 to 87600": {1, 1, 87601}} {
-				info := r.await(r.enqueue("work", its), asynq.TaskStateArchived)
+				info := r.awaitArchived(r.enqueue("work", its))
 				if !strings.Contains(info.LastErr, want) {
 					t.Errorf("want %q: %q", want, info.LastErr)
 				}
@@ -375,7 +375,7 @@ func TestDecode(t *testing.T) {
 func TestRule_optionalLimit(t *testing.T) {
 	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, Optional: true,
 		LimitField: &automutex.LimitField{Path: "tenant.max"}, Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
-		r.await(r.enqueue("work", one), asynq.TaskStateArchived)
+		r.awaitArchived(r.enqueueOne())
 		r.finish(r.enqueue("work", map[string]any{"tenant": map[string]int{"max": 2}}))
 	})
 }

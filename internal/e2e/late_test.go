@@ -33,19 +33,19 @@ func TestStartBy(t *testing.T) {
 		}
 		work, ask := asynq.NewTask("work", []byte(`{"id":1}`)), asynq.NewTask("ask", nil)
 		late := enqueue(c, work, past)
-		info := r.await(late, asynq.TaskStateArchived)
+		info := r.awaitArchived(late)
 		if e := r.awaitEvent(automutex.EventLate, late); e.Policy != automutex.Archive || e.Busy.LateBy < time.Minute ||
 			!errors.Is(e.Busy, automutex.ErrBusy) || !strings.Contains(info.LastErr, "late by 1m") {
 			t.Errorf("%+v, %q", e, info.LastErr)
 		}
-		r.await(enqueue(c, ask, past), asynq.TaskStateArchived)
+		r.awaitArchived(enqueue(c, ask, past))
 		if busy := <-asked; busy.Reason != automutex.ReasonLate || busy.Rule != "ask" || busy.Holder != "" {
 			t.Errorf("the function got %+v", busy)
 		}
-		r.stage.none(t)
+		r.none()
 		redistest.Must(t, r.inspector.RunTask(r.queue, late)) // an operator may start it
 		runs := func(id string) {
-			r.stage.nextIs(t, id).returns(nil)
+			r.nextIs(id).returns(nil)
 			r.awaitDone(id)
 		}
 		runs(late)
@@ -83,7 +83,7 @@ func TestLate_replacesNobody(t *testing.T) {
 			})})
 		r, c := orderRig(t, s, setup{rules: []automutex.Rule{rule}})
 		held := r.take("work", "1")
-		old := r.enqueue("work", one)
+		old := r.enqueueOne()
 		r.awaitLine(1, "work", "1")
 		info, err := c.Enqueue(asynq.NewTask("work", []byte(`{"id":1}`)),
 			r.options([]asynq.Option{automutex.StartBy(time.Now().Add(-time.Second))})...)
@@ -92,7 +92,7 @@ func TestLate_replacesNobody(t *testing.T) {
 			t.Fatalf("the function was asked of %s", id)
 		}
 		r.free(held)
-		r.stage.nextIs(t, old).returns(nil)
+		r.nextIs(old).returns(nil)
 		answer <- nil
 		r.awaitDone(info.ID)
 		r.awaitDone(old)

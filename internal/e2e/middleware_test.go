@@ -36,19 +36,18 @@ func TestMiddleware_mux(t *testing.T) {
 			},
 		})
 		first := r.enqueue("itunes:verify", map[string]int{"transaction_id": 7})
-		run := r.stage.next(t)
+		run := r.next()
 		second := r.enqueue("itunes:verify", map[string]string{"transaction_id": "7"})
 		r.awaitLine(1, "itunes:verify", "7")
 		for _, taskType := range []string{"itunes:verify", "itunes:other", "other"} {
 			id := r.enqueue(taskType, map[string]int{"transaction_id": 8})
-			beside := r.stage.nextIs(t, id)
+			beside := r.nextIs(id)
 			beside.returns(nil)
 			r.awaitDone(id)
 		}
 		run.returns(nil)
 		r.awaitDone(first)
-		r.stage.next(t).returns(nil)
-		r.awaitDone(second)
+		r.finish(second)
 		if line := r.log.Text(-100); line != "" {
 			t.Errorf("logged: %s", line)
 		}
@@ -162,7 +161,7 @@ func TestMiddleware_twice(t *testing.T) {
 			},
 		})
 		id := r.enqueue("work", nil, asynq.MaxRetry(0))
-		run := r.stage.next(t)
+		run := r.next()
 		for _, name := range []string{"work", "work#2"} {
 			if _, ok := automutex.LeaseOf(run.ctx, name); !ok {
 				t.Errorf("no lease of %s", name)
@@ -237,7 +236,7 @@ func TestMiddleware_withinTheLastAttempt(t *testing.T) {
 		asynq.MaxRetry(0))
 	redistest.Must(t, err)
 	for _, result := range []error{nil, asynq.RevokeTask} {
-		run := r.stage.next(t)
+		run := r.next()
 		if lasts := r.rdb.PTTL(t.Context(), r.lockOf("work").Key()+":claim").Val(); lasts < time.Hour {
 			t.Errorf("the claim ends in %s", lasts)
 		}
@@ -250,8 +249,8 @@ func TestMiddleware_lease(t *testing.T) {
 		Busy: automutex.Retry}, {Task: "free", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		var last int64
 		for range 5 {
-			id := r.enqueue("work", one)
-			run := r.stage.next(t)
+			id := r.enqueueOne()
+			run := r.next()
 			lease, ok := automutex.Lease(run.ctx)
 			named, named2 := automutex.LeaseOf(run.ctx, "turns")
 			fence, err := automutex.Fence(run.ctx)
@@ -298,15 +297,15 @@ func TestMiddleware_limit(t *testing.T) {
 		}
 		var runs []*run
 		for range limit {
-			runs = append(runs, r.stage.next(t))
+			runs = append(runs, r.next())
 		}
 		r.awaitLine(tasks-limit, "work")
 		for n := limit; len(runs) > 0; n++ {
-			r.stage.none(t)
+			r.none()
 			runs[0].returns(nil)
 			runs = runs[1:]
 			if n < tasks {
-				runs = append(runs, r.stage.next(t))
+				runs = append(runs, r.next())
 			}
 		}
 		for _, id := range ids {
@@ -333,7 +332,7 @@ func TestMiddleware_keyError(t *testing.T) {
 		} {
 			for _, attempts := range []int{3, 0} {
 				id := r.enqueue("work", payload, asynq.MaxRetry(attempts))
-				info := r.await(id, asynq.TaskStateArchived)
+				info := r.awaitArchived(id)
 				if !strings.Contains(info.LastErr, text) || !strings.Contains(info.LastErr, `"work"`) || info.Retried != 0 {
 					t.Errorf("%s: archived after %d with %q", payload, info.Retried, info.LastErr)
 				}
@@ -347,7 +346,7 @@ func TestMiddleware_keyError(t *testing.T) {
 				}
 			}
 		}
-		r.stage.none(t)
+		r.none()
 		if !strings.Contains(r.log.Text(0), "no key") {
 			t.Error("nothing is logged")
 		}
@@ -427,7 +426,7 @@ func TestSeveral_transfersUnderLoad(t *testing.T) {
 func TestSeveral_equalKeys(t *testing.T) {
 	eachRig(t, setup{rules: transfers(0, automutex.Retry)}, func(t *testing.T, r *rig) {
 		id := r.enqueue("transfer", transfer{3, 3}, asynq.MaxRetry(0))
-		run := r.stage.next(t)
+		run := r.next()
 		from, ok := automutex.LeaseOf(run.ctx, "from")
 		to, ok2 := automutex.LeaseOf(run.ctx, "to")
 		innermost, ok3 := automutex.Lease(run.ctx)
@@ -463,10 +462,10 @@ func TestSeveral_busyInTheMiddle(t *testing.T) {
 		if r.locked("a") || r.locked("c") {
 			t.Error("a key stayed taken")
 		}
-		r.stage.none(t)
+		r.none()
 		r.free(lease)
 		r.rerun(id)
-		run := r.stage.next(t)
+		run := r.next()
 		if !r.locked("a") || !r.locked("b") || !r.locked("c") {
 			t.Error("it runs without all its locks")
 		}
@@ -490,7 +489,7 @@ func TestSeveral_busyInTheMiddle(t *testing.T) {
 func TestSeveral_keyDeleted(t *testing.T) {
 	eachRig(t, setup{rules: transfers(0, automutex.Retry)}, func(t *testing.T, r *rig) {
 		id := r.enqueue("transfer", transfer{1, 2})
-		run := r.stage.next(t)
+		run := r.next()
 		lease, _ := automutex.LeaseOf(run.ctx, "to")
 		redistest.Must(t, lease.Unlock(run.ctx))
 		run.returns(nil)
@@ -499,7 +498,7 @@ func TestSeveral_keyDeleted(t *testing.T) {
 			t.Errorf("events %v", events)
 		}
 		id = r.enqueue("transfer", transfer{1, 2})
-		run = r.stage.next(t)
+		run = r.next()
 		redistest.Must(t, r.rdb.Del(t.Context(), r.lockOf("account", "2").Key()).Err())
 		run.returns(nil)
 		r.awaitDone(id)

@@ -267,7 +267,7 @@ func TestClient_asynqRefuses(t *testing.T) {
 			t.Error("no task is enqueued")
 		}
 		first := r.enqueueInOrder(c, 1)
-		run := r.stage.next(t)
+		run := r.next()
 		if _, err := c.Enqueue(work, nil, asynq.Queue(r.queue), asynq.TaskID(first)); !errors.Is(err,
 			asynq.ErrTaskIDConflict) || !strings.Contains(err.Error(), first) {
 			t.Errorf("an ID that is taken: %v", err)

@@ -31,7 +31,7 @@ func TestLock_besideTasks(t *testing.T) {
 			handler: func(context.Context, *asynq.Task) error { moment(); return nil }})
 		var ids []string
 		for range tasks {
-			ids = append(ids, r.enqueue("work", one))
+			ids = append(ids, r.enqueueOne())
 		}
 		var group sync.WaitGroup
 		for range callers {
@@ -89,13 +89,13 @@ func TestLock_underOrders(t *testing.T) {
 		redistest.Must(t, r.guard.Controls().SetLimit(t.Context(), "work|1", 1, ""))
 		lease := locks("work", "1")
 		refuses(lock.ReasonHeld, "work", "1")
-		id := r.enqueue("work", one)
+		id := r.enqueueOne()
 		if busy := r.awaitEvent(automutex.EventBusy, id).Busy; busy.Reason != automutex.ReasonHeld || busy.HolderTask != "" {
 			t.Errorf("%+v", busy)
 		}
 		r.free(lease)
 		r.rerun(id)
-		r.stage.nextIs(t, id)
+		r.nextIs(id)
 		refuses(lock.ReasonHeld, "work", "1")
 
 		r.finish(r.enqueue("rate", nil))

@@ -47,9 +47,9 @@ func TestPaused_everyPolicy(t *testing.T) {
 				rule.Task, rule.On = "work", onID
 				r := start(t, s, setup{rules: []automutex.Rule{rule}})
 				r.pauseTarget("work", time.Time{})
-				id := r.enqueue("work", one)
+				id := r.enqueueOne()
 				info := r.awaitRetried(id, 0)
-				r.stage.none(t)
+				r.none()
 				for _, text := range []string{`rule "work"`, r.lockOf("work", "1").Key(), "paused until somebody resumes it",
 					"this-worker", "repair"} {
 					if !strings.Contains(info.LastErr, text) {
@@ -79,7 +79,7 @@ func TestPaused_everyPolicy(t *testing.T) {
 				if rule.Busy != automutex.Park { // which is called
 					r.rerun(id)
 				}
-				run := r.stage.next(t)
+				run := r.next()
 				run.returns(nil)
 				r.awaitDone(id)
 				if n := r.stage.count(); n != 1 {
@@ -106,24 +106,23 @@ func TestPaused_lastAttempt(t *testing.T) {
 						free()
 					}
 					r.pauseTarget(r.lockOf("work", "1").Key(), time.Time{})
-					id := r.enqueue("work", one, asynq.MaxRetry(0))
+					id := r.enqueueOne(asynq.MaxRetry(0))
 					if ends[policy] == 0 {
 						r.awaitLine(1, "work", "1")
 					} else if busy := r.awaitEvent(automutex.EventBusy, id).Busy; busy.Reason != automutex.ReasonPaused {
 						t.Errorf("it has met %v", busy)
 					}
-					r.stage.none(t)
+					r.none()
 					r.resumeTarget(r.lockOf("work", "1").Key())
 					if held && ends[policy] > 0 {
 						r.await(id, ends[policy])
-						r.stage.none(t)
+						r.none()
 						return
 					}
 					if held {
 						free()
 					}
-					r.stage.next(t).returns(nil)
-					r.awaitDone(id)
+					r.finish(id)
 				})
 			}
 		}
@@ -140,7 +139,7 @@ func TestPaused_whileItWaits(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				r, free := busyRig(t, s, rule, setup{})
-				id := r.enqueue("work", one)
+				id := r.enqueueOne()
 				r.awaitLine(1, "work", "1")
 				r.pauseTarget("work", time.Time{})
 				r.awaitRetried(id, 0)
@@ -151,13 +150,12 @@ func TestPaused_whileItWaits(t *testing.T) {
 				}
 				r.awaitLine(0, "work", "1")
 				free()
-				r.stage.none(t)
+				r.none()
 				r.resumeTarget("work")
 				if rule.Busy != automutex.Park {
 					r.rerun(id)
 				}
-				r.stage.next(t).returns(nil)
-				r.awaitDone(id)
+				r.finish(id)
 			})
 		}
 	})
@@ -170,7 +168,7 @@ func TestPaused_severalRules(t *testing.T) {
 		{Task: "work", Name: "api", Scope: "api", Limit: 5, Busy: automutex.Skip},
 	}}, func(t *testing.T, r *rig) {
 		r.pauseTarget("api", time.Time{})
-		id := r.enqueue("work", one)
+		id := r.enqueueOne()
 		r.awaitRetried(id, 0)
 		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventBusy,
 			automutex.EventRetried}) {
@@ -178,8 +176,7 @@ func TestPaused_severalRules(t *testing.T) {
 		}
 		r.resumeTarget("api")
 		r.rerun(id)
-		r.stage.next(t).returns(nil)
-		r.awaitDone(id)
+		r.finish(id)
 	})
 }
 
@@ -187,10 +184,10 @@ func TestPaused_severalRules(t *testing.T) {
 func TestControls_limitOfTasks(t *testing.T) {
 	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, Busy: automutex.Skip}}}, func(t *testing.T, r *rig) {
 		redistest.Must(t, r.guard.Controls().SetLimit(t.Context(), "work|1", 2, "a larger plan"))
-		r.enqueue("work", one)
-		r.enqueue("work", one)
-		first, second := r.stage.next(t), r.stage.next(t)
-		r.awaitEvent(automutex.EventSkipped, r.enqueue("work", one))
+		r.enqueueOne()
+		r.enqueueOne()
+		first, second := r.next(), r.next()
+		r.awaitEvent(automutex.EventSkipped, r.enqueueOne())
 		first.returns(nil)
 		second.returns(nil)
 	})
@@ -209,6 +206,6 @@ func TestPaused_allTypesOfARule(t *testing.T) {
 				t.Errorf("the last error of %s is %q", info.Type, info.LastErr)
 			}
 		}
-		r.stage.none(t)
+		r.none()
 	})
 }

@@ -43,9 +43,9 @@ func TestPolicy_retry(t *testing.T) {
 			c.ErrorHandler = asynq.ErrorHandlerFunc(func(context.Context, *asynq.Task, error) { handled.Add(1) })
 		}})
 		began := time.Now()
-		id := r.enqueue("work", one)
+		id := r.enqueueOne()
 		info := r.awaitRetried(id, 0)
-		r.stage.none(t)
+		r.none()
 		for _, text := range []string{`rule "work"`, r.lockOf("work", "1").Key(), "busy", "somebody-else"} {
 			if !strings.Contains(info.LastErr, text) {
 				t.Errorf("the last error %q does not name %q", info.LastErr, text)
@@ -66,7 +66,7 @@ func TestPolicy_retry(t *testing.T) {
 
 		free()
 		r.rerun(id)
-		r.stage.next(t).returns(nil)
+		r.next().returns(nil)
 		if info := r.awaitDone(id); info.Retried != 0 {
 			t.Errorf("%d attempts spent", info.Retried)
 		}
@@ -80,9 +80,9 @@ func TestPolicy_retryIn(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		r, _ := busyRig(t, s, automutex.Rule{Busy: automutex.RetryIn(90 * time.Second)}, setup{})
 		began := time.Now()
-		id := r.enqueue("work", one)
+		id := r.enqueueOne()
 		info := r.awaitRetried(id, 0)
-		r.stage.none(t)
+		r.none()
 		if event := r.awaitEvent(automutex.EventRetried, id); event.Delay != 90*time.Second ||
 			event.Policy != automutex.RetryIn(90*time.Second) {
 			t.Errorf("got %+v", event)
@@ -98,18 +98,17 @@ func TestPolicy_skip(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.Skip}, setup{})
 		for _, attempts := range []int{3, 0} {
-			id := r.enqueue("work", one, asynq.MaxRetry(attempts))
+			id := r.enqueueOne(asynq.MaxRetry(attempts))
 			r.awaitDone(id)
-			r.stage.none(t)
+			r.none()
 			if event := r.awaitEvent(automutex.EventSkipped, id); event.Policy != automutex.Skip ||
 				event.Key != r.lockOf("work", "1").Key() {
 				t.Errorf("got %+v", event)
 			}
 		}
 		free()
-		id := r.enqueue("work", one)
-		r.stage.next(t).returns(nil)
-		r.awaitDone(id)
+		id := r.enqueueOne()
+		r.finish(id)
 	})
 }
 
@@ -118,9 +117,9 @@ func TestPolicy_archive(t *testing.T) {
 		told, served := telling()
 		r, _ := busyRig(t, s, automutex.Rule{Busy: automutex.Archive}, setup{served: served})
 		for _, attempts := range []int{3, 0} {
-			id := r.enqueue("work", one, asynq.MaxRetry(attempts))
-			info := r.await(id, asynq.TaskStateArchived)
-			r.stage.none(t)
+			id := r.enqueueOne(asynq.MaxRetry(attempts))
+			info := r.awaitArchived(id)
+			r.none()
 			if !strings.Contains(info.LastErr, r.lockOf("work", "1").Key()) || info.Retried != 0 {
 				t.Errorf("archived after %d attempts with %q", info.Retried, info.LastErr)
 			}
@@ -145,13 +144,13 @@ func TestPolicy_fail(t *testing.T) {
 				t.Errorf("the ErrorHandler was told %v", err)
 			}
 		}
-		info := r.awaitRetried(r.enqueue("work", one), 1)
+		info := r.awaitRetried(r.enqueueOne(), 1)
 		check(info)
 		if until := time.Until(info.NextProcessAt); until < 30*time.Minute {
 			t.Errorf("it comes back in %s, not when the server's own RetryDelayFunc says", until)
 		}
-		check(r.await(r.enqueue("work", one, asynq.MaxRetry(0)), asynq.TaskStateArchived))
-		r.stage.none(t)
+		check(r.await(r.enqueueOne(asynq.MaxRetry(0)), asynq.TaskStateArchived))
+		r.none()
 	})
 }
 
@@ -205,7 +204,7 @@ func TestPolicy_afterFailure(t *testing.T) {
 		if info := r.awaitRetried(enqueue("failed"), 1); info.LastErr != "no luck" {
 			t.Errorf("the last error is %q", info.LastErr)
 		}
-		if info := r.await(enqueue("archive"), asynq.TaskStateArchived); !strings.HasPrefix(info.LastErr, "never mind") {
+		if info := r.awaitArchived(enqueue("archive")); !strings.HasPrefix(info.LastErr, "never mind") {
 			t.Errorf("the last error is %q", info.LastErr)
 		}
 		r.awaitDropped(enqueue("drop"))
@@ -225,7 +224,7 @@ func TestPolicy_afterFailure(t *testing.T) {
 		last := r.enqueue("work", `{"id":1,"say":"busy"}`, asynq.MaxRetry(0)) // waits in its worker
 		<-given
 		r.awaitLine(1, "work", "1")
-		r.stage.none(t)
+		r.none()
 		free()
 		r.finish(last)
 		for _, id := range again {
@@ -238,10 +237,10 @@ func TestPolicy_afterFailure(t *testing.T) {
 func TestPolicy_allow(t *testing.T) {
 	rules := []automutex.Rule{{Task: "work", On: onID, Busy: automutex.Allow}}
 	eachRig(t, setup{rules: rules}, func(t *testing.T, r *rig) {
-		first := r.enqueue("work", one)
-		alone := r.stage.next(t)
-		second := r.enqueue("work", one, asynq.MaxRetry(0))
-		beside := r.stage.next(t)
+		first := r.enqueueOne()
+		alone := r.next()
+		second := r.enqueueOne(asynq.MaxRetry(0))
+		beside := r.next()
 		if _, ok := automutex.Lease(alone.ctx); !ok {
 			t.Error("the first has no lease")
 		}
@@ -355,8 +354,7 @@ func TestPark_oneAttemptIsWarnedOf(t *testing.T) {
 			id := r.enqueue(task, nil, asynq.MaxRetry(-1))
 			r.awaitEvent(automutex.EventWaiting, id)
 			r.free(lease)
-			r.stage.next(t).returns(nil)
-			r.awaitDone(id)
+			r.finish(id)
 		}
 		if n := strings.Count(r.log.Text(slog.LevelWarn), "MaxRetry 0 or less"); n != 1 {
 			t.Errorf("warned %d times, want once: %s", n, r.log.Text(slog.LevelWarn))

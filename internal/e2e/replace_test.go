@@ -64,17 +64,17 @@ func TestReplace_holderReturnsAnError(t *testing.T) {
 		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{})}, served: untouched(t)})
 		for i, answer := range []error{automutex.ErrReplaced, errors.New("cut short"), context.Canceled,
 			fmt.Errorf("no: %w", asynq.SkipRetry)} {
-			old := r.enqueue("work", one, asynq.MaxRetry(i%2))
-			running := r.stage.next(t)
-			young := r.enqueue("work", one)
+			old := r.enqueueOne(asynq.MaxRetry(i % 2))
+			running := r.next()
+			young := r.enqueueOne()
 			if cause := running.awaitEnd(t); !errors.Is(cause, automutex.ErrReplaced) ||
 				!errors.Is(running.ctx.Err(), context.Canceled) {
 				t.Errorf("the context ended with %v, cause %v", running.ctx.Err(), cause)
 			}
 			r.awaitLine(1, "work", "1")
-			r.stage.none(t) // it has not returned yet
+			r.none() // it has not returned yet
 			running.returns(answer)
-			next := r.stage.nextIs(t, young)
+			next := r.nextIs(young)
 			event := r.awaitRevoked(old)
 			if event.Rule != "work" || event.Key != r.lockOf("work", "1").Key() || event.Policy != automutex.Replace ||
 				event.Held <= 0 || event.Waited != 0 {
@@ -102,11 +102,11 @@ func TestReplace_holderReturnsAnError(t *testing.T) {
 func TestReplace_waiting(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}, served: untouched(t)})
-		old := r.enqueue("work", one)
-		running := r.stage.next(t)
+		old := r.enqueueOne()
+		running := r.next()
 		var waits string
 		for i := range 3 {
-			young := r.enqueue("work", one, asynq.MaxRetry(i)) // on its last attempt, too
+			young := r.enqueueOne(asynq.MaxRetry(i)) // on its last attempt, too
 			if waits != "" {
 				if event := r.awaitRevoked(waits); event.Waited <= 0 || event.Held != 0 || event.Rule != "work" ||
 					event.Policy != automutex.Replace {
@@ -120,9 +120,9 @@ func TestReplace_waiting(t *testing.T) {
 			waits = young
 			r.awaitLine(1, "work", "1")
 		}
-		r.stage.none(t)
+		r.none()
 		running.returns(running.awaitEnd(t))
-		next := r.stage.nextIs(t, waits)
+		next := r.nextIs(waits)
 		next.returns(nil)
 		r.awaitRevoked(old)
 		r.awaitDone(waits)
@@ -175,7 +175,7 @@ func TestReplace_manyAtOnce(t *testing.T) {
 		}
 		t.Cleanup(shared.end) // before the rigs stop
 		ids := map[string]*rig{}
-		first := rigs[0].enqueue("work", one)
+		first := rigs[0].enqueueOne()
 		holder := shared.next(t)
 		ids[first] = rigs[0]
 		var wg sync.WaitGroup
@@ -183,7 +183,7 @@ func TestReplace_manyAtOnce(t *testing.T) {
 		for i := range all - 1 {
 			redistest.Go(&wg, func() {
 				r := rigs[i%len(rigs)]
-				id := r.enqueue("work", one)
+				id := r.enqueueOne()
 				mu.Lock()
 				defer mu.Unlock()
 				ids[id] = r
@@ -224,11 +224,11 @@ func TestReplace_manyAtOnce(t *testing.T) {
 func TestReplace_retriedTaskIsOld(t *testing.T) {
 	eachRig(t, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}}, func(t *testing.T, r *rig) {
 		for _, isDone := range []bool{false, true} {
-			old := r.enqueue("work", one, asynq.TaskID("old"))
-			r.stage.next(t).returns(errors.New("once"))
+			old := r.enqueueOne(asynq.TaskID("old"))
+			r.next().returns(errors.New("once"))
 			r.awaitRetried(old, 1)
-			young := r.enqueue("work", one)
-			running := r.stage.next(t)
+			young := r.enqueueOne()
+			running := r.next()
 			ends := func() {
 				running.returns(nil)
 				r.awaitDone(young)
@@ -263,9 +263,9 @@ func TestReplace_handedOn(t *testing.T) {
 		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}, locks: locks})
 		taken := r.take("work", "1")
 		deaf.Store(true)
-		waits := r.enqueue("work", one)
+		waits := r.enqueueOne()
 		r.awaitLine(1, "work", "1")
-		newer := r.enqueue("work", one)
+		newer := r.enqueueOne()
 		r.awaitLine(2, "work", "1")
 		deaf.Store(false)
 		r.free(taken)
@@ -283,20 +283,20 @@ func TestReplace_limit(t *testing.T) {
 		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Limit: 2, Wait: time.Hour})}, locks: locks})
 		var runs []*run
 		for range 2 {
-			r.enqueue("work", one)
-			runs = append(runs, r.stage.next(t))
+			r.enqueueOne()
+			runs = append(runs, r.next())
 		}
 		for i := range 3 {
-			r.enqueue("work", one)
+			r.enqueueOne()
 			runs[i].awaitEnd(t)
 			await(2) // each asks no other, however often
 			if runs[i+1].ctx.Err() != nil {
 				t.Errorf("the newer of two holders was stopped: %v", context.Cause(runs[i+1].ctx))
 			}
-			r.stage.none(t)
+			r.none()
 			runs[i].returns(context.Cause(runs[i].ctx))
 			r.awaitRevoked(runs[i].id)
-			runs = append(runs, r.stage.next(t))
+			runs = append(runs, r.next())
 		}
 		for _, run := range runs[3:] {
 			run.returns(nil)

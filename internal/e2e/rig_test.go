@@ -238,6 +238,12 @@ func (r *rig) enqueue(taskType string, payload any, options ...asynq.Option) str
 	return info.ID
 }
 
+// enqueueOne is enqueue of a task of type "work" with the id 1.
+func (r *rig) enqueueOne(options ...asynq.Option) string {
+	r.t.Helper()
+	return r.enqueue("work", one, options...)
+}
+
 func (r *rig) once(rule unique.Rule) *unique.Client {
 	r.t.Helper()
 	rule.Queue = r.queue
@@ -271,6 +277,11 @@ func (r *rig) await(id string, state asynq.TaskState) *asynq.TaskInfo {
 func (r *rig) awaitDone(id string) *asynq.TaskInfo {
 	r.t.Helper()
 	return r.await(id, asynq.TaskStateCompleted)
+}
+
+func (r *rig) awaitArchived(id string) *asynq.TaskInfo {
+	r.t.Helper()
+	return r.await(id, asynq.TaskStateArchived)
 }
 
 // awaitRetried waits until asynq has filed the task for another attempt, and
@@ -504,6 +515,11 @@ func (s *stage) next(t *testing.T) *run {
 		return nil
 	}
 }
+
+// next, nextIs and none are those of the stage.
+func (r *rig) next() *run            { r.t.Helper(); return r.stage.next(r.t) }
+func (r *rig) nextIs(id string) *run { r.t.Helper(); return r.stage.nextIs(r.t, id) }
+func (r *rig) none()                 { r.t.Helper(); r.stage.none(r.t) }
 
 // nextIs is next, for a task that has to be this one.
 func (s *stage) nextIs(t *testing.T, id string) *run {

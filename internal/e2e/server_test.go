@@ -90,7 +90,7 @@ func TestServer_composes(t *testing.T) {
 		})
 		runs := func(taskType string, err error) string {
 			id := r.enqueue(taskType, nil)
-			run := r.stage.next(t)
+			run := r.next()
 			if run.ctx.Value(theirKey{}) != "base" {
 				t.Error("the handler has not their context")
 			}
@@ -115,11 +115,11 @@ func TestServer_composes(t *testing.T) {
 			t.Errorf("it comes back in %s", until)
 		}
 		u.told(t, "retry", 0, 0, 0, nil)
-		r.await(r.enqueue("archive", nil), asynq.TaskStateArchived)
+		r.awaitArchived(r.enqueue("archive", nil))
 		u.told(t, "archive", 0, 0, 1, automutex.ErrBusy)
 		r.awaitRetried(r.enqueue("fail", nil), 1)
 		u.told(t, "fail", 1, 1, 1, automutex.ErrBusy)
-		r.await(r.enqueue("keyed", nil), asynq.TaskStateArchived)
+		r.awaitArchived(r.enqueue("keyed", nil))
 		u.told(t, "keyed", 0, 0, 1, asynq.SkipRetry)
 		r.await(r.enqueue("fail", nil, asynq.MaxRetry(0)), asynq.TaskStateArchived)
 		u.told(t, "last attempt", 0, 0, 1, automutex.ErrBusy)
@@ -399,7 +399,7 @@ func TestServer_stacked(t *testing.T) {
 		})
 		for i, name := range []string{"other", "mine"} {
 			id := r.enqueue(name, nil, asynq.MaxRetry(0))
-			run := r.stage.nextIs(t, id)
+			run := r.nextIs(id)
 			if _, ok := automutex.LeaseOf(run.ctx, name); !ok {
 				t.Errorf("no lease of %s", name)
 			}
@@ -412,12 +412,12 @@ func TestServer_stacked(t *testing.T) {
 		claimed, err := r.once(unique.Rule{Task: "mine", Until: unique.UntilStart}).Enqueue(asynq.NewTask("mine", nil))
 		redistest.Must(t, err)
 		for _, id := range []string{r.enqueue("work", nil), claimed.ID} {
-			if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr,
+			if info := r.awaitArchived(id); !strings.Contains(info.LastErr,
 				"give one Guard all rules of a type") {
 				t.Errorf("archived with %q", info.LastErr)
 			}
 		}
-		r.stage.none(t)
+		r.none()
 	})
 }
 

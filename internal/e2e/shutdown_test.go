@@ -61,7 +61,7 @@ func TestShutdown_runningHandler(t *testing.T) {
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", TTL: 9 * time.Second, Busy: automutex.Retry}},
 			hook: hook})
 		id := r.enqueue("work", nil)
-		run := r.stage.next(t)
+		run := r.next()
 		lease, _ := automutex.Lease(run.ctx)
 		redistest.Must(t, lease.Extend(t.Context(), time.Hour)) // however late a renewal is
 		closed := r.closing(t.Context())
@@ -102,9 +102,9 @@ func TestShutdown_waiters(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := busyRig(t, s, automutex.Rule{Wait: time.Hour, Busy: automutex.Retry}, setup{served: quickly(time.Second)})
 		away := r.enqueue("free", nil, asynq.MaxRetry(0))
-		r.stage.next(t).returns(automutex.RetryAfter(time.Minute, nil))
-		ids := []string{r.enqueue("work", one), r.enqueue("work", one)}
-		last := r.enqueue("work", one, asynq.MaxRetry(0))
+		r.next().returns(automutex.RetryAfter(time.Minute, nil))
+		ids := []string{r.enqueueOne(), r.enqueueOne()}
+		last := r.enqueueOne(asynq.MaxRetry(0))
 		r.awaitLine(3, "work", "1")
 		began := time.Now()
 		redistest.Must(t, awaitClosed(t, r.closing(t.Context())))
@@ -116,7 +116,7 @@ func TestShutdown_waiters(t *testing.T) {
 			}
 		}
 		free()
-		late := r.enqueue("work", one, asynq.MaxRetry(0))
+		late := r.enqueueOne(asynq.MaxRetry(0))
 		r.await(late, asynq.TaskStateActive)
 		r.shutdown()
 		if took := time.Since(began); took > patience/2 {
@@ -127,7 +127,7 @@ func TestShutdown_waiters(t *testing.T) {
 				t.Errorf("%d attempts spent", info.Retried)
 			}
 		}
-		r.stage.none(t)
+		r.none()
 	})
 }
 
@@ -147,7 +147,7 @@ func TestShutdown_afterClose(t *testing.T) {
 				t.Errorf("%s: %q", task, info.LastErr)
 			}
 		}
-		r.stage.none(t)
+		r.none()
 		r.finish(r.enqueue("play", nil))
 		if err := r.guard.Middleware(r.stage).ProcessTask(t.Context(), asynq.NewTask("work", nil)); !errors.Is(err,
 			automutex.ErrClosed) {
@@ -161,7 +161,7 @@ func TestShutdown_withoutClose(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := busyRig(t, s, automutex.Rule{Wait: time.Hour, Busy: automutex.Retry},
 			setup{served: quickly(200 * time.Millisecond)})
-		ids := []string{r.enqueue("work", one), r.enqueue("work", one, asynq.MaxRetry(0))}
+		ids := []string{r.enqueueOne(), r.enqueueOne(asynq.MaxRetry(0))}
 		r.awaitLine(2, "work", "1")
 		r.shutdown()
 		for _, id := range ids {
@@ -173,7 +173,7 @@ func TestShutdown_withoutClose(t *testing.T) {
 		r.awaitLine(0, "work", "1")
 		free()
 		redistest.Must(t, awaitClosed(t, r.closing(t.Context())))
-		r.stage.none(t)
+		r.none()
 	})
 }
 
@@ -184,7 +184,7 @@ func TestClose_clientBefore(t *testing.T) {
 			locks := s.Client(t)
 			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: busy}}, locks: locks})
 			held := r.enqueue("work", nil)
-			run := r.stage.next(t)
+			run := r.next()
 			redistest.Must(t, locks.(interface{ Close() error }).Close())
 			id := r.enqueue("work", nil)
 			if info := r.awaitRetried(id, 0); !strings.Contains(info.LastErr, "client is closed") {
