@@ -21,7 +21,7 @@ import (
 func TestRule01_AtMostNHolders(t *testing.T) { each(t, holdsAtMostN) }
 
 func holdsAtMostN(t *testing.T, s *redistest.Server) {
-	l := newLocker(t, s.Client(t))
+	l := lockerOn(t, s)
 	name := redistest.Name(t)
 	one, three := l.Mutex(name), l.Semaphore(name, 3)
 	first := mustTry(t, one) // callers differ in N while a new version is deployed
@@ -82,7 +82,7 @@ func TestBusyErrorTellsWhoHolds(t *testing.T) {
 
 func TestLockWithAnEndedContext(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		m := mutexOn(t, s)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		for what, err := range map[string]error{
@@ -104,7 +104,7 @@ func TestALeaseThatComesAfterTheContextEndedIsGivenBack(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		rdb, hook := s.Client(t), &redistest.FailHook{}
 		rdb.AddHook(hook)
-		l, other := newLocker(t, rdb), newLocker(t, s.Client(t))
+		l, other := newLocker(t, rdb), lockerOn(t, s)
 		warm(t, l)
 		for name, take := range map[string]func(context.Context, *lock.Lock) error{
 			"TryLock": func(ctx context.Context, m *lock.Lock) error { return second(m.TryLock(ctx)) },
@@ -173,7 +173,7 @@ func TestForm_fenceAfterASplit(t *testing.T) {
 	s := redistest.StartReal(t)
 	replica := redistest.StartReplica(t, s)
 	name := redistest.Name(t)
-	a, b := newLocker(t, s.Client(t)), newLocker(t, replica.Client(t))
+	a, b := lockerOn(t, s), newLocker(t, replica.Client(t))
 	mustUnlock(t, mustTry(t, a.Mutex("warm")))
 	replica.Forget(t) // the replica does not hear of what comes now
 	old := mustTry(t, a.Mutex(name, lock.Fenced()))

@@ -80,7 +80,7 @@ func TestAway_othersOfAClusterGoOn(t *testing.T) {
 	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.StartCluster(t, 0)
-	l, others := newLocker(t, s.Client(t)), newLocker(t, s.Client(t))
+	l, others := lockerOn(t, s), lockerOn(t, s)
 	hung := l.Mutex(redistest.Name(t), lock.TTL(3*time.Second))
 	elsewhere := func() string {
 		for i := 0; ; i++ {
@@ -143,7 +143,7 @@ func TestCosts(t *testing.T) {
 	}
 	m := l.Mutex("h")
 	held := mustTry(t, m)
-	w := inLine(t, newLocker(t, s.Client(t)).Mutex("h"), 1)
+	w := inLine(t, lockerOn(t, s).Mutex("h"), 1)
 	before := sent()
 	mustUnlock(t, held)
 	mustUnlock(t, w.got(t))
@@ -194,7 +194,7 @@ func TestRights_noneTooMany(t *testing.T) {
 // What walks all keys, under a prefix that the rights cover.
 func TestRights_walk(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t), prefixed(inside.DefaultPrefix+":"+redistest.Name(t)))
+		l := lockerOn(t, s, prefixed(inside.DefaultPrefix+":"+redistest.Name(t)))
 		m := l.Mutex(redistest.Name(t))
 		le := mustTry(t, m)
 		listed := map[string]bool{}
@@ -240,7 +240,7 @@ func TestRights_slotThatMoves(t *testing.T) {
 			s = redistest.StartCluster(t, 0)
 			move = func(m *lock.Lock, while func()) { s.MoveSlot(t, m.Key(), while) }
 		}
-		l := newLocker(t, s.Client(t))
+		l := lockerOn(t, s)
 		for _, n := range []int{1, 2} {
 			m := l.Semaphore(redistest.Name(t), n, lock.TTL(time.Minute))
 			move(m, func() { takesAndUnlocks(t, m) })
@@ -270,7 +270,7 @@ func TestRights_slotThatMoves(t *testing.T) {
 // Every operation of a pool.
 func TestRights_pool(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		p := pool.New(newLocker(t, s.Client(t)), redistest.Name(t))
+		p := pool.New(lockerOn(t, s), redistest.Name(t))
 		mustPut(t, p, 2, "a", "b")
 		mustUnlock(t, mustTake(t, p, "a").Lease)
 		wantFree(t, p, 2)

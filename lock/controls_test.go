@@ -70,7 +70,7 @@ func mustBePaused(t testing.TB, m *lock.Lock) *lock.BusyError {
 func TestControls_pause(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		prefix, rdb, hook := ownPrefix(t), s.Client(t), &redistest.FailHook{}
-		operator, l := newLocker(t, s.Client(t), prefix, owner("alice")), newLocker(t, rdb, prefix)
+		operator, l := lockerOn(t, s, prefix, owner("alice")), newLocker(t, rdb, prefix)
 		m, other := l.Mutex("report", lock.Parts("acme")), l.Mutex("mail", lock.Parts("acme"))
 		held := mustTry(t, m)
 		pause(t, operator, "report", time.Time{}, "its data is repaired")
@@ -115,7 +115,7 @@ func TestControls_pause(t *testing.T) {
 // Who is in line of a paused lock is served when the pause ends by itself.
 func TestControls_waitsForTheEndOfAPause(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t), ownPrefix(t))
+		l := lockerOn(t, s, ownPrefix(t))
 		m := l.Mutex("report")
 		far := time.Now().Add(time.Hour)
 		pause(t, l, "report", far, "")
@@ -138,7 +138,7 @@ func TestControls_waitsForTheEndOfAPause(t *testing.T) {
 // effect as holders leave.
 func TestControls_limit(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t), ownPrefix(t))
+		l := lockerOn(t, s, ownPrefix(t))
 		m := l.Mutex("report", lock.Parts("acme"), lock.Fenced())
 		setLimit(t, l, "report", 2)
 		one, two := mustTry(t, m), mustTry(t, m)
@@ -191,7 +191,7 @@ func TestControls_rate(t *testing.T) {
 		defer wg.Wait()
 		defer stop()
 		for range 3 {
-			m := newLocker(t, s.Client(t), prefix).Mutex("report", lock.Fenced())
+			m := lockerOn(t, s, prefix).Mutex("report", lock.Fenced())
 			for range 2 {
 				redistest.Go(&wg, func() {
 					for ctx.Err() == nil {
@@ -245,10 +245,10 @@ func TestControls_rate(t *testing.T) {
 func TestControls_inForceEverywhere(t *testing.T) {
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		prefix := ownPrefix(t)
-		operator := newLocker(t, s.Client(t), prefix)
+		operator := lockerOn(t, s, prefix)
 		p := redistest.NewProxy(t, s.Addr())
 		p.DropMessages(true)
-		idle, waits := newLocker(t, s.Client(t), prefix), newLocker(t, p.Client(t), prefix)
+		idle, waits := lockerOn(t, s, prefix), newLocker(t, p.Client(t), prefix)
 		for _, l := range []*lock.Locker{idle, waits} {
 			mustUnlock(t, mustTry(t, l.Mutex("report")))
 		}
@@ -256,7 +256,7 @@ func TestControls_inForceEverywhere(t *testing.T) {
 		for _, l := range []*lock.Locker{idle, waits} {
 			knows(t, l, "report")
 		}
-		mustBePaused(t, newLocker(t, s.Client(t), prefix).Mutex("report"))
+		mustBePaused(t, lockerOn(t, s, prefix).Mutex("report"))
 	})
 }
 
@@ -264,7 +264,7 @@ func TestControls_inForceEverywhere(t *testing.T) {
 func TestControls_pauseAndLimitKeepTheirOwnReasons(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		prefix := ownPrefix(t)
-		alice, bob := newLocker(t, s.Client(t), prefix, owner("alice")), newLocker(t, s.Client(t), prefix, owner("bob"))
+		alice, bob := lockerOn(t, s, prefix, owner("alice")), lockerOn(t, s, prefix, owner("bob"))
 		pause(t, alice, "report", time.Time{}, "repair")
 		setLimit(t, bob, "report", 3)
 		pause(t, bob, "mail", time.Time{}, "away")
@@ -294,7 +294,7 @@ func TestControls_noGrantAfterAPause(t *testing.T) {
 			operator := newLocker(t, p.Client(t), prefix)
 			m := operator.Mutex("report")
 			// it has read the controls just now, and waits for nothing, so it does not hear of a change
-			held := mustTry(t, handle(newLocker(t, s.Client(t), prefix), m))
+			held := mustTry(t, handle(lockerOn(t, s, prefix), m))
 			first, second := inLine(t, m, 1), inLine(t, m, 2)
 			asks := p.Hold(touches(m), 1)
 			pause(t, operator, "report", time.Time{}, "") // then all ask again
@@ -324,7 +324,7 @@ func TestControls_pausedWhileTheAskTravels(t *testing.T) {
 	redistest.RealTime(t)
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		prefix, p := ownPrefix(t), redistest.NewProxy(t, s.Addr())
-		operator := newLocker(t, s.Client(t), prefix)
+		operator := lockerOn(t, s, prefix)
 		// no ask is sent twice
 		far := newLocker(t, p.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout = 5 * time.Second }), prefix)
 		tried, locked := far.Mutex("report"), far.Mutex("mail")

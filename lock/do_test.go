@@ -15,7 +15,7 @@ import (
 
 func TestDoWaits(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		m := mutexOn(t, s)
 		held := mustTry(t, m)
 		ran := make(chan error, 1)
 		go func() { ran <- m.Do(context.Background(), func(context.Context) error { return nil }) }()
@@ -31,7 +31,7 @@ func TestDoWaits(t *testing.T) {
 // A panic goes through untouched: the value, and the stack of where it was.
 func TestRule10_PanicKeepsItsStack(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		m := mutexOn(t, s)
 		func() {
 			defer func() {
 				origin := panicOrigin()
@@ -104,7 +104,7 @@ func TestDoJoinsErrLost(t *testing.T) {
 // Without a function there is nothing to guard, and nothing is taken.
 func TestDo_withoutAFunction(t *testing.T) {
 	t.Parallel()
-	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t))
+	m := mutexOn(t, redistest.Mini(t))
 	if err := m.Do(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "the function to run is nil") {
 		t.Error(err)
 	}
@@ -114,7 +114,7 @@ func TestDo_withoutAFunction(t *testing.T) {
 // f may end the lease itself: that is no loss.
 func TestDoWithALeaseThatItsFunctionEnds(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
+		l := lockerOn(t, s)
 		for name, end := range map[string]func(context.Context, *lock.Lease) error{
 			"Unlock":   func(ctx context.Context, le *lock.Lease) error { return le.Unlock(ctx) },
 			"Cooldown": func(ctx context.Context, le *lock.Lease) error { return le.Cooldown(ctx, time.Millisecond) },

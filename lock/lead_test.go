@@ -58,7 +58,7 @@ func leadersOf(l *lock.Locker, name string) *lock.Lock {
 func TestLead_oneAtATime(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		name := redistest.Name(t)
-		a, b := newLocker(t, s.Client(t)), newLocker(t, s.Client(t))
+		a, b := lockerOn(t, s), lockerOn(t, s)
 		first := runFor(t, a, name)
 		term := come(t, first.terms, "the first term")
 		if le, ok := lock.FromContext(term); !ok || !le.Held() {
@@ -86,7 +86,7 @@ func TestLead_oneAtATime(t *testing.T) {
 
 func TestLead_campaignsAgainAfterALoss(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
+		l := lockerOn(t, s)
 		name := redistest.Name(t)
 		m := leadersOf(l, name)
 		leader := runFor(t, l, name)
@@ -115,7 +115,7 @@ func TestLead_campaignEnds(t *testing.T) {
 					rdb, hook, log := s.Client(t), &redistest.FailHook{}, &redistest.Log{}
 					rdb.AddHook(hook)
 					l, name := newLocker(t, rdb, logTo(log)), redistest.Name(t)
-					held := runFor(t, newLocker(t, s.Client(t)), name)
+					held := runFor(t, lockerOn(t, s), name)
 					come(t, held.terms, "the term of another one")
 					if away {
 						hook.Before(func(cmd redis.Cmder) error {
@@ -156,7 +156,7 @@ func TestLead_campaignEnds(t *testing.T) {
 
 func TestLead_refuses(t *testing.T) {
 	t.Parallel()
-	l := newLocker(t, redistest.Mini(t).Client(t))
+	l := lockerOn(t, redistest.Mini(t))
 	never := func(context.Context) error { t.Error("f was called"); return nil }
 	for want, err := range map[string]error{
 		"the name is empty": l.Lead(t.Context(), "", never), "at least 100ms": l.Lead(t.Context(), "x", never,
@@ -174,11 +174,11 @@ func TestLead_refuses(t *testing.T) {
 func TestLead_noOrderAddressesIt(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		name, prefix := redistest.Name(t), ownPrefix(t)
-		operator := newLocker(t, s.Client(t), prefix)
+		operator := lockerOn(t, s, prefix)
 		setLimit(t, operator, name, 3)
-		leader := runFor(t, newLocker(t, s.Client(t), prefix), name)
+		leader := runFor(t, lockerOn(t, s, prefix), name)
 		come(t, leader.terms, "the first term")
-		one, other := runFor(t, newLocker(t, s.Client(t), prefix), name), runFor(t, newLocker(t, s.Client(t), prefix), name)
+		one, other := runFor(t, lockerOn(t, s, prefix), name), runFor(t, lockerOn(t, s, prefix), name)
 		m := leadersOf(operator, name)
 		waiting(t, m, 2)
 		if n, err := operator.Mutex(name).BreakAll(t.Context()); n != 0 || err != nil {

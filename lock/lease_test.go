@@ -11,7 +11,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
@@ -22,7 +21,7 @@ import (
 func TestMaxHoldAndNoRenew(t *testing.T) { each(t, endsByItself) }
 
 func endsByItself(t *testing.T, s *redistest.Server) {
-	l := newLocker(t, s.Client(t))
+	l := lockerOn(t, s)
 	for name, test := range map[string]struct {
 		least   time.Duration
 		word    string
@@ -52,7 +51,7 @@ func endsByItself(t *testing.T, s *redistest.Server) {
 // Extend makes it longer, here and in Redis, with and without renewal, and never shorter.
 func TestExtend(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
+		l := lockerOn(t, s)
 		for name, options := range map[string][]lock.Option{"renewed": {lock.TTL(10 * time.Second)},
 			"not renewed": {lock.TTL(10*time.Second + 1), lock.NoRenew()}} {
 			m := l.Mutex(redistest.Name(t), options...)
@@ -84,7 +83,7 @@ func TestExtend(t *testing.T) {
 // An extension lasts for MaxHold and a TTL at most: then the slot is free, though its holder hangs.
 func TestExtend_maxHold(t *testing.T) {
 	t.Parallel()
-	l := newLocker(t, redistest.Mini(t).Client(t))
+	l := lockerOn(t, redistest.Mini(t))
 	for most, want := range map[time.Duration]time.Duration{time.Hour: time.Hour, 1<<63 - 1: 50 * time.Hour} {
 		const ttl = 40 * time.Second
 		m := l.Mutex(redistest.Name(t)+most.String(), lock.TTL(ttl), lock.MaxHold(most))
@@ -121,7 +120,7 @@ func TestBreakIsToldAtTheNextRenewal(t *testing.T) {
 func TestBind(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		type key struct{}
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		m := mutexOn(t, s)
 		le := mustTry(t, m)
 		parent, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "value"))
 		child, other := le.Bind(parent), le.Bind(t.Context())
@@ -145,16 +144,6 @@ func TestBind(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestBindOfALostLease(t *testing.T) {
-	t.Parallel()
-	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t), lock.TTL(engine.MinTTL), lock.NoRenew())
-	le := mustTry(t, m)
-	ends(t, le.Bind(t.Context()), lock.ErrLost)
-	if ctx := le.Bind(t.Context()); !errors.Is(context.Cause(ctx), lock.ErrLost) || le.Held() {
-		t.Errorf("bound after the end: cause %v; held %v", context.Cause(ctx), le.Held())
-	}
 }
 
 // An ask whose answer comes after the lease's end: nobody starts to work under it.

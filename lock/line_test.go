@@ -20,7 +20,7 @@ import (
 // Waiters of several processes get the lock in the order in which they came.
 func TestFirstComeFirstServed(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		lockers := []*lock.Locker{newLocker(t, s.Client(t)), newLocker(t, s.Client(t)), newLocker(t, s.Client(t))}
+		lockers := []*lock.Locker{lockerOn(t, s), lockerOn(t, s), lockerOn(t, s)}
 		for n := range 2 {
 			m := lockers[0].Semaphore(redistest.Name(t), n+1)
 			var held []*lock.Lease
@@ -58,7 +58,7 @@ func TestNewcomerNeverOvertakes(t *testing.T) {
 	s := redistest.StartMini(t) // whose clock stands still
 	now := time.Now()
 	s.SetTime(t, now)
-	l := newLocker(t, s.Client(t))
+	l := lockerOn(t, s)
 	m := l.Semaphore(redistest.Name(t), 2, lock.TTL(time.Hour), lock.NoRenew())
 	mustTry(t, m)
 	mustTry(t, slots(l, m, 2, lock.TTL(time.Second), lock.NoRenew()))
@@ -77,7 +77,7 @@ func TestRule05_KilledHolderIsSucceeded(t *testing.T) {
 		t.Run(fmt.Sprintf("%d keys that expire", others), func(t *testing.T) {
 			t.Parallel()
 			s := redistest.StartReal(t)
-			l := newLocker(t, s.Client(t))
+			l := lockerOn(t, s)
 			p := client(t).Pipeline()
 			for i := range others {
 				p.Set(t.Context(), "other:"+strconv.Itoa(i), i, time.Duration(1+i%5000)*time.Millisecond+time.Second)
@@ -113,7 +113,7 @@ func TestRule05_KilledHolderIsSucceeded(t *testing.T) {
 func TestRule06_KilledWaiterCostsAtMostG(t *testing.T) {
 	t.Parallel()
 	s := redistest.Real(t)
-	l := newLocker(t, s.Client(t))
+	l := lockerOn(t, s)
 	for _, stale := range []bool{false, true} {
 		t.Run(fmt.Sprint("stale ", stale), func(t *testing.T) {
 			t.Parallel()
@@ -140,7 +140,7 @@ func TestRule06_KilledWaiterCostsAtMostG(t *testing.T) {
 // A granted lease has the TTL of its own lock, however short the grant was at first: by renewal, or at once without it.
 func TestRule06_GrantedLeaseIsRenewedToItsFullTTL(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
+		l := lockerOn(t, s)
 		for name, options := range map[string][]lock.Option{"renewed": {lock.TTL(time.Minute)},
 			"not renewed": {lock.TTL(time.Minute), lock.NoRenew()}} {
 			m := l.Mutex(redistest.Name(t)+name, options...)

@@ -71,11 +71,11 @@ func TestAcquire_leavesTheLine(t *testing.T) {
 // The deadline is the TTL from now: a default for all locks of a Locker, and an option for one.
 func TestTTL(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t), func(o *lock.Options) { o.TTL = time.Hour })
+		l := lockerOn(t, s, func(o *lock.Options) { o.TTL = time.Hour })
 		for want, m := range map[time.Duration]*lock.Lock{
 			time.Hour:       l.Mutex(redistest.Name(t)),
 			2 * time.Hour:   l.Mutex(redistest.Name(t), lock.TTL(2*time.Hour)),
-			lock.DefaultTTL: newLocker(t, s.Client(t)).Mutex(redistest.Name(t)),
+			lock.DefaultTTL: mutexOn(t, s),
 		} {
 			// A key of a miniredis may expire too early while a long script runs.
 			if d, ok := left(t, m, mustTry(t, m)); !ok || d > want+time.Second || d < want-soon {
@@ -108,7 +108,7 @@ func TestTTL_clientsClock(t *testing.T) {
 // Locked while held, to everybody, and not before, after, or when it has expired. Its owner is the process.
 func TestLocked(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		hers, his := newLocker(t, s.Client(t)), newLocker(t, s.Client(t))
+		hers, his := lockerOn(t, s), lockerOn(t, s)
 		m := hers.Mutex(redistest.Name(t))
 		all := func(want bool) {
 			t.Helper()
@@ -162,7 +162,7 @@ func TestWith(t *testing.T) {
 // The work finds its lease, the innermost one, and may extend it.
 func TestFromContext(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		l, name := newLocker(t, s.Client(t)), redistest.Name(t)
+		l, name := lockerOn(t, s), redistest.Name(t)
 		m := l.Semaphore(name, 2, lock.TTL(10*time.Second))
 		var during context.Context
 		err := m.Do(t.Context(), func(ctx context.Context) error {
@@ -194,7 +194,7 @@ func TestFromContext(t *testing.T) {
 // All slots are available before anybody locks, and the release tells the new number; a second unlock makes no slot.
 func TestAvailable(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
+		l := lockerOn(t, s)
 		for _, n := range []int{1, 2, 5} {
 			m := l.Semaphore(redistest.Name(t), n)
 			has := func(free int) {
@@ -229,7 +229,7 @@ func TestAvailable(t *testing.T) {
 // What is deleted disappears without a trace, and holders are told. Who waits comes back, in a new line.
 func TestDelete(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t), ownPrefix(t))
+		l := lockerOn(t, s, ownPrefix(t))
 		mutex, p := l.Mutex("mutex"), pool.New(l, "pool")
 		before, waits := mustTry(t, mutex), []*attempt{inLine(t, mutex, 1), inLine(t, mutex, 2)}
 		mustPut(t, p, 3, "a", "b", "c")

@@ -44,7 +44,7 @@ func stress(t *testing.T, s *redistest.Server, limit, sections int) {
 	var wg sync.WaitGroup
 	for i := range lockers {
 		// Different TTLs: a holder's is its own affair.
-		m := newLocker(t, s.Client(t)).Semaphore(name, limit, lock.TTL(time.Duration(30+10*i)*time.Second), lock.Fenced())
+		m := lockerOn(t, s).Semaphore(name, limit, lock.TTL(time.Duration(30+10*i)*time.Second), lock.Fenced())
 		for range each {
 			redistest.Go(&wg, func() {
 				for range sections {
