@@ -18,10 +18,10 @@ import (
 
 // Nobody takes more slots than there are, nor one that somebody in line is to get; a lower number takes effect as
 // holders leave.
-func TestRule01_AtMostNHolders(t *testing.T) { t.Parallel(); redistest.Each(t, holdsAtMostN) }
+func TestRule01_AtMostNHolders(t *testing.T) { each(t, holdsAtMostN) }
 
 func holdsAtMostN(t *testing.T, s *redistest.Server) {
-	l := newLocker(t, s.Client(t))
+	l := lockerOn(t, s)
 	name := redistest.Name(t)
 	one, three := l.Mutex(name), l.Semaphore(name, 3)
 	first := mustTry(t, one) // callers differ in N while a new version is deployed
@@ -47,8 +47,7 @@ func holdsAtMostN(t *testing.T, s *redistest.Server) {
 }
 
 func TestBusyErrorTellsWhoHolds(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
 		name := redistest.Name(t)
 		held := mustTry(t, hers.Mutex(name, lock.Note("task 17"), lock.TTL(10*time.Second)))
@@ -82,9 +81,8 @@ func TestBusyErrorTellsWhoHolds(t *testing.T) {
 }
 
 func TestLockWithAnEndedContext(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+	each(t, func(t *testing.T, s *redistest.Server) {
+		m := mutexOn(t, s)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		for what, err := range map[string]error{
@@ -103,11 +101,10 @@ func TestLockWithAnEndedContext(t *testing.T) {
 // A lock that is got when ctx has ended is given back, and Do does not run f: whoever asks, and also if the lock became
 // free only after ctx had ended.
 func TestALeaseThatComesAfterTheContextEndedIsGivenBack(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		rdb, hook := s.Client(t), &redistest.FailHook{}
 		rdb.AddHook(hook)
-		l, other := newLocker(t, rdb), newLocker(t, s.Client(t))
+		l, other := newLocker(t, rdb), lockerOn(t, s)
 		warm(t, l)
 		for name, take := range map[string]func(context.Context, *lock.Lock) error{
 			"TryLock": func(ctx context.Context, m *lock.Lock) error { return second(m.TryLock(ctx)) },
@@ -138,8 +135,7 @@ func TestALeaseThatComesAfterTheContextEndedIsGivenBack(t *testing.T) {
 // The fence grows from holder to holder, whether the lock was taken or granted, and whoever takes it without a fence
 // between. It is known from the grant, after the end of the lease too.
 func TestRule11_FenceGrows(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
 		m := hers.Mutex(redistest.Name(t), lock.Fenced())
 		last := int64(0)
@@ -177,7 +173,7 @@ func TestForm_fenceAfterASplit(t *testing.T) {
 	s := redistest.StartReal(t)
 	replica := redistest.StartReplica(t, s)
 	name := redistest.Name(t)
-	a, b := newLocker(t, s.Client(t)), newLocker(t, replica.Client(t))
+	a, b := lockerOn(t, s), newLocker(t, replica.Client(t))
 	mustUnlock(t, mustTry(t, a.Mutex("warm")))
 	replica.Forget(t) // the replica does not hear of what comes now
 	old := mustTry(t, a.Mutex(name, lock.Fenced()))

@@ -49,8 +49,7 @@ func allCalls(l *lock.Locker, name string) map[string]func(context.Context) erro
 
 // What stands under the key is no lock, or Redis refuses: an error, and nothing is changed or told.
 func TestForeignKey(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		l := newLocker(t, rdb)
 		m := l.Mutex(redistest.Name(t))
@@ -81,7 +80,7 @@ func TestAway_othersOfAClusterGoOn(t *testing.T) {
 	redistest.RealTime(t)
 	t.Parallel()
 	s := redistest.StartCluster(t, 0)
-	l, others := newLocker(t, s.Client(t)), newLocker(t, s.Client(t))
+	l, others := lockerOn(t, s), lockerOn(t, s)
 	hung := l.Mutex(redistest.Name(t), lock.TTL(3*time.Second))
 	elsewhere := func() string {
 		for i := 0; ; i++ {
@@ -101,13 +100,13 @@ func TestAway_othersOfAClusterGoOn(t *testing.T) {
 	master.Pause(t)
 	defer master.Resume(t)
 	hungAt := time.Now()
-	redistest.Eventually(t, soon, func() bool { return time.Since(hungAt) > 1500*time.Millisecond }, "refreshes under way")
+	eventually(t, func() bool { return time.Since(hungAt) > 1500*time.Millisecond }, "refreshes under way")
 	mustUnlock(t, held)
 	mustUnlock(t, w.got(t))
 	if took := time.Since(hungAt); took > 5*time.Second {
 		t.Errorf("the waiter on a healthy master got its lock after %s", took)
 	}
-	redistest.Eventually(t, soon, func() bool { return time.Since(hungAt) > 9*time.Second }, "three times the TTL")
+	eventually(t, func() bool { return time.Since(hungAt) > 9*time.Second }, "three times the TTL")
 	if !le.Held() {
 		t.Error("a lease on a healthy master was lost")
 	}
@@ -144,7 +143,7 @@ func TestCosts(t *testing.T) {
 	}
 	m := l.Mutex("h")
 	held := mustTry(t, m)
-	w := inLine(t, newLocker(t, s.Client(t)).Mutex("h"), 1)
+	w := inLine(t, lockerOn(t, s).Mutex("h"), 1)
 	before := sent()
 	mustUnlock(t, held)
 	mustUnlock(t, w.got(t))
@@ -194,9 +193,8 @@ func TestRights_noneTooMany(t *testing.T) {
 
 // What walks all keys, under a prefix that the rights cover.
 func TestRights_walk(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t), prefixed(inside.DefaultPrefix+":"+redistest.Name(t)))
+	each(t, func(t *testing.T, s *redistest.Server) {
+		l := lockerOn(t, s, prefixed(inside.DefaultPrefix+":"+redistest.Name(t)))
 		m := l.Mutex(redistest.Name(t))
 		le := mustTry(t, m)
 		listed := map[string]bool{}
@@ -216,8 +214,7 @@ func TestRights_walk(t *testing.T) {
 
 // What the options of a client have it send.
 func TestRights_clientOptions(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for i := range 4 {
 			m := newLocker(t, s.Client(t, func(o *redis.UniversalOptions) {
 				o.ReadOnly, o.RouteByLatency, o.RouteRandomly = i == 0, i == 1, i == 2
@@ -237,14 +234,13 @@ func TestRights_clientOptions(t *testing.T) {
 // In a Cluster, what lies in a slot that moves to another node: a free lock can be taken and given back, a lease goes
 // on, and who comes then gets its turn when the slot has moved, whether one holds the lock or several do.
 func TestRights_slotThatMoves(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		move := func(_ *lock.Lock, while func()) { while() }
 		if s.Kind() == redistest.KindCluster {
 			s = redistest.StartCluster(t, 0)
 			move = func(m *lock.Lock, while func()) { s.MoveSlot(t, m.Key(), while) }
 		}
-		l := newLocker(t, s.Client(t))
+		l := lockerOn(t, s)
 		for _, n := range []int{1, 2} {
 			m := l.Semaphore(redistest.Name(t), n, lock.TTL(time.Minute))
 			move(m, func() { takesAndUnlocks(t, m) })
@@ -273,9 +269,8 @@ func TestRights_slotThatMoves(t *testing.T) {
 
 // Every operation of a pool.
 func TestRights_pool(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		p := pool.New(newLocker(t, s.Client(t)), redistest.Name(t))
+	each(t, func(t *testing.T, s *redistest.Server) {
+		p := pool.New(lockerOn(t, s), redistest.Name(t))
 		mustPut(t, p, 2, "a", "b")
 		mustUnlock(t, mustTake(t, p, "a").Lease)
 		wantFree(t, p, 2)

@@ -19,7 +19,7 @@ import (
 // knows waits until l obeys exactly those targets.
 func knows(t testing.TB, l *lock.Locker, targets ...string) {
 	t.Helper()
-	redistest.Eventually(t, soon, func() bool {
+	eventually(t, func() bool {
 		var known []string
 		if state := engineOf(l).Controls().Latest(); state != nil {
 			for _, c := range state.Controls() {
@@ -38,7 +38,7 @@ func pause(t testing.TB, l *lock.Locker, target string, until time.Time, why str
 // pauseFor pauses it for that long at least: for longer if the machine was too busy to order that before its end.
 func pauseFor(t testing.TB, l *lock.Locker, target string, d time.Duration) (end time.Time) {
 	t.Helper()
-	redistest.Eventually(t, soon, func() bool {
+	eventually(t, func() bool {
 		end = time.Now().Add(d)
 		d *= 2
 		return l.Controls().Pause(t.Context(), target, end, "") == nil
@@ -68,10 +68,9 @@ func mustBePaused(t testing.TB, m *lock.Lock) *lock.BusyError {
 // A paused target gives its lock to nobody; who holds it keeps it, its release grants nobody, and the line is served in
 // order once it is resumed.
 func TestControls_pause(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		prefix, rdb, hook := ownPrefix(t), s.Client(t), &redistest.FailHook{}
-		operator, l := newLocker(t, s.Client(t), prefix, owner("alice")), newLocker(t, rdb, prefix)
+		operator, l := lockerOn(t, s, prefix, owner("alice")), newLocker(t, rdb, prefix)
 		m, other := l.Mutex("report", lock.Parts("acme")), l.Mutex("mail", lock.Parts("acme"))
 		held := mustTry(t, m)
 		pause(t, operator, "report", time.Time{}, "its data is repaired")
@@ -115,9 +114,8 @@ func TestControls_pause(t *testing.T) {
 
 // Who is in line of a paused lock is served when the pause ends by itself.
 func TestControls_waitsForTheEndOfAPause(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t), ownPrefix(t))
+	each(t, func(t *testing.T, s *redistest.Server) {
+		l := lockerOn(t, s, ownPrefix(t))
 		m := l.Mutex("report")
 		far := time.Now().Add(time.Hour)
 		pause(t, l, "report", far, "")
@@ -139,9 +137,8 @@ func TestControls_waitsForTheEndOfAPause(t *testing.T) {
 // The control of a key wins over that of its scope; a limit of a mutex makes it a semaphore, and a lower one takes
 // effect as holders leave.
 func TestControls_limit(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t), ownPrefix(t))
+	each(t, func(t *testing.T, s *redistest.Server) {
+		l := lockerOn(t, s, ownPrefix(t))
 		m := l.Mutex("report", lock.Parts("acme"), lock.Fenced())
 		setLimit(t, l, "report", 2)
 		one, two := mustTry(t, m), mustTry(t, m)
@@ -173,8 +170,7 @@ func TestControls_limit(t *testing.T) {
 // A rate that an operator sets bounds the starts of a lock that has none, from ControlDelay on, whoever takes it; and
 // each change of it does. Without it the lock is thin again.
 func TestControls_rate(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		prefix, rdb := ownPrefix(t), s.Client(t)
 		operator := newLocker(t, rdb, prefix)
 		var mu sync.Mutex
@@ -195,7 +191,7 @@ func TestControls_rate(t *testing.T) {
 		defer wg.Wait()
 		defer stop()
 		for range 3 {
-			m := newLocker(t, s.Client(t), prefix).Mutex("report", lock.Fenced())
+			m := lockerOn(t, s, prefix).Mutex("report", lock.Fenced())
 			for range 2 {
 				redistest.Go(&wg, func() {
 					for ctx.Err() == nil {
@@ -220,7 +216,7 @@ func TestControls_rate(t *testing.T) {
 				t.Fatalf("List: %+v, %v", list, err)
 			}
 			inForce := list[0].Since.Add(lock.ControlDelay)
-			redistest.Eventually(t, soon, func() bool { return len(since(inForce)) > 4 }, "starts at %s", rate)
+			eventually(t, func() bool { return len(since(inForce)) > 4 }, "starts at %s", rate)
 			every, all := rate.Per.Microseconds()/int64(rate.Starts), since(inForce)
 			for i, from := range all {
 				for j, to := range all[i:] {
@@ -232,7 +228,7 @@ func TestControls_rate(t *testing.T) {
 		}
 		redistest.Must(t, operator.Controls().ClearRate(ctx, "report"))
 		n := len(since(time.Time{}))
-		redistest.Eventually(t, soon, func() bool { return len(since(time.Time{})) > n+50 }, "starts without a rate")
+		eventually(t, func() bool { return len(since(time.Time{})) > n+50 }, "starts without a rate")
 		stop()
 		wg.Wait()
 		m := operator.Mutex("report")
@@ -247,13 +243,12 @@ func TestControls_rate(t *testing.T) {
 
 // Each other Locker obeys, also where no message arrives and nobody of it waits, and a new one from its first call on.
 func TestControls_inForceEverywhere(t *testing.T) {
-	t.Parallel()
-	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		prefix := ownPrefix(t)
-		operator := newLocker(t, s.Client(t), prefix)
+		operator := lockerOn(t, s, prefix)
 		p := redistest.NewProxy(t, s.Addr())
 		p.DropMessages(true)
-		idle, waits := newLocker(t, s.Client(t), prefix), newLocker(t, p.Client(t), prefix)
+		idle, waits := lockerOn(t, s, prefix), newLocker(t, p.Client(t), prefix)
 		for _, l := range []*lock.Locker{idle, waits} {
 			mustUnlock(t, mustTry(t, l.Mutex("report")))
 		}
@@ -261,16 +256,15 @@ func TestControls_inForceEverywhere(t *testing.T) {
 		for _, l := range []*lock.Locker{idle, waits} {
 			knows(t, l, "report")
 		}
-		mustBePaused(t, newLocker(t, s.Client(t), prefix).Mutex("report"))
+		mustBePaused(t, lockerOn(t, s, prefix).Mutex("report"))
 	})
 }
 
 // A target that one operator has paused and another has limited shows for each of the two who ordered it, when and why.
 func TestControls_pauseAndLimitKeepTheirOwnReasons(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		prefix := ownPrefix(t)
-		alice, bob := newLocker(t, s.Client(t), prefix, owner("alice")), newLocker(t, s.Client(t), prefix, owner("bob"))
+		alice, bob := lockerOn(t, s, prefix, owner("alice")), lockerOn(t, s, prefix, owner("bob"))
 		pause(t, alice, "report", time.Time{}, "repair")
 		setLimit(t, bob, "report", 3)
 		pause(t, bob, "mail", time.Time{}, "away")
@@ -294,25 +288,24 @@ func TestControls_pauseAndLimitKeepTheirOwnReasons(t *testing.T) {
 // A process that has ordered a pause takes no grant of one that does not know of it yet, by a message or while an ask
 // is on its way; its waiter keeps its place in line.
 func TestControls_noGrantAfterAPause(t *testing.T) {
-	t.Parallel()
-	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		for _, travels := range []bool{false, true} {
 			prefix, p := ownPrefix(t), redistest.NewProxy(t, s.Addr())
 			operator := newLocker(t, p.Client(t), prefix)
 			m := operator.Mutex("report")
 			// it has read the controls just now, and waits for nothing, so it does not hear of a change
-			held := mustTry(t, handle(newLocker(t, s.Client(t), prefix), m))
+			held := mustTry(t, handle(lockerOn(t, s, prefix), m))
 			first, second := inLine(t, m, 1), inLine(t, m, 2)
 			asks := p.Hold(touches(m), 1)
 			pause(t, operator, "report", time.Time{}, "") // then all ask again
-			redistest.Eventually(t, soon, func() bool { return asks.Count() == 1 }, "an ask that is on its way")
+			eventually(t, func() bool { return asks.Count() == 1 }, "an ask that is on its way")
 			if !travels {
 				asks.Release()
 				looksAt(t, m)
 			}
 			mustUnlock(t, held) // grants the first, in Redis
 			asks.Release()
-			redistest.Eventually(t, soon, func() bool {
+			eventually(t, func() bool {
 				info := looksAt(t, m)
 				return info.Held == 0 && info.Waiting == 2
 			}, "the grant is given back")
@@ -329,10 +322,9 @@ func TestControls_noGrantAfterAPause(t *testing.T) {
 // A pause is ordered while the command that takes the lock is on its way for longer than ControlDelay.
 func TestControls_pausedWhileTheAskTravels(t *testing.T) {
 	redistest.RealTime(t)
-	t.Parallel()
-	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		prefix, p := ownPrefix(t), redistest.NewProxy(t, s.Addr())
-		operator := newLocker(t, s.Client(t), prefix)
+		operator := lockerOn(t, s, prefix)
 		// no ask is sent twice
 		far := newLocker(t, p.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout = 5 * time.Second }), prefix)
 		tried, locked := far.Mutex("report"), far.Mutex("mail")
@@ -344,12 +336,12 @@ func TestControls_pausedWhileTheAskTravels(t *testing.T) {
 		go func() { _, err := tried.TryLock(context.Background()); failed <- err }()
 		waiter := lockBeside(t, locked)
 		for _, ask := range asks {
-			redistest.Eventually(t, soon, func() bool { return ask.Count() == 1 }, "an ask that is on its way")
+			eventually(t, func() bool { return ask.Count() == 1 }, "an ask that is on its way")
 		}
 		pause(t, operator, "report", time.Time{}, "")
 		pause(t, operator, "mail", time.Time{}, "")
 		ordered := time.Now()
-		redistest.Eventually(t, soon, func() bool { return time.Since(ordered) > lock.ControlDelay+100*time.Millisecond },
+		eventually(t, func() bool { return time.Since(ordered) > lock.ControlDelay+100*time.Millisecond },
 			"time")
 		for _, ask := range asks {
 			ask.Release()
@@ -358,7 +350,7 @@ func TestControls_pausedWhileTheAskTravels(t *testing.T) {
 			t.Errorf("TryLock: %v, want that the lock is paused", busy)
 		}
 		free(t, operator.Mutex("report"))
-		redistest.Eventually(t, soon, func() bool {
+		eventually(t, func() bool {
 			holders, err := operator.Mutex("mail").Holders(t.Context())
 			return err == nil && len(holders) == 0
 		}, "Lock has given the lock back")

@@ -14,9 +14,8 @@ import (
 )
 
 func TestDoWaits(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+	each(t, func(t *testing.T, s *redistest.Server) {
+		m := mutexOn(t, s)
 		held := mustTry(t, m)
 		ran := make(chan error, 1)
 		go func() { ran <- m.Do(context.Background(), func(context.Context) error { return nil }) }()
@@ -31,9 +30,8 @@ func TestDoWaits(t *testing.T) {
 
 // A panic goes through untouched: the value, and the stack of where it was.
 func TestRule10_PanicKeepsItsStack(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+	each(t, func(t *testing.T, s *redistest.Server) {
+		m := mutexOn(t, s)
 		func() {
 			defer func() {
 				origin := panicOrigin()
@@ -75,8 +73,7 @@ func explodeForTheStack(context.Context) error { panic("boom") }
 // The lease is lost during the work, also while Redis is away: the context says so, and so does Do beside the work's
 // own error.
 func TestDoJoinsErrLost(t *testing.T) {
-	t.Parallel()
-	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		for _, own := range []error{errors.New("failure"), nil} {
 			for _, away := range []bool{true, false} {
 				t.Run(fmt.Sprintf("away %t, its own error is %v", away, own), func(t *testing.T) {
@@ -107,7 +104,7 @@ func TestDoJoinsErrLost(t *testing.T) {
 // Without a function there is nothing to guard, and nothing is taken.
 func TestDo_withoutAFunction(t *testing.T) {
 	t.Parallel()
-	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t))
+	m := mutexOn(t, redistest.Mini(t))
 	if err := m.Do(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "the function to run is nil") {
 		t.Error(err)
 	}
@@ -116,9 +113,8 @@ func TestDo_withoutAFunction(t *testing.T) {
 
 // f may end the lease itself: that is no loss.
 func TestDoWithALeaseThatItsFunctionEnds(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
+	each(t, func(t *testing.T, s *redistest.Server) {
+		l := lockerOn(t, s)
 		for name, end := range map[string]func(context.Context, *lock.Lease) error{
 			"Unlock":   func(ctx context.Context, le *lock.Lease) error { return le.Unlock(ctx) },
 			"Cooldown": func(ctx context.Context, le *lock.Lease) error { return le.Cooldown(ctx, time.Millisecond) },
@@ -131,7 +127,7 @@ func TestDoWithALeaseThatItsFunctionEnds(t *testing.T) {
 			if err := m.Do(t.Context(), f); err != nil {
 				t.Errorf("Do with %s: %v", name, err)
 			}
-			redistest.Eventually(t, soon, func() bool {
+			eventually(t, func() bool {
 				locked, err := m.Locked(t.Context())
 				return !locked && err == nil
 			}, "nobody holding")

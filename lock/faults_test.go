@@ -76,7 +76,7 @@ func TestDeniedCommands(t *testing.T) {
 		t.Run(right, func(t *testing.T) {
 			t.Parallel()
 			s := redistest.StartReal(t)
-			admin, look := s.Client(t), newLocker(t, s.Client(t))
+			admin, look := s.Client(t), lockerOn(t, s)
 			l := newLocker(t, withUser(t, s, admin, "user"))
 			mustUnlock(t, mustTry(t, l.Mutex(redistest.Name(t))))
 			tell(t, admin, "ACL", "SETUSER", "user", right)

@@ -14,8 +14,7 @@ import (
 
 // A cooldown keeps everybody from the lock for that long, and no one who holds it. Who waits is granted it then.
 func TestCooldownKeepsTheSlotForThatLong(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
 		for _, cooldown := range []time.Duration{time.Minute, 24 * time.Hour} { // longer than the TTL, and than any
 			m := hers.Semaphore(redistest.Name(t), 2, lock.TTL(20*time.Second))
@@ -87,7 +86,7 @@ func TestRate_agreesWithABucket(t *testing.T) {
 		start := now
 		s.SetTime(t, now)
 		const starts = 10
-		l, operator := newLocker(t, s.Client(t)), newLocker(t, s.Client(t))
+		l, operator := lockerOn(t, s), lockerOn(t, s)
 		m := l.Semaphore("x", limit, lock.Rate(starts, time.Second, test.burst), lock.TTL(time.Hour), lock.NoRenew())
 		b := &bucket{perUS: starts / 1e6, most: burst, tokens: burst, at: now}
 		random := rand.New(rand.NewPCG(1, uint64(seed)))
@@ -144,9 +143,8 @@ func TestRate_agreesWithABucket(t *testing.T) {
 
 // What others see of a lock whose rate is used up, and who may change it.
 func TestRate_changes(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l, name := newLocker(t, s.Client(t)), redistest.Name(t)
+	each(t, func(t *testing.T, s *redistest.Server) {
+		l, name := lockerOn(t, s), redistest.Name(t)
 		slow, fast := l.Mutex(name, lock.Rate(1, time.Hour, 2)), l.Mutex(name, lock.Rate(1, time.Microsecond, 1))
 		takesAndUnlocks(t, slow)
 		takesAndUnlocks(t, slow)

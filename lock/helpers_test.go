@@ -32,29 +32,54 @@ func TestMain(m *testing.M) {
 	redistest.Main(m)
 }
 
+// each is redistest.Each of a parallel test.
+func each(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
+	t.Helper()
+	t.Parallel()
+	redistest.Each(t, f)
+}
+
+// eachSingle is redistest.EachSingle of a parallel test.
+func eachSingle(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
+	t.Helper()
+	t.Parallel()
+	redistest.EachSingle(t, f)
+}
+
+func eventually(t testing.TB, is func() bool, what string, args ...any) {
+	t.Helper()
+	redistest.Eventually(t, soon, is, what, args...)
+}
+
 // clientsOfTests has the first client of each test's Lockers, by the test's name.
 var clientsOfTests sync.Map
 
 // newLocker makes a Locker that is closed when the test ends.
 func newLocker(t testing.TB, rdb redis.UniversalClient, options ...func(*lock.Options)) *lock.Locker {
 	t.Helper()
-	return newLockerBy(t, rdb, lock.New, options...)
-}
-
-func newLockerBy(t testing.TB, rdb redis.UniversalClient, made func(lock.Client, lock.Options) *lock.Locker,
-	options ...func(*lock.Options)) *lock.Locker {
-	t.Helper()
 	o := lock.Options{Logger: slog.New(slog.DiscardHandler)}
 	for _, option := range options {
 		option(&o)
 	}
-	l := made(rdb, o)
+	l := lock.New(rdb, o)
 	redistest.Must(t, insider.LockErr(l.Mutex("any")))
 	t.Cleanup(func() { _ = l.Close() })
 	if _, known := clientsOfTests.LoadOrStore(t.Name(), rdb); !known {
 		t.Cleanup(func() { clientsOfTests.Delete(t.Name()) }) // a test may run again
 	}
 	return l
+}
+
+// lockerOn is newLocker with a client of its own.
+func lockerOn(t testing.TB, s *redistest.Server, options ...func(*lock.Options)) *lock.Locker {
+	t.Helper()
+	return newLocker(t, s.Client(t), options...)
+}
+
+// mutexOn is a mutex of a Locker of its own.
+func mutexOn(t testing.TB, s *redistest.Server, options ...lock.Option) *lock.Lock {
+	t.Helper()
+	return lockerOn(t, s).Mutex(redistest.Name(t), options...)
 }
 
 // client is that of the test's first Locker, or of the test around it.
@@ -83,7 +108,7 @@ func ownPrefix(t testing.TB) func(*lock.Options) { return prefixed(redistest.Nam
 // twoProcesses are two Lockers with connections of their own, as two processes would have.
 func twoProcesses(t *testing.T, s *redistest.Server) (hers, his *lock.Locker) {
 	t.Helper()
-	return newLocker(t, s.Client(t), owner("alice")), newLocker(t, s.Client(t), owner("bob"))
+	return lockerOn(t, s, owner("alice")), lockerOn(t, s, owner("bob"))
 }
 
 // through makes a Locker whose client goes through a proxy to s, beside one that goes straight there. miniredis and a
@@ -93,7 +118,7 @@ func through(
 ) (near, far *lock.Locker, p *redistest.Proxy) {
 	t.Helper()
 	p = redistest.NewProxy(t, s.Addr())
-	return newLocker(t, s.Client(t), owner("near")), newLocker(t, p.Client(t, opts...), owner("far")), p
+	return lockerOn(t, s, owner("near")), newLocker(t, p.Client(t, opts...), owner("far")), p
 }
 
 // handle is the mutex m on another Locker, or with other options.
@@ -160,7 +185,7 @@ func mustUnlock(t testing.TB, le *lock.Lease) {
 // untilTaken tries again until the lock is taken.
 func untilTaken(t testing.TB, m *lock.Lock) (le *lock.Lease) {
 	t.Helper()
-	redistest.Eventually(t, soon, func() bool {
+	eventually(t, func() bool {
 		var err error
 		if le, err = m.TryLock(t.Context()); err != nil && !errors.Is(err, lock.ErrBusy) && !isTooLate(err) {
 			t.Fatal(err)
@@ -173,7 +198,7 @@ func untilTaken(t testing.TB, m *lock.Lock) (le *lock.Lease) {
 // free waits until nothing of the lock is in use, and its key is gone.
 func free(t testing.TB, m *lock.Lock) {
 	t.Helper()
-	redistest.Eventually(t, soon, func() bool {
+	eventually(t, func() bool {
 		n, err := client(t).Exists(t.Context(), m.Key()).Result()
 		return err == nil && n == 0
 	}, "the lock free and its key gone; %s", stringer(func() string { return dump(m) }))
@@ -182,7 +207,7 @@ func free(t testing.TB, m *lock.Lock) {
 // waiting waits until n are in line.
 func waiting(t testing.TB, m *lock.Lock, n int) {
 	t.Helper()
-	redistest.Eventually(t, soon, func() bool {
+	eventually(t, func() bool {
 		got, err := m.Waiting(t.Context())
 		return err == nil && got == n
 	}, "%d in line; %s", n, stringer(func() string { return dump(m) }))

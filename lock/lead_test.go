@@ -56,10 +56,9 @@ func leadersOf(l *lock.Locker, name string) *lock.Lock {
 }
 
 func TestLead_oneAtATime(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		name := redistest.Name(t)
-		a, b := newLocker(t, s.Client(t)), newLocker(t, s.Client(t))
+		a, b := lockerOn(t, s), lockerOn(t, s)
 		first := runFor(t, a, name)
 		term := come(t, first.terms, "the first term")
 		if le, ok := lock.FromContext(term); !ok || !le.Held() {
@@ -86,9 +85,8 @@ func TestLead_oneAtATime(t *testing.T) {
 }
 
 func TestLead_campaignsAgainAfterALoss(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
+	each(t, func(t *testing.T, s *redistest.Server) {
+		l := lockerOn(t, s)
 		name := redistest.Name(t)
 		m := leadersOf(l, name)
 		leader := runFor(t, l, name)
@@ -109,8 +107,7 @@ func TestLead_campaignsAgainAfterALoss(t *testing.T) {
 
 // A campaign ends with its context and with its Locker, while it waits in line and in an outage.
 func TestLead_campaignEnds(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, away := range []bool{false, true} {
 			for _, ends := range []error{errStopped, lock.ErrClosed, nil} {
 				t.Run(fmt.Sprintf("away %t, %v", away, ends), func(t *testing.T) {
@@ -118,7 +115,7 @@ func TestLead_campaignEnds(t *testing.T) {
 					rdb, hook, log := s.Client(t), &redistest.FailHook{}, &redistest.Log{}
 					rdb.AddHook(hook)
 					l, name := newLocker(t, rdb, logTo(log)), redistest.Name(t)
-					held := runFor(t, newLocker(t, s.Client(t)), name)
+					held := runFor(t, lockerOn(t, s), name)
 					come(t, held.terms, "the term of another one")
 					if away {
 						hook.Before(func(cmd redis.Cmder) error {
@@ -131,7 +128,7 @@ func TestLead_campaignEnds(t *testing.T) {
 					c := runFor(t, l, name)
 					if away {
 						const said = "a candidate for leadership cannot ask Redis; it tries again"
-						redistest.Eventually(t, soon, func() bool { return strings.Count(log.String(), said) > 1 },
+						eventually(t, func() bool { return strings.Count(log.String(), said) > 1 },
 							"two log lines of the outage")
 					} else {
 						waiting(t, leadersOf(l, name), 1)
@@ -159,7 +156,7 @@ func TestLead_campaignEnds(t *testing.T) {
 
 func TestLead_refuses(t *testing.T) {
 	t.Parallel()
-	l := newLocker(t, redistest.Mini(t).Client(t))
+	l := lockerOn(t, redistest.Mini(t))
 	never := func(context.Context) error { t.Error("f was called"); return nil }
 	for want, err := range map[string]error{
 		"the name is empty": l.Lead(t.Context(), "", never), "at least 100ms": l.Lead(t.Context(), "x", never,
@@ -175,14 +172,13 @@ func TestLead_refuses(t *testing.T) {
 // No order addresses a leader: with a limit of 3 on the name, and in a pause, one candidate follows when an operator
 // breaks the leader's lock by its key, and the mutex of that name is another lock.
 func TestLead_noOrderAddressesIt(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		name, prefix := redistest.Name(t), ownPrefix(t)
-		operator := newLocker(t, s.Client(t), prefix)
+		operator := lockerOn(t, s, prefix)
 		setLimit(t, operator, name, 3)
-		leader := runFor(t, newLocker(t, s.Client(t), prefix), name)
+		leader := runFor(t, lockerOn(t, s, prefix), name)
 		come(t, leader.terms, "the first term")
-		one, other := runFor(t, newLocker(t, s.Client(t), prefix), name), runFor(t, newLocker(t, s.Client(t), prefix), name)
+		one, other := runFor(t, lockerOn(t, s, prefix), name), runFor(t, lockerOn(t, s, prefix), name)
 		m := leadersOf(operator, name)
 		waiting(t, m, 2)
 		if n, err := operator.Mutex(name).BreakAll(t.Context()); n != 0 || err != nil {
@@ -193,7 +189,7 @@ func TestLead_noOrderAddressesIt(t *testing.T) {
 			t.Fatalf("BreakAll: %d, %v", n, err)
 		}
 		wantHeld(t, m, 1) // the line is served at once
-		redistest.Eventually(t, soon, func() bool { return len(one.terms)+len(other.terms) > 0 }, "the next term")
+		eventually(t, func() bool { return len(one.terms)+len(other.terms) > 0 }, "the next term")
 		if wantHeld(t, m, 1); len(one.terms)+len(other.terms) > 1 {
 			t.Error("two lead at once")
 		}

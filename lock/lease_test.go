@@ -11,7 +11,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
-	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
@@ -19,10 +18,10 @@ import (
 
 // The context ends with ErrLost at MaxHold, and the lock is free a TTL later at the latest: nothing is released while
 // the work may still run. Without renewal it ends a TTL after it was taken.
-func TestMaxHoldAndNoRenew(t *testing.T) { t.Parallel(); redistest.Each(t, endsByItself) }
+func TestMaxHoldAndNoRenew(t *testing.T) { each(t, endsByItself) }
 
 func endsByItself(t *testing.T, s *redistest.Server) {
-	l := newLocker(t, s.Client(t))
+	l := lockerOn(t, s)
 	for name, test := range map[string]struct {
 		least   time.Duration
 		word    string
@@ -51,9 +50,8 @@ func endsByItself(t *testing.T, s *redistest.Server) {
 
 // Extend makes it longer, here and in Redis, with and without renewal, and never shorter.
 func TestExtend(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
+	each(t, func(t *testing.T, s *redistest.Server) {
+		l := lockerOn(t, s)
 		for name, options := range map[string][]lock.Option{"renewed": {lock.TTL(10 * time.Second)},
 			"not renewed": {lock.TTL(10*time.Second + 1), lock.NoRenew()}} {
 			m := l.Mutex(redistest.Name(t), options...)
@@ -85,7 +83,7 @@ func TestExtend(t *testing.T) {
 // An extension lasts for MaxHold and a TTL at most: then the slot is free, though its holder hangs.
 func TestExtend_maxHold(t *testing.T) {
 	t.Parallel()
-	l := newLocker(t, redistest.Mini(t).Client(t))
+	l := lockerOn(t, redistest.Mini(t))
 	for most, want := range map[time.Duration]time.Duration{time.Hour: time.Hour, 1<<63 - 1: 50 * time.Hour} {
 		const ttl = 40 * time.Second
 		m := l.Mutex(redistest.Name(t)+most.String(), lock.TTL(ttl), lock.MaxHold(most))
@@ -100,8 +98,7 @@ func TestExtend_maxHold(t *testing.T) {
 // An extended lease is watched as any other: a lock that was broken is noticed by the next renewal, and not at the far
 // end of the lease, by a Locker that waits for nothing too.
 func TestBreakIsToldAtTheNextRenewal(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
 		for _, extend := range []time.Duration{0, time.Hour} {
 			m := hers.Mutex(redistest.Name(t), lock.TTL(3*time.Second))
@@ -121,10 +118,9 @@ func TestBreakIsToldAtTheNextRenewal(t *testing.T) {
 }
 
 func TestBind(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		type key struct{}
-		m := newLocker(t, s.Client(t)).Mutex(redistest.Name(t))
+		m := mutexOn(t, s)
 		le := mustTry(t, m)
 		parent, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "value"))
 		child, other := le.Bind(parent), le.Bind(t.Context())
@@ -148,16 +144,6 @@ func TestBind(t *testing.T) {
 			}
 		}
 	})
-}
-
-func TestBindOfALostLease(t *testing.T) {
-	t.Parallel()
-	m := newLocker(t, redistest.Mini(t).Client(t)).Mutex(redistest.Name(t), lock.TTL(engine.MinTTL), lock.NoRenew())
-	le := mustTry(t, m)
-	ends(t, le.Bind(t.Context()), lock.ErrLost)
-	if ctx := le.Bind(t.Context()); !errors.Is(context.Cause(ctx), lock.ErrLost) || le.Held() {
-		t.Errorf("bound after the end: cause %v; held %v", context.Cause(ctx), le.Held())
-	}
 }
 
 // An ask whose answer comes after the lease's end: nobody starts to work under it.
@@ -191,8 +177,7 @@ func TestReleaseSentAgainLate(t *testing.T) {
 
 // Break takes the lock from one holder, grants it to the line in the same step, and leaves the others alone.
 func TestBreakOneOfSeveral(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
 		m := hers.Semaphore(redistest.Name(t), 3, lock.TTL(10*time.Second)) // a renewal tells, if no message does
 		broken, kept, foreign := mustTry(t, m), mustTry(t, m), mustTry(t, slots(his, m, 3))
@@ -233,8 +218,7 @@ func TestBreakOneOfSeveral(t *testing.T) {
 // Close ends waits and operations with ErrClosed, and not leases: these can be extended and released, and end at their
 // deadline, since nothing is renewed.
 func TestClose(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		l, other := newLocker(t, rdb), newLocker(t, rdb)
 		m := l.Mutex(redistest.Name(t), lock.TTL(time.Minute))

@@ -19,9 +19,8 @@ import (
 
 // Waiters of several processes get the lock in the order in which they came.
 func TestFirstComeFirstServed(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		lockers := []*lock.Locker{newLocker(t, s.Client(t)), newLocker(t, s.Client(t)), newLocker(t, s.Client(t))}
+	each(t, func(t *testing.T, s *redistest.Server) {
+		lockers := []*lock.Locker{lockerOn(t, s), lockerOn(t, s), lockerOn(t, s)}
 		for n := range 2 {
 			m := lockers[0].Semaphore(redistest.Name(t), n+1)
 			var held []*lock.Lease
@@ -59,7 +58,7 @@ func TestNewcomerNeverOvertakes(t *testing.T) {
 	s := redistest.StartMini(t) // whose clock stands still
 	now := time.Now()
 	s.SetTime(t, now)
-	l := newLocker(t, s.Client(t))
+	l := lockerOn(t, s)
 	m := l.Semaphore(redistest.Name(t), 2, lock.TTL(time.Hour), lock.NoRenew())
 	mustTry(t, m)
 	mustTry(t, slots(l, m, 2, lock.TTL(time.Second), lock.NoRenew()))
@@ -78,7 +77,7 @@ func TestRule05_KilledHolderIsSucceeded(t *testing.T) {
 		t.Run(fmt.Sprintf("%d keys that expire", others), func(t *testing.T) {
 			t.Parallel()
 			s := redistest.StartReal(t)
-			l := newLocker(t, s.Client(t))
+			l := lockerOn(t, s)
 			p := client(t).Pipeline()
 			for i := range others {
 				p.Set(t.Context(), "other:"+strconv.Itoa(i), i, time.Duration(1+i%5000)*time.Millisecond+time.Second)
@@ -90,7 +89,7 @@ func TestRule05_KilledHolderIsSucceeded(t *testing.T) {
 				name := redistest.Name(t)
 				m := l.Mutex(name)
 				c := startChild(t, s.Addr(), "1s", name)
-				redistest.Eventually(t, soon, func() bool { h, err := m.Holders(t.Context()); return err == nil && len(h) == 1 },
+				eventually(t, func() bool { h, err := m.Holders(t.Context()); return err == nil && len(h) == 1 },
 					"the child")
 				w := inLine(t, m, 1)
 				c.Kill()
@@ -114,7 +113,7 @@ func TestRule05_KilledHolderIsSucceeded(t *testing.T) {
 func TestRule06_KilledWaiterCostsAtMostG(t *testing.T) {
 	t.Parallel()
 	s := redistest.Real(t)
-	l := newLocker(t, s.Client(t))
+	l := lockerOn(t, s)
 	for _, stale := range []bool{false, true} {
 		t.Run(fmt.Sprint("stale ", stale), func(t *testing.T) {
 			t.Parallel()
@@ -140,9 +139,8 @@ func TestRule06_KilledWaiterCostsAtMostG(t *testing.T) {
 
 // A granted lease has the TTL of its own lock, however short the grant was at first: by renewal, or at once without it.
 func TestRule06_GrantedLeaseIsRenewedToItsFullTTL(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
+	each(t, func(t *testing.T, s *redistest.Server) {
+		l := lockerOn(t, s)
 		for name, options := range map[string][]lock.Option{"renewed": {lock.TTL(time.Minute)},
 			"not renewed": {lock.TTL(time.Minute), lock.NoRenew()}} {
 			m := l.Mutex(redistest.Name(t)+name, options...)
@@ -150,7 +148,7 @@ func TestRule06_GrantedLeaseIsRenewedToItsFullTTL(t *testing.T) {
 			w := inLine(t, m, 1)
 			mustUnlock(t, held)
 			le := w.got(t)
-			redistest.Eventually(t, soon, func() bool {
+			eventually(t, func() bool {
 				d, ok := left(t, m, le)
 				return ok && d > 40*time.Second && time.Until(le.Deadline()) > 40*time.Second
 			}, "%s: the full TTL", name)
@@ -165,8 +163,7 @@ func TestRule06_GrantedLeaseIsRenewedToItsFullTTL(t *testing.T) {
 // The caller's context ends while Redis is slow to reply, and the ask runs later: the lock is free then, long before a
 // lease would end.
 func TestRule03_ContextEndsBeforeTheReply(t *testing.T) {
-	t.Parallel()
-	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s)
 		for _, n := range []int{1, 2} {
 			for _, take := range []func(*lock.Lock, context.Context) (*lock.Lease, error){(*lock.Lock).TryLock,
@@ -178,7 +175,7 @@ func TestRule03_ContextEndsBeforeTheReply(t *testing.T) {
 					return take(slots(far, m, n, lock.TTL(time.Hour)),
 						ctx)
 				})
-				redistest.Eventually(t, soon, func() bool { return held.Count() == 1 }, "an ask on its way")
+				eventually(t, func() bool { return held.Count() == 1 }, "an ask on its way")
 				end()
 				if err := asks.failed(t); !errors.Is(err, lock.ErrBackend) || !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("%d slots: %v; want ErrBackend and that the context has ended", n, err)

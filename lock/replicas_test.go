@@ -53,7 +53,7 @@ func TestMinReplicas_failover(t *testing.T) {
 			t.Parallel()
 			s := redistest.StartReal(t)
 			replica := redistest.StartReplica(t, s)
-			le := hand(newLocker(t, s.Client(t), minReplicas(1)), newLocker(t, s.Client(t)))
+			le := hand(lockerOn(t, s, minReplicas(1)), lockerOn(t, s))
 			m := failsOver(t, s, replica).Semaphore("x", 2)
 			d, ok := left(t, m, le)
 			if here := time.Until(le.Deadline()); !ok || d < here {
@@ -72,7 +72,7 @@ func TestMinReplicas_frozen(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	replica := redistest.StartReplica(t, s)
-	l := newLocker(t, s.Client(t), minReplicas(1))
+	l := lockerOn(t, s, minReplicas(1))
 	m := l.Mutex("x")
 	takesAndUnlocks(t, m) // connected, and known to work
 	kept := mustTry(t, l.Mutex("kept", lock.TTL(10*time.Minute)))
@@ -92,7 +92,7 @@ func TestMinReplicas_frozen(t *testing.T) {
 	refused(second(m.Lock(t.Context())))
 	free(t, m)
 	// By a grant: the one before it does not ask for replicas, and is not held up.
-	le := mustTry(t, handle(newLocker(t, s.Client(t)), m))
+	le := mustTry(t, handle(lockerOn(t, s), m))
 	w := inLine(t, m, 1)
 	mustUnlock(t, le)
 	refused(w.failed(t))
@@ -103,7 +103,7 @@ func TestMinReplicas_frozen(t *testing.T) {
 		t.Error("an Extend that does not count changed the deadline")
 	}
 	replica.Resume(t)
-	redistest.Eventually(t, soon, func() bool { return kept.Extend(t.Context(), 2*time.Hour) == nil },
+	eventually(t, func() bool { return kept.Extend(t.Context(), 2*time.Hour) == nil },
 		"an Extend that counts")
 	takesAndUnlocks(t, m)
 	free(t, m)
@@ -114,9 +114,9 @@ func TestMinReplicas_renewals(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	replica := redistest.StartReplica(t, s)
-	le := mustTry(t, newLocker(t, s.Client(t), minReplicas(1)).Mutex("x", lock.TTL(3*time.Second)))
+	le := mustTry(t, lockerOn(t, s, minReplicas(1)).Mutex("x", lock.TTL(3*time.Second)))
 	bound, first := le.Bind(t.Context()), le.Deadline()
-	redistest.Eventually(t, soon, func() bool { return le.Deadline().After(first) || !le.Held() }, "a renewal")
+	eventually(t, func() bool { return le.Deadline().After(first) || !le.Held() }, "a renewal")
 	if !le.Held() {
 		t.Fatal("not renewed while the replica was there")
 	}
@@ -152,7 +152,7 @@ func TestMinReplicas_goneMeanwhile(t *testing.T) {
 // whom it asks.
 func TestMinReplicas_impossible(t *testing.T) {
 	t.Parallel()
-	m := newLocker(t, redistest.Mini(t).Client(t), minReplicas(1)).Mutex(redistest.Name(t))
+	m := lockerOn(t, redistest.Mini(t), minReplicas(1)).Mutex(redistest.Name(t))
 	wantErr(t, second(m.TryLock(t.Context())), lock.ErrNotReplicated, "without replicas")
 	free(t, m)
 	s := redistest.StartReal(t)
@@ -162,7 +162,7 @@ func TestMinReplicas_impossible(t *testing.T) {
 		!strings.Contains(err.Error(), "NOPERM") {
 		t.Errorf("without the right: %v", err)
 	}
-	redistest.Eventually(t, soon, func() bool { return !inUse(t, m) }, "nothing left")
+	eventually(t, func() bool { return !inUse(t, m) }, "nothing left")
 	rdb := redistest.Mini(t).Client(t)
 	for n, want := range map[int]string{-1: "MinReplicas is -1", 1: "does not go with a lock_test.otherClient"} {
 		l := lock.New(otherClient{rdb}, lock.Options{MinReplicas: n})

@@ -26,8 +26,7 @@ import (
 
 // A wait for a lock that stays taken fails when its time is up; 0 answers at once, below 0 is a mistake.
 func TestAcquire_inVain(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
 		m := hers.Mutex(redistest.Name(t))
 		held, ok, err := m.Acquire(t.Context(), 0)
@@ -49,8 +48,7 @@ func TestAcquire_inVain(t *testing.T) {
 
 // Of two who wait in one process one leaves, and the other one gets the lock.
 func TestAcquire_leavesTheLine(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
 		m := hers.Mutex(redistest.Name(t))
 		held := mustTry(t, m)
@@ -72,13 +70,12 @@ func TestAcquire_leavesTheLine(t *testing.T) {
 
 // The deadline is the TTL from now: a default for all locks of a Locker, and an option for one.
 func TestTTL(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t), func(o *lock.Options) { o.TTL = time.Hour })
+	each(t, func(t *testing.T, s *redistest.Server) {
+		l := lockerOn(t, s, func(o *lock.Options) { o.TTL = time.Hour })
 		for want, m := range map[time.Duration]*lock.Lock{
 			time.Hour:       l.Mutex(redistest.Name(t)),
 			2 * time.Hour:   l.Mutex(redistest.Name(t), lock.TTL(2*time.Hour)),
-			lock.DefaultTTL: newLocker(t, s.Client(t)).Mutex(redistest.Name(t)),
+			lock.DefaultTTL: mutexOn(t, s),
 		} {
 			// A key of a miniredis may expire too early while a long script runs.
 			if d, ok := left(t, m, mustTry(t, m)); !ok || d > want+time.Second || d < want-soon {
@@ -110,9 +107,8 @@ func TestTTL_clientsClock(t *testing.T) {
 
 // Locked while held, to everybody, and not before, after, or when it has expired. Its owner is the process.
 func TestLocked(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		hers, his := newLocker(t, s.Client(t)), newLocker(t, s.Client(t))
+	each(t, func(t *testing.T, s *redistest.Server) {
+		hers, his := lockerOn(t, s), lockerOn(t, s)
 		m := hers.Mutex(redistest.Name(t))
 		all := func(want bool) {
 			t.Helper()
@@ -126,7 +122,7 @@ func TestLocked(t *testing.T) {
 		redistest.Must(t, m.Do(t.Context(), func(context.Context) error { all(true); return nil }))
 		all(false)
 		lost := mustTry(t, handle(his, m, lock.TTL(100*time.Millisecond), lock.NoRenew()))
-		redistest.Eventually(t, soon, func() bool { locked, err := m.Locked(t.Context()); return err == nil && !locked },
+		eventually(t, func() bool { locked, err := m.Locked(t.Context()); return err == nil && !locked },
 			"the end of a lease")
 		if all(false); lost.Held() {
 			t.Error("its holder still believes in it")
@@ -136,8 +132,7 @@ func TestLocked(t *testing.T) {
 
 // The value and the error of the work are those of the call; without the lock the work does not run.
 func TestWith(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
 		m, short := hers.Mutex(redistest.Name(t), lock.Parts("server 17")), errors.New("short")
 		n, err := lock.With(t.Context(), m, func(ctx context.Context) (int, error) {
@@ -166,9 +161,8 @@ func TestWith(t *testing.T) {
 
 // The work finds its lease, the innermost one, and may extend it.
 func TestFromContext(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l, name := newLocker(t, s.Client(t)), redistest.Name(t)
+	each(t, func(t *testing.T, s *redistest.Server) {
+		l, name := lockerOn(t, s), redistest.Name(t)
 		m := l.Semaphore(name, 2, lock.TTL(10*time.Second))
 		var during context.Context
 		err := m.Do(t.Context(), func(ctx context.Context) error {
@@ -199,9 +193,8 @@ func TestFromContext(t *testing.T) {
 
 // All slots are available before anybody locks, and the release tells the new number; a second unlock makes no slot.
 func TestAvailable(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
+	each(t, func(t *testing.T, s *redistest.Server) {
+		l := lockerOn(t, s)
 		for _, n := range []int{1, 2, 5} {
 			m := l.Semaphore(redistest.Name(t), n)
 			has := func(free int) {
@@ -235,9 +228,8 @@ func TestAvailable(t *testing.T) {
 
 // What is deleted disappears without a trace, and holders are told. Who waits comes back, in a new line.
 func TestDelete(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t), ownPrefix(t))
+	each(t, func(t *testing.T, s *redistest.Server) {
+		l := lockerOn(t, s, ownPrefix(t))
 		mutex, p := l.Mutex("mutex"), pool.New(l, "pool")
 		before, waits := mustTry(t, mutex), []*attempt{inLine(t, mutex, 1), inLine(t, mutex, 2)}
 		mustPut(t, p, 3, "a", "b", "c")
@@ -252,7 +244,7 @@ func TestDelete(t *testing.T) {
 		}
 		wantErr(t, taken.Unlock(t.Context()), lock.ErrNotHeld, "Unlock")
 		free(t, insider.Pool(l, "pool")) // the value does not come back with its late taker
-		redistest.Eventually(t, soon, func() bool { return !waits[0].pending() || !waits[1].pending() }, "one of two")
+		eventually(t, func() bool { return !waits[0].pending() || !waits[1].pending() }, "one of two")
 		if waits[0].pending() {
 			slices.Reverse(waits)
 		}
@@ -264,8 +256,7 @@ func TestDelete(t *testing.T) {
 
 // What somebody took who died, or who never heard of it, comes back when its time is up.
 func TestTTL_takerDies(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
 		name, short := redistest.Name(t), []lock.Option{lock.TTL(2 * time.Second), lock.NoRenew()}
 		m, p := hers.Semaphore(name, 2, short...), pool.New(hers, name, short...)
@@ -292,8 +283,7 @@ func TestTTL_takerDies(t *testing.T) {
 
 // Jobs go from producers to consumers unmodified, in order, each to one; the pool goes with its last value.
 func TestPool_jobs(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		producer, consumer := twoProcesses(t, s)
 		name := redistest.Name(t)
 		jobs := []string{"first", "a b|c%20{d}~", "\x00\xff\n", `{"id":7}`, "ümläut \u2028 end"}
@@ -349,7 +339,7 @@ func takeBeside(t *testing.T, p *pool.Pool) <-chan *pool.Lease {
 			taken <- le
 		}
 	}()
-	redistest.Eventually(t, soon, func() bool {
+	eventually(t, func() bool {
 		info, err := p.Inspect(t.Context())
 		return err == nil && info.Waiting == 1
 	}, "a taker in line")

@@ -11,8 +11,7 @@ import (
 )
 
 func TestRule01_Stress(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		s = calmServer(t, s)
 		stress(t, s, 1, 32)
 		stress(t, s, 3, 50)
@@ -45,7 +44,7 @@ func stress(t *testing.T, s *redistest.Server, limit, sections int) {
 	var wg sync.WaitGroup
 	for i := range lockers {
 		// Different TTLs: a holder's is its own affair.
-		m := newLocker(t, s.Client(t)).Semaphore(name, limit, lock.TTL(time.Duration(30+10*i)*time.Second), lock.Fenced())
+		m := lockerOn(t, s).Semaphore(name, limit, lock.TTL(time.Duration(30+10*i)*time.Second), lock.Fenced())
 		for range each {
 			redistest.Go(&wg, func() {
 				for range sections {

@@ -16,9 +16,8 @@ import (
 
 // The caller's own end is an error of Acquire, and not "busy"; so is whatever else is not busy.
 func TestAcquireTellsWhatIsNotBusy(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		l := newLocker(t, s.Client(t))
+	each(t, func(t *testing.T, s *redistest.Server) {
+		l := lockerOn(t, s)
 		m := l.Mutex(redistest.Name(t))
 		held := mustTry(t, m)
 		ended, cancel := context.WithCancel(t.Context())
@@ -94,7 +93,7 @@ func (failingText) MarshalText() ([]byte, error) { return nil, errors.New("no te
 
 func TestFor(t *testing.T) {
 	t.Parallel()
-	l := newLocker(t, redistest.Mini(t).Client(t))
+	l := lockerOn(t, redistest.Mini(t))
 	n := 123
 	r, pr := &room{5}, new(*room)
 	*pr = r
@@ -134,7 +133,7 @@ func TestFor(t *testing.T) {
 
 func TestForRefusesWhatHasNoIdentity(t *testing.T) {
 	t.Parallel()
-	l := newLocker(t, redistest.Mini(t).Client(t))
+	l := lockerOn(t, redistest.Mini(t))
 	var none *room
 	var nobody *byPointer
 	for i, c := range []struct {
@@ -185,7 +184,7 @@ func TestForRefusesWhatHasNoIdentity(t *testing.T) {
 func TestForTakesOptions(t *testing.T) {
 	t.Parallel()
 	prefix := redistest.Name(t)
-	l := newLocker(t, redistest.Mini(t).Client(t), prefixed(prefix))
+	l := lockerOn(t, redistest.Mini(t), prefixed(prefix))
 	shared := make([]lock.Option, 10)
 	options := append(shared[:0], lock.Parts("kitchen", "2"), lock.Note("a note"))
 	m := l.For(&room{1}, options...)

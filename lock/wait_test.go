@@ -9,8 +9,7 @@ import (
 
 // All waiters of a Locker share one subscription, and nobody publishes but scripts.
 func TestRule07_OneSubscriptionPerProcess(t *testing.T) {
-	t.Parallel()
-	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
+	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		near, far, p := through(t, s)
 		var held []*lock.Lease
 		var waiters []*attempt
@@ -50,12 +49,12 @@ func TestWake_withoutMessages(t *testing.T) {
 				keep := redistest.Name(t) // somebody must wait, or nobody needs a subscription
 				mustTry(t, near.Mutex(keep))
 				inLine(t, far.Mutex(keep), 1)
-				redistest.Eventually(t, soon, func() bool { return p.Count("SUBSCRIBE") > 0 }, "a subscription")
+				eventually(t, func() bool { return p.Count("SUBSCRIBE") > 0 }, "a subscription")
 				before, again := p.Count("SUBSCRIBE"), fault(p)
 				mustUnlock(t, held)
 				mustUnlock(t, w.got(t))
 				if again {
-					redistest.Eventually(t, soon, func() bool { return p.Count("SUBSCRIBE") > before }, "another subscription")
+					eventually(t, func() bool { return p.Count("SUBSCRIBE") > before }, "another subscription")
 				}
 				p.Heal()
 			})

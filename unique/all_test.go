@@ -14,8 +14,7 @@ import (
 
 // Many tasks, a result for each, in their order.
 func TestEnqueueAll(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, Rule{Task: "a", On: onID}, Rule{Task: "newest", On: onID, Until: UntilStart, Duplicate: Replace},
 			Rule{Task: "joined", On: onID, Duplicate: Join})
 		var tasks []*asynq.Task

@@ -27,8 +27,7 @@ var (
 // The pattern of "reindex this document": one runs, at most one waits, and the one that waits for the lock in its
 // worker still waits.
 func TestUntilStart_oneRunsOneWaits(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, reindex)
 		begun, finish, over := make(chan string, 10), make(chan struct{}), make(chan struct{})
 		r.serve(func(_ context.Context, task *asynq.Task) error {
@@ -80,8 +79,7 @@ func TestUntilStart_oneRunsOneWaits(t *testing.T) {
 
 // However a task ends, its claim ends with it: the next producer, another one, need not wait at all.
 func TestClaim_endsWithItsTaskHoweverItEnds(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for name, end := range map[string]func(r *rig, id string){
 			"deleted":         func(r *rig, id string) { _ = r.inspector.DeleteTask(r.queue, id) },
 			"flushed":         func(r *rig, _ string) { _ = r.inspector.DeleteQueue(r.queue, true) },
@@ -108,7 +106,7 @@ func TestClaim_endsWithItsTaskHoweverItEnds(t *testing.T) {
 						r := start(t, s, rule)
 						first := r.must(r.Enqueue(task("reindex", "7", "first"), asynq.MaxRetry(0)))
 						end(r, first.ID)
-						redistest.Eventually(t, longest, func() bool {
+						eventually(t, func() bool {
 							info, err := r.inspector.GetTaskInfo(r.queue, first.ID)
 							return errors.Is(err, asynq.ErrTaskNotFound) || errors.Is(err, asynq.ErrQueueNotFound) || err == nil &&
 								info.State == asynq.TaskStateArchived
@@ -135,8 +133,7 @@ func (r *rig) endBusy(busy automutex.Policy) {
 
 // A producer that dies between the claim and the enqueue holds up others for the grace, and itself not at all.
 func TestClaim_producerKilled(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, rule := range []Rule{
 			reindex, {Task: "reindex", On: onID, Until: For(time.Hour)}, {Task: "reindex", On: onID, Duplicate: Replace},
 		} {
@@ -160,7 +157,7 @@ func TestClaim_producerKilled(t *testing.T) {
 				t.Fatalf("within the grace: %v, %v", info, err)
 			}
 			r.grace = 300 * time.Millisecond // it may have passed by now
-			redistest.Eventually(t, longest, func() bool {
+			eventually(t, func() bool {
 				_, err := r.Enqueue(task("reindex", "7",
 					"late"))
 				return err == nil
@@ -209,8 +206,7 @@ type answered struct {
 // While the enqueue of another producer is under way its task is no duplicate yet: a call waits for what becomes of it,
 // as long as it may. What is answered then is not that the task is a duplicate.
 func TestClaim_waitsForTheEnqueueOfAnotherProducer(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, until := range []Until{UntilStart, For(time.Hour)} {
 			for _, duplicate := range []Duplicate{Reject, Join, Replace} {
 				for _, fails := range []error{nil, redistest.ReplyError("OOM command not allowed")} {
@@ -303,8 +299,7 @@ func underWay(t *testing.T, s *redistest.Server, rule Rule, fails error) bool {
 
 // For is a window from the enqueue, whatever becomes of the task in it.
 func TestFor_window(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		const window = 2 * time.Second
 		r := start(t, s, Rule{Task: "digest", On: onID, Until: For(window)},
 			Rule{Task: "joined", On: onID, Until: For(time.Hour), Duplicate: Join})
@@ -317,7 +312,7 @@ func TestFor_window(t *testing.T) {
 		if time.Since(began) < window { // else the machine was busy
 			r.mustBeDuplicate(again, err, first.ID, asynq.TaskStateCompleted)
 		}
-		redistest.Eventually(t, longest, func() bool {
+		eventually(t, func() bool {
 			_, err := r.Enqueue(task("digest", "7", "later"))
 			return err == nil
 		}, "the end of the window")
@@ -337,8 +332,7 @@ func TestFor_window(t *testing.T) {
 
 // The worker pays one call for a claim and none for tasks without one.
 func TestWorker_dropsTheClaim(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, reindex, Rule{Task: "plain", On: onID}, Rule{Task: "window", On: onID, Until: For(time.Hour)},
 			Rule{Task: "mismatch", On: []string{"text"}, Until: UntilStart})
 		var notes atomic.Int32
@@ -419,8 +413,7 @@ func TestClaim_ofNoTask(t *testing.T) {
 
 // A producer that replaces an ended task waits for another one at the same key, for Config.Wait.
 func TestReplaceEnded_another(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, Rule{Task: "reindex", On: onID})
 		r.patience = 100 * time.Millisecond
 		first := r.must(r.Enqueue(task("reindex", "7", "")))

@@ -76,8 +76,7 @@ func failNth(n int, kind fault) (hook *redistest.FailHook, failed func() string)
 // and after the next call for the key, by a producer without faults, there is one task that has not started. Here on
 // each server, and in order; the simulation has each kind of rule with each kind of fault.
 func TestEnqueue_survivesTheFailureOfAnyOneCommand(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		s = own(t, s)
 		try := func(rule Rule, ordered bool, before string, kind fault) {
 			t.Run(fmt.Sprintf("%s, ordered %t, before: %s, %s", rule.Task, ordered, before, kind.name), func(t *testing.T) {

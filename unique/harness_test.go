@@ -25,6 +25,18 @@ import (
 // longest is the patience of rules in tests, too.
 const longest = redistest.Patience
 
+// each is redistest.Each of a parallel test.
+func each(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
+	t.Helper()
+	t.Parallel()
+	redistest.Each(t, f)
+}
+
+func eventually(t *testing.T, is func() bool, what string, args ...any) {
+	t.Helper()
+	redistest.Eventually(t, longest, is, what, args...)
+}
+
 // rig is a Client for one test, with a queue and a prefix of its own. Its queue has no workers unless serve is called.
 type rig struct {
 	workers   int // of serve; 0: 300
@@ -200,7 +212,7 @@ func textOf(payload []byte) string {
 
 func (r *rig) await(queue, id string, state asynq.TaskState) {
 	r.t.Helper()
-	redistest.Eventually(r.t, longest, func() bool {
+	eventually(r.t, func() bool {
 		info, err := r.inspector.GetTaskInfo(queue, id)
 		return err == nil && info.State == state
 	}, "task %s being %s", id, state)
@@ -208,7 +220,7 @@ func (r *rig) await(queue, id string, state asynq.TaskState) {
 
 func (r *rig) awaitGone(queue, id string) {
 	r.t.Helper()
-	redistest.Eventually(r.t, longest, func() bool {
+	eventually(r.t, func() bool {
 		_, err := r.inspector.GetTaskInfo(queue, id)
 		return errors.Is(err, asynq.ErrTaskNotFound)
 	}, "task %s being gone", id)
@@ -254,7 +266,7 @@ func (r *rig) hold(taskType string) (letGo func()) {
 // awaitLine waits until one task waits for that lock.
 func (r *rig) awaitLine(taskType string) {
 	r.t.Helper()
-	redistest.Eventually(r.t, longest, func() bool {
+	eventually(r.t, func() bool {
 		n, err := r.its(taskType).Waiting(r.t.Context())
 		return n == 1 && err == nil
 	}, "one in line for %s", taskType)

@@ -52,8 +52,7 @@ func ticketOf(info *asynq.TaskInfo) int64 {
 // Over a Client of the root package, tasks of an ordered rule are enqueued once, and run in order. All tasks go through
 // the Enqueuer that New was given.
 func TestNew_overAnOrderedClient(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s)
 		var through []string
 		c, err := r.over(r.rdb, wrapped{r.ordering(r.rdb, inOrder("once")), &through}, Rule{Task: "once", On: []string{"id",
@@ -86,10 +85,10 @@ func TestNew_overAnOrderedClient(t *testing.T) {
 			return nil
 		}, r.guard(inOrder("once")))
 		<-begins
-		redistest.Eventually(t, longest, func() bool { return len(r.tasks(r.queue, "once", asynq.TaskStatePending)) == 0 },
+		eventually(t, func() bool { return len(r.tasks(r.queue, "once", asynq.TaskStatePending)) == 0 },
 			"all tasks have come to a worker")
 		close(arrived)
-		redistest.Eventually(t, longest, func() bool { return len(r.tasks(r.queue, "once")) == 0 }, "all tasks are done")
+		eventually(t, func() bool { return len(r.tasks(r.queue, "once")) == 0 }, "all tasks are done")
 		if !slices.Equal(ran.all(), enqueued) {
 			t.Errorf("ran %q, enqueued %q", ran.all(), enqueued)
 		}
@@ -98,8 +97,7 @@ func TestNew_overAnOrderedClient(t *testing.T) {
 
 // The handler of an ordered task panics on its last attempt: the next task for its key is accepted.
 func TestNew_orderedTaskPanics(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s)
 		r.serve(func(context.Context, *asynq.Task) error { panic("a defect") }, r.guard(inOrder("work")))
 		for _, until := range []Until{UntilDone, UntilStart} {

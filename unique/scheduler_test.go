@@ -15,8 +15,7 @@ import (
 // Two schedulers, so that one may fail, enqueue a task each at a tick: it runs once, also if the second one comes when
 // the first has ended.
 func TestDoubledSchedulers(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s)
 		var began, skipped atomic.Int32
 		guard, err := automutex.New(r.rdb, automutex.Config{
@@ -34,7 +33,7 @@ func TestDoubledSchedulers(t *testing.T) {
 			_, err := r.plain.Enqueue(asynq.NewTask("cron:digest", nil), asynq.Queue(r.queue))
 			redistest.Must(t, err)
 		}
-		redistest.Eventually(t, longest, func() bool { return skipped.Load()+began.Load() == 2 },
+		eventually(t, func() bool { return skipped.Load()+began.Load() == 2 },
 			"both running or being skipped")
 		if began.Load() != 1 {
 			t.Errorf("%d runs of one tick", began.Load())

@@ -19,8 +19,7 @@ import (
 // A task that waits for its lock in a worker has not begun, though asynq has it as active: the newest
 // payload takes its place, and the older one never runs.
 func TestSupersede_aTaskThatWaitsInItsWorker(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, rule := range []Rule{
 			{Task: "save", On: onID, Until: UntilStart, Duplicate: Replace},
 			{Task: "save", On: onID, Until: UntilStart, Duplicate: Postpone(time.Second), MaxPostpone: time.Hour},
@@ -48,10 +47,10 @@ func TestSupersede_aTaskThatWaitsInItsWorker(t *testing.T) {
 					}, r.guard(guarded))
 					t.Cleanup(letGo) // before the server's: a test that has failed ends, too
 					ids := []string{r.must(r.Enqueue(task("save", "7", "1"))).ID}
-					redistest.Eventually(t, longest, func() bool { return len(ran.all()) == 1 }, "the first one running")
+					eventually(t, func() bool { return len(ran.all()) == 1 }, "the first one running")
 					for _, text := range []string{"2", "3", "4"} {
 						var info *asynq.TaskInfo
-						redistest.Eventually(t, longest, func() bool { // who waits may not be known yet
+						eventually(t, func() bool { // who waits may not be known yet
 							var err error
 							info, err = r.Enqueue(task("save", "7", text))
 							return !errors.Is(err, asynq.ErrDuplicateTask) && r.must(info, err) != nil
@@ -68,7 +67,7 @@ func TestSupersede_aTaskThatWaitsInItsWorker(t *testing.T) {
 					if got := ran.all(); !slices.Equal(got, []string{"1", "4"}) {
 						t.Errorf("%q ran, want the first and the last one", got)
 					}
-					redistest.Eventually(t, longest, func() bool { return r.rdb.Exists(t.Context(), r.claimKey("save")).Val() == 0 },
+					eventually(t, func() bool { return r.rdb.Exists(t.Context(), r.claimKey("save")).Val() == 0 },
 						"the claim having ended with the last of its tasks")
 				})
 			}
@@ -117,8 +116,7 @@ func TestReplace_leavesATaskWhoseHandlerHasFailed(t *testing.T) {
 
 // A task that a Guard handed back before its handler began has not begun, also if that spent an attempt.
 func TestReplace_supersedesATaskThatAGuardHandedBack(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for attempts, busy := range []automutex.Policy{automutex.RetryIn(time.Hour), automutex.Fail} {
 			r := start(t, s, Rule{Task: "price", On: onID, Duplicate: Replace})
 			letGo := r.hold("price")
@@ -186,7 +184,7 @@ func meanwhile(t *testing.T, s *redistest.Server, rule Rule, fails bool, n int) 
 			return nil
 		}, guard)
 		t.Cleanup(letGo)
-		redistest.Eventually(t, longest, func() bool {
+		eventually(t, func() bool {
 			info, err := r.inspector.GetTaskInfo(r.queue, old.ID)
 			failed := err == nil && info.State == asynq.TaskStateRetry
 			return slices.Contains(ran.all(), "new") || slices.Contains(ran.all(), "old") && (!fails || failed) ||
@@ -216,7 +214,7 @@ func meanwhile(t *testing.T, s *redistest.Server, rule Rule, fails bool, n int) 
 		r.must(info, err)
 	}
 	letGo()
-	redistest.Eventually(t, longest, func() bool {
+	eventually(t, func() bool {
 		q, err := r.inspector.GetQueueInfo(r.queue)
 		return err == nil && q.Pending+q.Active == 0 && (fails || q.Retry == 0)
 	}, "the tasks being done")
@@ -228,8 +226,7 @@ func meanwhile(t *testing.T, s *redistest.Server, rule Rule, fails bool, n int) 
 
 // Debounce: each call puts the task off, with the last payload, and the bound ends it.
 func TestPostpone(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, until := range []Until{UntilDone, UntilStart} {
 			const delay, most = time.Hour, 90 * time.Minute
 			r := start(t, s, Rule{Task: "draft", On: onID, Until: until, Duplicate: Postpone(delay), MaxPostpone: most})
@@ -293,8 +290,7 @@ func TestPostpone_keepsItsPlacePastTheBound(t *testing.T) {
 // What takes the place of a scheduled task is due when that was, and has options of its own; so has a task of another
 // type in the same scope.
 func TestReplace_scheduled(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, until := range []Until{UntilDone, UntilStart} {
 			r := start(t, s, Rule{Task: "a", Scope: "s", Until: until, Duplicate: Replace},
 				Rule{Task: "b", Scope: "s", Until: until, Duplicate: Replace})

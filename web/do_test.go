@@ -44,7 +44,7 @@ func operator(t *testing.T, s *redistest.Server) (*site, *audit) {
 	seen := &audit{}
 	return serve(t, s, Options{
 		RootPath: "/locks", Audit: seen.note, User: func(*http.Request) string { return "ann" },
-		Access: func(*http.Request) Access { return AccessOperate },
+		Access: operates,
 	}), seen
 }
 
@@ -86,7 +86,7 @@ func TestDo_break(t *testing.T) {
 		lease := v.hold(m)
 		ctx := lease.Bind(context.Background())
 		v.get("/locks"+keyPath(m.Key())).want(200, "Break…")
-		asked := v.get("/locks/do?action=break&key="+url.QueryEscape(m.Key())+"&token="+url.QueryEscape(lease.Token())).
+		asked := v.get(breakPath(m)+"&token="+url.QueryEscape(lease.Token())).
 			want(200, "Take the lock a from 1 holder?", "default/task-1", "The first in line gets the lock at once")
 		if ctx.Err() != nil {
 			t.Fatal("asking has broken the lock")
@@ -97,14 +97,14 @@ func TestDo_break(t *testing.T) {
 			done.Request == nil || len(done.Tokens) != 1 {
 			t.Errorf("Audit got %+v", done)
 		}
-		redistest.Eventually(t, patience, func() bool {
+		eventually(t, func() bool {
 			return ctx.Err() != nil || errors.Is(lease.Extend(context.Background(), lock.DefaultTTL), lock.ErrNotHeld)
 		}, "the holder loses its lease")
 		v.refuse(asked).want(409, "break failed: nothing was done")
 		if seen.last(t).Err == nil {
 			t.Error("Audit is not called for an action that found nothing to do")
 		}
-		v.get("/locks/do?action=break&key="+url.QueryEscape(m.Key())).want(409, "Nobody holds")
+		v.get(breakPath(m)).want(409, "Nobody holds")
 	})
 }
 
@@ -115,9 +115,9 @@ func TestDo_breakAll(t *testing.T) {
 	m := v.locker.Semaphore("s", 3)
 	v.hold(m)
 	v.hold(m)
-	asked := v.get("/locks/do?action=break&key="+url.QueryEscape(m.Key())).want(200, "from 2 holders?")
+	asked := v.get(breakPath(m)).want(200, "from 2 holders?")
 	late := v.hold(m)
-	v.get("/locks/do?action=break&key="+url.QueryEscape(m.Key())+"&token="+url.QueryEscape(late.Token())).want(200,
+	v.get(breakPath(m)+"&token="+url.QueryEscape(late.Token())).want(200,
 		"from 1 holder?")
 	v.confirm(asked, strings.Repeat("é", maxWhy+1)).want(200, "taken from 2 of 2 holders", "<dt>Held</dt><dd>1</dd>")
 	if done := seen.last(t); len(done.Tokens) != 2 || done.Why != strings.Repeat("é", maxWhy) { // a long reason is cut
@@ -151,7 +151,7 @@ func TestDo_refused(t *testing.T) {
 	}).want(400, "The form could not be read. Nothing was done.")
 	v.post("/locks/do", url.Values{"action": {"break"}, "key": {strings.Repeat("x",
 		maxForm)}}).want(http.StatusRequestEntityTooLarge, "automutex break")
-	reader := serve(t, redistest.Real(t), Options{Prefix: v.prefix, RootPath: "/locks", Audit: seen.note})
+	reader := onReal(t, Options{Prefix: v.prefix, RootPath: "/locks", Audit: seen.note})
 	reader.post("/locks/do", form).want(403, "You may look")
 	reader.get("/locks/do?" + form.Encode()).want(403)
 	reader.get("/locks"+keyPath(m.Key())).want(200).without("Break", "Delete", "/do?")
@@ -191,13 +191,12 @@ func TestDo_breakGate(t *testing.T) {
 			redistest.Must(t, err)
 			return info.Gate.OpensIn == 0
 		}
-		ask := func(m *lock.Lock) string { return "/locks/do?action=break&key=" + url.QueryEscape(m.Key()) }
 		free, both, rated := v.locker.Mutex("free"), v.locker.Semaphore("both", 2),
 			v.locker.Mutex("rated", lock.Rate(1, time.Hour, 1))
 		lease := v.hold(free)
 		redistest.Must(t, errors.Join((*inside.At(lease)).CloseGate(context.Background(), time.Hour),
 			lease.Unlock(context.Background())))
-		asked := v.get(ask(free)).want(200, "and open its gate?", "A hold or a cooldown ends now")
+		asked := v.get(breakPath(free)).want(200, "and open its gate?", "A hold or a cooldown ends now")
 		if isOpen(free) {
 			t.Error("asking has opened the gate")
 		}
@@ -209,7 +208,7 @@ func TestDo_breakGate(t *testing.T) {
 
 		lease = v.hold(both)
 		redistest.Must(t, v.hold(both).Cooldown(context.Background(), time.Hour))
-		v.confirm(v.get(ask(both)+"&token="+url.QueryEscape(lease.Token())).want(200,
+		v.confirm(v.get(breakPath(both)+"&token="+url.QueryEscape(lease.Token())).want(200,
 			"Take the lock both from 1 holder?").without("gate open"), "").want(200,
 			"taken from 1 of 1 holder.").without("gate is open")
 		if isOpen(both) {
@@ -218,14 +217,14 @@ func TestDo_breakGate(t *testing.T) {
 		redistest.Must(t, v.locker.Mutex("both").Delete(context.Background()))
 		v.hold(both)
 		redistest.Must(t, v.hold(both).Cooldown(context.Background(), time.Hour))
-		v.confirm(v.get(ask(both)).want(200, "from 1 holder, and open its gate?"), "").want(200,
+		v.confirm(v.get(breakPath(both)).want(200, "from 1 holder, and open its gate?"), "").want(200,
 			"taken from 1 of 1 holder. Its gate is open.")
 		if !isOpen(both) {
 			t.Error("the cooldown goes on")
 		}
 
 		redistest.Must(t, v.hold(rated).Unlock(context.Background()))
-		v.get(ask(rated)).want(409, "there is nothing to break")
+		v.get(breakPath(rated)).want(409, "there is nothing to break")
 	})
 }
 
@@ -415,7 +414,7 @@ func TestBlocked(t *testing.T) {
 		v.post("/locks/do", url.Values{"action": {"skip"}, "key": {"nothing"}, "task": {""}}).want(400)
 		v.post("/locks/do", url.Values{"action": {"skip"}, "key": {key}, "task": {"default/second"},
 			"ticket": {"1x"}}).want(400)
-		redistest.Eventually(t, patience, func() bool {
+		eventually(t, func() bool {
 			return strings.Contains(v.get("/locks/blocked").body, "No ordered key is blocked.")
 		}, "nothing is blocked")
 	})
@@ -431,7 +430,7 @@ func TestBlocked_asynqHangs(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	v := serve(t, redistest.Real(t), Options{Inspector: inspector})
+	v := onReal(t, Options{Inspector: inspector})
 	key := blockedKey(t, v)
 	v.find("/blocked", "gone from asynq")
 	proxy.Blackhole(true)

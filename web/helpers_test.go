@@ -2,10 +2,12 @@ package web
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -17,9 +19,12 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// patience is how long a test waits for what should come at once: long, since only tests
-// that fail use it up.
-const patience = 30 * time.Second
+const patience = redistest.Patience
+
+func eventually(t testing.TB, is func() bool, what string, args ...any) {
+	t.Helper()
+	redistest.Eventually(t, patience, is, what, args...)
+}
 
 // site is the page, served to a test, on locks of its own.
 type site struct {
@@ -57,6 +62,13 @@ func serve(t testing.TB, s *redistest.Server, o Options) *site {
 	})
 	return v
 }
+
+func onReal(t testing.TB, o Options) *site { t.Helper(); return serve(t, redistest.Real(t), o) }
+func onMini(t testing.TB, o Options) *site { t.Helper(); return serve(t, redistest.Mini(t), o) }
+
+func operates(*http.Request) Access { return AccessOperate }
+
+func breakPath(m *lock.Lock) string { return "/locks/do?action=break&key=" + url.QueryEscape(m.Key()) }
 
 // byKey is the worker's lock with that key.
 func (v *site) byKey(key string) *lock.Lock {
@@ -134,14 +146,12 @@ func (v *site) hold(m *lock.Lock) *lock.Lease {
 	lease, err := m.TryLock(context.Background())
 	redistest.Must(v.t, err)
 	v.t.Cleanup(func() {
-		if err := lease.Unlock(context.Background()); err != nil && !isNotHeld(err) {
+		if err := lease.Unlock(context.Background()); err != nil && !errors.Is(err, lock.ErrNotHeld) {
 			v.t.Errorf("Unlock: %v", err)
 		}
 	})
 	return lease
 }
-
-func isNotHeld(err error) bool { return strings.Contains(err.Error(), lock.ErrNotHeld.Error()) }
 
 // wait stands in line for a lock until the test ends.
 func (v *site) wait(m *lock.Lock) {
@@ -157,7 +167,7 @@ func (v *site) wait(m *lock.Lock) {
 		}
 	}()
 	v.t.Cleanup(func() { cancel(); <-ended })
-	redistest.Eventually(v.t, patience, func() bool {
+	eventually(v.t, func() bool {
 		n, err := m.Waiting(context.Background())
 		return err == nil && n > before
 	}, "%s has another waiter", m.Key())
@@ -168,7 +178,7 @@ func (v *site) wait(m *lock.Lock) {
 func (v *site) find(path, text string) answer {
 	v.t.Helper()
 	var a answer
-	redistest.Eventually(v.t, patience, func() bool {
+	eventually(v.t, func() bool {
 		a = v.get(path)
 		return strings.Contains(a.body, text)
 	}, "%q is in %s", text, path)

@@ -58,7 +58,7 @@ func heldRow(key string, held time.Duration) row {
 // said to have been held since.
 func TestOldLook(t *testing.T) {
 	t.Parallel()
-	v := serve(t, redistest.Real(t), Options{Rules: []automutex.Rule{{Task: "report"}}})
+	v := onReal(t, Options{Rules: []automutex.Rule{{Task: "report"}}})
 	ended := heldRow(v.prefix+":{report|ended}", 200*time.Millisecond)
 	v.stand(&snapshot{rows: []row{ended}, totals: totals{Locks: 1, Held: 1}}, 12*time.Second)
 	v.get("/rules").want(200, "Counted 1", ">200ms<")
@@ -94,7 +94,7 @@ func TestSnapshot_bounded(t *testing.T) {
 	if len(s.rows) != maxRows || s.rows[0].Line != 2*maxRows+9 || s.Locks != 2*maxRows+10 {
 		t.Errorf("%d rows of %d locks, the first with a line of %d", len(s.rows), s.Locks, s.rows[0].Line)
 	}
-	v := serve(t, redistest.Mini(t), Options{})
+	v := onMini(t, Options{})
 	v.stand(s, -time.Hour)
 	v.get("/keys").want(200, "the list has the 50000 most contended")
 }

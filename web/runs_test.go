@@ -21,7 +21,7 @@ func (v *site) keep(key string, runs ...history.Run) {
 		w.Add(key, r)
 	}
 	w.Close(context.Background())
-	redistest.Eventually(v.t, patience, func() bool {
+	eventually(v.t, func() bool {
 		kept, err := history.Read(context.Background(), v.rdb, key, history.Most)
 		return err == nil && len(kept) == len(runs)
 	}, "%d runs are kept", len(runs))
@@ -71,7 +71,7 @@ func TestRuns_history(t *testing.T) {
 // A long history is bounded on the page, and counted.
 func TestRuns_many(t *testing.T) {
 	t.Parallel()
-	v := serve(t, redistest.Mini(t), Options{})
+	v := onMini(t, Options{})
 	m, end := v.locker.Mutex("many"), time.Now().Add(-time.Minute)
 	var runs []history.Run
 	for i := range mostBars + 50 {

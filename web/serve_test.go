@@ -21,7 +21,7 @@ import (
 // Every answer, errors too, forbids all but the page's own files.
 func TestHeaders(t *testing.T) {
 	t.Parallel()
-	v := serve(t, redistest.Mini(t), Options{})
+	v := onMini(t, Options{})
 	for _, path := range []string{"/", "/key?key=x", "/nothing", "/static/app.js", "/static/nothing.js", "/live?view=x"} {
 		h := v.get(path).header
 		if got := h.Get("Content-Security-Policy"); got != policy ||
@@ -49,8 +49,8 @@ func TestHeaders(t *testing.T) {
 // An address answers a method that it does not have with a 405 that names those it has.
 func TestMethods(t *testing.T) {
 	t.Parallel()
-	v := serve(t, redistest.Mini(t), Options{RootPath: "/locks",
-		Access: func(*http.Request) Access { return AccessOperate }})
+	v := onMini(t, Options{RootPath: "/locks",
+		Access: operates})
 	for path, allow := range map[string]string{
 		"/locks/": "GET, HEAD", "/locks/key": "GET, HEAD", "/locks/rules": "GET, HEAD",
 		"/locks/live": "GET, HEAD", "/locks/static/app.js": "GET, HEAD", "/locks/do": "GET, HEAD, POST",
@@ -73,7 +73,7 @@ func TestMethods(t *testing.T) {
 // Access decides each request; without one everybody reads.
 func TestAccess(t *testing.T) {
 	t.Parallel()
-	v := serve(t, redistest.Mini(t), Options{Access: func(r *http.Request) Access {
+	v := onMini(t, Options{Access: func(r *http.Request) Access {
 		switch r.Header.Get("Who") {
 		case "operator":
 			return AccessOperate
@@ -89,7 +89,7 @@ func TestAccess(t *testing.T) {
 		v.do(http.MethodGet, "/", nil, func(r *http.Request) { r.Header.Set("Who", who) }).want(200)
 	}
 	v.get("/").want(403)
-	other := serve(t, redistest.Mini(t), Options{})
+	other := onMini(t, Options{})
 	other.get("/").want(200)
 }
 
@@ -116,7 +116,7 @@ func TestRootPath(t *testing.T) {
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			v := serve(t, redistest.Mini(t), Options{RootPath: c.root})
+			v := onMini(t, Options{RootPath: c.root})
 			mux := http.NewServeMux()
 			c.mount(mux, v.page)
 			v.server.Config.Handler = mux
@@ -207,7 +207,7 @@ func TestAssets_asPublished(t *testing.T) {
 			t.Errorf("%s is not what its package publishes: SHA-256 %x", row[1], sum)
 		}
 	}
-	v := serve(t, redistest.Mini(t), Options{})
+	v := onMini(t, Options{})
 	a := v.get("/static/app.css?v="+versions["app.css"]).want(200, "color-scheme")
 	if got := a.header.Get("Cache-Control"); !strings.Contains(got, "immutable") {
 		t.Errorf("Cache-Control %q of a file with its version", got)
@@ -302,13 +302,13 @@ func (goneBrowser) Write([]byte) (int, error) { return 0, errors.New("broken pip
 // loses its own at the first message; and Close ends all of them, so that a server can shut down.
 func TestLive_ends(t *testing.T) {
 	t.Parallel()
-	v := serve(t, redistest.Mini(t), Options{})
+	v := onMini(t, Options{})
 	if a := v.do(http.MethodHead, "/live?view=keys", nil).want(200); a.header.Get("Content-Type") != eventStream {
 		t.Errorf("Content-Type %q", a.header.Get("Content-Type"))
 	}
 	v.page.ServeHTTP(goneBrowser{httptest.NewRecorder()}, httptest.NewRequestWithContext(t.Context(), http.MethodGet,
 		"/live?view=keys", nil))
-	redistest.Eventually(t, patience, func() bool { return len(v.page.streams) == 0 }, "no stream is open")
+	eventually(t, func() bool { return len(v.page.streams) == 0 }, "no stream is open")
 	for range maxStreams {
 		v.page.streams <- struct{}{}
 	}

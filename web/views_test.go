@@ -148,7 +148,7 @@ func TestKeys_hashed(t *testing.T) {
 	t.Parallel()
 	const secret = "sixteen bytes and more"
 	rules := []automutex.Rule{{Task: "pay", On: []string{"account"}}}
-	v := serve(t, redistest.Mini(t), Options{HashKeys: secret, Rules: rules})
+	v := onMini(t, Options{HashKeys: secret, Rules: rules})
 	key := keys.HashedKey(secret, v.prefix, "pay", "s:DE0012345")
 	v.hold(v.byKey(key))
 	v.find("/keys", "pay|~").want(200, `data-name="Rule"><bdi>pay</bdi></td>`).without("DE0012345", secret)
@@ -165,7 +165,7 @@ func TestKeys_hashed(t *testing.T) {
 // A long line is shown as far as asynq tells the states of its tasks, and counted.
 func TestKey_longLine(t *testing.T) {
 	t.Parallel()
-	v := serve(t, redistest.Real(t), Options{})
+	v := onReal(t, Options{})
 	m := v.locker.Mutex("report")
 	v.hold(m)
 	for range mostShown + 5 {
@@ -180,7 +180,7 @@ func TestKey_longLine(t *testing.T) {
 // Each rule stands with what it says and with what its locks do now.
 func TestRules(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		v := serve(t, s, Options{RootPath: "/locks", Access: func(*http.Request) Access { return AccessOperate },
+		v := serve(t, s, Options{RootPath: "/locks", Access: operates,
 			Rules: []automutex.Rule{
 				{Name: "reports", Task: "report:", Scope: "report", On: []string{"tenant"}, Limit: 3, TTL: time.Minute,
 					Busy: automutex.Park},
@@ -211,7 +211,7 @@ func TestDo_controls(t *testing.T) {
 		seen := &audit{}
 		v := serve(t, s, Options{
 			RootPath: "/locks", Audit: seen.note, User: func(*http.Request) string { return "ann" },
-			Access: func(*http.Request) Access { return AccessOperate },
+			Access: operates,
 			Rules:  []automutex.Rule{{Task: "report", Scope: "report", On: []string{"tenant"}}},
 		})
 		list := func() []lock.Control {
@@ -274,7 +274,7 @@ func TestRules_longScope(t *testing.T) {
 	t.Parallel()
 	s := redistest.Mini(t)
 	long := strings.Repeat("s", 300)
-	v := serve(t, s, Options{Access: func(*http.Request) Access { return AccessOperate }, Rules: []automutex.Rule{
+	v := serve(t, s, Options{Access: operates, Rules: []automutex.Rule{
 		{Name: "by scope", Task: "report", Scope: long, On: []string{"id"}},
 		{Name: "by type", Task: "t" + long, On: []string{"id"}},
 	}})
@@ -310,7 +310,7 @@ func fleetOf(
 // The page knows the rules that workers say they run: it names them in each view, and says which scopes they have.
 func TestFleet(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		v := serve(t, s, Options{Access: func(*http.Request) Access { return AccessOperate }})
+		v := serve(t, s, Options{Access: operates})
 		fleetOf(t, v.rdb, v.prefix, 101)
 		m := v.locker.Mutex("report", lock.Parts("acme"), lock.Note("default/task-7"))
 		v.hold(m)
@@ -350,7 +350,7 @@ func fail(hook *redistest.FailHook, err error, names ...string) {
 func TestViews_refusedCommand(t *testing.T) {
 	t.Parallel()
 	hook := &redistest.FailHook{}
-	v := serve(t, redistest.Real(t), Options{})
+	v := onReal(t, Options{})
 	v.page.rdb.AddHook(hook)
 	v.hold(v.locker.Mutex("a"))
 	v.wait(v.locker.Mutex("a"))
@@ -414,7 +414,7 @@ func TestKey_ofAnotherProgram(t *testing.T) {
 func TestViews_states(t *testing.T) {
 	t.Parallel()
 	rules := []automutex.Rule{{Name: "one", Task: "a", Scope: "shared"}, {Name: "two", Task: "other", Scope: "shared"}}
-	v := serve(t, redistest.Mini(t), Options{Rules: rules, Access: func(*http.Request) Access { return AccessOperate }})
+	v := onMini(t, Options{Rules: rules, Access: operates})
 	v.hold(v.locker.Mutex("shared"))
 	many := v.locker.Semaphore("many", 3)
 	v.hold(many)
@@ -431,7 +431,7 @@ func TestViews_states(t *testing.T) {
 	v.get("/keys?rule=two").want(200, "<bdi>one, two</bdi>").without(">many</bdi>")
 	v.get("/do?action=pause&target=many").want(200).without("There is no such lock now either.")
 	v.hold(v.locker.Mutex("tenant", lock.Parts("x")))
-	redistest.Eventually(t, patience, func() bool {
+	eventually(t, func() bool {
 		return !strings.Contains(v.get("/do?action=pause&target=tenant").body, "There is no such lock now either.")
 	}, "the scope of a lock is known")
 	v.get("/do?action=pause&target=nobody").want(200, "There is no such lock now either.")
@@ -444,7 +444,7 @@ func TestViews_redisHangs(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	v := serve(t, s, Options{Rules: []automutex.Rule{{Task: "pay", On: []string{"id"}}},
-		Access: func(*http.Request) Access { return AccessOperate }})
+		Access: operates})
 	v.page.within, v.page.rules.within = usualBounds, 0
 	for range 2 {
 		s.Pause(t)
@@ -453,7 +453,7 @@ func TestViews_redisHangs(t *testing.T) {
 		var viewers sync.WaitGroup
 		for _, path := range []string{"/", "/keys?q=task-1", "/blocked", "/rules", keyPath(v.prefix + ":{a}")} {
 			viewers.Go(func() {
-				redistest.Eventually(t, patience, func() bool {
+				eventually(t, func() bool {
 					a := v.get(path).want(200).without("deadline exceeded")
 					return strings.Contains(a.body, "; the page tries again") && !strings.Contains(a.body, "No lock is held") &&
 						!strings.Contains(a.body, "Nothing is paused")

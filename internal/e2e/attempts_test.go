@@ -24,17 +24,15 @@ import (
 // handler begins as often as the caller asked for.
 
 func TestAttempt_maxRetryZero(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, policy := range []automutex.Policy{automutex.Retry, automutex.RetryIn(time.Minute), automutex.Park} {
 			r, free := busyRig(t, s, automutex.Rule{Busy: policy}, setup{workers: 1}) // it keeps the last worker
-			id := r.enqueue("work", one, asynq.MaxRetry(0))
+			id := r.enqueueOne(asynq.MaxRetry(0))
 			r.awaitLine(1, "work", "1")
 			r.await(id, asynq.TaskStateActive)
-			r.stage.none(t)
+			r.none()
 			free()
-			r.stage.next(t).returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.finish(id)
 			if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventWaiting,
 				automutex.EventWaited, automutex.EventAcquired, automutex.EventReleased}) {
 				t.Errorf("%s: events %v", policy, kinds)
@@ -50,8 +48,7 @@ func TestAttempt_maxRetryZero(t *testing.T) {
 // Waiting until the deadline would cost the attempt. The wait ends the margin before it,
 // and no earlier.
 func TestAttempt_waitEndsBeforeTheDeadline(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		var left sync.Map // of each task's time
 		r, _ := busyRig(t, s, automutex.Rule{Wait: time.Minute, Busy: automutex.Retry},
 			setup{guarded: func(c *automutex.Config) {
@@ -65,7 +62,7 @@ func TestAttempt_waitEndsBeforeTheDeadline(t *testing.T) {
 			}})
 		var id string
 		for range 10 { // a busy machine may be late
-			id = r.enqueue("work", one, asynq.Timeout(2*time.Second))
+			id = r.enqueueOne(asynq.Timeout(2 * time.Second))
 			if info := r.await(id, asynq.TaskStateRetry); info.Retried == 0 && strings.Contains(info.LastErr, "waited") {
 				break
 			}
@@ -82,14 +79,13 @@ func TestAttempt_waitEndsBeforeTheDeadline(t *testing.T) {
 		if !errors.Is(event.Busy, automutex.ErrBusy) {
 			t.Errorf("%v is no ErrBusy", event.Busy)
 		}
-		r.stage.none(t)
+		r.none()
 	})
 }
 
 // asynq files the retry when the timeout ends, though the handler still runs.
 func TestAttempt_ignoredTimeout(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		// They become Retry when an earlier attempt of the same task holds the lock. One task type for each.
 		policies := []automutex.Policy{automutex.Retry, automutex.Skip, automutex.Archive, automutex.Fail}
 		var rules []automutex.Rule
@@ -105,7 +101,7 @@ func TestAttempt_ignoredTimeout(t *testing.T) {
 		var runs []*run
 		for _, policy := range policies {
 			ids = append(ids, r.enqueue(policy.String(), nil, asynq.Timeout(5*time.Second)))
-			runs = append(runs, r.stage.next(t))
+			runs = append(runs, r.next())
 		}
 		for i, id := range ids {
 			spent, _ := asynq.GetRetryCount(runs[i].ctx)  // 0, unless its time was up before it had the lock
@@ -117,11 +113,11 @@ func TestAttempt_ignoredTimeout(t *testing.T) {
 			r.awaitRetried(id, spent+1) // the timeout's own
 			r.wantPolicy(id, automutex.Retry)
 		}
-		r.stage.none(t)
+		r.none()
 		for i, run := range runs {
 			run.returns(nil)
 			<-run.left
-			redistest.Eventually(t, patience, func() bool { return !r.locked(policies[i].String()) || len(r.stage.started) > 0 },
+			eventually(t, func() bool { return !r.locked(policies[i].String()) || len(r.stage.started) > 0 },
 				"the key free, or taken by the retry")
 			_ = r.inspector.RunTask(r.queue, ids[i]) // unless it has come back by itself
 			r.runsAloneAgain(policies[i].String(), ids[i])
@@ -132,8 +128,8 @@ func TestAttempt_ignoredTimeout(t *testing.T) {
 // runsAloneAgain has the task's next attempt finish, and holds that its attempts never ran at once.
 func (r *rig) runsAloneAgain(task, id string) {
 	r.t.Helper()
-	r.stage.nextIs(r.t, id).returns(nil)
-	r.await(id, asynq.TaskStateCompleted)
+	r.nextIs(id).returns(nil)
+	r.awaitDone(id)
 	if most := r.stage.mostAtOnce(task); most != 1 {
 		r.t.Errorf("%s: %d at once", task, most)
 	}
@@ -161,17 +157,16 @@ func TestAttempt_neverBesideItself(t *testing.T) {
 		"replace": {Busy: automutex.Replace, Wait: 30 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+			each(t, func(t *testing.T, s *redistest.Server) {
 				rule := rule
-				rule.Task, rule.On, rule.Limit = "work", []string{"id"}, 3
+				rule.Task, rule.On, rule.Limit = "work", onID, 3
 				attempts := 5
 				if strings.HasSuffix(name, "last attempt") {
 					attempts = 1
 				}
 				r := start(t, s, setup{rules: []automutex.Rule{rule}})
-				id := r.enqueue("work", one, asynq.MaxRetry(attempts))
-				first := r.stage.next(t)
+				id := r.enqueueOne(asynq.MaxRetry(attempts))
+				first := r.next()
 				first.cut()
 				r.awaitRetried(id, 1)
 				// Another holder leaves while the task asks or waits: a slot is granted to whoever may have it.
@@ -179,7 +174,7 @@ func TestAttempt_neverBesideItself(t *testing.T) {
 				other, err := outside.TryLock(t.Context())
 				redistest.Must(t, err)
 				r.rerun(id)
-				redistest.Eventually(t, patience, func() bool {
+				eventually(t, func() bool {
 					return slices.ContainsFunc(r.seen.list(automutex.EventBusy, automutex.EventWaiting), func(e automutex.Event) bool {
 						return e.TaskID == id && (e.Busy == nil || e.Busy.SameTask)
 					})
@@ -188,9 +183,9 @@ func TestAttempt_neverBesideItself(t *testing.T) {
 				other, err = outside.TryLock(t.Context()) // a newcomer finds a slot beside a task that waits for itself
 				redistest.Must(t, err)
 				r.free(other)
-				r.stage.none(t)
+				r.none()
 				first.returns(errors.New("late"))
-				redistest.Eventually(t, patience, func() bool {
+				eventually(t, func() bool {
 					if info, err := r.inspector.GetTaskInfo(r.queue, id); err == nil && info.State == asynq.TaskStateRetry {
 						_ = r.inspector.RunTask(r.queue, id) // it may come before the first one has released
 					}
@@ -208,7 +203,7 @@ func TestAttempt_neverBesideItself(t *testing.T) {
 // reserveRig is a rig with a rule that is not in order, and a Client.
 func reserveRig(t *testing.T, s *redistest.Server, busy automutex.Policy, o setup) (*rig, *automutex.Client) {
 	t.Helper()
-	o.rules = []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: busy}}
+	o.rules = []automutex.Rule{{Task: "work", On: onID, Busy: busy}}
 	return orderRig(t, s, o)
 }
 
@@ -217,9 +212,8 @@ func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"no order", "hold", "continue"} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-				rule := automutex.Rule{Task: "work", On: []string{"id"}, InOrder: name != "no order"}
+			each(t, func(t *testing.T, s *redistest.Server) {
+				rule := automutex.Rule{Task: "work", On: onID, InOrder: name != "no order"}
 				switch name {
 				case "no order":
 					rule.Busy = automutex.Retry
@@ -231,7 +225,7 @@ func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
 					c.IsFailure = func(error) bool { return false } // it counts all the same: asynq ends a last attempt without asking
 				}})
 				id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
-				run, wants := r.stage.next(t), "its last run did not return"
+				run, wants := r.next(), "its last run did not return"
 				next := ""
 				if rule.InOrder {
 					next = r.enqueueInOrder(c, 1)
@@ -240,15 +234,15 @@ func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
 				run.returns(context.Canceled)
 				if !rule.InOrder {
 					wants = "once more"
-					r.stage.next(t).returns(errors.New(wants))
+					r.next().returns(errors.New(wants))
 				}
-				if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, wants) {
+				if info := r.awaitArchived(id); !strings.Contains(info.LastErr, wants) {
 					t.Fatalf("%+v", info)
 				}
 				if name == "continue" {
 					r.finish(next)
 				}
-				r.stage.none(t)
+				r.none()
 				r.rerun(id)
 				r.finishSpent(id, 1)
 				if name == "hold" {
@@ -272,7 +266,7 @@ func leavingRig(t *testing.T, s *redistest.Server, inOrder bool) (r *rig, c *aut
 	})
 	locks.AddHook(hook)
 	r, c = orderRig(t, s, setup{
-		rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: inOrder}}, served: func(*asynq.Config) {},
+		rules: []automutex.Rule{{Task: "work", On: onID, InOrder: inOrder}}, served: func(*asynq.Config) {},
 		locks: locks,
 		guarded: func(c *automutex.Config) {
 			observe := c.Observe
@@ -285,7 +279,7 @@ func leavingRig(t *testing.T, s *redistest.Server, inOrder bool) (r *rig, c *aut
 	})
 	return r, c, func() {
 		close(late)
-		redistest.Eventually(t, patience, func() bool { return !r.locked("work", "1") },
+		eventually(t, func() bool { return !r.locked("work", "1") },
 			"who leaves gives back what it was granted")
 	}
 }
@@ -297,11 +291,11 @@ func TestReserved_cutAfterRetryAfter(t *testing.T) {
 		redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 			r, c, leave := leavingRig(t, s, inOrder)
 			id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
-			r.stage.nextIs(t, id).returns(automutex.RetryAfter(time.Hour, errors.New("429")))
+			r.nextIs(id).returns(automutex.RetryAfter(time.Hour, errors.New("429")))
 			r.awaitRetried(id, 0)
 			held := r.take("work", "1")
 			r.rerun(id)
-			redistest.Eventually(t, patience, func() bool {
+			eventually(t, func() bool {
 				info, err := r.inspector.GetTaskInfo(r.queue, id)
 				return err == nil && info.State == asynq.TaskStateRetry && info.Retried == 1
 			}, "the wait is cut")
@@ -315,15 +309,14 @@ func TestReserved_cutAfterRetryAfter(t *testing.T) {
 
 // Nor does a grant spend it that comes as the task leaves.
 func TestReserved_grantedAsItLeaves(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, c, leave := leavingRig(t, s, true)
 		first := r.enqueueInOrder(c, 1)
-		run := r.stage.nextIs(t, first)
+		run := r.nextIs(first)
 		id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
 		r.awaitRetried(id, 1)
 		run.returns(nil)
-		r.await(first, asynq.TaskStateCompleted)
+		r.awaitDone(first)
 		leave()
 		r.rerun(id)
 		r.finishSpent(id, 1)
@@ -379,10 +372,9 @@ func TestReserved_options(t *testing.T) {
 
 // A panic of the last attempt that the caller asked for archives the task, as a failure does.
 func TestReserved_panicOfTheLastAttempt(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		last := make(chan bool, 6)
-		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}}},
+		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: onID}},
 			served: func(c *asynq.Config) {
 				comingBack(c)
 				c.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, _ *asynq.Task,
@@ -398,11 +390,11 @@ func TestReserved_panicOfTheLastAttempt(t *testing.T) {
 			t.Error("the first of two attempts is the last one")
 		}
 		r.rerun(id)
-		info := r.await(id, asynq.TaskStateArchived)
+		info := r.awaitArchived(id)
 		if !<-last || !<-last || info.Retried != 1 || !strings.Contains(info.LastErr, "no such account") {
 			t.Errorf("%+v", info)
 		}
-		r.await(r.enqueue("work", one, asynq.MaxRetry(0)), asynq.TaskStateArchived)
+		r.await(r.enqueueOne(asynq.MaxRetry(0)), asynq.TaskStateArchived)
 		if !<-last || !<-last {
 			t.Error("the only attempt of a plain task is not the last one")
 		}

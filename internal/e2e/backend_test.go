@@ -66,7 +66,7 @@ func TestBackend_away(t *testing.T) {
 				t.Errorf("%s: it comes back after %s: %v", rules[i].Task, e.Delay, e.Err)
 			}
 		}
-		r.stage.none(t)
+		r.none()
 		if events := r.seen.list(automutex.EventBusy, automutex.EventSkipped, automutex.EventAcquired); len(events) > 0 {
 			t.Errorf("events %v", events)
 		}
@@ -77,7 +77,7 @@ func TestBackend_away(t *testing.T) {
 		p.Heal()
 		r.stage.end() // handlers return at once
 		for _, id := range ids {
-			redistest.Eventually(t, patience, func() bool {
+			eventually(t, func() bool {
 				info, err := r.inspector.GetTaskInfo(r.queue, id)
 				if err == nil && info.State == asynq.TaskStateRetry { // a connection from before may hand it back once more
 					_ = r.inspector.RunTask(r.queue, id)
@@ -107,20 +107,17 @@ func TestBackend_notReplicated(t *testing.T) {
 	if event := r.awaitEvent(automutex.EventBackendError, id); !errors.Is(event.Err, lock.ErrNotReplicated) {
 		t.Errorf("the event says %v", event.Err)
 	}
-	r.stage.none(t)
+	r.none()
 	replica.Resume(t)
-	r.stage.next(t).returns(nil)
-	r.await(id, asynq.TaskStateCompleted)
+	r.finish(id)
 }
 
 // A key in Redis that is no lock is neither free nor busy, and disturbs no other.
 func TestBackend_foreignKey(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Skip}}})
+	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, Busy: automutex.Skip}}}, func(t *testing.T, r *rig) {
 		key := r.lockOf("work", "1").Key()
 		redistest.Must(t, r.rdb.LPush(t.Context(), key, "another program's").Err())
-		id := r.enqueue("work", one)
+		id := r.enqueueOne()
 		for i := range 3 {
 			r.awaitRetried(id, 0)
 			r.finish(r.enqueue("work", map[string]int{"id": i + 2}))
@@ -128,7 +125,7 @@ func TestBackend_foreignKey(t *testing.T) {
 		}
 		r.awaitRetried(id, 0)
 		r.awaitEvent(automutex.EventBackendError, id)
-		r.stage.none(t)
+		r.none()
 		if text := r.log.Text(0); strings.Count(text, "cannot be asked for locks") > 1 {
 			t.Errorf("log: %s", text)
 		}

@@ -26,8 +26,8 @@ func TestEvents_fields(t *testing.T) {
 	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
 		p, locks := behindProxy(t, s)
 		r := start(t, s, setup{locks: locks, rules: []automutex.Rule{
-			{Task: "work", Name: "turns", On: []string{"id"}, MaxHold: soon, Busy: automutex.Retry},
-			{Task: "skip", Name: "skip", On: []string{"id"}, Busy: automutex.Skip},
+			{Task: "work", Name: "turns", On: onID, MaxHold: soon, Busy: automutex.Retry},
+			{Task: "skip", Name: "skip", On: onID, Busy: automutex.Skip},
 		}})
 		// is checks an event. Of Waited, Held and Delay, which nobody knows, it checks that those are set which want has.
 		is := func(want automutex.Event, id string, err error) (got automutex.Event) {
@@ -56,8 +56,8 @@ func TestEvents_fields(t *testing.T) {
 			return e
 		}
 
-		id := r.enqueue("work", one)
-		run := r.stage.next(t)
+		id := r.enqueueOne()
+		run := r.next()
 		acquired := of(automutex.EventAcquired)
 		acquired.Waited = 1
 		is(acquired, id, nil)
@@ -68,7 +68,7 @@ func TestEvents_fields(t *testing.T) {
 		is(held(automutex.EventReleased, least), id, nil)
 
 		lease := r.take("work", "1")
-		id = r.enqueue("work", one)
+		id = r.enqueueOne()
 		retried, busy := of(automutex.EventRetried), of(automutex.EventBusy)
 		retried.Policy, busy.Policy, retried.Delay = automutex.Retry, automutex.Retry, time.Second
 		is(retried, id, nil)
@@ -88,15 +88,14 @@ func TestEvents_fields(t *testing.T) {
 			t.Errorf("got %+v", e)
 		}
 		away(p)
-		is(of(automutex.EventBackendError), r.enqueue("work", one), lock.ErrBackend)
+		is(of(automutex.EventBackendError), r.enqueueOne(), lock.ErrBackend)
 		p.Heal()
 	})
 }
 
 // Contention is no news: an operator's log stays empty, whatever the policy.
 func TestEvents_quietLog(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		policies := []automutex.Policy{automutex.Retry, automutex.RetryIn(time.Minute), automutex.Skip, automutex.Archive,
 			automutex.Fail, automutex.Allow, automutex.AfterFailure(answers)}
 		var rules []automutex.Rule
@@ -107,7 +106,7 @@ func TestEvents_quietLog(t *testing.T) {
 		r := start(t, s, setup{rules: rules})
 		for _, rule := range rules {
 			r.enqueue(rule.Task, nil)
-			run := r.stage.next(t)
+			run := r.next()
 			id := r.enqueue(rule.Task, nil)
 			last := ""
 			if rule.Task != "waits" {
@@ -118,7 +117,7 @@ func TestEvents_quietLog(t *testing.T) {
 			}
 			run.returns(nil)
 			if last != "" || rule.Busy == automutex.Allow {
-				r.stage.next(t).returns(nil)
+				r.next().returns(nil)
 			}
 		}
 		r.stop()
@@ -168,8 +167,7 @@ func (r *rig) wantPolicy(id string, want automutex.Policy) {
 
 // A wait in line is told of when it begins and when it ends, whatever ends it.
 func TestWaiting_events(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for name, o := range map[string]struct {
 			rule automutex.Rule
 			end  func(r *rig, id string, free func())
@@ -187,19 +185,19 @@ func TestWaiting_events(t *testing.T) {
 			"the task's context ends": {automutex.Rule{Wait: time.Minute, Busy: automutex.Retry},
 				func(r *rig, id string, _ func()) {
 					// A server that has only begun may not listen for it yet.
-					redistest.Eventually(r.t, patience, func() bool {
+					eventually(r.t, func() bool {
 						return r.inspector.CancelProcessing(id) == nil && len(r.seen.list(automutex.EventWaited)) > 0
 					}, "the wait of %s ends with its context", id)
 				}, nil},
 			"the last worker is wanted": {automutex.Rule{Busy: automutex.Park}, func(r *rig, _ string, _ func()) {
 				r.enqueue("another", nil)
-				r.stage.next(r.t)
+				r.next()
 			}, []automutex.EventKind{automutex.EventBusy, automutex.EventParked}},
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				r, free := busyRig(t, s, o.rule, setup{workers: 2})
-				came, id := time.Now(), r.enqueue("work", one)
+				came, id := time.Now(), r.enqueueOne()
 				began := r.awaitEvent(automutex.EventWaiting, id)
 				if want := (automutex.Event{
 					Kind: automutex.EventWaiting, Rule: "work", Key: r.lockOf("work", "1").Key(), Task: "work", Queue: r.queue,
@@ -217,11 +215,11 @@ func TestWaiting_events(t *testing.T) {
 					t.Errorf("got  %+v\nwant %+v", ended, began)
 				}
 				if name == "granted" {
-					r.stage.next(t).returns(nil)
+					r.next().returns(nil)
 				}
 				want := append([]automutex.EventKind{automutex.EventWaiting, automutex.EventWaited}, o.then...)
 				var kinds []automutex.EventKind
-				redistest.Eventually(t, patience, func() bool {
+				eventually(t, func() bool {
 					kinds = r.seen.kindsOf(id)
 					return len(kinds) >= len(want)
 				}, "as many events as %v", want)
@@ -236,8 +234,7 @@ func TestWaiting_events(t *testing.T) {
 
 // An Observe that panics costs its task nothing, and leaves no lock behind, also on a goroutine of the Guard's own.
 func TestObserve_panics(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, kind := range []automutex.EventKind{automutex.EventAcquired, automutex.EventReleased, automutex.EventOverdue} {
 			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}},
 				guarded: func(c *automutex.Config) {
@@ -248,15 +245,15 @@ func TestObserve_panics(t *testing.T) {
 					})
 				}})
 			id := r.enqueue("work", nil)
-			if run := r.stage.next(t); kind == automutex.EventOverdue {
+			if run := r.next(); kind == automutex.EventOverdue {
 				run.cut()
 				r.awaitEvent(kind, id)
 				r.stage.end()
 			} else {
 				run.returns(nil)
-				r.await(id, asynq.TaskStateCompleted)
+				r.awaitDone(id)
 			}
-			redistest.Eventually(t, patience, func() bool { return !r.locked("work") }, "no lease is left")
+			eventually(t, func() bool { return !r.locked("work") }, "no lease is left")
 		}
 	})
 }
@@ -264,8 +261,7 @@ func TestObserve_panics(t *testing.T) {
 // A function of AfterFailure that panics costs its task an attempt as a handler does, and what it holds already is
 // given back.
 func TestRule_functionsPanic(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		panics := automutex.AfterFailure(func(context.Context, *asynq.Task,
 			*automutex.BusyError) error {
 			panic("the rule's own fault")
@@ -307,8 +303,7 @@ func TestPrivacy_nothingOfThePayload(t *testing.T) {
 	t.Parallel()
 	for name, secret := range map[string]string{"readable": "", "hashed": testSecret} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+			each(t, func(t *testing.T, s *redistest.Server) {
 				told := tellAll(t, s, secret)
 				for _, value := range []string{privateNumber, privateText, privateNumber[:8], "do%20not"} {
 					if i := strings.Index(told, value); i >= 0 {
@@ -363,19 +358,17 @@ func tellAll(t *testing.T, s *redistest.Server, secret string) string {
 		id := r.enqueue(name, private)
 		switch name {
 		case "archive":
-			fmt.Fprintln(&told, r.await(id, asynq.TaskStateArchived).LastErr)
+			fmt.Fprintln(&told, r.awaitArchived(id).LastErr)
 		case "skip":
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 		case "allow":
-			r.stage.next(t).returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.finish(id)
 		case "park":
 			// It waits in its worker while another one is free; see what is stored.
 			r.awaitEvent(automutex.EventWaiting, id)
 			storedText(t, &told, s, r)
 			r.free(lease)
-			r.stage.next(t).returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.finish(id)
 			continue
 		default:
 			fmt.Fprintln(&told, r.await(id, asynq.TaskStateRetry).LastErr)
@@ -386,32 +379,32 @@ func tellAll(t *testing.T, s *redistest.Server, secret string) string {
 
 	// Who is replaced, loses the lease, runs past its end, or has no key.
 	older := r.enqueue("newest", private)
-	run := r.stage.next(t)
+	run := r.next()
 	r.enqueue("newest", private)
 	run.returns(run.awaitEnd(t))
 	r.awaitEvent(automutex.EventReplaced, older)
-	r.stage.next(t).returns(nil)
+	r.next().returns(nil)
 
 	id := r.enqueue("lost", private)
-	run = r.stage.next(t)
+	run = r.next()
 	redistest.Must(t, r.rdb.Del(t.Context(), keys.HashedKey(secret, r.cfg.Prefix, "lost", keyValue)).Err())
 	run.returns(nil)
 	r.awaitEvent(automutex.EventLost, id)
 
 	id = r.enqueue("overdue", private)
-	run = r.stage.next(t)
+	run = r.next()
 	run.cut()
 	r.awaitEvent(automutex.EventOverdue, id)
 	run.returns(nil)
 
 	for _, name := range []string{"nofield", "unfit", "unread"} {
-		info := r.await(r.enqueue(name, private), asynq.TaskStateArchived)
+		info := r.awaitArchived(r.enqueue(name, private))
 		if !strings.Contains(info.LastErr, "no key for task") {
 			t.Errorf("%s is archived with %q", name, info.LastErr)
 		}
 		fmt.Fprintln(&told, info.LastErr)
 	}
-	if info := r.await(r.enqueue("nofield", "{"+private), asynq.TaskStateArchived); true {
+	if info := r.awaitArchived(r.enqueue("nofield", "{"+private)); true {
 		fmt.Fprintln(&told, info.LastErr)
 	}
 

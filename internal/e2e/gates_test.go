@@ -37,15 +37,14 @@ func TestGate_policies(t *testing.T) {
 			}),
 		} {
 			t.Run(reason+", "+policy.String(), func(t *testing.T) {
-				t.Parallel()
-				redistest.Each(t, func(t *testing.T, s *redistest.Server) { meetGate(t, s, reason, policy, rate) })
+				each(t, func(t *testing.T, s *redistest.Server) { meetGate(t, s, reason, policy, rate) })
 			})
 		}
 	}
 }
 
 func meetGate(t *testing.T, s *redistest.Server, reason string, policy automutex.Policy, rate automutex.Rate) {
-	rule := automutex.Rule{Task: "work", On: []string{"id"}, Busy: policy, Wait: 100 * time.Millisecond}
+	rule := automutex.Rule{Task: "work", On: onID, Busy: policy, Wait: 100 * time.Millisecond}
 	switch reason {
 	case automutex.ReasonRate:
 		rule.Rate, rule.Limit = rate, 1
@@ -53,14 +52,14 @@ func meetGate(t *testing.T, s *redistest.Server, reason string, policy automutex
 		rule.Cooldown = time.Hour
 	}
 	r := start(t, s, setup{rules: []automutex.Rule{rule}})
-	first := r.enqueue("work", one)
-	run := r.stage.next(t)
+	first := r.enqueueOne()
+	run := r.next()
 	if reason == automutex.ReasonClosed {
 		redistest.Must(t, automutex.CloseGate(run.ctx, time.Hour))
 	}
 	run.returns(nil)
-	r.await(first, asynq.TaskStateCompleted)
-	id := r.enqueue("work", one)
+	r.awaitDone(first)
+	id := r.enqueueOne()
 	event := r.awaitEvent(automutex.EventBusy, id)
 	if event.Busy == nil || event.Busy.Reason != reason || event.Busy.ExpiresIn < 50*time.Minute ||
 		event.Busy.ExpiresIn > time.Hour || event.Busy.Holder != "" {
@@ -80,9 +79,9 @@ func meetGate(t *testing.T, s *redistest.Server, reason string, policy automutex
 			t.Errorf("it comes back in %s, want when the gate opens", left)
 		}
 	case policy == automutex.Skip:
-		r.await(id, asynq.TaskStateCompleted)
+		r.awaitDone(id)
 	case policy == automutex.Archive:
-		r.await(id, asynq.TaskStateArchived)
+		r.awaitArchived(id)
 	case policy == automutex.Fail:
 		r.awaitRetried(id, 1)
 	default:
@@ -102,27 +101,25 @@ func meetGate(t *testing.T, s *redistest.Server, reason string, policy automutex
 
 // Under Wait a task waits for a gate that opens in time, and not for one that does not.
 func TestGate_waitInTime(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "soon", Wait: 5 * time.Minute, Busy: automutex.Skip,
-				Rate: automutex.Rate{Starts: 1, Per: 300 * time.Millisecond, Burst: 1}, Limit: 1},
-			{Task: "late", Wait: 5 * time.Minute, Busy: automutex.Skip,
-				Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}, Limit: 1},
-		}})
+	eachRig(t, setup{rules: []automutex.Rule{
+		{Task: "soon", Wait: 5 * time.Minute, Busy: automutex.Skip,
+			Rate: automutex.Rate{Starts: 1, Per: 300 * time.Millisecond, Burst: 1}, Limit: 1},
+		{Task: "late", Wait: 5 * time.Minute, Busy: automutex.Skip,
+			Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}, Limit: 1},
+	}}, func(t *testing.T, r *rig) {
 		r.finish(r.enqueue("late", nil))
 		id := r.enqueue("late", nil)
-		r.await(id, asynq.TaskStateCompleted) // at once, not after five minutes
+		r.awaitDone(id) // at once, not after five minutes
 		r.awaitEvent(automutex.EventSkipped, id)
 
 		began := time.Now()
 		r.finish(r.enqueue("soon", nil))
 		id = r.enqueue("soon", nil)
-		r.stage.next(t).returns(nil)
+		r.next().returns(nil)
 		if took := time.Since(began); took < 300*time.Millisecond {
 			t.Errorf("the second ran %s after the first", took)
 		}
-		r.await(id, asynq.TaskStateCompleted)
+		r.awaitDone(id)
 	})
 }
 
@@ -179,19 +176,18 @@ func TestRate_orderedWithCost(t *testing.T) {
 
 // A task that the rate of a later rule refuses takes no start of an earlier one.
 func TestRate_severalRules(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		rules := []automutex.Rule{
 			{Task: "work", Name: "all", Scope: "all", Busy: automutex.Skip,
 				Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 3}, Limit: 5},
-			{Task: "work", Name: "tenant", Scope: "tenant", On: []string{"id"}, Busy: automutex.Skip,
+			{Task: "work", Name: "tenant", Scope: "tenant", On: onID, Busy: automutex.Skip,
 				Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}, Limit: 5},
 		}
 		r := start(t, s, setup{rules: rules})
-		r.finish(r.enqueue("work", one))
+		r.finish(r.enqueueOne())
 		for i := range 4 {
-			id := r.enqueue("work", one)
-			r.await(id, asynq.TaskStateCompleted)
+			id := r.enqueueOne()
+			r.awaitDone(id)
 			if e := r.awaitEvent(automutex.EventBusy, id); e.Rule != "tenant" || e.Busy.Reason != automutex.ReasonRate {
 				t.Errorf("%d: held by %+v", i, e)
 			}
@@ -207,8 +203,7 @@ func TestRate_severalRules(t *testing.T) {
 
 // Under Park every task runs, none before its slot of the rate, with one worker too.
 func TestRate_park(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, workers := range []int{1, 10} {
 			const every, tasks = 50 * time.Millisecond, 12
 			var runs atomic.Int32
@@ -225,7 +220,7 @@ func TestRate_park(t *testing.T) {
 				ids = append(ids, r.enqueue("work", nil))
 			}
 			for _, id := range ids {
-				r.await(id, asynq.TaskStateCompleted)
+				r.awaitDone(id)
 			}
 			if took := time.Since(began); took < (tasks-1)*every {
 				t.Errorf("%d workers: %d tasks took %s, at %s for each but the first", workers, tasks, took, every)
@@ -240,8 +235,7 @@ func TestRate_park(t *testing.T) {
 
 // Rates and limits go together, and a cooldown with a limit says when the next may begin. Unlimited is no limit.
 func TestGate_withLimit(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		starts := automutex.Rate{Starts: 3, Per: time.Hour, Burst: 3}
 		r := start(t, s, setup{rules: []automutex.Rule{
 			{Task: "rate", Limit: 2, Busy: automutex.Skip, Rate: starts},
@@ -257,7 +251,7 @@ func TestGate_withLimit(t *testing.T) {
 		atOnce := func(task string, n int) (ids []string, runs []*run) {
 			for range n {
 				ids = append(ids, r.enqueue(task, nil))
-				runs = append(runs, r.stage.next(t))
+				runs = append(runs, r.next())
 			}
 			return ids, runs
 		}
@@ -265,14 +259,14 @@ func TestGate_withLimit(t *testing.T) {
 		meets("rate", automutex.ReasonHeld)
 		for i, run := range runs {
 			run.returns(nil)
-			r.await(ids[i], asynq.TaskStateCompleted)
+			r.awaitDone(ids[i])
 		}
 		r.finish(r.enqueue("rate", nil)) // the third start
 		meets("rate", automutex.ReasonRate)
 
 		ids, runs = atOnce("cool", 2)
 		runs[1].returns(nil)
-		r.await(ids[1], asynq.TaskStateCompleted)
+		r.awaitDone(ids[1])
 		meets("cool", automutex.ReasonCooldown)
 		if runs[0].ctx.Err() != nil {
 			t.Error("a cooldown ended the one beside")
@@ -290,15 +284,14 @@ func TestGate_withLimit(t *testing.T) {
 // A handler that closes its key and asks to come back spends no attempt, and comes back
 // when the gate opens.
 func TestHold_andRetryAfter(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, policy := range []automutex.Policy{automutex.Retry, automutex.Park} {
 			t.Run(policy.String(), func(t *testing.T) {
 				t.Parallel()
 				const d = 4 * time.Second // a busy machine may take seconds until the other task meets the hold
 				var failures []error
 				var mu sync.Mutex
-				r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: policy}},
+				r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: onID, Busy: policy}},
 					served: func(c *asynq.Config) {
 						comingBack(c)
 						c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) {
@@ -307,23 +300,23 @@ func TestHold_andRetryAfter(t *testing.T) {
 							failures = append(failures, err)
 						})
 					}})
-				id := r.enqueue("work", one)
-				run := r.stage.next(t)
+				id := r.enqueueOne()
+				run := r.next()
 				began := time.Now()
 				redistest.Must(t, automutex.CloseGate(run.ctx, d))
-				other := r.enqueue("work", one)
+				other := r.enqueueOne()
 				r.awaitEvent(automutex.EventBusy, other)
 				left := time.Until(began.Add(d)) // a task that asks for much longer than its gate is closed does not park
 				run.returns(automutex.RetryAfter(left, errors.New("429")))
 				for range 2 {
-					run = r.stage.next(t)
+					run = r.next()
 					if took := time.Since(began); took < d {
 						t.Errorf("%s: one ran %s after a hold of %s", policy, took, d)
 					}
 					run.returns(nil)
 				}
 				for _, id := range []string{id, other} {
-					if info := r.await(id, asynq.TaskStateCompleted); info.Retried != 0 {
+					if info := r.awaitDone(id); info.Retried != 0 {
 						t.Errorf("%s: an attempt is spent: %+v", policy, info)
 					}
 				}
@@ -349,55 +342,52 @@ func TestHold_andRetryAfter(t *testing.T) {
 
 // RetryAfter needs no rule, works wrapped, and does not win against SkipRetry.
 func TestRetryAfter_withoutRule(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
+	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		id := r.enqueue("other", nil)
-		r.stage.next(t).returns(fmt.Errorf("upstream: %w", automutex.RetryAfter(20*time.Minute, errors.New("429 \xff"))))
+		r.next().returns(fmt.Errorf("upstream: %w", automutex.RetryAfter(20*time.Minute, errors.New("429 \xff"))))
 		info := r.awaitRetried(id, 0)
 		if left := time.Until(info.NextProcessAt); left < 19*time.Minute || left > 20*time.Minute+2*time.Second ||
 			!strings.Contains(info.LastErr, "429") {
 			t.Errorf("it comes back in %s, last error %q", left, info.LastErr)
 		}
 		id = r.enqueue("other", nil)
-		r.stage.next(t).returns(automutex.RetryAfter(math.MaxInt64, errors.New("never")))
+		r.next().returns(automutex.RetryAfter(math.MaxInt64, errors.New("never")))
 		if left := time.Until(r.awaitRetried(id, 0).NextProcessAt); left < 365*24*time.Hour {
 			t.Errorf("after the longest delay it comes back in %s", left)
 		}
 		for _, task := range []string{"other", "work"} {
 			id = r.enqueue(task, nil)
-			r.stage.next(t).returns(automutex.RetryAfter(time.Minute, fmt.Errorf("gone: %w", asynq.SkipRetry)))
-			r.await(id, asynq.TaskStateArchived)
+			r.next().returns(automutex.RetryAfter(time.Minute, fmt.Errorf("gone: %w", asynq.SkipRetry)))
+			r.awaitArchived(id)
 		}
 	})
 }
 
 // On its last attempt the task waits in its worker, without its lock, and runs again.
 func TestRetryAfter_lastAttempt(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		const pause = 3 * time.Second
 		told, served := telling()
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, served: served})
 		for _, task := range []string{"work", "other"} {
 			id := r.enqueue(task, nil, asynq.MaxRetry(0))
-			run := r.stage.next(t)
+			run := r.next()
 			began := time.Now()
 			run.returns(automutex.RetryAfter(pause, nil))
 			if task == "work" {
-				redistest.Eventually(t, patience, func() bool { return !r.locked("work") }, "the lock is free meanwhile")
+				eventually(t, func() bool { return !r.locked("work") }, "the lock is free meanwhile")
 			}
-			run = r.stage.next(t)
+			run = r.next()
 			if took := time.Since(began); took < pause || run.id != id {
 				t.Errorf("%s: %s ran after %s", task, run.id, took)
 			}
 			run.returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 
 			// There is no time for that: asynq archives it with the handler's error, of which the ErrorHandler hears.
 			id = r.enqueue(task, nil, asynq.MaxRetry(0), asynq.Timeout(time.Minute))
-			r.stage.next(t).returns(automutex.RetryAfter(time.Hour, errors.New("429")))
-			if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr, "429") {
+			r.next().returns(automutex.RetryAfter(time.Hour, errors.New("429")))
+			if info := r.awaitArchived(id); !strings.Contains(info.LastErr, "429") {
 				t.Errorf("%s: the last error is %q", task, info.LastErr)
 			}
 			<-told
@@ -416,7 +406,7 @@ func TestHold_outsideOfAHandler(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
 		r.enqueue("work", nil)
-		run := r.stage.next(t)
+		run := r.next()
 		for _, d := range []time.Duration{0, -1, 30} { // the last one is a bare number
 			if err := automutex.CloseGate(run.ctx, d); err == nil || strings.Contains(err.Error(),
 				"did you mean 30s?") != (d == 30) {
@@ -429,21 +419,18 @@ func TestHold_outsideOfAHandler(t *testing.T) {
 
 // At most one success for each key and period; a failure does not count.
 func TestLifetime_cooldown(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Cooldown: time.Hour,
-			Busy: automutex.Skip}}})
-		failed := r.enqueue("work", one)
-		r.stage.next(t).returns(errors.New("own"))
+	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, Cooldown: time.Hour,
+		Busy: automutex.Skip}}}, func(t *testing.T, r *rig) {
+		failed := r.enqueueOne()
+		r.next().returns(errors.New("own"))
 		r.awaitRetried(failed, 1)
-		done := r.enqueue("work", one)
-		r.stage.next(t).returns(nil)
-		r.await(done, asynq.TaskStateCompleted)
+		done := r.enqueueOne()
+		r.finish(done)
 		if !r.locked("work", "1") {
 			t.Error("the key does not cool down")
 		}
-		skipped := r.enqueue("work", one)
-		r.await(skipped, asynq.TaskStateCompleted)
+		skipped := r.enqueueOne()
+		r.awaitDone(skipped)
 		busy := r.awaitEvent(automutex.EventBusy, skipped).Busy
 		if busy.Holder != "" || busy.HolderTask != "" || busy.SameTask || busy.ExpiresIn < 59*time.Minute ||
 			busy.ExpiresIn > time.Hour {
@@ -452,12 +439,11 @@ func TestLifetime_cooldown(t *testing.T) {
 		// The failed one's retry is the same task as none: it was not the
 		// cooldown's.
 		r.rerun(failed)
-		r.await(failed, asynq.TaskStateCompleted)
+		r.awaitDone(failed)
 		r.awaitEvent(automutex.EventSkipped, failed)
 		// The done one again, as a re-queued task would come: skipped as well.
 		other := r.enqueue("work", map[string]int{"id": 2})
-		r.stage.next(t).returns(nil)
-		r.await(other, asynq.TaskStateCompleted)
+		r.finish(other)
 		if r.stage.count() != 3 {
 			t.Errorf("%d runs", r.stage.count())
 		}
@@ -466,8 +452,7 @@ func TestLifetime_cooldown(t *testing.T) {
 
 // The cooldown counts from when the run began.
 func TestLifetime_cooldownEnds(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		const cooldown, took = 300 * time.Millisecond, 100 * time.Millisecond
 		r := start(t, s, setup{rules: []automutex.Rule{
 			{Task: "long", Cooldown: time.Minute, Busy: automutex.Retry},
@@ -475,10 +460,10 @@ func TestLifetime_cooldownEnds(t *testing.T) {
 		}})
 		before := time.Now()
 		long := r.enqueue("long", nil)
-		run := r.stage.next(t)
+		run := r.next()
 		<-time.After(took)
 		run.returns(nil)
-		r.await(long, asynq.TaskStateCompleted)
+		r.awaitDone(long)
 		gate, rest := r.stored("long").Gate, time.Minute-time.Since(before)
 		if gate.Reason != automutex.ReasonCooldown || gate.OpensIn > time.Minute-took ||
 			gate.OpensIn < rest-10*time.Millisecond {
@@ -486,7 +471,7 @@ func TestLifetime_cooldownEnds(t *testing.T) {
 		}
 		before = time.Now()
 		r.enqueue("work", nil)
-		run = r.stage.next(t)
+		run = r.next()
 		second := r.enqueue("work", nil)
 		run.returns(nil)
 		r.finish(second)
@@ -498,14 +483,12 @@ func TestLifetime_cooldownEnds(t *testing.T) {
 
 // MaxHold: the handler is told, and the key is not given back under it.
 func TestLifetime_maxHold(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "long", MaxHold: soon, Busy: automutex.Retry},
-			{Task: "short", MaxHold: soon, TTL: soon, Wait: time.Minute, Busy: automutex.Retry},
-		}})
+	eachRig(t, setup{rules: []automutex.Rule{
+		{Task: "long", MaxHold: soon, Busy: automutex.Retry},
+		{Task: "short", MaxHold: soon, TTL: soon, Wait: time.Minute, Busy: automutex.Retry},
+	}}, func(t *testing.T, r *rig) {
 		id := r.enqueue("long", nil)
-		run := r.stage.next(t)
+		run := r.next()
 		if cause := run.awaitEnd(t); !errors.Is(cause, lock.ErrLost) || !strings.Contains(cause.Error(), "MaxHold") {
 			t.Errorf("the context ended with %v", cause)
 		}
@@ -516,16 +499,16 @@ func TestLifetime_maxHold(t *testing.T) {
 			t.Error("the key was given back while the handler runs")
 		}
 		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
-		redistest.Eventually(t, patience, func() bool { return !r.locked("long") },
+		r.awaitDone(id)
+		eventually(t, func() bool { return !r.locked("long") },
 			"the key is free when the handler has returned")
 
 		// The deadline passes, and the next in line has the key.
 		began := time.Now()
 		r.enqueue("short", nil)
-		stuck := r.stage.next(t)
+		stuck := r.next()
 		next := r.enqueue("short", nil)
-		second := r.stage.next(t)
+		second := r.next()
 		if after := time.Since(began); after < soon {
 			t.Errorf("the next has the key after %s, TTL %s", after, 2*soon)
 		}
@@ -535,19 +518,17 @@ func TestLifetime_maxHold(t *testing.T) {
 			t.Error("the late one gave back its successor's key")
 		}
 		second.returns(nil)
-		r.await(next, asynq.TaskStateCompleted)
+		r.awaitDone(next)
 	})
 }
 
 // Inspector.CancelProcessing: the handler is told, asynq files the retry, and
 // the key stays taken until the handler returns.
 func TestLifetime_cancelProcessing(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
+	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		id := r.enqueue("work", nil)
-		run := r.stage.next(t)
-		redistest.Eventually(t, patience, func() bool {
+		run := r.next()
+		eventually(t, func() bool {
 			// The message goes to whom listens at that moment.
 			err := r.inspector.CancelProcessing(id)
 			return err == nil && run.ctx.Err() != nil
@@ -568,7 +549,7 @@ func TestLifetime_cancelProcessing(t *testing.T) {
 		}
 		run.returns(nil)
 		<-run.left
-		redistest.Eventually(t, patience, func() bool { return !r.locked("work") }, "the key is free")
+		eventually(t, func() bool { return !r.locked("work") }, "the key is free")
 		if events := r.seen.list(automutex.EventLost); len(events) > 0 {
 			t.Errorf("events %v", events)
 		}

@@ -29,7 +29,7 @@ func keepRuns(n int) func(*automutex.Config) {
 func (r *rig) awaitHistory(key string, n int) []history.Run {
 	r.t.Helper()
 	var runs []history.Run
-	redistest.Eventually(r.t, patience, func() bool {
+	eventually(r.t, func() bool {
 		var err error
 		runs, err = history.Read(context.Background(), r.rdb, key, 100)
 		redistest.Must(r.t, err)
@@ -41,29 +41,27 @@ func (r *rig) awaitHistory(key string, n int) []history.Run {
 
 // The history of a key has each run and each wait, with who, when and how it ended.
 func TestHistory(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		const value = "a-value-of-a-payload"
 		r := start(t, s, setup{
 			rules: []automutex.Rule{
-				{Task: "short", Scope: "history", On: []string{"id"}, Wait: 100 * time.Millisecond, Busy: automutex.Skip},
-				{Task: "long", Scope: "history", On: []string{"id"}, Wait: patience, Busy: automutex.Skip},
-				{Task: "hot", Scope: "history", On: []string{"id"}, Busy: automutex.Skip},
+				{Task: "short", Scope: "history", On: onID, Wait: 100 * time.Millisecond, Busy: automutex.Skip},
+				{Task: "long", Scope: "history", On: onID, Wait: patience, Busy: automutex.Skip},
+				{Task: "hot", Scope: "history", On: onID, Busy: automutex.Skip},
 			},
 			guarded: func(c *automutex.Config) { c.History, c.HashKeys = 100, testSecret },
 		})
 		payload := map[string]string{"id": value}
 		note := func(id string) string { return r.queue + "/" + id }
 		failing := r.enqueue("long", payload)
-		first := r.stage.next(t)
+		first := r.next()
 		waiting := r.enqueue("long", payload)
 		r.awaitEvent(automutex.EventWaiting, waiting)
 		skipped := r.enqueue("short", payload)
-		r.await(skipped, asynq.TaskStateCompleted)
-		r.await(r.enqueue("hot", payload), asynq.TaskStateCompleted) // refused at once: no wait, and no entry
+		r.awaitDone(skipped)
+		r.awaitDone(r.enqueue("hot", payload)) // refused at once: no wait, and no entry
 		first.returns(errors.New(value))
-		r.stage.next(t).returns(nil)
-		r.await(waiting, asynq.TaskStateCompleted)
+		r.finish(waiting)
 
 		key := keys.HashedKey(testSecret, r.cfg.Prefix, "history", value)
 		runs := r.awaitHistory(key, 3)
@@ -92,7 +90,7 @@ func TestHistory(t *testing.T) {
 			t.Errorf("it waited while the other one gave up: %+v", b)
 		}
 		for _, name := range []string{key + ":history", r.cfg.Prefix + ":{stats}:histories"} {
-			redistest.Eventually(t, patience, func() bool { // the list of all histories is written after them
+			eventually(t, func() bool { // the list of all histories is written after them
 				left := r.rdb.PTTL(context.Background(), name).Val()
 				return left > 0 && left <= 24*time.Hour
 			}, "%s expires within a day", name)
@@ -107,17 +105,17 @@ func TestHistory_withoutTheLock(t *testing.T) {
 	r := start(t, redistest.Mini(t), setup{rules: []automutex.Rule{{Task: "allow", Busy: automutex.Allow,
 		Wait: 50 * time.Millisecond}}, guarded: keepRuns(9)})
 	r.enqueue("allow", nil)
-	first := r.stage.next(t)
+	first := r.next()
 	second := r.enqueue("allow", nil)
-	r.stage.next(t).returns(asynq.SkipRetry)
-	r.await(second, asynq.TaskStateArchived)
+	r.next().returns(asynq.SkipRetry)
+	r.awaitArchived(second)
 	again := r.enqueue("allow", nil, asynq.MaxRetry(0))
-	run := r.stage.next(t)
+	run := r.next()
 	began := time.Now()
 	first.returns(nil)
 	r.awaitHistory(r.lockOf("allow").Key(), 2)
 	run.returns(automutex.RetryAfter(0, errUpstream)) // on its last attempt it waits a second in its worker
-	r.stage.next(t).returns(nil)
+	r.next().returns(nil)
 	if waited := r.awaitEvent(automutex.EventAcquired, again).Waited; waited > time.Since(began)-time.Second {
 		t.Errorf("it waited %s for the lock, want no more than since it came back", waited)
 	}
@@ -134,12 +132,10 @@ func TestHistory_withoutTheLock(t *testing.T) {
 
 // A run whose lock was lost says so: another task may have run beside it.
 func TestHistory_lockLost(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry, TTL: time.Second}},
-			guarded: keepRuns(10), served: comingBack})
+	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry, TTL: time.Second}},
+		guarded: keepRuns(10), served: comingBack}, func(t *testing.T, r *rig) {
 		id := r.enqueue("work", nil)
-		run := r.stage.next(t)
+		run := r.next()
 		redistest.Must(t, r.lockOf("work").Delete(t.Context()))
 		<-run.ctx.Done()
 		run.returns(nil)
@@ -153,10 +149,9 @@ func TestHistory_lockLost(t *testing.T) {
 
 // A Guard that works says which rules it runs, and nothing of a payload or a secret.
 func TestFleet(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		const secret, value = "a secret of many bytes", "a-value-of-a-payload"
-		rule := automutex.Rule{Task: "fleet", On: []string{"id"}, Limit: 3, Cooldown: time.Millisecond,
+		rule := automutex.Rule{Task: "fleet", On: onID, Limit: 3, Cooldown: time.Millisecond,
 			Rate: automutex.Rate{Starts: 100, Per: time.Minute, Burst: 2}, Busy: automutex.Park,
 			Name: "named"}
 		r := start(t, s, setup{rules: []automutex.Rule{rule, {Task: "other",
@@ -206,7 +201,7 @@ func TestFleet_tellsNothing(t *testing.T) {
 		r := start(t, redistest.Mini(t), setup{rules: []automutex.Rule{{Task: "fleet"}}, hook: hook,
 			guarded: func(c *automutex.Config) { c.Private = private }})
 		r.finish(r.enqueue("fleet", nil))
-		redistest.Eventually(t, patience, func() bool { return private || tried[i].Load() > 0 }, "it tries to tell")
+		eventually(t, func() bool { return private || tried[i].Load() > 0 }, "it tries to tell")
 		r.finish(r.enqueue("fleet", nil))
 		f, err := fleet.Read(t.Context(), r.rdb, r.cfg.Prefix)
 		if warnings := r.log.Text(slog.LevelWarn); err != nil || len(f) != 0 || strings.Contains(warnings, "hset") {
@@ -225,13 +220,13 @@ func TestFleet_differ(t *testing.T) {
 	rule := automutex.Rule{Task: "fleet", Scope: "shared", Busy: automutex.Retry}
 	say := func(c *automutex.Config) { c.Private = false }
 	first := start(t, s, setup{rules: []automutex.Rule{rule}, guarded: say})
-	redistest.Eventually(t, patience, func() bool {
+	eventually(t, func() bool {
 		return first.rdb.Exists(t.Context(),
 			fleet.Key(first.cfg.Prefix)).Val() == 1
 	}, "the first one says what it is")
 	rule.Task, rule.Limit = "another", 3
 	second := start(t, s, setup{prefix: first.cfg.Prefix, rules: []automutex.Rule{rule}, guarded: say})
-	redistest.Eventually(t, patience, func() bool {
+	eventually(t, func() bool {
 		return strings.Contains(second.log.Text(slog.LevelWarn), "scope shared differs: limit 3")
 	}, "a warning")
 	if text := first.log.Text(slog.LevelWarn); text != "" {

@@ -57,7 +57,7 @@ var keyFunctions = map[string]func(c *automutex.Config, fail func(*asynq.Task) e
 		c.Rules[0].Key = func(_ context.Context, t *asynq.Task) ([]string, error) { return []string{"k"}, fail(t) }
 	},
 	"Config.Decode": func(c *automutex.Config, fail func(*asynq.Task) error) {
-		c.Rules[0].On = []string{"id"}
+		c.Rules[0].On = onID
 		c.Decode = func(t *asynq.Task) ([]byte, error) { return []byte(`{"id":1}`), fail(t) }
 	},
 }
@@ -68,8 +68,7 @@ func TestKeyFailure(t *testing.T) {
 	t.Parallel()
 	for function, set := range keyFunctions {
 		t.Run(function, func(t *testing.T) {
-			t.Parallel()
-			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+			each(t, func(t *testing.T, s *redistest.Server) {
 				hour := time.Now().Hour() // it is logged once in an hour
 				var works atomic.Bool
 				rules := []automutex.Rule{{Task: "work", Name: "50%d", Busy: automutex.Skip}, {Task: "fine", Busy: automutex.Retry}}
@@ -89,7 +88,7 @@ func TestKeyFailure(t *testing.T) {
 				r.finish(r.enqueue("fine", nil)) // is not of that rule
 				last := r.enqueue("work", "later", asynq.MaxRetry(0))
 				r.awaitEvent(automutex.EventBackendError, last)
-				r.stage.none(t)
+				r.none()
 				works.Store(true)
 				r.finish(last)
 				for _, id := range again {
@@ -114,7 +113,7 @@ func endsAtOnce(t *testing.T, r *rig, function string) {
 	for _, attempts := range []int{3, 0} {
 		for _, says := range []string{"never", "archive", "never, free", "free, archive"} {
 			id := r.enqueue("work", says, asynq.MaxRetry(attempts))
-			info := r.await(id, asynq.TaskStateArchived)
+			info := r.awaitArchived(id)
 			if event := r.awaitEvent(automutex.EventKeyError, id); !errors.Is(event.Err, keyAnswers[says]) ||
 				len(r.seen.kindsOf(id)) != 1 {
 				t.Errorf("%s: %+v, of %q", says, event, r.seen.kindsOf(id))
@@ -125,10 +124,10 @@ func endsAtOnce(t *testing.T, r *rig, function string) {
 			}
 		}
 		r.awaitDropped(r.enqueue("work", "drop", asynq.MaxRetry(attempts)))
-		r.stage.none(t)
+		r.none()
 		ids := []string{r.enqueue("work", "free", asynq.MaxRetry(attempts)),
 			r.enqueue("work", "free", asynq.MaxRetry(attempts))}
-		for _, run := range []*run{r.stage.next(t), r.stage.next(t)} { // at once
+		for _, run := range []*run{r.next(), r.next()} { // at once
 			if _, ok := automutex.Lease(run.ctx); ok {
 				t.Error("it has a lease")
 			}
@@ -188,7 +187,7 @@ func TestKeyFailure_severalRules(t *testing.T) {
 		automutex.Rule{Task: "krow", Name: "c", Scope: "c", Key: says(errNever)},
 		automutex.Rule{Task: "krow", Name: "d", Scope: "d", Key: says(errLater)},
 		automutex.Rule{Task: "free", Name: "e", Scope: "e", Key: says(automutex.NoLock)},
-		automutex.Rule{Task: "free", Name: "f", Scope: "f", On: []string{"id"}})
+		automutex.Rule{Task: "free", Name: "f", Scope: "f", On: onID})
 	handler := guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
 	for _, task := range []string{"work", "krow"} {
 		if err := handler.ProcessTask(t.Context(), asynq.NewTask(task, nil)); !errors.Is(err, errNever) ||
@@ -204,18 +203,17 @@ func TestKeyFailure_severalRules(t *testing.T) {
 
 // Under Allow a task runs without the key that cannot be made, and under those of other rules.
 func TestAllow_noKey(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "measured", On: []string{"id"}, Busy: automutex.Allow},
+			{Task: "measured", On: onID, Busy: automutex.Allow},
 			{Task: "both", Name: "allow", Scope: "allow", On: []string{"idd"}, Busy: automutex.Allow},
-			{Task: "both", Name: "retry", Scope: "retry", On: []string{"id"}, Busy: automutex.Retry},
+			{Task: "both", Name: "retry", Scope: "retry", On: onID, Busy: automutex.Retry},
 			{Task: "later", Key: func(context.Context, *asynq.Task) ([]string, error) { return nil, errLater },
 				Busy: automutex.Allow},
 		}})
 		for taskType, payload := range map[string]string{"measured": "not JSON", "both": `{"id":1}`, "later": ""} {
 			id := r.enqueue(taskType, payload)
-			run := r.stage.next(t)
+			run := r.next()
 			event := r.awaitEvent(automutex.EventKeyError, id)
 			if event.Policy != automutex.Allow || event.Rule == "" || event.Err == nil {
 				t.Errorf("%s: %+v", taskType, event)
@@ -224,11 +222,11 @@ func TestAllow_noKey(t *testing.T) {
 				t.Errorf("%s: the lease of the other rule: %t", taskType, ok)
 			}
 			run.returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 		}
 		id := r.enqueue("both", `{"idd":1}`) // the rule that enforces has no key
-		r.await(id, asynq.TaskStateArchived)
-		r.stage.none(t)
+		r.awaitArchived(id)
+		r.none()
 		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventKeyError}) {
 			t.Errorf("events %v", kinds)
 		}
@@ -237,28 +235,27 @@ func TestAllow_noKey(t *testing.T) {
 
 // The limit of a task's key is what its field says, and an operator's limit wins. A limit of 0 archives.
 func TestLimitOf(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "work", On: []string{"id"}, LimitField: &automutex.LimitField{Path: "plan.max", Default: 1, Most: 2},
+			{Task: "work", On: onID, LimitField: &automutex.LimitField{Path: "plan.max", Default: 1, Most: 2},
 				Busy: automutex.Skip},
 			{Task: "none", LimitOf: func(context.Context, *asynq.Task) (int, error) { return 0, nil }},
 		}})
 		larger := `{"id": 1, "plan": {"max": 7}}`
 		r.enqueue("work", larger)
 		r.enqueue("work", larger)
-		first, second := r.stage.next(t), r.stage.next(t)
+		first, second := r.next(), r.next()
 		r.awaitEvent(automutex.EventSkipped, r.enqueue("work", larger))
 		r.enqueue("work", `{"id": 2}`)
-		third := r.stage.next(t)
+		third := r.next()
 		r.awaitEvent(automutex.EventSkipped, r.enqueue("work", `{"id": 2}`))
 		redistest.Must(t, r.guard.Controls().SetLimit(t.Context(), "work|1", 3, ""))
 		r.enqueue("work", larger)
-		fourth := r.stage.next(t)
+		fourth := r.next()
 		for _, run := range []*run{first, second, third, fourth} {
 			run.returns(nil)
 		}
-		if info := r.await(r.enqueue("none", nil), asynq.TaskStateArchived); !strings.Contains(info.LastErr,
+		if info := r.awaitArchived(r.enqueue("none", nil)); !strings.Contains(info.LastErr,
 			"LimitOf gave 0") {
 			t.Errorf("a limit of 0: %q", info.LastErr)
 		}
@@ -296,7 +293,7 @@ func TestRateOf_cost(t *testing.T) {
 			}
 			for want, its := range map[string]task{"RateOf gave -1 per -1h": {1, -1, 1}, "Cost gave -1": {1, 1, -1},
 				"Cost gave 87601: want 0 to 87600": {1, 1, 87601}} {
-				info := r.await(r.enqueue("work", its), asynq.TaskStateArchived)
+				info := r.awaitArchived(r.enqueue("work", its))
 				if !strings.Contains(info.LastErr, want) {
 					t.Errorf("want %q: %q", want, info.LastErr)
 				}
@@ -323,7 +320,7 @@ func TestDecode(t *testing.T) {
 	}
 	var calls atomic.Int64
 	maker, err := automutex.NewKeyMaker(automutex.Config{Decode: unwrap(&calls), Rules: []automutex.Rule{
-		{Task: "work", Scope: "on", On: []string{"id"}, Payload: order{}},
+		{Task: "work", Scope: "on", On: onID, Payload: order{}},
 		{Task: "work", Name: "on2", Scope: "on2", On: []string{"shop"}, OnHeaders: []string{"tenant"}},
 		{Task: "work", Name: "fields", Scope: "fields", Key: automutex.Fields("id")},
 		{Task: "work", Name: "typed", Scope: "typed",
@@ -333,7 +330,7 @@ func TestDecode(t *testing.T) {
 		}},
 		{Task: "work", Name: "all", Scope: "all"},
 		{Task: "header", OnHeaders: []string{"tenant"}},
-		{Task: "on", On: []string{"id"}},
+		{Task: "on", On: onID},
 		{Task: "typed", Name: "typed only",
 			Key: automutex.KeyOf(func(v struct{ ID string }) []string { return []string{v.ID} })},
 	}})
@@ -376,11 +373,9 @@ func TestDecode(t *testing.T) {
 
 // Optional is for the fields of the key: a task without the field of its LimitField is archived.
 func TestRule_optionalLimit(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Optional: true,
-			LimitField: &automutex.LimitField{Path: "tenant.max"}, Busy: automutex.Retry}}})
-		r.await(r.enqueue("work", one), asynq.TaskStateArchived)
+	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, Optional: true,
+		LimitField: &automutex.LimitField{Path: "tenant.max"}, Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
+		r.awaitArchived(r.enqueueOne())
 		r.finish(r.enqueue("work", map[string]any{"tenant": map[string]int{"max": 2}}))
 	})
 }
@@ -388,11 +383,10 @@ func TestRule_optionalLimit(t *testing.T) {
 // With Optional a task without the field takes no lock of the rule; a field that is no value for a key, or that is
 // there in another letter case, still archives.
 func TestRule_optional(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		g := newGuard(t, s, &redistest.Log{}, &events{},
 			automutex.Rule{Task: "work", Name: "tenant", Scope: "tenant", On: []string{"tenant"}, OnHeaders: []string{"region"},
-				Optional: true, Busy: automutex.Retry}, automutex.Rule{Task: "work", Name: "id", Scope: "id", On: []string{"id"},
+				Optional: true, Busy: automutex.Retry}, automutex.Rule{Task: "work", Name: "id", Scope: "id", On: onID,
 				Busy: automutex.Retry})
 		headers := map[string]string{"region": "eu"}
 		for payload, want := range map[string]int{

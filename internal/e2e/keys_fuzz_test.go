@@ -256,9 +256,9 @@ var badPayloads = []string{
 // its tasks come back.
 var badRules = []automutex.Rule{
 	{Task: "path", On: []string{"id", `a\.b.0`}, Busy: automutex.Retry},
-	{Task: "field", On: []string{"id"}, Busy: automutex.Retry},
+	{Task: "field", On: onID, Busy: automutex.Retry},
 	{Task: "header", OnHeaders: []string{"tenant"}, Busy: automutex.Retry},
-	{Task: "both", Name: "one", Scope: "one", On: []string{"id"}, Busy: automutex.Retry},
+	{Task: "both", Name: "one", Scope: "one", On: onID, Busy: automutex.Retry},
 	{Task: "both", Name: "two", Scope: "two", On: []string{"note"}, OnHeaders: []string{"tenant"}, Busy: automutex.Retry},
 	{Task: "typed", Key: automutex.KeyOf(func(v struct {
 		ID   any

@@ -61,7 +61,7 @@ func TestFields_paths(t *testing.T) {
 		{[]string{"items.0.sku"}, []string{"A"}},
 		{[]string{"items.1.tags.1.0"}, []string{"y"}},
 		{[]string{"items.2"}, []string{"3"}},
-		{[]string{"id"}, []string{"9"}},
+		{onID, []string{"9"}},
 		{[]string{"items.1.sku", "id", "user.id", "items.0.sku"}, []string{"B", "9", "7", "A"}},
 		{[]string{"items.1", "items.1.sku"}, []string{`{"sku":"B","tags":["x",["y"]]}`, "B"}},
 		{[]string{"id", "id"}, []string{"9", "9"}},

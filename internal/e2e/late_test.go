@@ -19,7 +19,7 @@ func TestStartBy(t *testing.T) {
 	t.Parallel()
 	past, future := automutex.StartBy(time.Now().Add(-time.Minute)), automutex.StartBy(time.Now().Add(time.Hour))
 	asked := make(chan *automutex.BusyError, 9)
-	rules := []automutex.Rule{{Task: "work", On: []string{"id"}}, {Task: "ask", StartWithin: time.Hour,
+	rules := []automutex.Rule{{Task: "work", On: onID}, {Task: "ask", StartWithin: time.Hour,
 		Late: automutex.AfterFailure(func(_ context.Context, _ *asynq.Task, busy *automutex.BusyError) error {
 			asked <- busy
 			return busy
@@ -33,20 +33,20 @@ func TestStartBy(t *testing.T) {
 		}
 		work, ask := asynq.NewTask("work", []byte(`{"id":1}`)), asynq.NewTask("ask", nil)
 		late := enqueue(c, work, past)
-		info := r.await(late, asynq.TaskStateArchived)
+		info := r.awaitArchived(late)
 		if e := r.awaitEvent(automutex.EventLate, late); e.Policy != automutex.Archive || e.Busy.LateBy < time.Minute ||
 			!errors.Is(e.Busy, automutex.ErrBusy) || !strings.Contains(info.LastErr, "late by 1m") {
 			t.Errorf("%+v, %q", e, info.LastErr)
 		}
-		r.await(enqueue(c, ask, past), asynq.TaskStateArchived)
+		r.awaitArchived(enqueue(c, ask, past))
 		if busy := <-asked; busy.Reason != automutex.ReasonLate || busy.Rule != "ask" || busy.Holder != "" {
 			t.Errorf("the function got %+v", busy)
 		}
-		r.stage.none(t)
+		r.none()
 		redistest.Must(t, r.inspector.RunTask(r.queue, late)) // an operator may start it
 		runs := func(id string) {
-			r.stage.nextIs(t, id).returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.nextIs(id).returns(nil)
+			r.awaitDone(id)
 		}
 		runs(late)
 		runs(enqueue(c, work, past, future)) // the last one counts
@@ -73,8 +73,7 @@ func TestStartBy(t *testing.T) {
 // A task that comes late is no newer one, also while its function is asked: under Replace an older one runs. One that
 // came in time before is forgotten.
 func TestLate_replacesNobody(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		asked, answer := make(chan string), make(chan error)
 		rule := replacing(automutex.Rule{Wait: time.Hour, Late: automutex.AfterFailure(
 			func(ctx context.Context, _ *asynq.Task, _ *automutex.BusyError) error {
@@ -84,7 +83,7 @@ func TestLate_replacesNobody(t *testing.T) {
 			})})
 		r, c := orderRig(t, s, setup{rules: []automutex.Rule{rule}})
 		held := r.take("work", "1")
-		old := r.enqueue("work", one)
+		old := r.enqueueOne()
 		r.awaitLine(1, "work", "1")
 		info, err := c.Enqueue(asynq.NewTask("work", []byte(`{"id":1}`)),
 			r.options([]asynq.Option{automutex.StartBy(time.Now().Add(-time.Second))})...)
@@ -93,10 +92,10 @@ func TestLate_replacesNobody(t *testing.T) {
 			t.Fatalf("the function was asked of %s", id)
 		}
 		r.free(held)
-		r.stage.nextIs(t, old).returns(nil)
+		r.nextIs(old).returns(nil)
 		answer <- nil
-		r.await(info.ID, asynq.TaskStateCompleted)
-		r.await(old, asynq.TaskStateCompleted)
+		r.awaitDone(info.ID)
+		r.awaitDone(old)
 		r.awaitForgotten("work", "1")
 	})
 }

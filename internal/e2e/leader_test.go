@@ -47,8 +47,7 @@ func (k *ticks) scheduler(rdb redis.UniversalClient, name, queue string) func() 
 
 // Of two schedulers one enqueues; when its context ends the other one takes over.
 func TestLeadScheduler(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		name := redistest.Name(t)
 		enqueued := &ticks{n: make(map[string]int)}

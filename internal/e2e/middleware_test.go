@@ -23,8 +23,7 @@ import (
 
 // Two tasks for one entity take turns; a third for another does not wait.
 func TestMiddleware_mux(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{
 			rules: []automutex.Rule{{Task: "itunes:verify", On: []string{"transaction_id"}, Wait: time.Minute,
 				Busy: automutex.Retry}},
@@ -37,19 +36,18 @@ func TestMiddleware_mux(t *testing.T) {
 			},
 		})
 		first := r.enqueue("itunes:verify", map[string]int{"transaction_id": 7})
-		run := r.stage.next(t)
+		run := r.next()
 		second := r.enqueue("itunes:verify", map[string]string{"transaction_id": "7"})
 		r.awaitLine(1, "itunes:verify", "7")
 		for _, taskType := range []string{"itunes:verify", "itunes:other", "other"} {
 			id := r.enqueue(taskType, map[string]int{"transaction_id": 8})
-			beside := r.stage.nextIs(t, id)
+			beside := r.nextIs(id)
 			beside.returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 		}
 		run.returns(nil)
-		r.await(first, asynq.TaskStateCompleted)
-		r.stage.next(t).returns(nil)
-		r.await(second, asynq.TaskStateCompleted)
+		r.awaitDone(first)
+		r.finish(second)
 		if line := r.log.Text(-100); line != "" {
 			t.Errorf("logged: %s", line)
 		}
@@ -81,10 +79,9 @@ func TestMiddleware_unmatched(t *testing.T) {
 }
 
 func TestMiddleware_direct(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		log, seen := &redistest.Log{}, &events{}
-		guard := newGuard(t, s, log, seen, automutex.Rule{Task: "work", On: []string{"id"}, Fence: true,
+		guard := newGuard(t, s, log, seen, automutex.Rule{Task: "work", On: onID, Fence: true,
 			Busy: automutex.Retry})
 		task := asynq.NewTask("work", []byte(`{"id":1}`))
 		inner := errors.New("inner")
@@ -127,8 +124,7 @@ func TestMiddleware_direct(t *testing.T) {
 }
 
 func TestMiddleware_panic(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		told, served := telling()
 		r := start(t, s, setup{
 			rules:   []automutex.Rule{{Task: "work", Busy: automutex.Retry}},
@@ -156,8 +152,7 @@ func TestMiddleware_panic(t *testing.T) {
 
 // The same Middleware twice around one handler does not wait for itself.
 func TestMiddleware_twice(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{
 			rules: []automutex.Rule{{Task: "work", Scope: "a", Busy: automutex.Retry},
 				{Task: "work", Scope: "b", Busy: automutex.Retry}},
@@ -166,7 +161,7 @@ func TestMiddleware_twice(t *testing.T) {
 			},
 		})
 		id := r.enqueue("work", nil, asynq.MaxRetry(0))
-		run := r.stage.next(t)
+		run := r.next()
 		for _, name := range []string{"work", "work#2"} {
 			if _, ok := automutex.LeaseOf(run.ctx, name); !ok {
 				t.Errorf("no lease of %s", name)
@@ -175,7 +170,7 @@ func TestMiddleware_twice(t *testing.T) {
 		r.awaitRetried(r.enqueue("work", nil), 0)
 		began := time.Now()
 		run.returns(automutex.RetryAfter(time.Second, nil))
-		redistest.Eventually(t, patience, func() bool { return !r.locked("a") && !r.locked("b") || len(r.stage.started) > 0 },
+		eventually(t, func() bool { return !r.locked("a") && !r.locked("b") || len(r.stage.started) > 0 },
 			"the locks are free")
 		r.finish(id)
 		if took := time.Since(began); took < time.Second {
@@ -190,9 +185,8 @@ func TestMiddleware_twice(t *testing.T) {
 // A handler that runs another task of its key in the same call does not wait for itself, and the key stays taken until
 // it returns.
 func TestMiddleware_taskWithinATask(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		guard := newGuard(t, s, &redistest.Log{}, &events{}, automutex.Rule{Task: "work", On: []string{"id"},
+	each(t, func(t *testing.T, s *redistest.Server) {
+		guard := newGuard(t, s, &redistest.Log{}, &events{}, automutex.Rule{Task: "work", On: onID,
 			Busy: automutex.Fail})
 		var ran []string
 		var handler asynq.Handler
@@ -242,7 +236,7 @@ func TestMiddleware_withinTheLastAttempt(t *testing.T) {
 		asynq.MaxRetry(0))
 	redistest.Must(t, err)
 	for _, result := range []error{nil, asynq.RevokeTask} {
-		run := r.stage.next(t)
+		run := r.next()
 		if lasts := r.rdb.PTTL(t.Context(), r.lockOf("work").Key()+":claim").Val(); lasts < time.Hour {
 			t.Errorf("the claim ends in %s", lasts)
 		}
@@ -251,14 +245,12 @@ func TestMiddleware_withinTheLastAttempt(t *testing.T) {
 }
 
 func TestMiddleware_lease(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Name: "turns", On: []string{"id"}, Fence: true,
-			Busy: automutex.Retry}, {Task: "free", Busy: automutex.Retry}}})
+	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Name: "turns", On: onID, Fence: true,
+		Busy: automutex.Retry}, {Task: "free", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		var last int64
 		for range 5 {
-			id := r.enqueue("work", one)
-			run := r.stage.next(t)
+			id := r.enqueueOne()
+			run := r.next()
 			lease, ok := automutex.Lease(run.ctx)
 			named, named2 := automutex.LeaseOf(run.ctx, "turns")
 			fence, err := automutex.Fence(run.ctx)
@@ -279,7 +271,7 @@ func TestMiddleware_lease(t *testing.T) {
 				t.Error("a lease of a rule that does not apply")
 			}
 			run.returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 		}
 		ctx := t.Context()
 		if _, ok := automutex.Lease(ctx); ok {
@@ -295,8 +287,7 @@ func TestMiddleware_lease(t *testing.T) {
 }
 
 func TestMiddleware_limit(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		const limit, workers, tasks = 3, 16, 15
 		r := start(t, s, setup{workers: workers, rules: []automutex.Rule{{Task: "work", Limit: limit, Wait: time.Minute,
 			Busy: automutex.Retry}}})
@@ -306,19 +297,19 @@ func TestMiddleware_limit(t *testing.T) {
 		}
 		var runs []*run
 		for range limit {
-			runs = append(runs, r.stage.next(t))
+			runs = append(runs, r.next())
 		}
 		r.awaitLine(tasks-limit, "work")
 		for n := limit; len(runs) > 0; n++ {
-			r.stage.none(t)
+			r.none()
 			runs[0].returns(nil)
 			runs = runs[1:]
 			if n < tasks {
-				runs = append(runs, r.stage.next(t))
+				runs = append(runs, r.next())
 			}
 		}
 		for _, id := range ids {
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 		}
 		if most := r.stage.mostAtOnce("work"); most != limit {
 			t.Errorf("%d at once, want %d", most, limit)
@@ -327,8 +318,7 @@ func TestMiddleware_limit(t *testing.T) {
 }
 
 func TestMiddleware_keyError(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		told, served := telling()
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"user.id"}, Busy: automutex.Skip}},
 			served: served})
@@ -342,7 +332,7 @@ func TestMiddleware_keyError(t *testing.T) {
 		} {
 			for _, attempts := range []int{3, 0} {
 				id := r.enqueue("work", payload, asynq.MaxRetry(attempts))
-				info := r.await(id, asynq.TaskStateArchived)
+				info := r.awaitArchived(id)
 				if !strings.Contains(info.LastErr, text) || !strings.Contains(info.LastErr, `"work"`) || info.Retried != 0 {
 					t.Errorf("%s: archived after %d with %q", payload, info.Retried, info.LastErr)
 				}
@@ -356,7 +346,7 @@ func TestMiddleware_keyError(t *testing.T) {
 				}
 			}
 		}
-		r.stage.none(t)
+		r.none()
 		if !strings.Contains(r.log.Text(0), "no key") {
 			t.Error("nothing is logged")
 		}
@@ -379,8 +369,7 @@ type transfer struct {
 // at one account, and none waits for another that waits for it.
 func TestSeveral_transfersUnderLoad(t *testing.T) {
 	redistest.Long(t)
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		const accounts, tasks, workers = 5, 200, 10
 		var mu sync.Mutex
 		busy, done := [accounts]int{}, 0
@@ -417,7 +406,7 @@ func TestSeveral_transfersUnderLoad(t *testing.T) {
 			ids = append(ids, r.enqueue("transfer", transfer{random.IntN(accounts), random.IntN(accounts)}))
 		}
 		for _, id := range ids {
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 		}
 		if done != tasks {
 			t.Errorf("%d transfers are done, of %d", done, tasks)
@@ -435,11 +424,9 @@ func TestSeveral_transfersUnderLoad(t *testing.T) {
 
 // from = to: one lock, found under both names.
 func TestSeveral_equalKeys(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: transfers(0, automutex.Retry)})
+	eachRig(t, setup{rules: transfers(0, automutex.Retry)}, func(t *testing.T, r *rig) {
 		id := r.enqueue("transfer", transfer{3, 3}, asynq.MaxRetry(0))
-		run := r.stage.next(t)
+		run := r.next()
 		from, ok := automutex.LeaseOf(run.ctx, "from")
 		to, ok2 := automutex.LeaseOf(run.ctx, "to")
 		innermost, ok3 := automutex.Lease(run.ctx)
@@ -447,7 +434,7 @@ func TestSeveral_equalKeys(t *testing.T) {
 			t.Errorf("got %v %v, %v %v, %v", from, ok, to, ok2, innermost)
 		}
 		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
+		r.awaitDone(id)
 		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventAcquired,
 			automutex.EventReleased}) {
 			t.Errorf("events %v", kinds)
@@ -458,13 +445,11 @@ func TestSeveral_equalKeys(t *testing.T) {
 // The rule that is busy names itself, and gives back what came before it. No
 // cooldown comes of a task that did not run.
 func TestSeveral_busyInTheMiddle(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "work", Name: "first", Scope: "a", Cooldown: time.Hour, Busy: automutex.Retry},
-			{Task: "work", Name: "second", Scope: "b", Busy: automutex.RetryIn(time.Minute)},
-			{Task: "work", Name: "third", Scope: "c", Busy: automutex.Skip},
-		}})
+	eachRig(t, setup{rules: []automutex.Rule{
+		{Task: "work", Name: "first", Scope: "a", Cooldown: time.Hour, Busy: automutex.Retry},
+		{Task: "work", Name: "second", Scope: "b", Busy: automutex.RetryIn(time.Minute)},
+		{Task: "work", Name: "third", Scope: "c", Busy: automutex.Skip},
+	}}, func(t *testing.T, r *rig) {
 		lease := r.take("b")
 		id := r.enqueue("work", nil)
 		info := r.awaitRetried(id, 0)
@@ -477,10 +462,10 @@ func TestSeveral_busyInTheMiddle(t *testing.T) {
 		if r.locked("a") || r.locked("c") {
 			t.Error("a key stayed taken")
 		}
-		r.stage.none(t)
+		r.none()
 		r.free(lease)
 		r.rerun(id)
-		run := r.stage.next(t)
+		run := r.next()
 		if !r.locked("a") || !r.locked("b") || !r.locked("c") {
 			t.Error("it runs without all its locks")
 		}
@@ -489,7 +474,7 @@ func TestSeveral_busyInTheMiddle(t *testing.T) {
 			t.Error("Lease is not the one taken last")
 		}
 		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
+		r.awaitDone(id)
 		var released []string
 		for _, event := range r.seen.list(automutex.EventReleased) {
 			released = append(released, event.Rule)
@@ -502,23 +487,21 @@ func TestSeveral_busyInTheMiddle(t *testing.T) {
 
 // The key of a lease is deleted while its handler runs, which is found out at the end if not before.
 func TestSeveral_keyDeleted(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: transfers(0, automutex.Retry)})
+	eachRig(t, setup{rules: transfers(0, automutex.Retry)}, func(t *testing.T, r *rig) {
 		id := r.enqueue("transfer", transfer{1, 2})
-		run := r.stage.next(t)
+		run := r.next()
 		lease, _ := automutex.LeaseOf(run.ctx, "to")
 		redistest.Must(t, lease.Unlock(run.ctx))
 		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
+		r.awaitDone(id)
 		if events := r.seen.list(automutex.EventLost, automutex.EventBackendError); len(events) > 0 {
 			t.Errorf("events %v", events)
 		}
 		id = r.enqueue("transfer", transfer{1, 2})
-		run = r.stage.next(t)
+		run = r.next()
 		redistest.Must(t, r.rdb.Del(t.Context(), r.lockOf("account", "2").Key()).Err())
 		run.returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
+		r.awaitDone(id)
 		event := r.awaitEvent(automutex.EventLost, id)
 		if event.Rule != "to" || !errors.Is(event.Err, lock.ErrLost) || !strings.Contains(r.log.Text(0), event.Key) {
 			t.Errorf("got %+v", event)

@@ -104,7 +104,7 @@ func TestNew_noIO(t *testing.T) {
 			return nil, errors.New("no")
 		}})
 	defer func() { _ = rdb.Close() }()
-	guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{{Task: "work", On: []string{"id"}}}})
+	guard, err := automutex.New(rdb, automutex.Config{Rules: []automutex.Rule{{Task: "work", On: onID}}})
 	redistest.Must(t, err)
 	keys, err := guard.Keys(t.Context(), asynq.NewTask("work", []byte(`{"id":1}`)))
 	if err != nil || !slices.Equal(keys, []string{"automutex:{work|1}"}) {
@@ -139,8 +139,7 @@ func (o connOpt) MakeRedisClient() any {
 }
 
 func TestNew_fromConnOpt(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		rules := []automutex.Rule{{Task: "work", Busy: automutex.Retry}}
 		prefix := redistest.Name(t)
 		var made any
@@ -226,7 +225,7 @@ func TestNewClient_everyMistake(t *testing.T) {
 			return nil, errors.New("dialed")
 		}})
 	defer rdb.Close()
-	ordered := automutex.Config{Rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true}}}
+	ordered := automutex.Config{Rules: []automutex.Rule{{Task: "work", On: onID, InOrder: true}}}
 	wrong := automutex.Config{Rules: []automutex.Rule{{Task: "work", TTL: -1}}}
 	inspected := ordered
 	inspected.Inspector = asynq.NewInspectorFromRedisClient(rdb)
@@ -258,8 +257,7 @@ func TestNewClient_everyMistake(t *testing.T) {
 // What asynq itself refuses stays asynq's refusal, and leaves no place in order behind. A task that go-redis has sent
 // twice is enqueued.
 func TestClient_asynqRefuses(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, c := orderRig(t, s, setup{})
 		work := asynq.NewTask("work", []byte(`{"id":1}`))
 		if _, err := c.Enqueue(work, asynq.Queue(" ")); err == nil || !strings.Contains(err.Error(), "queue name") {
@@ -269,7 +267,7 @@ func TestClient_asynqRefuses(t *testing.T) {
 			t.Error("no task is enqueued")
 		}
 		first := r.enqueueInOrder(c, 1)
-		run := r.stage.next(t)
+		run := r.next()
 		if _, err := c.Enqueue(work, nil, asynq.Queue(r.queue), asynq.TaskID(first)); !errors.Is(err,
 			asynq.ErrTaskIDConflict) || !strings.Contains(err.Error(), first) {
 			t.Errorf("an ID that is taken: %v", err)
@@ -283,7 +281,7 @@ func TestClient_asynqRefuses(t *testing.T) {
 		redistest.Must(t, err)
 		second, third := r.enqueueInOrder(twice, 1), r.enqueueInOrder(c, 1) // whose ID is taken by itself
 		run.returns(nil)
-		r.await(first, asynq.TaskStateCompleted)
+		r.awaitDone(first)
 		r.finish(second) // nothing stands between them
 		r.finish(third)
 	})

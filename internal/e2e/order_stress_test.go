@@ -90,7 +90,7 @@ func TestInOrder_stress(t *testing.T) {
 	soonAgain := func(o *redis.UniversalOptions) { o.ReadTimeout, o.MaxRetries = 500*time.Millisecond, 10 }
 	oracle := &orderOracle{before: map[string][]string{}, known: map[string][]string{}, ended: map[string]bool{}}
 	o := setup{
-		rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue}},
+		rules: []automutex.Rule{{Task: "work", On: onID, InOrder: true, OnArchive: automutex.Continue}},
 		queue: redistest.Name(t), prefix: redistest.Name(t), workers: 5, served: atOnce,
 		// A dequeue whose reply is lost keeps its task from everybody for two minutes, so asynq's own commands get through.
 		guarded: func(c *automutex.Config) { c.Inspector = asynq.NewInspectorFromRedisClient(s.Client(t)) },
@@ -140,7 +140,7 @@ func TestInOrder_stress(t *testing.T) {
 	}
 	enqueuing.Wait()
 	for left := len(oracle.missing()); left > 0; left = len(oracle.missing()) { // a slow machine takes long for them all
-		redistest.Eventually(t, patience, func() bool { return len(oracle.missing()) < left }, "another task ends")
+		eventually(t, func() bool { return len(oracle.missing()) < left }, "another task ends")
 	}
 	oracle.mu.Lock()
 	defer oracle.mu.Unlock()

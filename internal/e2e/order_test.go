@@ -28,7 +28,7 @@ import (
 func orderRig(t *testing.T, s *redistest.Server, o setup) (*rig, *automutex.Client) {
 	t.Helper()
 	if o.rules == nil {
-		o.rules = []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true}}
+		o.rules = []automutex.Rule{{Task: "work", On: onID, InOrder: true}}
 	}
 	if o.prefix == "" {
 		o.prefix = redistest.Name(t)
@@ -42,6 +42,14 @@ func orderRig(t *testing.T, s *redistest.Server, o setup) (*rig, *automutex.Clie
 	return r, c
 }
 
+func eachOrder(t *testing.T, o setup, f func(t *testing.T, r *rig, c *automutex.Client)) {
+	t.Helper()
+	each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, o)
+		f(t, r, c)
+	})
+}
+
 func (r *rig) enqueueInOrder(c *automutex.Client, id int, options ...asynq.Option) string {
 	r.t.Helper()
 	info, err := c.Enqueue(asynq.NewTask("work", fmt.Appendf(nil, `{"id":%d}`, id)), r.options(options)...)
@@ -51,8 +59,7 @@ func (r *rig) enqueueInOrder(c *automutex.Client, id int, options ...asynq.Optio
 
 // Tasks run in the order of their Enqueue calls, though each of them fails once, with many workers.
 func TestInOrder_throughFailures(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		const keys, each = 3, 8
 		var logs [keys]orderLog
 		r, c := orderRig(t, s, setup{workers: 8, handler: func(ctx context.Context, task *asynq.Task) error {
@@ -74,19 +81,17 @@ func TestInOrder_throughFailures(t *testing.T) {
 
 // An archived head holds its key until an operator skips it; TestInOrder_isSeen has what is told of it.
 func TestInOrder_holdKey(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 3})
+	eachOrder(t, setup{workers: 3}, func(t *testing.T, r *rig, c *automutex.Client) {
 		first, second := r.enqueueInOrder(c, 1, asynq.MaxRetry(0)), r.enqueueInOrder(c, 1)
-		r.stage.nextIs(t, first).returns(errors.New("broken"))
-		if info := r.await(first, asynq.TaskStateArchived); info.LastErr != "broken" || info.Retried != 0 {
+		r.nextIs(first).returns(errors.New("broken"))
+		if info := r.awaitArchived(first); info.LastErr != "broken" || info.Retried != 0 {
 			t.Fatalf("%+v", info)
 		}
 		if info := r.awaitParked(second); !strings.Contains(info.LastErr,
 			"behind task "+r.queue+"/"+first+", which is archived") || time.Until(info.NextProcessAt) < 4*time.Minute {
 			t.Errorf("%q, back in %s", info.LastErr, time.Until(info.NextProcessAt))
 		}
-		r.stage.none(t)
+		r.none()
 		skip := func(id string) error {
 			return r.guard.SkipHead(t.Context(), r.lockOf("work", "1").Key(), r.queue+"/"+id)
 		}
@@ -94,21 +99,19 @@ func TestInOrder_holdKey(t *testing.T) {
 			t.Fatal("skipped a task that is not the head")
 		}
 		redistest.Must(t, skip(first))
-		run := r.stage.next(t)
+		run := r.next()
 		if err := skip(second); err == nil || !strings.Contains(err.Error(), "runs now") {
 			t.Fatalf("skipped a task that runs: %v", err)
 		}
 		run.returns(nil)
-		r.await(second, asynq.TaskStateCompleted)
+		r.awaitDone(second)
 	})
 }
 
 // MaxQueued bounds the tasks of a key.
 func TestInOrder_full(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true,
-			MaxQueued: 2}}})
+	eachOrder(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, InOrder: true,
+		MaxQueued: 2}}}, func(t *testing.T, r *rig, c *automutex.Client) {
 		first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
 		_, err := c.Enqueue(asynq.NewTask("work", []byte(`{"id":1}`)), asynq.Queue(r.queue))
 		var full *automutex.FullError
@@ -117,41 +120,39 @@ func TestInOrder_full(t *testing.T) {
 		}
 		r.enqueueInOrder(c, 2) // another key
 		for range 3 {
-			r.stage.next(t).returns(nil)
+			r.next().returns(nil)
 		}
-		r.await(first, asynq.TaskStateCompleted)
-		r.await(second, asynq.TaskStateCompleted)
+		r.awaitDone(first)
+		r.awaitDone(second)
 		r.enqueueInOrder(c, 1)
-		r.stage.next(t).returns(nil)
+		r.next().returns(nil)
 	})
 }
 
 // A task whose key is not the one that it was enqueued for, since the worker's rule differs or its payload was changed,
 // gives up its place there, so that those behind it run, and comes after the tasks of its new key.
 func TestInOrder_enqueuedForAnotherKey(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 4})
+	eachOrder(t, setup{workers: 4}, func(t *testing.T, r *rig, c *automutex.Client) {
 		older, err := automutex.NewClient(r.rdb, r.client, automutex.Config{Rules: []automutex.Rule{{Task: "work",
 			On: []string{"was"}, InOrder: true}}, Prefix: r.cfg.Prefix})
 		redistest.Must(t, err)
 		first := r.enqueueInOrder(c, 1)
-		running := r.stage.nextIs(t, first)
+		running := r.nextIs(first)
 		moved, err := older.Enqueue(asynq.NewTask("work", []byte(`{"id":1,"was":9}`)), asynq.Queue(r.queue),
 			asynq.Retention(time.Hour))
 		redistest.Must(t, err)
 		behind := r.enqueueInOrder(c, 9)
-		r.stage.nextIs(t, behind).returns(nil)          // at once, not when the stamp before it is overdue
-		redistest.Eventually(t, patience, func() bool { // behind may have waited as well, until moved gave up its place
+		r.nextIs(behind).returns(nil) // at once, not when the stamp before it is overdue
+		eventually(t, func() bool {   // behind may have waited as well, until moved gave up its place
 			return slices.ContainsFunc(r.seen.list(automutex.EventWaiting),
 				func(e automutex.Event) bool { return e.TaskID == moved.ID })
 		}, "the task has come to its new key")
 		second := r.enqueueInOrder(c, 1)
-		r.stage.none(t)
+		r.none()
 		running.returns(nil)
 		for _, id := range []string{moved.ID, second} {
-			r.stage.nextIs(t, id).returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.nextIs(id).returns(nil)
+			r.awaitDone(id)
 		}
 		if n := strings.Count(r.log.String(), "or for another key, since the rules of producer and worker differ"); n != 1 {
 			t.Errorf("%d warnings:\n%s", n, r.log.String())
@@ -182,7 +183,7 @@ func (l *orderLog) failOnce(which string) asynq.HandlerFunc {
 
 func (l *orderLog) await(t *testing.T, want ...string) {
 	t.Helper()
-	redistest.Eventually(t, patience, func() bool {
+	eventually(t, func() bool {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return len(l.starts) >= len(want)
@@ -196,8 +197,7 @@ func (l *orderLog) await(t *testing.T, want ...string) {
 
 // Keys and IDs may have any text: zero bytes, bars, braces, what is no UTF-8. So with hashed keys.
 func TestInOrder_anyText(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, secret := range []string{"", testSecret} {
 			rules := []automutex.Rule{{Task: "work", InOrder: true, Key: func(context.Context, *asynq.Task) ([]string, error) {
 				return []string{"a\x00b|c{d}%s", "é\u2028"}, nil
@@ -221,8 +221,7 @@ func TestInOrder_anyText(t *testing.T) {
 
 // Tasks of one key in several queues are in one order; another task with the same ID in another queue is another task.
 func TestInOrder_severalQueues(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		second := redistest.Name(t)
 		log := &orderLog{}
 		r, c := orderRig(t, s, setup{workers: 3, served: func(c *asynq.Config) {
@@ -240,21 +239,19 @@ func TestInOrder_severalQueues(t *testing.T) {
 
 // An ID may be used again as soon as asynq has forgotten the task that had it.
 func TestInOrder_usedAgain(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 2})
+	eachOrder(t, setup{workers: 2}, func(t *testing.T, r *rig, c *automutex.Client) {
 		for range 3 {
 			id := r.enqueueInOrder(c, 1, asynq.TaskID("same"), asynq.Retention(0))
-			r.stage.next(t).returns(nil)
+			r.next().returns(nil)
 			r.awaitDropped(id)
 		}
 		// An archived one that holds the key, deleted, and its ID used again: the hold stays until it is skipped.
 		first := r.enqueueInOrder(c, 1, asynq.TaskID("same"), asynq.MaxRetry(0))
-		r.stage.next(t).returns(errors.New("broken"))
-		r.await(first, asynq.TaskStateArchived)
+		r.next().returns(errors.New("broken"))
+		r.awaitArchived(first)
 		r.operate(first, r.inspector.DeleteTask)
 		r.enqueueInOrder(c, 1, asynq.TaskID("same"))
-		redistest.Eventually(t, patience, func() bool {
+		eventually(t, func() bool {
 			info, err := r.inspector.GetTaskInfo(r.queue, "same")
 			return err == nil && strings.Contains(info.LastErr,
 				"behind an earlier task with the same ID ("+r.queue+"/same), which is gone: skip it to go on")
@@ -270,12 +267,10 @@ func TestInOrder_usedAgain(t *testing.T) {
 
 // A task without the field of an Optional rule has no place in order, and runs beside those that have one.
 func TestInOrder_optional(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Optional: true,
-			InOrder: true}}})
+	eachOrder(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, Optional: true,
+		InOrder: true}}}, func(t *testing.T, r *rig, c *automutex.Client) {
 		first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
-		run := r.stage.nextIs(t, first)
+		run := r.nextIs(first)
 		for _, payload := range []string{`{}`, `{"id":null}`} {
 			info, err := c.Enqueue(asynq.NewTask("work", []byte(payload)), asynq.Queue(r.queue), asynq.MaxRetry(5),
 				asynq.Retention(time.Hour))
@@ -297,10 +292,8 @@ func (r *rig) deadProducer(id int, deadline time.Duration) {
 
 // A producer that dies after its stamp keeps a key waiting until the stamp's deadline, and no longer.
 func TestInOrder_producerDiesAfterItsStamp(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true,
-			MaxQueued: 2}}})
+	eachOrder(t, setup{workers: 2, rules: []automutex.Rule{{Task: "work", On: onID, InOrder: true,
+		MaxQueued: 2}}}, func(t *testing.T, r *rig, c *automutex.Client) {
 		r.deadProducer(1, 300*time.Millisecond)
 		r.finish(r.enqueueInOrder(c, 1))
 		r.deadProducer(2, time.Millisecond)
@@ -312,19 +305,18 @@ func TestInOrder_producerDiesAfterItsStamp(t *testing.T) {
 
 // A head that an operator deletes, or archives under Continue, does not stop its key for good.
 func TestInOrder_operators(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for name, act := range map[string]func(*asynq.Inspector, string,
 			string) error{"delete": (*asynq.Inspector).DeleteTask, "archive": (*asynq.Inspector).ArchiveTask} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				rules := []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue}}
+				rules := []automutex.Rule{{Task: "work", On: onID, InOrder: true, OnArchive: automutex.Continue}}
 				r, c := orderRig(t, s, setup{workers: 2, rules: rules, served: func(c *asynq.Config) {
 					comingBack(c)
 					c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
 				}})
 				first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
-				r.stage.next(t).returns(errors.New("broken"))
+				r.next().returns(errors.New("broken"))
 				r.await(first, asynq.TaskStateRetry)
 				r.awaitParked(second)
 				r.operate(first, func(queue, id string) error { return act(r.inspector, queue, id) })
@@ -336,11 +328,9 @@ func TestInOrder_operators(t *testing.T) {
 
 // A task that is delivered again after it was done does not run again.
 func TestInOrder_redelivery(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 2})
+	eachOrder(t, setup{workers: 2}, func(t *testing.T, r *rig, c *automutex.Client) {
 		id := r.enqueueInOrder(c, 1, asynq.Retention(0))
-		run := r.stage.next(t)
+		run := r.next()
 		info, err := r.inspector.GetTaskInfo(r.queue, id)
 		redistest.Must(t, err)
 		run.returns(nil)
@@ -350,8 +340,8 @@ func TestInOrder_redelivery(t *testing.T) {
 			asynq.MaxRetry(info.MaxRetry), asynq.Retention(time.Hour))
 		_, err = r.client.Enqueue(again)
 		redistest.Must(t, err)
-		r.await(id, asynq.TaskStateCompleted)
-		r.stage.none(t)
+		r.awaitDone(id)
+		r.none()
 		// A copy of the header in another task is no stamp: that task runs.
 		other, err := r.client.Enqueue(asynq.NewTaskWithHeaders("work", info.Payload, info.Headers), asynq.Queue(r.queue),
 			asynq.Retention(time.Hour))
@@ -362,25 +352,23 @@ func TestInOrder_redelivery(t *testing.T) {
 
 // A task of a plain client joins at its arrival, and is warned of once for each type.
 func TestInOrder_plainClient(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 3, rules: []automutex.Rule{
-			{Task: "work", On: []string{"id"}, InOrder: true},
-			{Task: "play", On: []string{"id"}, InOrder: true},
-		}})
+	eachOrder(t, setup{workers: 3, rules: []automutex.Rule{
+		{Task: "work", On: onID, InOrder: true},
+		{Task: "play", On: onID, InOrder: true},
+	}}, func(t *testing.T, r *rig, c *automutex.Client) {
 		first := r.enqueueInOrder(c, 1)
-		run := r.stage.next(t)
-		plain := r.enqueue("work", one)
-		redistest.Eventually(t, patience, func() bool {
+		run := r.next()
+		plain := r.enqueueOne()
+		eventually(t, func() bool {
 			head, err := engineOf(r.lockOf("work")).Head(t.Context(), refOf(r.lockOf("work", "1")))
 			return err == nil && head.Queued == 2
 		}, "the plain task has come")
 		second := r.enqueueInOrder(c, 1)
 		run.returns(nil)
-		r.await(first, asynq.TaskStateCompleted)
+		r.awaitDone(first)
 		r.finish(plain)
 		r.finish(second)
-		r.finish(r.enqueue("work", one))
+		r.finish(r.enqueueOne())
 		r.finish(r.enqueue("play", one))
 		if n := strings.Count(r.log.Text(-8), "was not enqueued through automutex.NewClient"); n != 2 {
 			t.Errorf("%d warnings, want one for each type:\n%s", n, r.log.Text(-8))
@@ -390,14 +378,12 @@ func TestInOrder_plainClient(t *testing.T) {
 
 // With Continue the next task runs when one is archived.
 func TestInOrder_continue(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true,
-			OnArchive: automutex.Continue}}})
+	eachOrder(t, setup{workers: 2, rules: []automutex.Rule{{Task: "work", On: onID, InOrder: true,
+		OnArchive: automutex.Continue}}}, func(t *testing.T, r *rig, c *automutex.Client) {
 		first, second, third := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
-		r.stage.next(t).returns(fmt.Errorf("broken: %w", asynq.SkipRetry))
-		r.await(first, asynq.TaskStateArchived)
-		run := r.stage.nextIs(t, second)
+		r.next().returns(fmt.Errorf("broken: %w", asynq.SkipRetry))
+		r.awaitArchived(first)
+		run := r.nextIs(second)
 		run.returns(asynq.RevokeTask)
 		r.awaitDropped(second)
 		r.finish(third)
@@ -406,21 +392,19 @@ func TestInOrder_continue(t *testing.T) {
 
 // After the loss of all keys the stamps put the tasks in order again.
 func TestInOrder_lostKeys(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 3, served: atOnce})
+	eachOrder(t, setup{workers: 3, served: atOnce}, func(t *testing.T, r *rig, c *automutex.Client) {
 		first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
-		run := r.stage.next(t)
-		redistest.Eventually(t, patience, func() bool { return len(r.seen.list(automutex.EventWaiting)) == 1 },
+		run := r.next()
+		eventually(t, func() bool { return len(r.seen.list(automutex.EventWaiting)) == 1 },
 			"the second one waits")
 		key := r.lockOf("work", "1").Key() // all that is stored, by hand
 		redistest.Must(t, r.rdb.Del(t.Context(), key, key+":holders", key+":line", key+":info", key+":order",
 			key+":marks").Err())
 		// Nobody knows of the first one any more, so the second runs beside it: docs/guarantees.md says so.
-		redistest.Eventually(t, patience, func() bool { return r.stage.count() >= 2 }, "the second one runs")
+		eventually(t, func() bool { return r.stage.count() >= 2 }, "the second one runs")
 		third := r.enqueueInOrder(c, 1)
 		run.returns(nil)
-		r.await(first, asynq.TaskStateCompleted)
+		r.awaitDone(first)
 		r.finish(second)
 		r.finish(third)
 	})
@@ -466,16 +450,14 @@ func TestInOrder_refusedOptions(t *testing.T) {
 // A task of a plain client on its last attempt holds a worker while it waits for its turn, since asynq would archive
 // it.
 func TestInOrder_plainLastAttempt(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 2})
+	eachOrder(t, setup{workers: 2}, func(t *testing.T, r *rig, c *automutex.Client) {
 		first := r.enqueueInOrder(c, 1)
-		run := r.stage.next(t)
+		run := r.next()
 		plain := r.enqueue("work", `{"id":1}`, asynq.MaxRetry(0))
 		r.awaitEvent(automutex.EventWaiting, plain)
 		r.await(plain, asynq.TaskStateActive)
 		run.returns(nil)
-		r.await(first, asynq.TaskStateCompleted)
+		r.awaitDone(first)
 		r.finish(plain)
 	})
 }
@@ -483,12 +465,11 @@ func TestInOrder_plainLastAttempt(t *testing.T) {
 // A producer that forges the header of automutex.Client, whatever key it puts there, has its own task run under the key
 // of its payload.
 func TestInOrder_forgedStamp(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, c := orderRig(t, s, setup{workers: 4})
 		held := r.take("held")
 		first := r.enqueueInOrder(c, 1)
-		begun := r.stage.next(t)
+		begun := r.next()
 		second := r.enqueueInOrder(c, 1)
 		foreign := r.cfg.Prefix + "-other:{asynq}"
 		rdb := s.Client(t)
@@ -515,22 +496,21 @@ func TestInOrder_forgedStamp(t *testing.T) {
 			t.Errorf("the lock that others hold: %v", err)
 		}
 		begun.returns(nil)
-		r.await(first, asynq.TaskStateCompleted)
+		r.awaitDone(first)
 		r.finish(second)
 	})
 }
 
 // A task says which one it is behind and why: one that failed, and one that is archived.
 func TestInOrder_isSeen(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, c := orderRig(t, s, setup{workers: 3, served: func(c *asynq.Config) {
 			comingBack(c)
 			c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
 		}})
 		first := r.enqueueInOrder(c, 1, asynq.MaxRetry(1))
 		second := r.enqueueInOrder(c, 1)
-		run := r.stage.next(t)
+		run := r.next()
 		seen := func() automutex.Blocked {
 			t.Helper()
 			keys, err := r.guard.Blocked(t.Context())
@@ -546,8 +526,8 @@ func TestInOrder_isSeen(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 		redistest.Must(t, r.inspector.RunTask(r.queue, first))
-		r.stage.next(t).returns(errors.New("no such account"))
-		r.await(first, asynq.TaskStateArchived)
+		r.next().returns(errors.New("no such account"))
+		r.awaitArchived(first)
 		e := seen()
 		if e.Task != r.queue+"/"+first || !strings.Contains(e.Why, "is archived; run it again or skip it to go on: no "+
 			"such account") {
@@ -567,8 +547,7 @@ func TestInOrder_isSeen(t *testing.T) {
 			got.Queue != r.queue {
 			t.Errorf("%+v", got)
 		}
-		r.stage.next(t).returns(nil)
-		r.await(second, asynq.TaskStateCompleted)
+		r.finish(second)
 		if n := len(r.seen.list(automutex.EventBlocked)); n != 1 {
 			t.Errorf("%d events that the key is blocked, want 1", n)
 		}
@@ -577,8 +556,7 @@ func TestInOrder_isSeen(t *testing.T) {
 
 // A task whose queue is paused, or served by nobody, keeps the tasks behind it waiting: operators are told so.
 func TestInOrder_behindAQuietQueue(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		quiet := redistest.Name(t)
 		r, c := orderRig(t, s, setup{workers: 1})
 		first := r.enqueueInOrder(c, 1, asynq.Queue(quiet))
@@ -606,7 +584,7 @@ func TestInOrder_inspectorElsewhere(t *testing.T) {
 	t.Parallel()
 	const elsewhere = "are the locks on another Redis, or in another database, than asynq?"
 	s, other := redistest.Mini(t), redistest.StartMini(t)
-	rules := []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true, MaxQueued: 2}}
+	rules := []automutex.Rule{{Task: "work", On: onID, InOrder: true, MaxQueued: 2}}
 	r, _ := orderRig(t, s, setup{rules: rules, workers: 3, locks: other.Client(t), served: func(c *asynq.Config) {
 		c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
 	}})
@@ -615,17 +593,17 @@ func TestInOrder_inspectorElsewhere(t *testing.T) {
 		Logger: log.Logger()})
 	redistest.Must(t, err)
 	first := r.enqueueInOrder(c, 1)
-	r.stage.nextIs(t, first).returns(errors.New("not now"))
+	r.nextIs(first).returns(errors.New("not now"))
 	r.await(first, asynq.TaskStateRetry)
 	r.awaitParked(r.enqueueInOrder(c, 1))
-	redistest.Eventually(t, patience, func() bool { // from the first look on, 5 s later
+	eventually(t, func() bool { // from the first look on, 5 s later
 		_, err := c.Enqueue(asynq.NewTask("work", []byte(`{"id":1}`)), asynq.Queue(r.queue))
 		if !errors.Is(err, automutex.ErrFull) {
 			t.Fatalf("%v, want ErrFull: the first two are not done", err)
 		}
 		return strings.Contains(log.String(), "does not see the queue") && strings.Contains(log.String(), elsewhere)
 	}, "the producer has looked")
-	r.stage.none(t)
+	r.none()
 	if n := strings.Count(r.log.Text(slog.LevelWarn),
 		"a key in order stands when its next task is deleted; "+elsewhere); n != 1 {
 		t.Errorf("%d warnings", n)
@@ -638,10 +616,9 @@ func TestInOrder_endedByAnotherRule(t *testing.T) {
 	t.Parallel()
 	for name, busy := range map[string]automutex.Policy{"skip": automutex.Skip, "archive": automutex.Archive} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+			each(t, func(t *testing.T, s *redistest.Server) {
 				r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{
-					{Task: "work", Name: "order", Scope: "order", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue},
+					{Task: "work", Name: "order", Scope: "order", On: onID, InOrder: true, OnArchive: automutex.Continue},
 					{Task: "work", Name: "other", Scope: "other", Busy: busy},
 				}, handler: func(context.Context, *asynq.Task) error { t.Error("it runs"); return nil }})
 				held := r.take("other")
@@ -663,10 +640,9 @@ func TestInOrder_endedByAnotherRule(t *testing.T) {
 // So does one for which no key of another rule can be made, and which never comes to its ordered lock: before it is
 // archived there is room for the next one.
 func TestInOrder_noKeyForAnotherRule(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{
-			{Task: "work", Name: "order", Scope: "order", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue,
+			{Task: "work", Name: "order", Scope: "order", On: onID, InOrder: true, OnArchive: automutex.Continue,
 				MaxQueued: 1},
 			{Task: "work", Name: "other", Scope: "other", On: []string{"tenant"}},
 			{Task: "work", Name: "asks", Scope: "asks", LimitOf: func(ctx context.Context, _ *asynq.Task) (int, error) {
@@ -677,7 +653,7 @@ func TestInOrder_noKeyForAnotherRule(t *testing.T) {
 			}},
 		}})
 		for range 5 {
-			r.await(r.enqueueInOrder(c, 1), asynq.TaskStateArchived)
+			r.awaitArchived(r.enqueueInOrder(c, 1))
 		}
 	})
 }
@@ -685,13 +661,11 @@ func TestInOrder_noKeyForAnotherRule(t *testing.T) {
 // Who waits for the lock of an ordered key in no order, as package lock does, and the tasks of a rule of which InOrder
 // was taken out, takes turns with the tasks in order: it has the lock after the one that holds it, and before the next.
 func TestInOrder_besideAPlainWaiter(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 4})
+	eachOrder(t, setup{workers: 4}, func(t *testing.T, r *rig, c *automutex.Client) {
 		ids := []string{r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)}
 		for i, id := range ids[:2] {
-			run := r.stage.nextIs(t, id)
-			redistest.Eventually(t, patience, func() bool { return len(r.seen.list(automutex.EventWaiting)) >= 2 },
+			run := r.nextIs(id)
+			eventually(t, func() bool { return len(r.seen.list(automutex.EventWaiting)) >= 2 },
 				"the others wait in their workers")
 			got := make(chan *lock.Lease, 1)
 			go func() {
@@ -719,8 +693,7 @@ func TestInOrder_besideAPlainWaiter(t *testing.T) {
 // A task in order that parks behind who holds its key in no order is called as soon as that leaves, also when it is the
 // only one.
 func TestInOrder_parkedBehindAPlainHolder(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, c := orderRig(t, s, setup{workers: 1, served: func(*asynq.Config) {}}) // nothing returns by itself
 		for n := 1; n <= 2; n++ {
 			held := r.take("work", "1")
@@ -740,15 +713,14 @@ func TestInOrder_parkedBehindAPlainHolder(t *testing.T) {
 // InOrder was taken out of a rule while tasks of a key were in order, one of them archived: what is left of the order
 // hides nothing that parks on the key. Only a call brings a task back here within the hour.
 func TestPark_besideWhatIsLeftOfAnOrder(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		ordered := automutex.Rule{Task: "work", On: []string{"id"}, InOrder: true}
+	each(t, func(t *testing.T, s *redistest.Server) {
+		ordered := automutex.Rule{Task: "work", On: onID, InOrder: true}
 		for _, archived := range []bool{false, true} {
 			old, c := orderRig(t, s, setup{rules: []automutex.Rule{ordered}, workers: 2})
 			if archived {
 				id := old.enqueueInOrder(c, 1, asynq.MaxRetry(0))
-				old.stage.nextIs(t, id).returns(errors.New("broken"))
-				old.await(id, asynq.TaskStateArchived)
+				old.nextIs(id).returns(errors.New("broken"))
+				old.awaitArchived(id)
 			}
 			old.stop()
 			left := old.enqueueInOrder(c, 1)
@@ -758,7 +730,7 @@ func TestPark_besideWhatIsLeftOfAnOrder(t *testing.T) {
 			r.finish(left)
 			for range 3 {
 				held := r.take("work", "1")
-				ids := []string{r.enqueue("work", one), r.enqueue("work", one)}
+				ids := []string{r.enqueueOne(), r.enqueueOne()}
 				for _, id := range ids {
 					r.awaitParked(id)
 				}
@@ -772,8 +744,7 @@ func TestPark_besideWhatIsLeftOfAnOrder(t *testing.T) {
 // A task within a task, which has the outer one's ID and maybe its headers, has no place of its own, and gives up none:
 // the outer task fails once, and its successor waits. Two within one take turns. LastAttempt is the outer task's.
 func TestInOrder_taskWithinATask(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, rule := range []automutex.Rule{
 			{Task: "inner", On: []string{"n"}, InOrder: true}, {Task: "inner", On: []string{"n"}},
 			{Task: "inner", On: []string{"n"}, Limit: 2}, {Task: "inner", Busy: automutex.Retry, Wait: patience},
@@ -813,11 +784,11 @@ func TestInOrder_taskWithinATask(t *testing.T) {
 				}
 				return nil
 			})
-			r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, InOrder: true}, rule},
+			r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: onID, InOrder: true}, rule},
 				wrap: func(g *automutex.Guard, _ asynq.Handler) asynq.Handler { mux.Use(g.Middleware); return mux }})
 			first, second := r.enqueueInOrder(c, 1, asynq.MaxRetry(1)), r.enqueueInOrder(c, 1, asynq.MaxRetry(1))
-			r.await(first, asynq.TaskStateCompleted)
-			r.await(second, asynq.TaskStateCompleted)
+			r.awaitDone(first)
+			r.awaitDone(second)
 			want := []string{first + "false", first + "true", second + "false", second + "true"}
 			if !slices.Equal(log, want) {
 				t.Errorf("%+v: ran %v, want %v", rule, log, want)

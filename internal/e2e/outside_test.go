@@ -19,8 +19,7 @@ import (
 
 // Callers of Lock and parking tasks of one key together are never more than its Limit, and all have their turn.
 func TestLock_besideTasks(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		const limit, tasks, callers, calls = 2, 40, 4, 10
 		both := newStage()
 		moment := func() {
@@ -28,11 +27,11 @@ func TestLock_besideTasks(t *testing.T) {
 			time.Sleep(rand.N(2 * time.Millisecond))
 			both.leave("")
 		}
-		r := start(t, s, setup{workers: 4, rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Limit: limit}},
+		r := start(t, s, setup{workers: 4, rules: []automutex.Rule{{Task: "work", On: onID, Limit: limit}},
 			handler: func(context.Context, *asynq.Task) error { moment(); return nil }})
 		var ids []string
 		for range tasks {
-			ids = append(ids, r.enqueue("work", one))
+			ids = append(ids, r.enqueueOne())
 		}
 		var group sync.WaitGroup
 		for range callers {
@@ -52,7 +51,7 @@ func TestLock_besideTasks(t *testing.T) {
 		}
 		group.Wait()
 		for _, id := range ids {
-			r.await(id, asynq.TaskStateCompleted)
+			r.awaitDone(id)
 		}
 		if n, most := both.count(), both.mostAtOnce(""); n != tasks+callers*calls || most > limit {
 			t.Errorf("%d runs, %d at once", n, most)
@@ -62,13 +61,11 @@ func TestLock_besideTasks(t *testing.T) {
 
 // Pauses, limits and rates hold for callers of Lock and for tasks, and a start of either counts.
 func TestLock_underOrders(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "work", On: []string{"id"}, Limit: 2, Busy: automutex.Retry},
-			{Task: "rate", Limit: automutex.Unlimited, Busy: automutex.Skip,
-				Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 2}},
-		}})
+	eachRig(t, setup{rules: []automutex.Rule{
+		{Task: "work", On: onID, Limit: 2, Busy: automutex.Retry},
+		{Task: "rate", Limit: automutex.Unlimited, Busy: automutex.Skip,
+			Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 2}},
+	}}, func(t *testing.T, r *rig) {
 		locks := func(rule string, parts ...string) *lock.Lease {
 			t.Helper()
 			lease, err := r.guard.Lock(t.Context(), rule, parts...)
@@ -92,13 +89,13 @@ func TestLock_underOrders(t *testing.T) {
 		redistest.Must(t, r.guard.Controls().SetLimit(t.Context(), "work|1", 1, ""))
 		lease := locks("work", "1")
 		refuses(lock.ReasonHeld, "work", "1")
-		id := r.enqueue("work", one)
+		id := r.enqueueOne()
 		if busy := r.awaitEvent(automutex.EventBusy, id).Busy; busy.Reason != automutex.ReasonHeld || busy.HolderTask != "" {
 			t.Errorf("%+v", busy)
 		}
 		r.free(lease)
 		r.rerun(id)
-		r.stage.nextIs(t, id)
+		r.nextIs(id)
 		refuses(lock.ReasonHeld, "work", "1")
 
 		r.finish(r.enqueue("rate", nil))
@@ -112,8 +109,7 @@ func TestLock_underOrders(t *testing.T) {
 
 // How a lease of Lock may end: each time one event of that follows the EventAcquired.
 func TestLock_events(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		ctx := t.Context()
 		for name, ends := range map[string]struct {
 			how  func(*testing.T, *automutex.Guard, *lock.Lease)
@@ -146,7 +142,7 @@ func TestLock_events(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				seen, rule := &events{}, automutex.Rule{Task: "work", Name: "turns", On: []string{"id"}, TTL: soon}
+				seen, rule := &events{}, automutex.Rule{Task: "work", Name: "turns", On: onID, TTL: soon}
 				if name == "MaxHold" {
 					rule.MaxHold = 100 * time.Millisecond
 				}
@@ -154,7 +150,7 @@ func TestLock_events(t *testing.T) {
 				l, err := g.LockFor(ctx, asynq.NewTask("work", []byte(`{"id": 1}`)))
 				redistest.Must(t, err)
 				ends.how(t, g, l)
-				redistest.Eventually(t, patience, func() bool { return len(seen.list()) > 1 }, "the second event")
+				eventually(t, func() bool { return len(seen.list()) > 1 }, "the second event")
 				<-l.Bind(ctx).Done()
 				all := seen.list()
 				last := all[len(all)-1]
@@ -176,14 +172,14 @@ func TestLock_mistakes(t *testing.T) {
 	rate := func(context.Context, *asynq.Task) (automutex.Rate, error) { return automutex.Rate{}, nil }
 	field := func(deflt int) *automutex.LimitField { return &automutex.LimitField{Path: "n", Default: deflt} }
 	g := newGuard(t, s, &redistest.Log{}, &events{},
-		automutex.Rule{Task: "work", On: []string{"id"}, OnHeaders: []string{"region"}},
+		automutex.Rule{Task: "work", On: onID, OnHeaders: []string{"region"}},
 		automutex.Rule{Task: "key", Key: automutex.Fields("id")}, automutex.Rule{Task: "of", LimitOf: fails},
 		automutex.Rule{Task: "rated", RateOf: rate, Limit: 1},
 		automutex.Rule{Task: "dear", Rate: automutex.Rate{Starts: 9, Per: time.Second}, Cost: fails, Limit: 1},
 		automutex.Rule{Task: "field", LimitField: field(0)}, automutex.Rule{Task: "default", LimitField: field(2)},
 		automutex.Rule{Task: "report:"}, automutex.Rule{Task: "order", InOrder: true},
 		automutex.Rule{Task: "two", Name: "from", Scope: "a"}, automutex.Rule{Task: "two", Name: "to", Scope: "b"},
-		automutex.Rule{Task: "may", On: []string{"id"}, Optional: true})
+		automutex.Rule{Task: "may", On: onID, Optional: true})
 	for _, test := range []struct {
 		rule  string
 		parts []string

@@ -27,8 +27,7 @@ func (r *rig) resumeTarget(target string) {
 // Whatever the policy, a paused task goes back with its attempt unspent, and runs once
 // when it is resumed.
 func TestPaused_everyPolicy(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		after := automutex.AfterFailure(func(context.Context, *asynq.Task, *automutex.BusyError) error {
 			t.Error("the function of AfterFailure was called for a pause")
 			return nil
@@ -45,12 +44,12 @@ func TestPaused_everyPolicy(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				rule.Task, rule.On = "work", []string{"id"}
+				rule.Task, rule.On = "work", onID
 				r := start(t, s, setup{rules: []automutex.Rule{rule}})
 				r.pauseTarget("work", time.Time{})
-				id := r.enqueue("work", one)
+				id := r.enqueueOne()
 				info := r.awaitRetried(id, 0)
-				r.stage.none(t)
+				r.none()
 				for _, text := range []string{`rule "work"`, r.lockOf("work", "1").Key(), "paused until somebody resumes it",
 					"this-worker", "repair"} {
 					if !strings.Contains(info.LastErr, text) {
@@ -80,9 +79,9 @@ func TestPaused_everyPolicy(t *testing.T) {
 				if rule.Busy != automutex.Park { // which is called
 					r.rerun(id)
 				}
-				run := r.stage.next(t)
+				run := r.next()
 				run.returns(nil)
-				r.await(id, asynq.TaskStateCompleted)
+				r.awaitDone(id)
 				if n := r.stage.count(); n != 1 {
 					t.Errorf("the handler ran %d times", n)
 				}
@@ -94,8 +93,7 @@ func TestPaused_everyPolicy(t *testing.T) {
 // A task on its last attempt cannot go back, since asynq would archive it: it waits in its worker for the end of the
 // pause. If another holds the key then, its policy counts.
 func TestPaused_lastAttempt(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		ends := map[automutex.Policy]asynq.TaskState{automutex.Skip: asynq.TaskStateCompleted,
 			automutex.Archive: asynq.TaskStateArchived, automutex.Fail: asynq.TaskStateArchived}
 		for name, policy := range map[string]automutex.Policy{"retry": automutex.Retry, "skip": automutex.Skip,
@@ -108,24 +106,23 @@ func TestPaused_lastAttempt(t *testing.T) {
 						free()
 					}
 					r.pauseTarget(r.lockOf("work", "1").Key(), time.Time{})
-					id := r.enqueue("work", one, asynq.MaxRetry(0))
+					id := r.enqueueOne(asynq.MaxRetry(0))
 					if ends[policy] == 0 {
 						r.awaitLine(1, "work", "1")
 					} else if busy := r.awaitEvent(automutex.EventBusy, id).Busy; busy.Reason != automutex.ReasonPaused {
 						t.Errorf("it has met %v", busy)
 					}
-					r.stage.none(t)
+					r.none()
 					r.resumeTarget(r.lockOf("work", "1").Key())
 					if held && ends[policy] > 0 {
 						r.await(id, ends[policy])
-						r.stage.none(t)
+						r.none()
 						return
 					}
 					if held {
 						free()
 					}
-					r.stage.next(t).returns(nil)
-					r.await(id, asynq.TaskStateCompleted)
+					r.finish(id)
 				})
 			}
 		}
@@ -135,15 +132,14 @@ func TestPaused_lastAttempt(t *testing.T) {
 // A pause ends a wait in line at once: the time of the pause is no time in line, and
 // Skip does not drop the task. Under Park the task parks.
 func TestPaused_whileItWaits(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for name, rule := range map[string]automutex.Rule{"wait": {Wait: time.Hour, Busy: automutex.Retry},
 			"skip": {Wait: time.Hour, Busy: automutex.Skip}, "park": {Busy: automutex.Park},
 			"replace": {Wait: time.Hour, Busy: automutex.Replace}} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				r, free := busyRig(t, s, rule, setup{})
-				id := r.enqueue("work", one)
+				id := r.enqueueOne()
 				r.awaitLine(1, "work", "1")
 				r.pauseTarget("work", time.Time{})
 				r.awaitRetried(id, 0)
@@ -154,13 +150,12 @@ func TestPaused_whileItWaits(t *testing.T) {
 				}
 				r.awaitLine(0, "work", "1")
 				free()
-				r.stage.none(t)
+				r.none()
 				r.resumeTarget("work")
 				if rule.Busy != automutex.Park {
 					r.rerun(id)
 				}
-				r.stage.next(t).returns(nil)
-				r.await(id, asynq.TaskStateCompleted)
+				r.finish(id)
 			})
 		}
 	})
@@ -168,14 +163,12 @@ func TestPaused_whileItWaits(t *testing.T) {
 
 // A task of several rules takes none of its locks while one of them is paused.
 func TestPaused_severalRules(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "work", Name: "tenant", Scope: "tenant", On: []string{"id"}, Busy: automutex.Retry},
-			{Task: "work", Name: "api", Scope: "api", Limit: 5, Busy: automutex.Skip},
-		}})
+	eachRig(t, setup{rules: []automutex.Rule{
+		{Task: "work", Name: "tenant", Scope: "tenant", On: onID, Busy: automutex.Retry},
+		{Task: "work", Name: "api", Scope: "api", Limit: 5, Busy: automutex.Skip},
+	}}, func(t *testing.T, r *rig) {
 		r.pauseTarget("api", time.Time{})
-		id := r.enqueue("work", one)
+		id := r.enqueueOne()
 		r.awaitRetried(id, 0)
 		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventBusy,
 			automutex.EventRetried}) {
@@ -183,21 +176,18 @@ func TestPaused_severalRules(t *testing.T) {
 		}
 		r.resumeTarget("api")
 		r.rerun(id)
-		r.stage.next(t).returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
+		r.finish(id)
 	})
 }
 
 // A limit for a scope, or one key, is obeyed by tasks.
 func TestControls_limitOfTasks(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Skip}}})
+	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, Busy: automutex.Skip}}}, func(t *testing.T, r *rig) {
 		redistest.Must(t, r.guard.Controls().SetLimit(t.Context(), "work|1", 2, "a larger plan"))
-		r.enqueue("work", one)
-		r.enqueue("work", one)
-		first, second := r.stage.next(t), r.stage.next(t)
-		r.awaitEvent(automutex.EventSkipped, r.enqueue("work", one))
+		r.enqueueOne()
+		r.enqueueOne()
+		first, second := r.next(), r.next()
+		r.awaitEvent(automutex.EventSkipped, r.enqueueOne())
 		first.returns(nil)
 		second.returns(nil)
 	})
@@ -206,10 +196,8 @@ func TestControls_limitOfTasks(t *testing.T) {
 // A rule whose Task is a beginning of types, without a Scope, has a scope for each of them. An operator pauses all of
 // them by the Task.
 func TestPaused_allTypesOfARule(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "report:", On: []string{"id"}, Busy: automutex.Park},
-			{Task: "mail:send", On: []string{"id"}, Busy: automutex.Retry}}})
+	eachRig(t, setup{rules: []automutex.Rule{{Task: "report:", On: onID, Busy: automutex.Park},
+		{Task: "mail:send", On: onID, Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		r.pauseTarget("report:", time.Time{})
 		r.pauseTarget("mail:", time.Time{})
 		ids := []string{r.enqueue("report:monthly", one), r.enqueue("report:daily", one), r.enqueue("mail:send", one)}
@@ -218,6 +206,6 @@ func TestPaused_allTypesOfARule(t *testing.T) {
 				t.Errorf("the last error of %s is %q", info.Type, info.LastErr)
 			}
 		}
-		r.stage.none(t)
+		r.none()
 	})
 }

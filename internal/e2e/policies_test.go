@@ -27,7 +27,7 @@ import (
 // with the key of id 1 taken.
 func busyRig(t *testing.T, s *redistest.Server, rule automutex.Rule, o setup) (*rig, func()) {
 	t.Helper()
-	rule.Task, rule.On = "work", []string{"id"}
+	rule.Task, rule.On = "work", onID
 	o.rules = []automutex.Rule{rule}
 	r := start(t, s, o)
 	lease := r.take("work", "1")
@@ -37,16 +37,15 @@ func busyRig(t *testing.T, s *redistest.Server, rule automutex.Rule, o setup) (*
 var one = map[string]int{"id": 1}
 
 func TestPolicy_retry(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		var handled atomic.Int64
 		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.Retry}, setup{served: func(c *asynq.Config) {
 			c.ErrorHandler = asynq.ErrorHandlerFunc(func(context.Context, *asynq.Task, error) { handled.Add(1) })
 		}})
 		began := time.Now()
-		id := r.enqueue("work", one)
+		id := r.enqueueOne()
 		info := r.awaitRetried(id, 0)
-		r.stage.none(t)
+		r.none()
 		for _, text := range []string{`rule "work"`, r.lockOf("work", "1").Key(), "busy", "somebody-else"} {
 			if !strings.Contains(info.LastErr, text) {
 				t.Errorf("the last error %q does not name %q", info.LastErr, text)
@@ -67,8 +66,8 @@ func TestPolicy_retry(t *testing.T) {
 
 		free()
 		r.rerun(id)
-		r.stage.next(t).returns(nil)
-		if info := r.await(id, asynq.TaskStateCompleted); info.Retried != 0 {
+		r.next().returns(nil)
+		if info := r.awaitDone(id); info.Retried != 0 {
 			t.Errorf("%d attempts spent", info.Retried)
 		}
 		if r.locked("work", "1") {
@@ -78,13 +77,12 @@ func TestPolicy_retry(t *testing.T) {
 }
 
 func TestPolicy_retryIn(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, _ := busyRig(t, s, automutex.Rule{Busy: automutex.RetryIn(90 * time.Second)}, setup{})
 		began := time.Now()
-		id := r.enqueue("work", one)
+		id := r.enqueueOne()
 		info := r.awaitRetried(id, 0)
-		r.stage.none(t)
+		r.none()
 		if event := r.awaitEvent(automutex.EventRetried, id); event.Delay != 90*time.Second ||
 			event.Policy != automutex.RetryIn(90*time.Second) {
 			t.Errorf("got %+v", event)
@@ -97,34 +95,31 @@ func TestPolicy_retryIn(t *testing.T) {
 }
 
 func TestPolicy_skip(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.Skip}, setup{})
 		for _, attempts := range []int{3, 0} {
-			id := r.enqueue("work", one, asynq.MaxRetry(attempts))
-			r.await(id, asynq.TaskStateCompleted)
-			r.stage.none(t)
+			id := r.enqueueOne(asynq.MaxRetry(attempts))
+			r.awaitDone(id)
+			r.none()
 			if event := r.awaitEvent(automutex.EventSkipped, id); event.Policy != automutex.Skip ||
 				event.Key != r.lockOf("work", "1").Key() {
 				t.Errorf("got %+v", event)
 			}
 		}
 		free()
-		id := r.enqueue("work", one)
-		r.stage.next(t).returns(nil)
-		r.await(id, asynq.TaskStateCompleted)
+		id := r.enqueueOne()
+		r.finish(id)
 	})
 }
 
 func TestPolicy_archive(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		told, served := telling()
 		r, _ := busyRig(t, s, automutex.Rule{Busy: automutex.Archive}, setup{served: served})
 		for _, attempts := range []int{3, 0} {
-			id := r.enqueue("work", one, asynq.MaxRetry(attempts))
-			info := r.await(id, asynq.TaskStateArchived)
-			r.stage.none(t)
+			id := r.enqueueOne(asynq.MaxRetry(attempts))
+			info := r.awaitArchived(id)
+			r.none()
 			if !strings.Contains(info.LastErr, r.lockOf("work", "1").Key()) || info.Retried != 0 {
 				t.Errorf("archived after %d attempts with %q", info.Retried, info.LastErr)
 			}
@@ -136,8 +131,7 @@ func TestPolicy_archive(t *testing.T) {
 }
 
 func TestPolicy_fail(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		told, served := telling()
 		r, _ := busyRig(t, s, automutex.Rule{Busy: automutex.Fail}, setup{served: served})
 		check := func(info *asynq.TaskInfo) {
@@ -150,13 +144,13 @@ func TestPolicy_fail(t *testing.T) {
 				t.Errorf("the ErrorHandler was told %v", err)
 			}
 		}
-		info := r.awaitRetried(r.enqueue("work", one), 1)
+		info := r.awaitRetried(r.enqueueOne(), 1)
 		check(info)
 		if until := time.Until(info.NextProcessAt); until < 30*time.Minute {
 			t.Errorf("it comes back in %s, not when the server's own RetryDelayFunc says", until)
 		}
-		check(r.await(r.enqueue("work", one, asynq.MaxRetry(0)), asynq.TaskStateArchived))
-		r.stage.none(t)
+		check(r.await(r.enqueueOne(asynq.MaxRetry(0)), asynq.TaskStateArchived))
+		r.none()
 	})
 }
 
@@ -185,8 +179,7 @@ func answers(_ context.Context, t *asynq.Task, busy *automutex.BusyError) error 
 }
 
 func TestPolicy_afterFailure(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		given := make(chan *automutex.BusyError, 10)
 		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.AfterFailure(func(ctx context.Context, t *asynq.Task,
 			busy *automutex.BusyError) error {
@@ -207,11 +200,11 @@ func TestPolicy_afterFailure(t *testing.T) {
 			}
 			return id
 		}
-		r.await(enqueue("done"), asynq.TaskStateCompleted)
+		r.awaitDone(enqueue("done"))
 		if info := r.awaitRetried(enqueue("failed"), 1); info.LastErr != "no luck" {
 			t.Errorf("the last error is %q", info.LastErr)
 		}
-		if info := r.await(enqueue("archive"), asynq.TaskStateArchived); !strings.HasPrefix(info.LastErr, "never mind") {
+		if info := r.awaitArchived(enqueue("archive")); !strings.HasPrefix(info.LastErr, "never mind") {
 			t.Errorf("the last error is %q", info.LastErr)
 		}
 		r.awaitDropped(enqueue("drop"))
@@ -231,7 +224,7 @@ func TestPolicy_afterFailure(t *testing.T) {
 		last := r.enqueue("work", `{"id":1,"say":"busy"}`, asynq.MaxRetry(0)) // waits in its worker
 		<-given
 		r.awaitLine(1, "work", "1")
-		r.stage.none(t)
+		r.none()
 		free()
 		r.finish(last)
 		for _, id := range again {
@@ -242,13 +235,12 @@ func TestPolicy_afterFailure(t *testing.T) {
 }
 
 func TestPolicy_allow(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Allow}}})
-		first := r.enqueue("work", one)
-		alone := r.stage.next(t)
-		second := r.enqueue("work", one, asynq.MaxRetry(0))
-		beside := r.stage.next(t)
+	rules := []automutex.Rule{{Task: "work", On: onID, Busy: automutex.Allow}}
+	eachRig(t, setup{rules: rules}, func(t *testing.T, r *rig) {
+		first := r.enqueueOne()
+		alone := r.next()
+		second := r.enqueueOne(asynq.MaxRetry(0))
+		beside := r.next()
 		if _, ok := automutex.Lease(alone.ctx); !ok {
 			t.Error("the first has no lease")
 		}
@@ -260,12 +252,12 @@ func TestPolicy_allow(t *testing.T) {
 			t.Errorf("got %+v", event)
 		}
 		beside.returns(nil)
-		r.await(second, asynq.TaskStateCompleted)
+		r.awaitDone(second)
 		if !r.locked("work", "1") {
 			t.Error("the second gave back the first one's key")
 		}
 		alone.returns(nil)
-		r.await(first, asynq.TaskStateCompleted)
+		r.awaitDone(first)
 	})
 }
 
@@ -280,9 +272,8 @@ func (d dueSoon) Deadline() (time.Time, bool) { return d.at, true }
 // A task that has no time left to wait goes on without the lock at once: a second look at what it met would find it
 // again and again.
 func TestPolicy_allowWithoutTime(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Allow}}})
+	rules := []automutex.Rule{{Task: "work", On: onID, Busy: automutex.Allow}}
+	eachRig(t, setup{rules: rules}, func(t *testing.T, r *rig) {
 		r.take("work", "1")
 		ctx := dueSoon{t.Context(), time.Now().Add(margin / 2)}
 		runs := 0
@@ -324,7 +315,7 @@ func TestPolicies_withEachField(t *testing.T) {
 		automutex.AfterFailure(func(context.Context, *asynq.Task, *automutex.BusyError) error { return nil }),
 	} {
 		for _, f := range fields {
-			rule := automutex.Rule{Task: "t", On: []string{"id"}, Busy: policy}
+			rule := automutex.Rule{Task: "t", On: onID, Busy: policy}
 			f.set(&rule)
 			var log redistest.Log
 			_, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{rule}, Logger: log.Logger()})
@@ -356,17 +347,14 @@ func TestPolicies_withEachField(t *testing.T) {
 
 // A task that was enqueued with one attempt cannot park. The Guard says so once for its rule.
 func TestPark_oneAttemptIsWarnedOf(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Park},
-			{Task: "again", Busy: automutex.Retry}}})
+	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Park},
+		{Task: "again", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		for _, task := range []string{"again", "work", "work"} {
 			lease := r.take(task)
 			id := r.enqueue(task, nil, asynq.MaxRetry(-1))
 			r.awaitEvent(automutex.EventWaiting, id)
 			r.free(lease)
-			r.stage.next(t).returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.finish(id)
 		}
 		if n := strings.Count(r.log.Text(slog.LevelWarn), "MaxRetry 0 or less"); n != 1 {
 			t.Errorf("warned %d times, want once: %s", n, r.log.Text(slog.LevelWarn))

@@ -23,7 +23,7 @@ import (
 // Replace: the newer one of two tasks of a key stops the older one. Faults are in examples/trust/simulate.
 
 func replacing(rule automutex.Rule) automutex.Rule {
-	rule.Task, rule.On, rule.Busy = "work", []string{"id"}, automutex.Replace
+	rule.Task, rule.On, rule.Busy = "work", onID, automutex.Replace
 	return rule
 }
 
@@ -38,7 +38,7 @@ func (r *rig) awaitRevoked(id string) automutex.Event {
 func (r *rig) awaitForgotten(scope string, parts ...string) {
 	r.t.Helper()
 	key := r.lockOf(scope, parts...).Key() + ":arrivals"
-	redistest.Eventually(r.t, patience, func() bool {
+	eventually(r.t, func() bool {
 		n, err := r.rdb.Exists(context.Background(), key).Result()
 		return err == nil && n == 0
 	}, "no arrivals at %s", key)
@@ -60,29 +60,28 @@ func untouched(t *testing.T) func(*asynq.Config) {
 // The holder stops with an error, whatever it is: its task is over, neither
 // failed nor archived nor retried, on its last attempt too.
 func TestReplace_holderReturnsAnError(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{})}, served: untouched(t)})
 		for i, answer := range []error{automutex.ErrReplaced, errors.New("cut short"), context.Canceled,
 			fmt.Errorf("no: %w", asynq.SkipRetry)} {
-			old := r.enqueue("work", one, asynq.MaxRetry(i%2))
-			running := r.stage.next(t)
-			young := r.enqueue("work", one)
+			old := r.enqueueOne(asynq.MaxRetry(i % 2))
+			running := r.next()
+			young := r.enqueueOne()
 			if cause := running.awaitEnd(t); !errors.Is(cause, automutex.ErrReplaced) ||
 				!errors.Is(running.ctx.Err(), context.Canceled) {
 				t.Errorf("the context ended with %v, cause %v", running.ctx.Err(), cause)
 			}
 			r.awaitLine(1, "work", "1")
-			r.stage.none(t) // it has not returned yet
+			r.none() // it has not returned yet
 			running.returns(answer)
-			next := r.stage.nextIs(t, young)
+			next := r.nextIs(young)
 			event := r.awaitRevoked(old)
 			if event.Rule != "work" || event.Key != r.lockOf("work", "1").Key() || event.Policy != automutex.Replace ||
 				event.Held <= 0 || event.Waited != 0 {
 				t.Errorf("got %+v", event)
 			}
 			next.returns(nil)
-			r.await(young, asynq.TaskStateCompleted)
+			r.awaitDone(young)
 			if kinds := r.seen.kindsOf(old); !slices.Equal(kinds, []automutex.EventKind{automutex.EventAcquired,
 				automutex.EventReplaced, automutex.EventReleased}) {
 				t.Errorf("events of the old one: %v", kinds)
@@ -101,14 +100,13 @@ func TestReplace_holderReturnsAnError(t *testing.T) {
 
 // A newcomer that waits is replaced by a newer one, and never runs.
 func TestReplace_waiting(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}, served: untouched(t)})
-		old := r.enqueue("work", one)
-		running := r.stage.next(t)
+		old := r.enqueueOne()
+		running := r.next()
 		var waits string
 		for i := range 3 {
-			young := r.enqueue("work", one, asynq.MaxRetry(i)) // on its last attempt, too
+			young := r.enqueueOne(asynq.MaxRetry(i)) // on its last attempt, too
 			if waits != "" {
 				if event := r.awaitRevoked(waits); event.Waited <= 0 || event.Held != 0 || event.Rule != "work" ||
 					event.Policy != automutex.Replace {
@@ -122,12 +120,12 @@ func TestReplace_waiting(t *testing.T) {
 			waits = young
 			r.awaitLine(1, "work", "1")
 		}
-		r.stage.none(t)
+		r.none()
 		running.returns(running.awaitEnd(t))
-		next := r.stage.nextIs(t, waits)
+		next := r.nextIs(waits)
 		next.returns(nil)
 		r.awaitRevoked(old)
-		r.await(waits, asynq.TaskStateCompleted)
+		r.awaitDone(waits)
 		if n := r.stage.count(); n != 2 {
 			t.Errorf("%d runs", n)
 		}
@@ -150,7 +148,7 @@ func watch(t *testing.T, s *redistest.Server) (redis.UniversalClient, func(n int
 	return locks, func(n int64) {
 		t.Helper()
 		n += calls.Load()
-		redistest.Eventually(t, patience, func() bool { return calls.Load() >= n }, "%d calls", n)
+		eventually(t, func() bool { return calls.Load() >= n }, "%d calls", n)
 	}
 }
 
@@ -164,8 +162,7 @@ func runs(cmd redis.Cmder, name string) bool {
 // Many come at once, to several processes: the last one runs to its end, each
 // other is revoked or done, and no two are at work at once.
 func TestReplace_manyAtOnce(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		const all = 20
 		shared := newStage()
 		prefix := redistest.Name(t)
@@ -178,7 +175,7 @@ func TestReplace_manyAtOnce(t *testing.T) {
 		}
 		t.Cleanup(shared.end) // before the rigs stop
 		ids := map[string]*rig{}
-		first := rigs[0].enqueue("work", one)
+		first := rigs[0].enqueueOne()
 		holder := shared.next(t)
 		ids[first] = rigs[0]
 		var wg sync.WaitGroup
@@ -186,7 +183,7 @@ func TestReplace_manyAtOnce(t *testing.T) {
 		for i := range all - 1 {
 			redistest.Go(&wg, func() {
 				r := rigs[i%len(rigs)]
-				id := r.enqueue("work", one)
+				id := r.enqueueOne()
 				mu.Lock()
 				defer mu.Unlock()
 				ids[id] = r
@@ -194,7 +191,7 @@ func TestReplace_manyAtOnce(t *testing.T) {
 		}
 		wg.Wait()
 		// The holder does not return before all but one are gone.
-		redistest.Eventually(t, patience, func() bool {
+		eventually(t, func() bool {
 			return len(rigs[0].seen.list(automutex.EventReplaced))+len(rigs[1].seen.list(automutex.EventReplaced)) == all-2
 		}, "all but the holder and the newest are revoked")
 		rigs[0].awaitLine(1, "work", "1")
@@ -210,7 +207,7 @@ func TestReplace_manyAtOnce(t *testing.T) {
 		last.returns(nil)
 		for id, r := range ids {
 			if id == last.id {
-				r.await(id, asynq.TaskStateCompleted)
+				r.awaitDone(id)
 			} else {
 				r.awaitRevoked(id)
 			}
@@ -225,18 +222,16 @@ func TestReplace_manyAtOnce(t *testing.T) {
 // A task that failed and comes back is as old as it was: it stops nobody newer, and is revoked, also when that one is
 // done. One of its ID that is enqueued after that is new.
 func TestReplace_retriedTaskIsOld(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}})
+	eachRig(t, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}}, func(t *testing.T, r *rig) {
 		for _, isDone := range []bool{false, true} {
-			old := r.enqueue("work", one, asynq.TaskID("old"))
-			r.stage.next(t).returns(errors.New("once"))
+			old := r.enqueueOne(asynq.TaskID("old"))
+			r.next().returns(errors.New("once"))
 			r.awaitRetried(old, 1)
-			young := r.enqueue("work", one)
-			running := r.stage.next(t)
+			young := r.enqueueOne()
+			running := r.next()
 			ends := func() {
 				running.returns(nil)
-				r.await(young, asynq.TaskStateCompleted)
+				r.awaitDone(young)
 			}
 			if isDone {
 				ends()
@@ -255,8 +250,7 @@ func TestReplace_retriedTaskIsOld(t *testing.T) {
 
 // A waiter that hears nothing of a newer one behind it is granted the lock first, and hands it on.
 func TestReplace_handedOn(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		var deaf atomic.Bool
 		hook, locks := &redistest.FailHook{}, s.Client(t)
 		hook.Before(func(cmd redis.Cmder) error {
@@ -269,9 +263,9 @@ func TestReplace_handedOn(t *testing.T) {
 		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}, locks: locks})
 		taken := r.take("work", "1")
 		deaf.Store(true)
-		waits := r.enqueue("work", one)
+		waits := r.enqueueOne()
 		r.awaitLine(1, "work", "1")
-		newer := r.enqueue("work", one)
+		newer := r.enqueueOne()
 		r.awaitLine(2, "work", "1")
 		deaf.Store(false)
 		r.free(taken)
@@ -284,30 +278,29 @@ func TestReplace_handedOn(t *testing.T) {
 
 // Of a semaphore's holders the oldest goes, and only that.
 func TestReplace_limit(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		locks, await := watch(t, s)
 		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{Limit: 2, Wait: time.Hour})}, locks: locks})
 		var runs []*run
 		for range 2 {
-			r.enqueue("work", one)
-			runs = append(runs, r.stage.next(t))
+			r.enqueueOne()
+			runs = append(runs, r.next())
 		}
 		for i := range 3 {
-			r.enqueue("work", one)
+			r.enqueueOne()
 			runs[i].awaitEnd(t)
 			await(2) // each asks no other, however often
 			if runs[i+1].ctx.Err() != nil {
 				t.Errorf("the newer of two holders was stopped: %v", context.Cause(runs[i+1].ctx))
 			}
-			r.stage.none(t)
+			r.none()
 			runs[i].returns(context.Cause(runs[i].ctx))
 			r.awaitRevoked(runs[i].id)
-			runs = append(runs, r.stage.next(t))
+			runs = append(runs, r.next())
 		}
 		for _, run := range runs[3:] {
 			run.returns(nil)
-			r.await(run.id, asynq.TaskStateCompleted)
+			r.awaitDone(run.id)
 		}
 		if most := r.stage.mostAtOnce("work"); most != 2 {
 			t.Errorf("%d at once", most)

@@ -24,6 +24,9 @@ import (
 
 const patience = redistest.Patience
 
+// onID is the payload's field whose value is the key of most rules here.
+var onID = []string{"id"}
+
 // soon is the TTL or MaxHold of a lease that has to end during a test, but not
 // before a busy machine has come to the handler.
 const soon = 2 * time.Second
@@ -64,6 +67,24 @@ type setup struct {
 	hook     redis.Hook              // on asynq's client, which is the guard's where locks is nil
 	// wrap is how guard and handler become the server's; nil: guard.Middleware
 	wrap func(g *automutex.Guard, h asynq.Handler) asynq.Handler
+}
+
+// each is redistest.Each of a parallel test.
+func each(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
+	t.Helper()
+	t.Parallel()
+	redistest.Each(t, f)
+}
+
+// eachRig is each for a test that needs one rig alone.
+func eachRig(t *testing.T, o setup, f func(t *testing.T, r *rig)) {
+	t.Helper()
+	each(t, func(t *testing.T, s *redistest.Server) { f(t, start(t, s, o)) })
+}
+
+func eventually(t *testing.T, is func() bool, what string, args ...any) {
+	t.Helper()
+	redistest.Eventually(t, patience, is, what, args...)
 }
 
 // start makes a rig on s that is stopped when the test ends.
@@ -217,6 +238,12 @@ func (r *rig) enqueue(taskType string, payload any, options ...asynq.Option) str
 	return info.ID
 }
 
+// enqueueOne is enqueue of a task of type "work" with the id 1.
+func (r *rig) enqueueOne(options ...asynq.Option) string {
+	r.t.Helper()
+	return r.enqueue("work", one, options...)
+}
+
 func (r *rig) once(rule unique.Rule) *unique.Client {
 	r.t.Helper()
 	rule.Queue = r.queue
@@ -247,6 +274,16 @@ func (r *rig) await(id string, state asynq.TaskState) *asynq.TaskInfo {
 	}
 }
 
+func (r *rig) awaitDone(id string) *asynq.TaskInfo {
+	r.t.Helper()
+	return r.await(id, asynq.TaskStateCompleted)
+}
+
+func (r *rig) awaitArchived(id string) *asynq.TaskInfo {
+	r.t.Helper()
+	return r.await(id, asynq.TaskStateArchived)
+}
+
 // awaitRetried waits until asynq has filed the task for another attempt, and
 // checks how many were spent.
 func (r *rig) awaitRetried(id string, spent int) *asynq.TaskInfo {
@@ -260,7 +297,7 @@ func (r *rig) awaitRetried(id string, spent int) *asynq.TaskInfo {
 
 func (r *rig) awaitDropped(id string) {
 	r.t.Helper()
-	redistest.Eventually(r.t, patience, func() bool {
+	eventually(r.t, func() bool {
 		_, err := r.inspector.GetTaskInfo(r.queue, id)
 		return errors.Is(err, asynq.ErrTaskNotFound)
 	}, "asynq has dropped the task %s", id)
@@ -300,7 +337,7 @@ func (r *rig) locked(scope string, parts ...string) bool {
 func (r *rig) awaitLine(n int, scope string, parts ...string) {
 	r.t.Helper()
 	m := r.lockOf(scope, parts...)
-	redistest.Eventually(r.t, patience, func() bool {
+	eventually(r.t, func() bool {
 		waiting, err := m.Waiting(context.Background())
 		return err == nil && waiting == n
 	}, "%d wait for %s", n, m.Key())
@@ -341,7 +378,7 @@ func (e *events) kindsOf(id string) (kinds []automutex.EventKind) {
 
 func (r *rig) awaitEvent(kind automutex.EventKind, id string) (found automutex.Event) {
 	r.t.Helper()
-	redistest.Eventually(r.t, patience, func() bool {
+	eventually(r.t, func() bool {
 		for _, event := range r.seen.list(kind) {
 			if event.TaskID == id {
 				found = event
@@ -478,6 +515,11 @@ func (s *stage) next(t *testing.T) *run {
 		return nil
 	}
 }
+
+// next, nextIs and none are those of the stage.
+func (r *rig) next() *run            { r.t.Helper(); return r.stage.next(r.t) }
+func (r *rig) nextIs(id string) *run { r.t.Helper(); return r.stage.nextIs(r.t, id) }
+func (r *rig) none()                 { r.t.Helper(); r.stage.none(r.t) }
 
 // nextIs is next, for a task that has to be this one.
 func (s *stage) nextIs(t *testing.T, id string) *run {

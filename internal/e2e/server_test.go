@@ -78,20 +78,19 @@ func (u *theirs) told(t *testing.T, what string, failure, delay, handled int, er
 }
 
 func TestServer_composes(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		u := &theirs{}
 		r := start(t, s, setup{
 			rules: []automutex.Rule{
 				{Task: "retry", Busy: automutex.Retry}, {Task: "archive", Busy: automutex.Archive},
 				{Task: "fail", Busy: automutex.Fail},
-				{Task: "keyed", On: []string{"id"}, Busy: automutex.Retry}, {Task: "free", Scope: "free", Busy: automutex.Retry},
+				{Task: "keyed", On: onID, Busy: automutex.Retry}, {Task: "free", Scope: "free", Busy: automutex.Retry},
 			},
 			served: u.install,
 		})
 		runs := func(taskType string, err error) string {
 			id := r.enqueue(taskType, nil)
-			run := r.stage.next(t)
+			run := r.next()
 			if run.ctx.Value(theirKey{}) != "base" {
 				t.Error("the handler has not their context")
 			}
@@ -105,7 +104,7 @@ func TestServer_composes(t *testing.T) {
 			u.told(t, taskType, 1, 1, 1, errPlain)
 			r.awaitRetried(runs(taskType, errHarmless), 0)
 			u.told(t, taskType, 1, 1, 1, errHarmless)
-			r.await(runs(taskType, nil), asynq.TaskStateCompleted)
+			r.awaitDone(runs(taskType, nil))
 			u.told(t, taskType, 0, 0, 0, nil)
 		}
 
@@ -116,11 +115,11 @@ func TestServer_composes(t *testing.T) {
 			t.Errorf("it comes back in %s", until)
 		}
 		u.told(t, "retry", 0, 0, 0, nil)
-		r.await(r.enqueue("archive", nil), asynq.TaskStateArchived)
+		r.awaitArchived(r.enqueue("archive", nil))
 		u.told(t, "archive", 0, 0, 1, automutex.ErrBusy)
 		r.awaitRetried(r.enqueue("fail", nil), 1)
 		u.told(t, "fail", 1, 1, 1, automutex.ErrBusy)
-		r.await(r.enqueue("keyed", nil), asynq.TaskStateArchived)
+		r.awaitArchived(r.enqueue("keyed", nil))
 		u.told(t, "keyed", 0, 0, 1, asynq.SkipRetry)
 		r.await(r.enqueue("fail", nil, asynq.MaxRetry(0)), asynq.TaskStateArchived)
 		u.told(t, "last attempt", 0, 0, 1, automutex.ErrBusy)
@@ -146,9 +145,7 @@ func TestServer_keepsTheRest(t *testing.T) {
 // Two servers in one process, one of them without ServerConfig: there, and only there, a hand-back costs an attempt. It
 // is said once.
 func TestServer_withoutServerConfig(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
+	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		warned := func() int { return strings.Count(r.log.Text(-100), "without Guard.ServerConfig") }
 		other := redistest.Name(t)
 		plain := asynq.NewServerFromRedisClient(r.rdb, asynq.Config{
@@ -286,7 +283,7 @@ func TestRun_signals(t *testing.T) {
 				prefix := redistest.Name(t)
 				r.watch(s, prefix)
 				child := redistest.StartChild(t, runEnv+"="+strings.Join([]string{s.Addr(), r.queue, prefix, use}, " "))
-				r.await(r.enqueue("work", nil), asynq.TaskStateCompleted)
+				r.awaitDone(r.enqueue("work", nil))
 				held := r.take("work")
 				id := r.enqueue("work", nil)
 				r.awaitLine(1, "work")
@@ -317,7 +314,7 @@ func TestRun_stopsPulling(t *testing.T) {
 	r.awaitLine(1, "work")
 	signalChild(t, child.PID(), "TSTP")
 	var left string
-	redistest.Eventually(t, patience, func() bool {
+	eventually(t, func() bool {
 		left = r.enqueue("other", nil)
 		deadline := time.Now().Add(300 * time.Millisecond) // 30 looks of a server that pulls
 		for time.Now().Before(deadline) {
@@ -329,7 +326,7 @@ func TestRun_stopsPulling(t *testing.T) {
 		return true
 	}, "it takes no new tasks")
 	r.free(held)
-	r.await(waits, asynq.TaskStateCompleted) // what it had goes on
+	r.awaitDone(waits) // what it had goes on
 	signalChild(t, child.PID(), "TERM")
 	child.End(t, patience)
 	r.await(left, asynq.TaskStatePending)
@@ -354,19 +351,18 @@ func TestRun_refuses(t *testing.T) {
 }
 
 func TestServerConfig_withoutMiddleware(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{
 			rules:   []automutex.Rule{{Task: "work", Busy: automutex.Retry}},
 			handler: func(context.Context, *asynq.Task) error { return nil },
 			wrap:    func(_ *automutex.Guard, h asynq.Handler) asynq.Handler { return h },
 		})
 		for range 3 {
-			r.await(r.enqueue("work", nil), asynq.TaskStateCompleted)
+			r.awaitDone(r.enqueue("work", nil))
 		}
-		redistest.Eventually(t, patience, func() bool { return strings.Contains(r.log.Text(slog.LevelWarn), "UNGUARDED") },
+		eventually(t, func() bool { return strings.Contains(r.log.Text(slog.LevelWarn), "UNGUARDED") },
 			"a warning")
-		r.await(r.enqueue("work", nil), asynq.TaskStateCompleted)
+		r.awaitDone(r.enqueue("work", nil))
 		if n := strings.Count(r.log.Text(slog.LevelWarn), "UNGUARDED"); n != 1 {
 			t.Errorf("%d warnings", n)
 		}
@@ -390,8 +386,7 @@ func TestRights(t *testing.T) {
 
 // Two guards around one handler serve their own tasks, and on the last attempt a RetryAfter waits without the lock.
 func TestServer_stacked(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		prefix, seen := redistest.Name(t), &events{}
 		inner, err := automutex.New(s.Client(t), automutex.Config{Prefix: prefix, Observe: seen.observe,
 			Rules: []automutex.Rule{{Task: "work"}, {Task: "other"}}})
@@ -404,7 +399,7 @@ func TestServer_stacked(t *testing.T) {
 		})
 		for i, name := range []string{"other", "mine"} {
 			id := r.enqueue(name, nil, asynq.MaxRetry(0))
-			run := r.stage.nextIs(t, id)
+			run := r.nextIs(id)
 			if _, ok := automutex.LeaseOf(run.ctx, name); !ok {
 				t.Errorf("no lease of %s", name)
 			}
@@ -417,12 +412,12 @@ func TestServer_stacked(t *testing.T) {
 		claimed, err := r.once(unique.Rule{Task: "mine", Until: unique.UntilStart}).Enqueue(asynq.NewTask("mine", nil))
 		redistest.Must(t, err)
 		for _, id := range []string{r.enqueue("work", nil), claimed.ID} {
-			if info := r.await(id, asynq.TaskStateArchived); !strings.Contains(info.LastErr,
+			if info := r.awaitArchived(id); !strings.Contains(info.LastErr,
 				"give one Guard all rules of a type") {
 				t.Errorf("archived with %q", info.LastErr)
 			}
 		}
-		r.stage.none(t)
+		r.none()
 	})
 }
 
@@ -450,7 +445,7 @@ func TestServer_withOtherFunctions(t *testing.T) {
 					after: set})
 				lease := r.take("work")
 				returned, began := 0, time.Now()
-				redistest.Eventually(t, patience, func() bool {
+				eventually(t, func() bool {
 					r.awaitEvent(automutex.EventRetried, r.enqueue("work", nil))
 					returned++
 					return strings.Contains(r.log.Text(slog.LevelWarn), "IsFailure, RetryDelayFunc or ErrorHandler was set") ||

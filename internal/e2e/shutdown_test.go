@@ -56,13 +56,12 @@ func quickly(d time.Duration) func(*asynq.Config) {
 // A handler that runs while the server shuts down keeps its lease, is renewed,
 // and is waited for.
 func TestShutdown_runningHandler(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		hook := &redistest.FailHook{}
 		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", TTL: 9 * time.Second, Busy: automutex.Retry}},
 			hook: hook})
 		id := r.enqueue("work", nil)
-		run := r.stage.next(t)
+		run := r.next()
 		lease, _ := automutex.Lease(run.ctx)
 		redistest.Must(t, lease.Extend(t.Context(), time.Hour)) // however late a renewal is
 		closed := r.closing(t.Context())
@@ -75,7 +74,7 @@ func TestShutdown_runningHandler(t *testing.T) {
 		})
 		down := make(chan struct{})
 		go func() { defer close(down); r.shutdown() }()
-		redistest.Eventually(t, patience, func() bool { return renewed.Load() > 0 }, "the lease is renewed after Close")
+		eventually(t, func() bool { return renewed.Load() > 0 }, "the lease is renewed after Close")
 		select {
 		case err := <-closed:
 			t.Errorf("Close returned %v while the handler runs", err)
@@ -91,7 +90,7 @@ func TestShutdown_runningHandler(t *testing.T) {
 		run.returns(nil)
 		redistest.Must(t, awaitClosed(t, closed))
 		<-down
-		r.await(id, asynq.TaskStateCompleted)
+		r.awaitDone(id)
 		if r.locked("work") {
 			t.Error("the key stayed taken")
 		}
@@ -100,13 +99,12 @@ func TestShutdown_runningHandler(t *testing.T) {
 
 // Waiters end with Close, and their attempts are not spent.
 func TestShutdown_waiters(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := busyRig(t, s, automutex.Rule{Wait: time.Hour, Busy: automutex.Retry}, setup{served: quickly(time.Second)})
 		away := r.enqueue("free", nil, asynq.MaxRetry(0))
-		r.stage.next(t).returns(automutex.RetryAfter(time.Minute, nil))
-		ids := []string{r.enqueue("work", one), r.enqueue("work", one)}
-		last := r.enqueue("work", one, asynq.MaxRetry(0))
+		r.next().returns(automutex.RetryAfter(time.Minute, nil))
+		ids := []string{r.enqueueOne(), r.enqueueOne()}
+		last := r.enqueueOne(asynq.MaxRetry(0))
 		r.awaitLine(3, "work", "1")
 		began := time.Now()
 		redistest.Must(t, awaitClosed(t, r.closing(t.Context())))
@@ -118,7 +116,7 @@ func TestShutdown_waiters(t *testing.T) {
 			}
 		}
 		free()
-		late := r.enqueue("work", one, asynq.MaxRetry(0))
+		late := r.enqueueOne(asynq.MaxRetry(0))
 		r.await(late, asynq.TaskStateActive)
 		r.shutdown()
 		if took := time.Since(began); took > patience/2 {
@@ -129,18 +127,17 @@ func TestShutdown_waiters(t *testing.T) {
 				t.Errorf("%d attempts spent", info.Retried)
 			}
 		}
-		r.stage.none(t)
+		r.none()
 	})
 }
 
 // After Close each task that has a rule goes back unrun, also one without a key or a lock, and under Allow; others run.
 func TestShutdown_afterClose(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		free := func(context.Context, *asynq.Task) ([]string, error) { return nil, automutex.NoLock }
 		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "work", Busy: automutex.Skip}, {Task: "never", On: []string{"id"}},
-			{Task: "free", Key: free}, {Task: "allow", On: []string{"id"}, Busy: automutex.Allow},
+			{Task: "work", Busy: automutex.Skip}, {Task: "never", On: onID},
+			{Task: "free", Key: free}, {Task: "allow", On: onID, Busy: automutex.Allow},
 		}})
 		for range 2 { // again does no harm
 			redistest.Must(t, r.guard.Close(t.Context()))
@@ -150,7 +147,7 @@ func TestShutdown_afterClose(t *testing.T) {
 				t.Errorf("%s: %q", task, info.LastErr)
 			}
 		}
-		r.stage.none(t)
+		r.none()
 		r.finish(r.enqueue("play", nil))
 		if err := r.guard.Middleware(r.stage).ProcessTask(t.Context(), asynq.NewTask("work", nil)); !errors.Is(err,
 			automutex.ErrClosed) {
@@ -161,11 +158,10 @@ func TestShutdown_afterClose(t *testing.T) {
 
 // Shutdown alone: the tasks are safe, it only takes its whole timeout.
 func TestShutdown_withoutClose(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := busyRig(t, s, automutex.Rule{Wait: time.Hour, Busy: automutex.Retry},
 			setup{served: quickly(200 * time.Millisecond)})
-		ids := []string{r.enqueue("work", one), r.enqueue("work", one, asynq.MaxRetry(0))}
+		ids := []string{r.enqueueOne(), r.enqueueOne(asynq.MaxRetry(0))}
 		r.awaitLine(2, "work", "1")
 		r.shutdown()
 		for _, id := range ids {
@@ -177,26 +173,25 @@ func TestShutdown_withoutClose(t *testing.T) {
 		r.awaitLine(0, "work", "1")
 		free()
 		redistest.Must(t, awaitClosed(t, r.closing(t.Context())))
-		r.stage.none(t)
+		r.none()
 	})
 }
 
 // A Redis client that was closed before the Guard.
 func TestClose_clientBefore(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, busy := range []automutex.Policy{automutex.Retry, automutex.Replace, automutex.Park} {
 			locks := s.Client(t)
 			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: busy}}, locks: locks})
 			held := r.enqueue("work", nil)
-			run := r.stage.next(t)
+			run := r.next()
 			redistest.Must(t, locks.(interface{ Close() error }).Close())
 			id := r.enqueue("work", nil)
 			if info := r.awaitRetried(id, 0); !strings.Contains(info.LastErr, "client is closed") {
 				t.Errorf("%s: the last error is %q", busy, info.LastErr)
 			}
 			run.returns(nil)
-			r.await(held, asynq.TaskStateCompleted)
+			r.awaitDone(held)
 			if event := r.awaitEvent(automutex.EventBackendError, held); !errors.Is(event.Err, redis.ErrClosed) {
 				t.Errorf("%s: at the release: %v", busy, event.Err)
 			}
