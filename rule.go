@@ -109,7 +109,7 @@ type Rule struct {
 
 	// RateOf returns the rate for the key of a task, in place of Rate; the zero Rate is none. It is called as LimitOf is,
 	// and its errors are those of LimitOf. A Rate that New would refuse archives the task. If two tasks of one key differ,
-	// that of the last ask applies.
+	// that of the last ask applies, also to one that looks at a later key before it takes its first.
 	RateOf func(context.Context, *asynq.Task) (Rate, error)
 
 	// Cost returns for how many starts of the Rate a task counts, such as an upstream's tokens. The task starts when the

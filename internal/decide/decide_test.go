@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"text/tabwriter"
+
+	"github.com/automutex/automutex/internal/redistest"
 )
 
 var update = flag.Bool("update", false, "write testdata/decisions.txt and the table of docs/guide.md anew")
@@ -178,7 +180,7 @@ func TestDecisions(t *testing.T) {
 		}
 		table("Admit, "+word+": a producer wants to enqueue a task for a key", rows...)
 	}
-	golden(t, filepath.Join("testdata", "decisions.txt"), b.String())
+	redistest.Golden(t, *update, filepath.Join("testdata", "decisions.txt"), b.String())
 }
 
 func yesNo(b bool) string {
@@ -199,23 +201,6 @@ func aligned(rows [][]string) string {
 		b.WriteString(strings.TrimRight(line, " \n") + "\n")
 	}
 	return b.String()
-}
-
-func golden(t *testing.T, path, got string) {
-	t.Helper()
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(want) != got {
-		t.Errorf("%s is out of date: run go test ./internal/decide -update, and read the difference", path)
-	}
 }
 
 // reasons are the words of docs/guide.md for each reason.
@@ -272,15 +257,13 @@ func goldenPart(t *testing.T, path, want string) {
 	t.Helper()
 	const from, to = "<!-- written by go test ./internal/decide -update -->\n", "<!-- end -->\n"
 	page, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	redistest.Must(t, err)
 	before, rest, opened := strings.Cut(string(page), from)
 	is, after, closed := strings.Cut(rest, to)
 	if !opened || !closed {
 		t.Fatalf("%s has no part between %q and %q", path, from, to)
 	}
 	if is != want {
-		golden(t, path, before+from+want+to+after)
+		redistest.Golden(t, *update, path, before+from+want+to+after)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/unique"
 )
 
 // TestLate in examples/trust/simulate has what becomes of late tasks.
@@ -58,6 +59,10 @@ func TestStartBy(t *testing.T) {
 		if strings.Count(r.log.Text(slog.LevelWarn), "may start at any time") != 1 {
 			t.Error("it is not logged once that a task has no time")
 		}
+		once, err := unique.New(c, r.inspector, r.rdb, unique.Config{Prefix: r.cfg.Prefix,
+			Rules: []unique.Rule{{Task: "work", On: []string{"id"}, Until: unique.UntilStart, Queue: r.queue}}})
+		redistest.Must(t, err)
+		r.await(enqueue(once, work, past), asynq.TaskStateArchived)
 		for task, more := range map[*asynq.Task][]asynq.Option{
 			asynq.NewTask("other", nil): {past}, asynq.NewTask("work", nil): {past, asynq.Group("g")},
 			asynq.NewTask("ask", nil):                           {asynq.Group("g")},

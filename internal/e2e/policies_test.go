@@ -6,7 +6,6 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -332,17 +331,7 @@ func TestPolicies_withEachField(t *testing.T) {
 			}
 		}
 	}
-	got := b.String() + "\n" + notes.String()
-	path := filepath.Join("testdata", "policies.txt")
-	if *updatePolicies {
-		redistest.Must(t, os.WriteFile(path, []byte(got), 0o600))
-		return
-	}
-	want, err := os.ReadFile(path)
-	redistest.Must(t, err)
-	if string(want) != got {
-		t.Errorf("%s is not what New says; run this test with -update-policies and read the difference", path)
-	}
+	redistest.Golden(t, *updatePolicies, filepath.Join("testdata", "policies.txt"), b.String()+"\n"+notes.String())
 }
 
 // A task that was enqueued with one attempt cannot park. The Guard says so once for its rule.

@@ -10,7 +10,6 @@ import (
 	"flag"
 	"fmt"
 	"log/slog"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -33,32 +32,10 @@ var update = flag.Bool("update", false, "write the golden files anew")
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-// compare holds got against the file of that name.
+// compare holds got against the file of that name: can a process of the last release misread it? See VERSIONING.md.
 func compare(t *testing.T, name, got string) {
 	t.Helper()
-	file := filepath.Join("testdata", name)
-	if *update {
-		redistest.Must(t, os.WriteFile(file, []byte(got), 0o644))
-		return
-	}
-	want, err := os.ReadFile(file)
-	redistest.Must(t, err)
-	if got == string(want) {
-		return
-	}
-	is, was := strings.Split(got, "\n"), strings.Split(string(want), "\n")
-	for _, line := range was {
-		if !slices.Contains(is, line) {
-			t.Errorf("gone: %s", line)
-		}
-	}
-	for _, line := range is {
-		if !slices.Contains(was, line) {
-			t.Errorf("new:  %s", line)
-		}
-	}
-	t.Errorf("%s is not what it was. Can a process of the last release misread it? See VERSIONING.md; then: go test "+
-		"./internal/golden -update", file)
+	redistest.Golden(t, *update, filepath.Join("testdata", name), got)
 }
 
 // What differs from run to run: tokens, tickets, times, fences.

@@ -3,7 +3,6 @@ package simulate
 import (
 	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"text/tabwriter"
@@ -122,13 +121,7 @@ func TestLate(t *testing.T) {
 		fmt.Fprintln(w, table[i].String())
 	}
 	redistest.Must(t, w.Flush())
-	const path = "testdata/late.txt"
-	if *updateLate {
-		redistest.Must(t, os.WriteFile(path, []byte(b.String()), 0o600))
-	}
-	if want, err := os.ReadFile(path); err != nil || string(want) != b.String() {
-		t.Errorf("%s is not what happens (%v): run with -update-late, and read the difference", path, err)
-	}
+	redistest.Golden(t, *updateLate, "testdata/late.txt", b.String())
 }
 
 // became is what a task became: how often its handler began, and how it ended.
