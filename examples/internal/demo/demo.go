@@ -170,8 +170,8 @@ func IsLocal(address string) bool {
 const ofB = 20 // tasks of -noisy
 
 // EachTask has enqueue hand the tasks, made-up webhooks, to asynq until ctx ends. The first repository is the busiest:
-// the second has half as many as it, the third a third, and so on. With Noisy all are A's, but for the last, which are B's
-// and come one after the other.
+// the second has half as many as it, the third a third, and so on. With Noisy all are A's, but for the last, which are
+// B's and come one after the other.
 func (d *Demo) EachTask(ctx context.Context, enqueue func(task *asynq.Task, id string) error) (err error) {
 	random := mathrand.New(mathrand.NewPCG(1, 0)) // the same tasks each time
 	kinds := []string{"push", "push", "pull_request", "issues"}
