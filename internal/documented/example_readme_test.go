@@ -61,7 +61,8 @@ func TestReadmeSnippets(t *testing.T) {
 	shared := []automutex.Rule{
 		{Task: "report:", Scope: "report", On: []string{"tenant.id"}, Limit: 1, LeaveIdle: 1},
 	}
-	if _, err := automutex.New(client, automutex.Config{Rules: slices.Concat(limitedRules(), codeRules(), shared)}); err != nil {
+	rules := slices.Concat(limitedRules(), codeRules(), shared)
+	if _, err := automutex.New(client, automutex.Config{Rules: rules}); err != nil {
 		t.Errorf("the guide's rules: %v", err)
 	}
 	producer, looker := asynq.NewClientFromRedisClient(client), asynq.NewInspectorFromRedisClient(client)

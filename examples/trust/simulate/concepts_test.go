@@ -24,7 +24,6 @@ import (
 
 // What follows is about the gate of a key: rates, holds, and cooldowns beside a limit.
 
-// errUpstream is what a handler met that gives its task back.
 var errUpstream = errors.New("simulate: the upstream says 429")
 
 // gates draws rates for scopes, handlers that hold their key and give their task back,
@@ -339,7 +338,6 @@ func (b *ledger) beganAfter(r, o *run, key string) bool {
 	return ok && r.began.Add(-b.grantLag(b.ruleOf(key))).After(released)
 }
 
-// holds notes what came of a hold, which was asked for at began.
 func (b *ledger) holds(n int, key string, d time.Duration, began time.Time, err error) {
 	defer b.locked()()
 	b.addf("task %d puts %q on hold for %s: %v", n, key, d, err)
@@ -457,7 +455,6 @@ func (d *drawer) paces(length time.Duration) {
 	s.p.Ops = append(s.p.Ops, op)
 }
 
-// paceBook is what is known of the rate that an operator orders.
 type paceBook struct {
 	target       string
 	rule         rulePlan  // its rate
@@ -657,8 +654,18 @@ func targetsOf(key string) [2]string {
 	return [2]string{key, scope}
 }
 
-// limitOf is the highest number that may hold a key at once.
+// limitOf is the highest number that may hold a key at once, with what the servers lend.
 func (b *ledger) limitOf(key string) int {
+	n, leave := b.ownLimitOf(key), b.ruleOf(key).LeaveIdle
+	for _, p := range b.w.plan.Procs {
+		if leave > 0 {
+			n += max(0, p.Workers-leave)
+		}
+	}
+	return n
+}
+
+func (b *ledger) ownLimitOf(key string) int {
 	n := b.ruleOf(key).limit()
 	for _, target := range targetsOf(key) {
 		if o := b.targets[target]; o != nil {
@@ -666,6 +673,54 @@ func (b *ledger) limitOf(key string) int {
 		}
 	}
 	return n
+}
+
+// judgeBorrowed looks whether a run above the limit of its key has left workers idle: those were not whose handlers had
+// begun before it took the key.
+func (b *ledger) judgeBorrowed(r *run, key string) {
+	rule, beside, busy := b.ruleOf(key), 0, 0
+	for _, o := range b.runs {
+		if o.lives() && slices.Contains(o.keys, key) {
+			beside++
+		}
+		if o.lives() && o.p == r.p && o.began.Add(ms+4*b.w.plan.Latency).Before(r.taken[key]) {
+			busy++
+		}
+	}
+	if idle := r.p.plan.Workers - busy - 1; rule.LeaveIdle > idle && beside >= b.ownLimitOf(key) && !b.mayNotKnow(key) {
+		b.violatef("borrowed: task %d begins beside %d on %q, and leaves %d workers idle", r.n, beside, key, idle)
+	}
+}
+
+// judgeEven looks whether a key has had less than .4 of another's starts in ten seconds, from when each has begun
+// three until one has begun its last.
+func (b *ledger) judgeEven() {
+	starts, from, until := map[string][]time.Time{}, b.began, time.Now()
+	for _, r := range b.runs {
+		starts[r.keys[0]] = append(starts[r.keys[0]], r.began)
+	}
+	for _, all := range starts {
+		from = latest(from, all[2])
+		if last := all[len(all)-1]; last.Before(until) {
+			until = last
+		}
+	}
+	for ; b.isSure() && from.Add(10*sec).Before(until); from = from.Add(100 * ms) {
+		least, most := len(b.runs), 0
+		for _, all := range starts {
+			n := 0
+			for _, at := range all {
+				if !at.Before(from) && at.Before(from.Add(10*sec)) {
+					n++
+				}
+			}
+			least, most = min(least, n), max(most, n)
+		}
+		if least*10 < most*4 {
+			b.violatef("uneven: one key has %d starts in the ten seconds from %s, and another %d", least, from.Sub(b.began), most)
+			return
+		}
+	}
 }
 
 // pausedUntil is until when a key is, or may be, paused; zero: it never was.
@@ -776,7 +831,6 @@ func (p *process) limitOf(r rulePlan) func(context.Context, *asynq.Task) (int, e
 	}
 }
 
-// asksBack is what a function of a rule returns to have a task come back later.
 func (p *process) asksBack(ctx context.Context, n int, why error) error {
 	const after = 2 * sec
 	defer p.w.book.locked()()
@@ -822,7 +876,6 @@ type groupPlan struct {
 	MaxSize  int
 }
 
-// groups draws groups, tasks that are in them, and the tasks that aggregators make.
 func (d *drawer) groups() {
 	s := d.aside("groups")
 	if !s.chance(0.3) {
@@ -902,7 +955,6 @@ func (b *ledger) judgeGroup(t *taskBook) {
 	}
 }
 
-// neverCame tells whether a task can be one that was never enqueued.
 func (b *ledger) neverCame(t *taskBook) bool { return t.most < 0 && t.state == "gone" }
 
 // isReadBeside tells whether a task may have been told to be a duplicate of one that asynq has aggregated and not yet
@@ -964,7 +1016,6 @@ func (w *world) inGroups() (left []string) {
 
 const leadClient = "lead"
 
-// leads draws candidates, how long a leader's function lasts, and faults of their client.
 func (d *drawer) leads(length time.Duration) {
 	s := d.aside("leads")
 	if !s.chance(0.2) {
@@ -1043,7 +1094,6 @@ type term struct {
 	over bool
 }
 
-// leads notes that a process leads, and judges whether it may.
 func (b *ledger) leads(p *process, ctx context.Context) *term {
 	defer b.locked()()
 	t := &term{p: p, ctx: ctx}
@@ -1130,7 +1180,6 @@ func isHistory(key string) bool {
 	return strings.HasSuffix(key, ":history") || strings.HasSuffix(key, ":{stats}:histories")
 }
 
-// judgeHistory looks at the runs that were kept: of some key, and of none too many.
 func (w *world) judgeHistory() {
 	kept := 0
 	for _, key := range w.redis.mini.Keys() {
@@ -1359,7 +1408,6 @@ func (b *ledger) writes(r *run) {
 	}
 }
 
-// toldWithin is how long after Redis gave a run a lock the run was told.
 func (b *ledger) toldWithin(r *run, key string) time.Duration {
 	repeated := b.ruleOf(key).TTL + 8*sec // an exchange, or a message got lost
 	disturbed := slices.ContainsFunc(b.w.windows(r.p), func(a activeFault) bool {
@@ -1453,7 +1501,6 @@ func (r rulePlan) onArchive() automutex.OnArchive {
 	return automutex.HoldKey
 }
 
-// newOrdered makes the producer's client for tasks in order; nil: there are none.
 func (w *world) newOrdered() *automutex.Client {
 	if !w.plan.isOrdered() && !slices.ContainsFunc(w.plan.Rules, func(r rulePlan) bool { return r.StartWithin > 0 }) {
 		return nil
@@ -1746,7 +1793,6 @@ func (w *world) mayStay(key string) bool {
 		places > 0 && (archived || !w.book.calm || !w.book.clean || len(w.plan.Ops) > 0)
 }
 
-// isFull notes that a key was full, and judges whether it can have been.
 func (b *ledger) isFull(n int, full *automutex.FullError) {
 	defer b.locked()()
 	b.addf("task %d: enqueue answered: %v", n, full)

@@ -61,7 +61,6 @@ type ledger struct {
 	calm       bool                 // nor any other fault
 }
 
-// balanced are events of one process, task and rule.
 type balanced struct {
 	id   string
 	kind automutex.EventKind
@@ -185,7 +184,6 @@ func (b *ledger) alike(t *taskBook) (others []*taskBook) {
 	return others
 }
 
-// attemptOf is the one that is under way; nil: there is none.
 func (b *ledger) attemptOf(p *process, n int) *attempt {
 	for _, a := range slices.Backward(b.attempts) {
 		if a.n == n && a.p == p && !a.over {
@@ -508,6 +506,7 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 			h := all[len(all)-1]
 			r.taken[key] = h.since
 			h.started = true
+			b.judgeBorrowed(r, key)
 			b.judgeRate(r, key, h.since)
 			b.judgeCooldownBeside(r, key)
 		}
@@ -548,7 +547,6 @@ func (b *ledger) judgeFences(r *run) {
 	}
 }
 
-// lives tells whether a run is under way, and may believe in its leases.
 func (r *run) lives() bool {
 	return r.ended.IsZero() && !r.p.isEnded() && r.alive.Err() == nil
 }
@@ -846,7 +844,6 @@ func (b *ledger) event(p *process, e automutex.Event) {
 	}
 }
 
-// goesOn notes that a task has taken the lock of a rule, and comes to its next one.
 func (b *ledger) goesOn(p *process, n int, rule string) {
 	if a := b.attemptOf(p, n); a != nil {
 		rules := b.w.plan.rulesOf(b.books[n].plan)
@@ -854,7 +851,6 @@ func (b *ledger) goesOn(p *process, n int, rule string) {
 	}
 }
 
-// busy notes what a policy does with a task that finds its key taken.
 func (b *ledger) busy(n int, e automutex.Event, key string) {
 	if n < 0 || e.Busy == nil {
 		return
@@ -1005,7 +1001,6 @@ func (b *ledger) judgeLoss(p *process, e automutex.Event, key string, h *holding
 	}
 }
 
-// judgeLostUnseen looks whether anything explains that a task lost a lock while it waited for its next one.
 func (b *ledger) judgeLostUnseen(e automutex.Event, n int, key string) {
 	if b.calm && !b.w.forgot() && b.key(key).broken.IsZero() && e.Err != nil &&
 		strings.Contains(e.Err.Error(), "was lost before the handler began") {
@@ -1096,7 +1091,6 @@ func (b *ledger) enqueued(n int, info *asynq.TaskInfo, err error) {
 	}
 }
 
-// supersede notes that older tasks of the key, which have not begun, make room.
 func (b *ledger) supersede(t *taskBook) {
 	for _, o := range b.alike(t) {
 		if o.acceptAt > 0 && o.acceptAt < b.seq && o.starts == 0 {
@@ -1116,7 +1110,6 @@ func (b *ledger) judgeRefusal(t *taskBook) {
 	}
 }
 
-// working are the handlers that are under way, and the attempts.
 func (b *ledger) working() (left []string) {
 	defer b.locked()()
 	for _, a := range b.attempts {
@@ -1156,6 +1149,9 @@ func (b *ledger) judgeEnds() {
 	defer b.locked()()
 	for _, t := range b.books {
 		b.judgeEnd(t)
+	}
+	if b.w.plan.Even {
+		b.judgeEven()
 	}
 }
 
@@ -1200,7 +1196,6 @@ func (b *ledger) judgeEnd(t *taskBook) {
 	}
 }
 
-// judgeUnique looks at what a producer of package unique was promised.
 func (b *ledger) judgeUnique(t *taskBook, u *uniquePlan) {
 	if b.w.plan.isSplit() {
 		return // Redis has lost claims
@@ -1244,7 +1239,6 @@ func (b *ledger) supersededUnsure(t *taskBook) bool {
 	})
 }
 
-// exhausted tells whether a task of package unique may have spent all of its attempts.
 func (b *ledger) exhausted(t *taskBook) bool {
 	most := t.plan.MaxRetry
 	if t.most >= 0 {

@@ -30,6 +30,7 @@ type plan struct {
 	Groups      *groupPlan    // how groups are aggregated; nil: there are none
 	MinReplicas int           // how many replicas have to know of a lease
 	Quiet       time.Duration // how long the servers go on when all tasks have ended
+	Even        bool          // keys with tasks share the workers evenly
 }
 
 // procPlan is one process: an asynq server with a Guard.
@@ -46,6 +47,7 @@ type rulePlan struct {
 	Scope      string
 	On         []string
 	Limit      int
+	LeaveIdle  int
 	TTL        time.Duration
 	Wait       time.Duration
 	MaxHold    time.Duration
@@ -73,7 +75,7 @@ func (r rulePlan) limit() int { return max(1, r.Limit) }
 
 // fenced: about half of the mutexes have a fence; the others are taken as strings. Rules of one
 // scope have one TTL.
-func (r rulePlan) fenced() bool { return r.limit() == 1 && r.TTL/sec%2 == 0 }
+func (r rulePlan) fenced() bool { return r.limit() == 1 && r.LeaveIdle == 0 && r.TTL/sec%2 == 0 }
 
 // name is unique: each rule of a task has its own scope.
 func (r rulePlan) name() string { return r.Task + "/" + r.scope() }

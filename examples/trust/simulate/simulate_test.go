@@ -220,7 +220,7 @@ func TestFaults(t *testing.T) {
 func TestScenarios(t *testing.T) {
 	t.Parallel()
 	var sum totals
-	for _, p := range slices.Concat(mistakeScenarios(), faultScenarios(), backlogScenarios(200)) {
+	for _, p := range slices.Concat(mistakeScenarios(), faultScenarios(), backlogScenarios(200), lendScenarios(80)) {
 		t.Run(p.Name, func(t *testing.T) { playWith(t, &p, [][]faultPlan{nil}, &sum) })
 	}
 	sum.log(t, "scenarios about a fault")

@@ -74,7 +74,6 @@ func (v verdict) kinds() (kinds []string) {
 	return kinds
 }
 
-// play runs a plan in a bubble of its own.
 func play(t *testing.T, p *plan) (v verdict) {
 	defer func() {
 		// The bubble reports goroutines that are left, and a deadlock, by a panic.
@@ -128,7 +127,6 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// live lets everything happen that the plan says, and waits until all tasks have ended.
 func (w *world) live() {
 	for n, pp := range w.plan.Procs {
 		p := w.startProcess(n, pp)
@@ -261,7 +259,6 @@ func (w *world) endpointsOf(proc int, client string) (ends []*endpoint) {
 	return ends
 }
 
-// enqueue puts a task of the plan into asynq, by package unique where a rule says so.
 func (w *world) enqueue(n int) {
 	t := w.plan.Tasks[n]
 	task := asynq.NewTask(t.Task, t.body(n))
@@ -450,7 +447,6 @@ func (w *world) end() verdict {
 	return v
 }
 
-// stackBuffers are for the stacks of all goroutines.
 var stackBuffers = sync.Pool{New: func() any { return make([]byte, 1<<20) }}
 
 // others are the stacks of the bubble's other goroutines, but for those that carry it.
@@ -473,7 +469,6 @@ func others() (stacks []string) {
 // skips is the client of an operator who skips heads, and whom faults may hit. Process -2 has it.
 const skips = "skip"
 
-// operator is what an operator's command or page has.
 type operator struct {
 	rdb       *redis.Client
 	locker    *lock.Locker
@@ -491,7 +486,6 @@ func (o operator) close() {
 	_ = o.rdb.Close()
 }
 
-// touch notes that an operator does something to a task, and gives its ID.
 func (b *ledger) touch(n int) string {
 	defer b.locked()()
 	b.books[n].op = true
@@ -520,7 +514,6 @@ func (b *ledger) breaks(key string) {
 	}
 }
 
-// Errors of handlers and functions that the plan asks for.
 var (
 	errFails = errors.New("simulate: the handler fails")
 	errSoft  = errors.New("simulate: an error that does not count")
@@ -535,7 +528,6 @@ type payload struct {
 	B *int `json:"b,omitempty"`
 }
 
-// process is an asynq server with a Guard, which stops or dies.
 type process struct {
 	w    *world
 	n    int
@@ -609,7 +601,7 @@ func (p *process) rules() (rules []automutex.Rule) {
 			Name: r.name(), Task: r.Task, On: r.On, Scope: r.Scope, Limit: r.limit(), LimitOf: p.limitOf(r),
 			Optional: r.Optional, TTL: r.TTL,
 			Wait: r.Wait, MaxHold: r.MaxHold, Cooldown: r.Cooldown, Rate: r.rate(), Fence: r.fenced(), Busy: p.policy(r),
-			InOrder: r.InOrder, OnArchive: r.onArchive(), MaxQueued: r.MaxQueued, StartWithin: r.StartWithin, Late: p.late(r),
+			LeaveIdle: r.LeaveIdle, InOrder: r.InOrder, OnArchive: r.onArchive(), MaxQueued: r.MaxQueued, StartWithin: r.StartWithin, Late: p.late(r),
 		}
 		if r.LimitOf {
 			rule.Limit = 0
@@ -661,7 +653,6 @@ func (p *process) policy(r rulePlan) automutex.Policy {
 	})
 }
 
-// failingKey is a key function that does I/O, and fails a few times for each task.
 func (p *process) failingKey(r rulePlan) automutex.KeyFunc {
 	return func(ctx context.Context, t *asynq.Task) ([]string, error) {
 		n := number(t)
@@ -773,7 +764,6 @@ func (p *process) stop() {
 	p.die()
 }
 
-// shutDown ends what runs, whatever still does after a while.
 func (p *process) shutDown(within time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
