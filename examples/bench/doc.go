@@ -4,6 +4,7 @@ its own. A benchmark is a cell of one table, a contender at a scenario:
 
 	go run ./bench -bench Lock                              # locks: a take and a release, a hand-off, a try in vain
 	go run ./bench -bench Task                              # tasks of asynq
+	go run ./bench -bench Tenant/scenario=noisy -benchtime 1000x   # B behind A's backlog; sift: 3000x, shares: 2500x
 	go run ./bench -bench Lock/scenario=free:64/            # one row of the table
 	go run ./bench -bench Task/scenario=parked -benchtime 10000x
 
@@ -27,5 +28,9 @@ The units, beside those of every benchmark:
 	longest-wait-ms   from an ask to its turn
 	x-ideal           time of a load, of its shortest possible one
 	runs/op           how often a task was taken out of its queue
+	B-p50-ms          how long B's tasks wait
+	A-last-ms         when A's last task began; left/op: those that had not after a minute
+	B-20-ms           when B's twentieth began
+	least-share       see shares
 */
 package bench

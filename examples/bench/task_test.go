@@ -20,10 +20,12 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// job is the payload of a task: what it is keyed on, and its work.
+// job is the payload of a task: what it is keyed on, and its work; of a crowd also its number, and when it is enqueued.
 type job struct {
 	Key  string
 	Work time.Duration
+	N    int
+	At   time.Duration
 }
 
 // load is what an asynq server has to do: job i of n.
@@ -39,27 +41,28 @@ var loads = []load{
 	{"distinct:64", 64, "none raw automutex redislock redsync rueidislock asynq-semaphore", distinct},
 	{"hot-among-cold", 10, "none raw automutex automutex-wait rueidislock", func(i int) job {
 		if i%11 == 0 {
-			return job{"hot", 20 * time.Millisecond}
+			return job{Key: "hot", Work: 20 * time.Millisecond}
 		}
-		return job{fmt.Sprintf("cold%d", i%200), 2 * time.Millisecond}
+		return job{Key: fmt.Sprintf("cold%d", i%200), Work: 2 * time.Millisecond}
 	}},
 	{"hot-keys:20", 16, "none raw automutex automutex-wait rueidislock", func(i int) job {
-		return job{fmt.Sprintf("k%d", i%20), time.Millisecond}
+		return job{Key: fmt.Sprintf("k%d", i%20), Work: time.Millisecond}
 	}},
 }
 
-func distinct(i int) job { return job{fmt.Sprintf("k%d", i), 0} }
+func distinct(i int) job { return job{Key: fmt.Sprintf("k%d", i)} }
 
 // rules are this library's, by the name of a contender.
 var rules = map[string]automutex.Rule{
 	"automutex":         {}, // Park
+	"automutex-idle":    {LeaveIdle: 2},
 	"automutex-wait":    {Busy: automutex.Retry, Wait: time.Hour},
 	"automutex-inorder": {InOrder: true},
 }
 
-func config(name string) (automutex.Config, bool) {
+func config(name string, limit int) (automutex.Config, bool) {
 	rule, ok := rules[name]
-	rule.Task, rule.On = "job", []string{"Key"}
+	rule.Task, rule.On, rule.Limit = "job", []string{"Key"}, limit
 	return automutex.Config{Rules: []automutex.Rule{rule}, Logger: slog.New(slog.DiscardHandler)}, ok
 }
 
@@ -81,31 +84,39 @@ func BenchmarkTask(b *testing.B) {
 	row(b, s, "enqueue", "none automutex-inorder", func(b *testing.B, name string) { enqueue(b, s, name) })
 }
 
-// guarded has a contender's locks around a handler.
+// guarded has a contender's locks around a handler. A limit of 0: one at a time, and a middleware by hand waits;
+// otherwise that has a lock for each slot, and a task that finds its lock busy comes back after a second.
 func guarded(
-	b *testing.B, s *redistest.Server, name string, of asynq.Config, next asynq.Handler,
+	b *testing.B, s *redistest.Server, name string, limit int, of asynq.Config, next asynq.Handler,
 ) (asynq.Config, asynq.Handler) {
-	if cfg, ok := config(name); ok {
+	if cfg, ok := config(name, limit); ok {
 		guard, err := automutex.New(connect(b, s.Addr()), cfg)
 		redistest.Must(b, err)
 		b.Cleanup(func() { _ = guard.Close(context.Background()) })
 		return guard.ServerConfig(of), guard.Middleware(next)
 	}
-	if name == "none" {
+	if isBare(name) {
 		return of, next
 	}
+	of.IsFailure = func(err error) bool { return !errors.Is(err, errBusy) }
+	of.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Second }
 	open := named(name).open(b, s.Addr(), 1)
 	return of, asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) (err error) {
 		var j job
 		if err := json.Unmarshal(t.Payload(), &j); err != nil {
 			return errors.Join(err, asynq.SkipRetry)
 		}
-		return errors.Join(open(t.Type()+":"+j.Key)(ctx, true, func() { err = next.ProcessTask(ctx, t) }), err)
+		key := fmt.Sprint(t.Type(), ":", j.Key, j.N%max(limit, 1))
+		return errors.Join(open(key)(ctx, limit == 0, func() { err = next.ProcessTask(ctx, t) }), err)
 	})
 }
 
+// isBare tells whether a contender has no locks.
+func isBare(name string) bool { return name == "none" || name == "queues" }
+
 func handler(b *testing.B, s *redistest.Server, name string) {
-	_, h := guarded(b, s, name, asynq.Config{}, asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
+	_, h := guarded(b, s, name, 0, asynq.Config{},
+		asynq.HandlerFunc(func(context.Context, *asynq.Task) error { return nil }))
 	// As asynq calls handlers: with a deadline, and a context that can be cancelled.
 	ctx, cancel := context.WithTimeout(b.Context(), time.Hour)
 	defer cancel()
@@ -135,7 +146,7 @@ func client(b *testing.B, s *redistest.Server, name string) automutex.Enqueuer {
 	if name != "automutex-inorder" {
 		return plain
 	}
-	cfg, _ := config(name)
+	cfg, _ := config(name, 0)
 	ours, err := automutex.NewClient(rdb, plain, cfg)
 	redistest.Must(b, err)
 	return ours
@@ -158,16 +169,19 @@ func enqueue(b *testing.B, s *redistest.Server, name string) {
 	measure(b, s, taskCommands, func() { enqueueAll(b, c, jobs) })
 }
 
-// yard is a running asynq server. It knows who is at work.
+// yard is running asynq servers. It knows who is at work.
 type yard struct {
-	b      *testing.B
-	locked bool // whether two of a key may not be at work at once
-	runs   atomic.Int64
-	left   atomic.Int64
-	done   chan struct{} // closed when nothing is left
-	inside sync.Map      // keys that are worked on
-	hold   chan struct{} // what the job of a held key waits for
-	held   chan struct{} // closed when it waits
+	b    *testing.B
+	most int // of a key at work at once; 0: as many as come
+	runs atomic.Int64
+	left atomic.Int64
+	done chan struct{} // closed when nothing is left
+	hold chan struct{} // what the job of a held key waits for
+	held chan struct{} // closed when it waits
+	note func(j job)   // told of each start, with mu; nil: nobody is
+
+	mu     sync.Mutex
+	inside map[string]int // by key: how many are at work
 }
 
 const heldKey = "held"
@@ -177,9 +191,7 @@ func (y *yard) ProcessTask(_ context.Context, t *asynq.Task) error {
 	if err := json.Unmarshal(t.Payload(), &j); err != nil {
 		return errors.Join(err, asynq.SkipRetry)
 	}
-	if _, taken := y.inside.LoadOrStore(j.Key, true); taken && y.locked {
-		y.b.Errorf("two of %q are at work", j.Key)
-	}
+	y.enter(j)
 	switch {
 	case j.Work > 0:
 		time.Sleep(j.Work)
@@ -187,29 +199,54 @@ func (y *yard) ProcessTask(_ context.Context, t *asynq.Task) error {
 		close(y.held)
 		<-y.hold
 	}
-	y.inside.Delete(j.Key)
+	y.mu.Lock()
+	y.inside[j.Key]--
+	y.mu.Unlock()
 	if y.left.Add(-1) == 0 {
 		close(y.done)
 	}
 	return nil
 }
 
+func (y *yard) enter(j job) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	if y.inside[j.Key]++; y.most > 0 && y.inside[j.Key] > y.most {
+		y.b.Errorf("%d of %q are at work", y.inside[j.Key], j.Key)
+	}
+	if y.note != nil {
+		y.note(j)
+	}
+}
+
+func newYard(b *testing.B, most, tasks int) *yard {
+	y := &yard{b: b, most: most, done: make(chan struct{}), hold: make(chan struct{}), held: make(chan struct{}),
+		inside: map[string]int{}}
+	y.left.Store(int64(tasks))
+	return y
+}
+
 // start has a server work on so many tasks, with a contender's locks.
 func start(b *testing.B, s *redistest.Server, name string, workers, tasks int) *yard {
-	y := &yard{b: b, locked: name != "none", done: make(chan struct{}), hold: make(chan struct{}),
-		held: make(chan struct{})}
-	y.left.Store(int64(tasks))
-	of, h := guarded(b, s, name, asynq.Config{
-		Concurrency: workers, TaskCheckInterval: check, DelayedTaskCheckInterval: time.Second, ShutdownTimeout: time.Second,
-		Logger: redistest.Silent{},
-	}, y)
-	server := asynq.NewServerFromRedisClient(connect(b, s.Addr()), of)
-	b.Cleanup(server.Shutdown)
-	redistest.Must(b, server.Start(asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
+	y := newYard(b, 1, tasks)
+	if isBare(name) {
+		y.most = 0
+	}
+	y.serve(s, name, 0, asynq.Config{Concurrency: workers})
+	return y
+}
+
+// serve starts a server.
+func (y *yard) serve(s *redistest.Server, name string, limit int, of asynq.Config) {
+	of.TaskCheckInterval, of.DelayedTaskCheckInterval = check, time.Second
+	of.ShutdownTimeout, of.Logger = time.Second, redistest.Silent{}
+	of, h := guarded(y.b, s, name, limit, of, y)
+	server := asynq.NewServerFromRedisClient(connect(y.b, s.Addr()), of)
+	y.b.Cleanup(server.Shutdown)
+	redistest.Must(y.b, server.Start(asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
 		y.runs.Add(1)
 		return h.ProcessTask(ctx, t)
 	})))
-	return y
 }
 
 func work(b *testing.B, s *redistest.Server, name string, l load) {
@@ -241,11 +278,11 @@ func work(b *testing.B, s *redistest.Server, name string, l load) {
 func parked(b *testing.B, s *redistest.Server, name string) {
 	c := client(b, s, name)
 	y := start(b, s, name, 10, b.N+1)
-	enqueueAll(b, c, []job{{heldKey, 0}})
+	enqueueAll(b, c, []job{{Key: heldKey}})
 	<-y.held
 	jobs := make([]job, b.N)
 	for i := range jobs {
-		jobs[i] = job{heldKey, time.Millisecond}
+		jobs[i] = job{Key: heldKey, Work: time.Millisecond}
 	}
 	rdb := connect(b, s.Addr())
 	inspector := asynq.NewInspectorFromRedisClient(rdb)

@@ -13,10 +13,8 @@ import (
 	"github.com/automutex/automutex/internal/redistest"
 )
 
-// modelDir has the model of the protocol, for Spin.
 const modelDir = "../../docs/model"
 
-// modelRun is one search through the states of the model.
 type modelRun struct {
 	what    string
 	file    string // empty: lock.pml
@@ -181,7 +179,6 @@ var (
 	modelViolated = regexp.MustCompile(`assertion violated \((.*)\) \(at depth`)
 )
 
-// search makes the program that goes through the states, and runs it.
 func (m modelRun) search(t *testing.T, source string) (states, failed string) {
 	t.Helper()
 	dir := t.TempDir()

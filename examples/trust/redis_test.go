@@ -20,7 +20,6 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// redisFault is something that a Redis does or has done to it.
 type redisFault struct {
 	name string
 	args []string // of its redis-server
@@ -238,7 +237,6 @@ func refusing(t *testing.T, c *crowd, says string) {
 // other things.
 const crowdSoon = 60 * time.Second
 
-// crowdWait is how long a turn waits for its lock.
 const crowdWait = 3 * time.Second
 
 // crowdTTL is long beside a renewal (TTL/3), so that it shows which of the two
@@ -279,7 +277,6 @@ type crowdKey struct {
 	fence  int64 // of the last write
 }
 
-// newCrowd makes two lockers with clients of their own.
 func newCrowd(t *testing.T, client func() redis.UniversalClient, o lock.Options) *crowd {
 	c := &crowd{t: t, stop: make(chan struct{}), book: map[string]*crowdKey{}}
 	o.Logger = slog.New(slog.DiscardHandler)
@@ -375,7 +372,6 @@ func (c *crowd) turn(l *lock.Locker, key string, r *rand.Rand) {
 	}
 }
 
-// doubt notes that a call does not know what became of it.
 func (c *crowd) doubt(err error) {
 	c.unsure.Add(1)
 	c.mu.Lock()
@@ -561,7 +557,6 @@ func (k *keepers) lost(since time.Time, within time.Duration) {
 	}
 }
 
-// live tells that none of them has lost its lease.
 func (k *keepers) live() {
 	k.t.Helper()
 	for i, bound := range k.bound {
@@ -581,7 +576,6 @@ func (c *crowd) kept(k *keepers) {
 	}
 }
 
-// release gives back what is left.
 func (k *keepers) release(want error) {
 	k.t.Helper()
 	for i, le := range k.leases {

@@ -1,7 +1,8 @@
 // Command worker shows tasks taking turns. It enqueues webhook deliveries of a few repositories,
 // works them off with an asynq server whose guard lets one task per repository run at a time, and
 // draws who ran when. With -unguarded the same happens without the guard, with -in-order also in the
-// order of enqueueing, through failures.
+// order of enqueueing, through failures. With -noisy a tenant has a backlog, and another one a task now and then: first
+// without the guard, then with it.
 //
 // All that asynq and automutex need is in this file. Package examples/internal/demo has the rest.
 package main
@@ -40,7 +41,15 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return demo.Refuse(stderr, err)
 	}
 	defer d.Close()
+	exit := once(ctx, d, stderr)
+	for d.Again(exit) {
+		exit = once(ctx, d, stderr)
+	}
+	return exit
+}
 
+// once has a server work off the tasks, and returns the exit status.
+func once(ctx context.Context, d *demo.Demo, stderr io.Writer) int {
 	// Without the guard these two are all that the server gets.
 	work, config := asynq.Handler(handler(d)), serverConfig(d)
 
@@ -49,6 +58,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	producer := asynq.NewClientFromRedisClient(d.Redis)
 	client := automutex.Enqueuer(producer)
 	if !d.Unguarded {
+		var err error
 		if guard, err = automutex.New(d.Redis, rules); err != nil {
 			return demo.Refuse(stderr, err)
 		}

@@ -84,13 +84,13 @@ func TestRun_guarded(t *testing.T) {
 	})
 }
 
-// The verdict comes from what the handlers did: without the guard tasks overlap, and so they do under a policy that
-// lets them.
+// The verdict comes from what the handlers did: without the guard tasks overlap, as in the first run of -noisy, and so
+// they do under a policy that lets them.
 func TestRun_overlaps(t *testing.T) { // by itself: beside others tasks may not overlap
-	for flags, exit := range map[string]int{"-unguarded": 0, "-busy allow -wait 0s": 1} {
+	for flags, exit := range map[string]int{"-unguarded": 0, "-noisy -work 5ms": 0, "-busy allow -wait 0s": 1} {
 		o := try(t, t.Context(), "-tasks 60 "+flags)
 		o.expect(t, exit, 60)
-		if o.overlaps == 0 || o.done != 60 {
+		if o.overlaps == 0 || o.done != 60 || strings.Contains(o.stdout, "without the rule") == (flags[1] != 'n') {
 			t.Errorf("%q: no overlaps:\n%s", flags, o.stdout)
 		}
 	}
@@ -100,7 +100,7 @@ func TestRun_refuses(t *testing.T) {
 	t.Parallel()
 	for _, flags := range []string{
 		"-workers 0", "-limit -1", "-busy never", "-on a..b", "-wait -1s", "-redis nonsense", "-redis redis://127.0.0.1:1",
-		"-web 0.0.0.0:0", "-web x", "-in-order -unguarded", "stray", "-nosuch",
+		"-web 0.0.0.0:0", "-web x", "-in-order -unguarded", "-noisy -unguarded", "stray", "-nosuch",
 	} {
 		var stdout, stderr bytes.Buffer
 		if exit := run(t.Context(), strings.Fields(flags), &stdout, &stderr); exit != 2 ||

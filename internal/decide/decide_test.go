@@ -228,8 +228,8 @@ func TestGuide(t *testing.T) {
 	what := [...]string{Run: "runs", Done: "done", Archive: "archived", Spend: "attempt spent", Drop: "dropped",
 		Back: "back", ToLine: "parks"}
 	var b strings.Builder
-	b.WriteString("| why the task cannot start | comes back | Park | Retry, RetryIn, Replace | Skip | Archive | Fail | " +
-		"AfterFailure | Allow |\n|---|---|---|---|---|---|---|---|---|\n")
+	b.WriteString("|why the task cannot start |comes back |Park |Retry, RetryIn, Replace |Skip |Archive |Fail |" +
+		"AfterFailure |Allow |\n|---|---|---|---|---|---|---|---|---|\n")
 	for why, words := range reasons {
 		cells, comes := "", Unsaid
 		for policy, p := range policies {
@@ -243,9 +243,9 @@ func TestGuide(t *testing.T) {
 			case d.What == Back:
 				comes = d.When
 			}
-			cells += " " + cell + " |"
+			cells += cell + " |"
 		}
-		fmt.Fprintf(&b, "| %s | %s |%s\n", words, when[comes], cells)
+		fmt.Fprintf(&b, "|%s |%s |%s\n", words, when[comes], cells)
 	}
 	b.WriteString("\nOn its last attempt a task that would go back or park waits in its worker, until a second before " +
 		"its deadline; then it is archived. All else is the same.\n")

@@ -30,6 +30,7 @@ import (
 // Demo is one run, from the flags to the result.
 type Demo struct {
 	Unguarded, InOrder bool
+	Noisy              bool // two runs, the first one unguarded; see Again
 	On                 []string
 	Busy               automutex.Policy
 	Limit, Workers     int
@@ -50,6 +51,7 @@ type Demo struct {
 
 	mu    sync.Mutex // guards tasks, byID and what is in them
 	tasks []*task    // as enqueued
+	first []*task    // with Noisy: those of the first run
 	byID  map[string]*task
 }
 
@@ -79,6 +81,8 @@ func Open(ctx context.Context, args []string, stdout, stderr io.Writer) (*Demo, 
 	flags.BoolVar(&d.Unguarded, "unguarded", false, "run without the guard, to see what it prevents")
 	flags.BoolVar(&d.InOrder, "in-order", false, "run the tasks of one key in the order of enqueueing; one task in ten "+
 		"fails once, and keeps its place")
+	flags.BoolVar(&d.Noisy, "noisy", false, "show how long tenant B waits behind the backlog of tenant A: first without "+
+		"the rule, then with a -limit of 3 and Park")
 	on := flags.String("on", "repository.full_name", "payload `fields` (comma-separated) that make the key, such as "+
 		"sender.login; empty: one lock for everything")
 	busy := flags.String("busy", "retry", fmt.Sprintf("the `policy` for a task that did not get its lock: %v", policies))
@@ -96,10 +100,17 @@ func Open(ctx context.Context, args []string, stdout, stderr io.Writer) (*Demo, 
 	switch {
 	case *page != "" && !IsLocal(*page):
 		return nil, errors.New("-web: the page has no login: serve it at 127.0.0.1:PORT")
-	case flags.NArg() > 0 || at < 0 || d.Workers < 1 || d.count < 1 || d.work < 0 || d.InOrder && d.Unguarded:
+	case flags.NArg() > 0 || at < 0 || d.Workers < 1 || d.count < 1 || d.work < 0 || d.InOrder && d.Unguarded,
+		d.Noisy && (d.InOrder || d.Unguarded || *page != "" || d.Limit > 1 && d.Limit >= d.Workers):
 		return nil, errors.New("these flags do not fit together; see -h")
 	}
-	if d.Busy = policies[at]; d.InOrder || d.Busy == automutex.Park {
+	if d.Noisy {
+		d.Unguarded, *busy, d.Limit = true, "park", max(d.Limit, min(3, d.Workers))
+		if d.count == 300 {
+			d.count, d.work = 320, 60*time.Millisecond
+		}
+	}
+	if d.Busy = policies[at]; d.InOrder || d.Noisy || d.Busy == automutex.Park {
 		d.Busy, d.Wait = automutex.Park, 0 // a parked task waits for as long as it takes
 	}
 	if *page != "" && d.count == 300 {
@@ -138,6 +149,15 @@ func Refuse(stderr io.Writer, err error) int {
 	return 2
 }
 
+// Again begins the second run of Noisy, with the guard, if the first has ended well.
+func (d *Demo) Again(exit int) bool {
+	if !d.Noisy || d.first != nil || exit != 0 {
+		return false
+	}
+	d.Unguarded, d.first, d.tasks, d.byID, d.start = false, d.tasks, nil, map[string]*task{}, time.Now()
+	return true
+}
+
 // Close closes the client of Redis.
 func (d *Demo) Close() { d.store.Close() }
 
@@ -147,8 +167,11 @@ func IsLocal(address string) bool {
 	return host == "localhost" || net.ParseIP(host).IsLoopback()
 }
 
+const ofB = 20 // tasks of -noisy
+
 // EachTask has enqueue hand the tasks, made-up webhooks, to asynq until ctx ends. The first repository is the busiest:
-// the second has half as many as it, the third a third, and so on.
+// the second has half as many as it, the third a third, and so on. With Noisy all are A's, but for the last, which are
+// B's and come one after the other.
 func (d *Demo) EachTask(ctx context.Context, enqueue func(task *asynq.Task, id string) error) (err error) {
 	random := mathrand.New(mathrand.NewPCG(1, 0)) // the same tasks each time
 	kinds := []string{"push", "push", "pull_request", "issues"}
@@ -159,8 +182,15 @@ func (d *Demo) EachTask(ctx context.Context, enqueue func(task *asynq.Task, id s
 		for ; left > 1/float64(n+1) && n < len(repositories)-1; n++ {
 			left -= 1 / float64(n+1)
 		}
+		name := repositories[n]
+		if d.Noisy {
+			if name = "A"; i >= d.count-ofB {
+				name = "B"
+				<-time.After(5 * d.work)
+			}
+		}
 		webhook := asynq.NewTask("github:"+kinds[random.IntN(len(kinds))],
-			fmt.Appendf(nil, `{"repository": {"full_name": %q}, "sender": {"login": "octocat"}}`, repositories[n]))
+			fmt.Appendf(nil, `{"repository": {"full_name": %q}, "sender": {"login": "octocat"}}`, name))
 		t := &task{id: fmt.Sprintf("event-%06d", i+1), row: "(no key)", queued: time.Since(d.start)}
 		if keys, err := d.keys.Keys(ctx, webhook); err == nil {
 			_, t.row, _ = strings.Cut(strings.Trim(keys[0], "{}"), "|")
@@ -263,6 +293,9 @@ func (d *Demo) Report(err error) int {
 	if err != nil {
 		fmt.Fprintf(d.errOut, "worker: %v\n", err)
 	}
+	if d.first != nil {
+		d.beside()
+	}
 	bad := err != nil || counts["lost"] > 0 || overlaps > 0 && !d.Unguarded
 	if d.InOrder {
 		bad = bad || disorder > 0
@@ -278,6 +311,45 @@ func (d *Demo) Report(err error) int {
 		return 1
 	}
 	return 0
+}
+
+// beside draws both runs of Noisy.
+func (d *Demo) beside() {
+	const rows, wide = 12, 14
+	var waiting [2][rows]int          // of A's tasks, in a piece of the time
+	var waited [2][rows]time.Duration // by B's tasks that were enqueued then, at most
+	end, longest := time.Since(d.start), time.Millisecond
+	for run, tasks := range [][]*task{d.first, d.tasks} {
+		for _, t := range tasks {
+			began := end
+			if len(t.runs) > 0 {
+				began = t.runs[0].from
+			}
+			for i := range rows {
+				if from := end * time.Duration(i) / rows; t.row == "A" && t.queued < from+end/rows && from < began {
+					waiting[run][i]++
+				} else if t.row == "B" && from <= t.queued && t.queued < from+end/rows {
+					waited[run][i] = max(waited[run][i], began-t.queued)
+					longest = max(longest, waited[run][i])
+				}
+			}
+		}
+	}
+	bar := func(part, whole int64) string {
+		n := int((part*wide + whole - 1) / whole)
+		return strings.Repeat("█", n) + strings.Repeat("·", wide-n)
+	}
+	fmt.Fprintf(d.out, "%6s %-40s %s\n%6s", "", "  without the rule", fmt.Sprintf("  Limit: %d, Busy: Park", d.Limit), "")
+	fmt.Fprintln(d.out, strings.Repeat(fmt.Sprintf("   %-14s      %-14s       ", "A's backlog", "B waits"), 2))
+	for i := range rows {
+		fmt.Fprintf(d.out, "%5.1fs", (end * time.Duration(i) / rows).Seconds())
+		for run := range waiting {
+			fmt.Fprintf(d.out, "   %s %-4d %s %5.2fs", bar(int64(waiting[run][i]), int64(len(d.tasks))), waiting[run][i],
+				bar(int64(waited[run][i]), int64(longest)), waited[run][i].Seconds())
+		}
+		fmt.Fprintln(d.out)
+	}
+	fmt.Fprintln(d.out)
 }
 
 const columns = 36 // of time

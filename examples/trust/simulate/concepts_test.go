@@ -24,7 +24,6 @@ import (
 
 // What follows is about the gate of a key: rates, holds, and cooldowns beside a limit.
 
-// errUpstream is what a handler met that gives its task back.
 var errUpstream = errors.New("simulate: the upstream says 429")
 
 // gates draws rates for scopes, handlers that hold their key and give their task back,
@@ -49,7 +48,7 @@ func (d *drawer) gates(length time.Duration) {
 		}
 	}
 	if s.chance(0.2) {
-		at, task := s.span(0, int(length/time.Millisecond)), s.IntN(len(s.p.Tasks))
+		at, task := s.span(0, int(length/ms)), s.IntN(len(s.p.Tasks))
 		s.p.Ops = append(s.p.Ops, opPlan{At: at, Kind: "limit", Task: task, Limit: 1 + s.IntN(4), Whole: s.chance(0.5)},
 			opPlan{At: at + s.span(500, 30_000), Kind: "no limit", Task: task})
 	}
@@ -106,7 +105,6 @@ func (r rulePlan) cost(n int) int {
 	return 1
 }
 
-// largest is the largest cost.
 func (r rulePlan) largest() int { return max(r.cost(1), r.cost(3)) }
 
 // priced has functions say the rate of the rule, and the costs of its tasks.
@@ -130,7 +128,6 @@ func (p *plan) isGated(key string) bool {
 		slices.ContainsFunc(p.Ops, func(op opPlan) bool { return op.Kind == "pace" })
 }
 
-// gateBook is what is known of the gate of one key.
 type gateBook struct {
 	starts []take // those that have begun, by when they took the lock
 	holds  []holdBook
@@ -148,7 +145,6 @@ type take struct {
 	cost int
 }
 
-// holdBook is a time in which nobody may take the lock.
 type holdBook struct {
 	n           int // whose handler said so
 	from, until time.Time
@@ -159,37 +155,37 @@ func (b *ledger) grantLag(rule rulePlan) time.Duration {
 	lag := b.w.plan.grantSlack() + 4*b.w.plan.Latency
 	switch {
 	case !b.calm || !b.clean:
-		return lag + rule.TTL + 5*time.Second // an exchange that was repeated
+		return lag + rule.TTL + 5*sec // an exchange that was repeated
 	case b.w.plan.Losing > 0:
-		return lag + 3*time.Second // a waiter that was not told asks
+		return lag + 3*sec // a waiter that was not told asks
 	}
 	return lag
 }
 
-// judgeGate looks whether a lock is taken that a hold has closed. Callers hold mu.
+// judgeGate looks whether a lock is taken that a hold has closed.
 func (b *ledger) judgeGate(n int, key, id string) {
 	b.judgeHold(n, "takes", key, 0)
 	k := b.key(key)
-	k.gate.takes = append(k.gate.takes, take{id: id, at: time.Now(), cost: b.w.plan.ruleOfKey(key).cost(n)})
+	k.gate.takes = append(k.gate.takes, take{id: id, at: time.Now(), cost: b.ruleOf(key).cost(n)})
 }
 
-// judgeHold looks whether a task does what it may not while a hold lasts that began long ago. Callers hold mu.
+// judgeHold looks whether a task does what it may not while a hold lasts that began long ago.
 func (b *ledger) judgeHold(n int, does, key string, ago time.Duration) {
 	if h := b.onHold(key, ago); h != nil {
 		b.violatef("hold: task %d %s %q, which task %d has put on hold for %s more", n, does, key, h.n, time.Until(h.until))
 	}
 }
 
-// onHold is a hold of the key that certainly lasts, and began before ago, which all know by now. Callers hold mu.
+// onHold is a hold of the key that certainly lasts, and began before ago, which all know by now.
 func (b *ledger) onHold(key string, ago time.Duration) *holdBook {
-	now, known := time.Now(), time.Now().Add(-ago-b.grantLag(b.w.plan.ruleOfKey(key)))
+	now, known := time.Now(), time.Now().Add(-ago-b.grantLag(b.ruleOf(key)))
 	return find(b.key(key).gate.holds, func(h holdBook) bool {
 		return known.After(h.from) && now.Before(h.until.Add(-10*ms)) && !b.w.forgot()
 	})
 }
 
 // judgeStart looks whether a handler begins while one of its keys is on hold, or paused: that may have begun when the
-// task had that key, and waited for the next one. Callers hold mu.
+// task had that key, and waited for the next one.
 func (b *ledger) judgeStart(r *run) {
 	for _, rule := range b.w.plan.rulesOf(b.books[r.n].plan) {
 		key := rule.key(b.books[r.n].plan)
@@ -215,7 +211,7 @@ func (b *ledger) judgeAhead(n int, key string, waited time.Duration) {
 }
 
 // expectGivenBack looks, some seconds after a key was put on hold or paused, whether those that come to it keep the
-// locks that they have taken before. Callers hold mu.
+// locks that they have taken before.
 func (b *ledger) expectGivenBack(key string) {
 	if !b.calm || b.w.plan.Losing > 0 {
 		return
@@ -226,8 +222,7 @@ func (b *ledger) expectGivenBack(key string) {
 			continue
 		}
 		time.AfterFunc(4*sec, func() {
-			b.mu.Lock()
-			defer b.mu.Unlock()
+			defer b.locked()()
 			kept := rules[0].key(b.books[a.n].plan)
 			all := b.key(kept).held[fmt.Sprintf("%d %s %s", a.p.n, b.books[a.n].id, rules[0].name())]
 			gone := a.over || a.run != nil || a.p.isEnded() || a.taken != taken
@@ -238,7 +233,6 @@ func (b *ledger) expectGivenBack(key string) {
 	}
 }
 
-// judgeStays looks whether a task has waited for longer than its rule says. Callers hold mu.
 func (b *ledger) judgeStays(e automutex.Event, n int, key string) {
 	rule := find(b.w.plan.Rules, func(r rulePlan) bool { return r.name() == e.Rule })
 	if b.calm && slices.Contains([]string{"skip", "archive", "fail", "allow"}, rule.Policy) && e.Waited > rule.Wait+4*sec {
@@ -247,9 +241,9 @@ func (b *ledger) judgeStays(e automutex.Event, n int, key string) {
 }
 
 // rateOpensBy is when the rate of a key certainly allows a start, if every ask was
-// answered. Callers hold mu.
+// answered.
 func (b *ledger) rateOpensBy(key string) (at time.Time) {
-	rule := b.w.plan.ruleOfKey(key)
+	rule := b.ruleOf(key)
 	every := rule.every()
 	for _, t := range b.key(key).gate.takes {
 		if every == 0 {
@@ -275,27 +269,26 @@ func (b *ledger) rateOpensBy(key string) (at time.Time) {
 
 // judgeCharge looks whether the starts that there were explain for how long a rate keeps a task away.
 func (b *ledger) judgeCharge(n int, key string, busy *automutex.BusyError) {
-	rule, opens := b.w.plan.ruleOfKey(key), time.Now().Add(busy.ExpiresIn)
+	rule, opens := b.ruleOf(key), time.Now().Add(busy.ExpiresIn)
 	if busy.Reason != automutex.ReasonRate || !b.isSure() || !b.key(key).broken.IsZero() {
 		return
 	}
 	most := time.Now().Add(-rule.every() * time.Duration(rule.burst()-1))
 	most = latest(most, b.rateOpensBy(key))
-	if most = most.Add(b.grantLag(rule) + time.Second + rule.every()*time.Duration(rule.largest())); opens.After(most) {
+	if most = most.Add(b.grantLag(rule) + sec + rule.every()*time.Duration(rule.largest())); opens.After(most) {
 		b.violatef("charged: task %d is kept from %q until %s, at the latest %s is explained by the starts there were", n,
 			key, opens.Sub(b.began), most.Sub(b.began))
 	}
 }
 
 // opensBy is when the gate of a key is certainly open: of a rate only where every ask
-// is answered. Callers hold mu.
+// is answered.
 func (b *ledger) opensBy(key string) time.Time {
 	return latest(b.key(key).gate.closed, b.rateOpensBy(key))
 }
 
-// judgeRate looks whether a key has had more starts, in any time up to now, than its rate allows.
 func (b *ledger) judgeRate(r *run, key string, taken time.Time) {
-	k, rule := b.key(key), b.w.plan.ruleOfKey(key)
+	k, rule := b.key(key), b.ruleOf(key)
 	if rule.every() == 0 && b.pace == nil {
 		return
 	}
@@ -324,9 +317,9 @@ func (b *ledger) judgeRate(r *run, key string, taken time.Time) {
 }
 
 // judgeCooldownBeside looks whether a handler begins, on a lock with several slots, when its cooldown had begun: it may
-// begin beside the run that ends with it. Callers hold mu.
+// begin beside the run that ends with it.
 func (b *ledger) judgeCooldownBeside(r *run, key string) {
-	k, rule := b.key(key), b.w.plan.ruleOfKey(key)
+	k, rule := b.key(key), b.ruleOf(key)
 	if rule.Cooldown == 0 || rule.limit() == 1 || !b.isSure() {
 		return
 	}
@@ -340,16 +333,13 @@ func (b *ledger) judgeCooldownBeside(r *run, key string) {
 }
 
 // beganAfter tells whether a run certainly began after another had released the lock.
-// Callers hold mu.
 func (b *ledger) beganAfter(r, o *run, key string) bool {
 	released, ok := o.released[key]
-	return ok && r.began.Add(-b.grantLag(b.w.plan.ruleOfKey(key))).After(released)
+	return ok && r.began.Add(-b.grantLag(b.ruleOf(key))).After(released)
 }
 
-// holds notes what came of a hold, which was asked for at began.
 func (b *ledger) holds(n int, key string, d time.Duration, began time.Time, err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	b.addf("task %d puts %q on hold for %s: %v", n, key, d, err)
 	k := b.key(key)
 	k.closes(time.Now().Add(d))
@@ -365,13 +355,12 @@ func (k *keyBook) closes(until time.Time) {
 }
 
 // opens notes that an operator has broken a lock: that ends a hold, and the gate of a
-// rate that the hold had moved. Callers hold mu.
+// rate that the hold had moved.
 func (k *keyBook) opens() {
 	k.broken = time.Now()
 	k.gate.starts, k.gate.holds = nil, nil // closed stays: nobody knows
 }
 
-// judgeHeld looks whether a closed gate explains what becomes of a task. Callers hold mu.
 func (b *ledger) judgeHeld(n int, key, reason, how string) {
 	switch {
 	case reason == automutex.ReasonClosed || reason == automutex.ReasonPaused:
@@ -379,15 +368,14 @@ func (b *ledger) judgeHeld(n int, key, reason, how string) {
 	case reason == automutex.ReasonRate && b.isSure() && b.opensBefore(key, time.Now()):
 		// Redis may have given a start to somebody who has not told of it yet.
 		dropped := time.Now()
-		time.AfterFunc(b.grantLag(b.w.plan.ruleOfKey(key))+100*ms, func() { b.judgeRateDrop(n, key, how, dropped) })
+		time.AfterFunc(b.grantLag(b.ruleOf(key))+100*ms, func() { b.judgeRateDrop(n, key, how, dropped) })
 	}
 }
 
 // judgeRateDrop is the second half of judgeHeld, a moment later: by then the ledger knows of every start before the
 // drop.
 func (b *ledger) judgeRateDrop(n int, key, how string, dropped time.Time) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	if b.opensBefore(key, dropped) {
 		b.violatef("dropped: task %d is %s for the rate of %q, which allows a start since %s", n, how, key,
 			dropped.Sub(b.opensBy(key)))
@@ -395,12 +383,11 @@ func (b *ledger) judgeRateDrop(n int, key, how string, dropped time.Time) {
 }
 
 // opensBefore tells whether the gate of a key was certainly open when a task was told at
-// asked that it is closed. Callers hold mu.
+// asked that it is closed.
 func (b *ledger) opensBefore(key string, asked time.Time) bool {
-	return asked.Add(-b.grantLag(b.w.plan.ruleOfKey(key)) - 3*time.Second).After(b.opensBy(key))
+	return asked.Add(-b.grantLag(b.ruleOf(key)) - 3*sec).After(b.opensBy(key))
 }
 
-// hold does what the plan says about holds, at the end of a handler.
 func (p *process) hold(ctx context.Context, r *run, step stepPlan) {
 	if step.Hold == 0 || r.innermost == "" {
 		return
@@ -412,7 +399,6 @@ func (p *process) hold(ctx context.Context, r *run, step stepPlan) {
 	}
 }
 
-// later notes that a handler gives its task back. Callers hold mu.
 func (b *ledger) later(r *run, after time.Duration) {
 	b.asksBack(r.ctx, r.n, after)
 	if retried, _ := asynq.GetRetryCount(r.ctx); retried >= b.books[r.n].plan.MaxRetry &&
@@ -421,14 +407,14 @@ func (b *ledger) later(r *run, after time.Duration) {
 	}
 }
 
-// asksBack notes that a handler, or a function of a rule, asks for a task to come back later. Callers hold mu.
+// asksBack notes that a handler, or a function of a rule, asks for a task to come back later.
 func (b *ledger) asksBack(ctx context.Context, n int, after time.Duration) {
 	retried, _ := asynq.GetRetryCount(ctx)
 	if retried < b.books[n].plan.MaxRetry {
 		return
 	}
 	// it waits for a second at least
-	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)-1100*ms < max(after, time.Second) {
+	if deadline, ok := ctx.Deadline(); ok && time.Until(deadline)-1100*ms < max(after, sec) {
 		b.books[n].ends[endLate] = true // there is no time left to wait in its worker
 	}
 }
@@ -441,7 +427,7 @@ func (d *drawer) controls(length time.Duration) {
 		return
 	}
 	for range 1 + of.IntN(2) {
-		at, task := of.span(0, int(length/time.Millisecond)), of.IntN(len(d.p.Tasks))
+		at, task := of.span(0, int(length/ms)), of.IntN(len(d.p.Tasks))
 		lasts := of.span(500, 30_000)
 		switch of.IntN(3) {
 		case 0:
@@ -462,14 +448,13 @@ func (d *drawer) paces(length time.Duration) {
 	if len(s.p.Tasks) == 0 || !s.chance(0.2) {
 		return
 	}
-	op := opPlan{At: s.span(0, int(length/time.Millisecond)), Kind: "pace", Task: s.IntN(len(s.p.Tasks)),
+	op := opPlan{At: s.span(0, int(length/ms)), Kind: "pace", Task: s.IntN(len(s.p.Tasks)),
 		Pace: &rulePlan{Starts: 1 + s.IntN(5), Per: s.span(500, 10_000), Burst: s.IntN(4)}, Whole: s.chance(0.7)}
 	s.p.Ops = append(s.p.Ops, op)
 	op.At, op.Kind = op.At+s.span(3000, 40_000), "no pace"
 	s.p.Ops = append(s.p.Ops, op)
 }
 
-// paceBook is what is known of the rate that an operator orders.
 type paceBook struct {
 	target       string
 	rule         rulePlan  // its rate
@@ -478,7 +463,7 @@ type paceBook struct {
 	ended        time.Time // when it had certainly ended
 }
 
-// paceOf is the rate that an operator has ordered for a key, ever; nil: none. Callers hold mu.
+// paceOf is the rate that an operator has ordered for a key, ever; nil: none.
 func (b *ledger) paceOf(key string) *paceBook {
 	if b.pace != nil && (key == b.pace.target || strings.HasPrefix(key, b.pace.target+"|")) {
 		return b.pace
@@ -488,7 +473,7 @@ func (b *ledger) paceOf(key string) *paceBook {
 
 // rateBetween is the rate that two starts, each told of within lag, certainly were under; ok: one is known.
 func (b *ledger) rateBetween(key string, from, to time.Time, lag time.Duration) (rule rulePlan, ok bool) {
-	rule, p := b.w.plan.ruleOfKey(key), b.paceOf(key)
+	rule, p := b.ruleOf(key), b.paceOf(key)
 	switch slack := obeyed + 4*b.w.plan.Latency + lag; {
 	case p == nil, to.Before(p.begun), !p.ended.IsZero() && from.After(p.ended.Add(slack)):
 		return rule, rule.Starts > 0
@@ -582,7 +567,6 @@ func (w *world) control(op opPlan) bool {
 	return true
 }
 
-// endPace ends the rate that an operator has ordered.
 func (w *world) endPace(op opPlan) {
 	w.book.mu.Lock()
 	p := w.book.pace
@@ -597,7 +581,6 @@ func (w *world) endPace(op opPlan) {
 	}
 }
 
-// endControls ends every order, when nothing is wrong any more.
 func (w *world) endControls() {
 	for _, op := range w.plan.Ops {
 		if op.Kind == "pace" && w.controlOf(op) != "" {
@@ -633,8 +616,7 @@ func (b *ledger) order(target string) *orders {
 
 // halts notes a pause that ends by itself, or, with the zero time, does not; done: it is in Redis.
 func (b *ledger) halts(target string, until time.Time, done bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	o := b.order(target)
 	if !o.resumed.After(time.Now()) {
 		o.halted = time.Time{} // an earlier pause has ended by itself
@@ -653,17 +635,13 @@ func (b *ledger) halts(target string, until time.Time, done bool) {
 	}
 }
 
-// resuming notes that a pause may end from now on.
 func (b *ledger) resuming(target string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	b.order(target).halted = time.Time{}
 }
 
-// resumes notes that a pause ends now.
 func (b *ledger) resumes(target string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	o := b.order(target)
 	o.halted = time.Time{}
 	if o.resumed.After(time.Now()) {
@@ -676,9 +654,19 @@ func targetsOf(key string) [2]string {
 	return [2]string{key, scope}
 }
 
-// limitOf is the highest number that may hold a key at once. Callers hold mu.
+// limitOf is the highest number that may hold a key at once, with what the servers lend.
 func (b *ledger) limitOf(key string) int {
-	n := b.w.plan.ruleOfKey(key).limit()
+	n, leave := b.ownLimitOf(key), b.ruleOf(key).LeaveIdle
+	for _, p := range b.w.plan.Procs {
+		if leave > 0 {
+			n += max(0, p.Workers-leave)
+		}
+	}
+	return n
+}
+
+func (b *ledger) ownLimitOf(key string) int {
+	n := b.ruleOf(key).limit()
 	for _, target := range targetsOf(key) {
 		if o := b.targets[target]; o != nil {
 			n = max(n, o.limit)
@@ -687,8 +675,55 @@ func (b *ledger) limitOf(key string) int {
 	return n
 }
 
-// pausedUntil is until when a key is, or may be, paused; zero: it never was. Callers
-// hold mu.
+// judgeBorrowed looks whether a run above the limit of its key has left workers idle: those were not whose handlers had
+// begun before it took the key.
+func (b *ledger) judgeBorrowed(r *run, key string) {
+	rule, beside, busy := b.ruleOf(key), 0, 0
+	for _, o := range b.runs {
+		if o.lives() && slices.Contains(o.keys, key) {
+			beside++
+		}
+		if o.lives() && o.p == r.p && o.began.Add(ms+4*b.w.plan.Latency).Before(r.taken[key]) {
+			busy++
+		}
+	}
+	if idle := r.p.plan.Workers - busy - 1; rule.LeaveIdle > idle && beside >= b.ownLimitOf(key) && !b.mayNotKnow(key) {
+		b.violatef("borrowed: task %d begins beside %d on %q, and leaves %d workers idle", r.n, beside, key, idle)
+	}
+}
+
+// judgeEven looks whether a key has had less than .4 of another's starts in ten seconds, from when each has begun
+// three until one has begun its last.
+func (b *ledger) judgeEven() {
+	starts, from, until := map[string][]time.Time{}, b.began, time.Now()
+	for _, r := range b.runs {
+		starts[r.keys[0]] = append(starts[r.keys[0]], r.began)
+	}
+	for _, all := range starts {
+		from = latest(from, all[2])
+		if last := all[len(all)-1]; last.Before(until) {
+			until = last
+		}
+	}
+	for ; b.isSure() && from.Add(10*sec).Before(until); from = from.Add(100 * ms) {
+		least, most := len(b.runs), 0
+		for _, all := range starts {
+			n := 0
+			for _, at := range all {
+				if !at.Before(from) && at.Before(from.Add(10*sec)) {
+					n++
+				}
+			}
+			least, most = min(least, n), max(most, n)
+		}
+		if least*10 < most*4 {
+			b.violatef("uneven: one key has %d starts in the ten seconds from %s, and another %d", least, from.Sub(b.began), most)
+			return
+		}
+	}
+}
+
+// pausedUntil is until when a key is, or may be, paused; zero: it never was.
 func (b *ledger) pausedUntil(key string) (until time.Time) {
 	for _, target := range targetsOf(key) {
 		if o := b.targets[target]; o != nil && o.resumed.After(until) {
@@ -699,10 +734,8 @@ func (b *ledger) pausedUntil(key string) (until time.Time) {
 }
 
 // obeyed is how long a process may take to learn of an order: the promise is 2 seconds.
-const obeyed = 2 * time.Second
+const obeyed = 2 * sec
 
-// judgePause looks whether a task does what it may not with a lock that every process knows to be paused.
-// Callers hold mu.
 func (b *ledger) judgePause(n int, does, key string) {
 	if !b.isSure() {
 		return // who cannot read the orders goes by those that it has read
@@ -721,7 +754,6 @@ func (b *ledger) judgePause(n int, does, key string) {
 // What follows is about what a rule decides for each task: whether the task needs the lock, how many
 // may hold it beside the task, and when its key can be made; and about processes whose Guard wraps handlers one by one.
 
-// choices draws that.
 func (d *drawer) choices() {
 	s := d.aside("choices")
 	if !s.chance(0.35) {
@@ -799,11 +831,9 @@ func (p *process) limitOf(r rulePlan) func(context.Context, *asynq.Task) (int, e
 	}
 }
 
-// asksBack is what a function of a rule returns to have a task come back later.
 func (p *process) asksBack(ctx context.Context, n int, why error) error {
-	const after = 2 * time.Second
-	p.w.book.mu.Lock()
-	defer p.w.book.mu.Unlock()
+	const after = 2 * sec
+	defer p.w.book.locked()()
 	p.w.book.asksBack(ctx, n, after)
 	return automutex.RetryAfter(after, why)
 }
@@ -840,14 +870,12 @@ func (p *process) wraps(taskType string) bool {
 // What follows is about asynq's groups: a task that is enqueued with asynq.Group waits until a server's
 // GroupAggregator makes one task of all tasks of its group.
 
-// groupPlan is how servers aggregate groups.
 type groupPlan struct {
 	Grace    time.Duration
 	MaxDelay time.Duration
 	MaxSize  int
 }
 
-// groups draws groups, tasks that are in them, and the tasks that aggregators make.
 func (d *drawer) groups() {
 	s := d.aside("groups")
 	if !s.chance(0.3) {
@@ -889,8 +917,7 @@ func (p *process) aggregate(_ string, members []*asynq.Task) *asynq.Task {
 
 // aggregates notes that tasks are aggregated, and gives the number of the task that is made; -1: none is.
 func (b *ledger) aggregates(p *process, members []*asynq.Task) int {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	n := slices.IndexFunc(b.books, func(t *taskBook) bool { return t.asked == 0 && b.books[t.n].plan.Aggregated })
 	if n < 0 || p.isEnded() {
 		return -1
@@ -912,7 +939,7 @@ func (b *ledger) aggregates(p *process, members []*asynq.Task) int {
 }
 
 // judgeGroup looks whether a task that was aggregated is in one task that ran or is stored: only faults of asynq's
-// client, and operators, have asynq aggregate it again. Callers hold mu.
+// client, and operators, have asynq aggregate it again.
 func (b *ledger) judgeGroup(t *taskBook) {
 	in := 0
 	for _, made := range t.into {
@@ -928,11 +955,10 @@ func (b *ledger) judgeGroup(t *taskBook) {
 	}
 }
 
-// neverCame tells whether a task can be one that was never enqueued. Callers hold mu.
 func (b *ledger) neverCame(t *taskBook) bool { return t.most < 0 && t.state == "gone" }
 
 // isReadBeside tells whether a task may have been told to be a duplicate of one that asynq has aggregated and not yet
-// deleted, so that the aggregated task may have run already. Callers hold mu.
+// deleted, so that the aggregated task may have run already.
 func (b *ledger) isReadBeside(t *taskBook) bool {
 	return slices.ContainsFunc(append(b.alike(t), t), func(o *taskBook) bool {
 		return len(o.into) > 0 && (!b.clean || time.Since(o.aggregated) < b.deletedIn())
@@ -943,7 +969,7 @@ func (b *ledger) isReadBeside(t *taskBook) bool {
 func (b *ledger) deletedIn() time.Duration { return 500*ms + 16*b.w.plan.Latency }
 
 // judgeClaim looks whether a task is refused although each other of its key has ended: it was aggregated, refused,
-// joined, or a newer one took its place. Callers hold mu.
+// joined, or a newer one took its place.
 func (b *ledger) judgeClaim(t *taskBook, u *uniquePlan) {
 	if !b.calm || !b.clean || u.Until == "for" {
 		return
@@ -952,7 +978,7 @@ func (b *ledger) judgeClaim(t *taskBook, u *uniquePlan) {
 	for _, o := range b.alike(t) {
 		switch {
 		case o.refused > 0, o.joined > 0, o.asked == 0:
-		case len(o.into) > 0 && !o.op && o.starts == 0 && time.Since(o.aggregated) > b.deletedIn()+5*time.Second:
+		case len(o.into) > 0 && !o.op && o.starts == 0 && time.Since(o.aggregated) > b.deletedIn()+5*sec:
 			aggregated = o.n
 		case o.acceptAt == 0 || !o.ends[endNewer]:
 			return
@@ -964,7 +990,7 @@ func (b *ledger) judgeClaim(t *taskBook, u *uniquePlan) {
 }
 
 // madeEndsUnrun tells whether a task was made of this one that did not run, for a reason, or that asynq keeps in its
-// group. Callers hold mu.
+// group.
 func (b *ledger) madeEndsUnrun(t *taskBook) bool {
 	return t.state == "aggregating" || slices.ContainsFunc(t.into, func(n int) bool {
 		o := b.books[n]
@@ -988,10 +1014,8 @@ func (w *world) inGroups() (left []string) {
 
 // What follows is about leadership: in some worlds each process is a candidate, by a client of its own.
 
-// leadClient is the kind of that client.
 const leadClient = "lead"
 
-// leads draws candidates, how long a leader's function lasts, and faults of their client.
 func (d *drawer) leads(length time.Duration) {
 	s := d.aside("leads")
 	if !s.chance(0.2) {
@@ -1005,7 +1029,7 @@ func (d *drawer) leads(length time.Duration) {
 		f := faultPlan{Kind: pick(s, refused, replyLost, swallowed, late, cut, hung, loading, readOnly, apart),
 			Proc: s.IntN(len(s.p.Procs)), Client: leadClient}
 		if f.Kind.spansTime() {
-			f.At, f.For = s.span(0, int(length/time.Millisecond)), s.span(500, 20_000)
+			f.At, f.For = s.span(0, int(length/ms)), s.span(500, 20_000)
 		} else {
 			f.Nth, f.For = 1+s.IntN(60), s.span(4000, 20_000)
 		}
@@ -1013,7 +1037,6 @@ func (d *drawer) leads(length time.Duration) {
 	}
 }
 
-// candidate is what a process has to lead.
 type candidate struct {
 	end    *endpoint
 	cancel context.CancelFunc
@@ -1027,7 +1050,7 @@ func (p *process) campaigns() *candidate {
 	}
 	c := &candidate{end: p.w.redis.endpoint(p.n, leadClient, p.w.plan.Seed+2, p.w.plan.Faults), over: make(chan struct{})}
 	rdb := c.end.client()
-	locker := lock.New(rdb, lock.Options{Owner: fmt.Sprintf("process-%d", p.n), TTL: 6 * time.Second,
+	locker := lock.New(rdb, lock.Options{Owner: fmt.Sprintf("process-%d", p.n), TTL: 6 * sec,
 		Logger: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(context.Background())
 	c.cancel = cancel
@@ -1045,7 +1068,6 @@ func (p *process) campaigns() *candidate {
 	return c
 }
 
-// lead is the leader's function.
 func (p *process) lead(ctx context.Context) error {
 	t := p.w.book.leads(p, ctx)
 	timer := time.NewTimer(p.w.plan.Lead)
@@ -1066,17 +1088,14 @@ func (c *candidate) resigns() {
 	}
 }
 
-// term is one time in which a process leads.
 type term struct {
 	p    *process
 	ctx  context.Context // of its function, which ends when it has to stop
 	over bool
 }
 
-// leads notes that a process leads, and judges whether it may.
 func (b *ledger) leads(p *process, ctx context.Context) *term {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	t := &term{p: p, ctx: ctx}
 	if p.isEnded() {
 		return t
@@ -1092,8 +1111,7 @@ func (b *ledger) leads(p *process, ctx context.Context) *term {
 }
 
 func (b *ledger) led(t *term) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	t.over = true
 	hit := slices.ContainsFunc(b.w.plan.Faults, func(f faultPlan) bool { return f.Client == leadClient })
 	if cause := context.Cause(t.ctx); errors.Is(cause, lock.ErrLost) && b.calm && !hit && !b.w.forgot() && !t.p.isEnded() {
@@ -1108,7 +1126,7 @@ func (w *world) endLeads() {
 	if w.plan.Lead == 0 {
 		return
 	}
-	lasts := 45 * time.Second // a pause of a campaign, and the lease of one that has died
+	lasts := 45 * sec // a pause of a campaign, and the lease of one that has died
 	if w.forgot() {
 		lasts += afterAStep
 	}
@@ -1126,8 +1144,7 @@ func (w *world) endLeads() {
 }
 
 func (b *ledger) isLed() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	return slices.ContainsFunc(b.terms, (*term).lives)
 }
 
@@ -1138,7 +1155,6 @@ func (p *plan) secret() string {
 	return ""
 }
 
-// storage draws how keys are written.
 func (d *drawer) storage(length time.Duration) {
 	s := d.aside("storage")
 	s.p.HashKeys = s.chance(0.2)
@@ -1148,7 +1164,7 @@ func (d *drawer) storage(length time.Duration) {
 	s.p.MinReplicas = 1
 	if s.chance(0.5) {
 		s.p.Faults = append(s.p.Faults, faultPlan{
-			Kind: noReplicas, Client: "lock", At: s.span(0, int(length/time.Millisecond)), For: s.span(500, 10_000),
+			Kind: noReplicas, Client: "lock", At: s.span(0, int(length/ms)), For: s.span(500, 10_000),
 		})
 	}
 }
@@ -1164,7 +1180,6 @@ func isHistory(key string) bool {
 	return strings.HasSuffix(key, ":history") || strings.HasSuffix(key, ":{stats}:histories")
 }
 
-// judgeHistory looks at the runs that were kept: of some key, and of none too many.
 func (w *world) judgeHistory() {
 	kept := 0
 	for _, key := range w.redis.mini.Keys() {
@@ -1191,7 +1206,7 @@ func (p *plan) losesReplicas() bool {
 // grantSlack is how long after Redis granted a lease its task may hear of that: with
 // replicas, they have to acknowledge it before.
 func (p *plan) grantSlack() time.Duration {
-	slack := 50 * time.Millisecond
+	slack := 50 * ms
 	if p.MinReplicas > 0 {
 		slack += engine.ReplicasWithin + 4*p.Latency
 	}
@@ -1217,7 +1232,6 @@ func inBraces(key string) string {
 	return key
 }
 
-// lockOf is the lock that a task needs under a rule, as the operator sees it.
 func (w *world) lockOf(r rulePlan, t taskPlan) *lock.Lock {
 	return w.operator.locker.Semaphore(r.scope(), r.limit(), lock.Parts(r.parts(t)...))
 }
@@ -1234,11 +1248,11 @@ func (p *peer) wait(command []string) {
 		p.conn.deliver([]byte(":1\r\n"))
 		return
 	}
-	ms, err := strconv.Atoi(command[len(command)-1])
+	n, err := strconv.Atoi(command[len(command)-1])
 	if err != nil {
 		panic("simulate: not a WAIT: " + strings.Join(command, " "))
 	}
-	time.AfterFunc(time.Duration(ms)*time.Millisecond, func() { p.conn.deliver([]byte(":0\r\n")) })
+	time.AfterFunc(time.Duration(n)*ms, func() { p.conn.deliver([]byte(":0\r\n")) })
 }
 
 func (s *redisServer) loseReplicas(length time.Duration) {
@@ -1253,13 +1267,12 @@ func (s *redisServer) loseReplicas(length time.Duration) {
 // process goes on to use the old one. Then that process finds the new master, and what it wrote is lost.
 // Only the locks' Redis is split, not asynq's, and the connections of the other processes hold.
 
-// splits draws one.
 func (d *drawer) splits(length time.Duration) {
 	s := d.aside("split brain")
 	if s.p.isOrdered() || !s.chance(0.15) {
 		return // what tasks in order do when keys are lost is judged elsewhere
 	}
-	f := faultPlan{Kind: split, Proc: s.IntN(len(s.p.Procs)), Client: "lock", At: s.span(0, int(length/time.Millisecond)),
+	f := faultPlan{Kind: split, Proc: s.IntN(len(s.p.Procs)), Client: "lock", At: s.span(0, int(length/ms)),
 		For: s.span(500, 40_000)}
 	if s.p.MinReplicas == 0 { // otherwise the new master has all that counts
 		f.Lag = s.span(0, 2000)
@@ -1271,7 +1284,6 @@ func (p *plan) isSplit() bool {
 	return slices.ContainsFunc(p.Faults, func(f faultPlan) bool { return f.Kind == split })
 }
 
-// split has a split brain begin and end.
 func (w *world) split(f faultPlan) {
 	s, e := w.redis, w.process(f.Proc).locks
 	s.tick()
@@ -1305,7 +1317,7 @@ func (w *world) split(f faultPlan) {
 func (w *world) mayHaveTwo(ttl time.Duration) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.plan.MinReplicas == 0 && time.Now().Before(w.splitUntil.Add(ttl+time.Second))
+	return w.plan.MinReplicas == 0 && time.Now().Before(w.splitUntil.Add(ttl+sec))
 }
 
 // masterOf is the master that executes a command of the endpoint. Callers hold commands.
@@ -1364,7 +1376,7 @@ type store struct {
 }
 
 // judgeFenceOf looks whether the fence of a run is above that of each who took the lock before, of whatever master: all
-// masters have one clock here. Callers hold mu.
+// masters have one clock here.
 func (b *ledger) judgeFenceOf(r *run, key string) {
 	if !b.w.plan.isSplit() || b.limitOf(key) > 1 {
 		return // with one master judgeFences is stricter
@@ -1378,7 +1390,7 @@ func (b *ledger) judgeFenceOf(r *run, key string) {
 }
 
 // writes has the handler of a run write to the store of each of its keys, and judges whether a write is taken after
-// that of somebody who took the lock later. Callers hold mu.
+// that of somebody who took the lock later.
 func (b *ledger) writes(r *run) {
 	for key, fence := range r.fences {
 		k := b.key(key)
@@ -1396,9 +1408,8 @@ func (b *ledger) writes(r *run) {
 	}
 }
 
-// toldWithin is how long after Redis gave a run a lock the run was told. Callers hold mu.
 func (b *ledger) toldWithin(r *run, key string) time.Duration {
-	repeated := b.w.plan.ruleOfKey(key).TTL + 8*time.Second // an exchange, or a message got lost
+	repeated := b.ruleOf(key).TTL + 8*sec // an exchange, or a message got lost
 	disturbed := slices.ContainsFunc(b.w.windows(r.p), func(a activeFault) bool {
 		return a.kind != split && a.since.Before(r.taken[key]) && a.until.After(r.taken[key].Add(-repeated))
 	})
@@ -1441,14 +1452,14 @@ func (d *drawer) ordered(length time.Duration) {
 	for range 4 + s.IntN(25) {
 		t := taskPlan{
 			Task: "ordered", A: s.IntN(entities), B: s.IntN(2), MaxRetry: pick(s, 0, 1, 3, 10, 25), Keep: s.chance(0.3),
-			At: s.span(0, int(length/time.Millisecond)), Plain: s.chance(0.08),
+			At: s.span(0, int(length/ms)), Plain: s.chance(0.08),
 		}
 		if burst >= 0 && s.chance(0.7) {
 			t.At = burst + s.span(0, 30) // one after the other
 		}
 		burst = t.At
 		if s.chance(0.3) {
-			t.Timeout = time.Duration(5+s.IntN(30)) * time.Second
+			t.Timeout = time.Duration(5+s.IntN(30)) * sec
 		}
 		for range 1 + s.weighted(4, 2, 1) {
 			t.Steps = append(t.Steps, s.step())
@@ -1466,7 +1477,7 @@ func (d *drawer) ordered(length time.Duration) {
 	if s.chance(0.4) {
 		for range 1 + s.IntN(4) {
 			s.p.Ops = append(s.p.Ops, opPlan{
-				At: s.span(0, int(length/time.Millisecond)), Kind: pick(s, "delete", "archive", "run", "run", "skip", "skip",
+				At: s.span(0, int(length/ms)), Kind: pick(s, "delete", "archive", "run", "run", "skip", "skip",
 					"lose"),
 				Task: from + s.IntN(len(s.p.Tasks)-from),
 			})
@@ -1490,7 +1501,6 @@ func (r rulePlan) onArchive() automutex.OnArchive {
 	return automutex.HoldKey
 }
 
-// newOrdered makes the producer's client for tasks in order; nil: there are none.
 func (w *world) newOrdered() *automutex.Client {
 	if !w.plan.isOrdered() && !slices.ContainsFunc(w.plan.Rules, func(r rulePlan) bool { return r.StartWithin > 0 }) {
 		return nil
@@ -1500,7 +1510,6 @@ func (w *world) newOrdered() *automutex.Client {
 	}))
 }
 
-// enqueueInOrder enqueues a task by the Client.
 func (w *world) enqueueInOrder(n int, task *asynq.Task, opts []asynq.Option) {
 	id := w.plan.id(n)
 	w.book.named(n, id)
@@ -1518,15 +1527,12 @@ func (w *world) enqueueInOrder(n int, task *asynq.Task, opts []asynq.Option) {
 }
 
 func (b *ledger) named(n int, id string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	b.books[n].id = id
 }
 
-// notEnqueued notes an error that says so.
 func (b *ledger) notEnqueued(n int, err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	b.addf("task %d: enqueue answered: %v", n, err)
 	b.seq++
 	t := b.books[n]
@@ -1539,8 +1545,7 @@ func (b *ledger) notEnqueued(n int, err error) {
 	}
 }
 
-// leftOrder tells whether a task of an ordered key may have left the order, by what is known of its end. Callers hold
-// mu.
+// leftOrder tells whether a task of an ordered key may have left the order, by what is known of its end.
 func (b *ledger) leftOrder(n int) bool {
 	t, task := b.books[n], b.books[n].plan
 	switch {
@@ -1584,16 +1589,14 @@ func (b *ledger) judgeOrder(r *run) {
 	}
 }
 
-// deletes notes that an operator deletes a task that asynq has.
 func (b *ledger) deletes(n int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	t := b.books[n]
 	t.ends[endDeleted] = true
-	t.deletedInHold = !t.blocked.IsZero() && time.Since(t.blocked) > 2*time.Second && b.locksCalm()
+	t.deletedInHold = !t.blocked.IsZero() && time.Since(t.blocked) > 2*sec && b.locksCalm()
 }
 
-// judgeRetry looks whether a task that asked to come back later comes before that time. Callers hold mu.
+// judgeRetry looks whether a task that asked to come back later comes before that time.
 func (b *ledger) judgeRetry(r *run) {
 	for _, o := range slices.Backward(b.runs) {
 		if o.n != r.n {
@@ -1601,15 +1604,15 @@ func (b *ledger) judgeRetry(r *run) {
 		}
 		later := b.books[r.n].plan.step(o.nth).Later
 		since := r.began.Sub(o.ended)
-		if o.end == "later" && !o.ended.IsZero() && b.calm && b.clean && !b.books[r.n].op && since > 3*time.Second &&
-			since < later-3*time.Second {
+		if o.end == "later" && !o.ended.IsZero() && b.calm && b.clean && !b.books[r.n].op && since > 3*sec &&
+			since < later-3*sec {
 			b.violatef("early: task %d begins %s after its handler asked to come back in %s", r.n, since, later)
 		}
 		return
 	}
 }
 
-// judgeStarts looks whether a handler begins more often than its caller allowed, or after it was done. Callers hold mu.
+// judgeStarts looks whether a handler begins more often than its caller allowed, or after it was done.
 func (b *ledger) judgeStarts(r *run) {
 	task, t := b.books[r.n].plan, b.books[r.n]
 	if task.Plain || t.op || t.ends[endLost] {
@@ -1686,16 +1689,14 @@ func (w *world) skip(key, note string) {
 		blocked.WakeNext(context.Background(), e, w.skipper.inspector, key)
 	}
 	if n >= 0 && !before && (errors.Is(err, engine.ErrNotHead) || errors.Is(err, engine.ErrHeadRuns)) {
-		w.book.mu.Lock()
-		defer w.book.mu.Unlock()
+		defer w.book.locked()()
 		delete(w.book.books[n].ends, endGivenUp)
 	}
 }
 
 // givesUp notes that a task's place may be given up, and tells whether that was so before.
 func (b *ledger) givesUp(n int) (before bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	before = b.books[n].ends[endGivenUp]
 	b.books[n].ends[endGivenUp] = true
 	return before
@@ -1704,8 +1705,7 @@ func (b *ledger) givesUp(n int) (before bool) {
 // losesKey notes that a key is lost, as in a failover, with all that is known of its order.
 func (b *ledger) losesKey(rule rulePlan, t taskPlan) {
 	b.breaks(rule.key(t))
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	for i, other := range b.w.plan.Tasks {
 		if other.Task == t.Task && rule.key(other) == rule.key(t) && b.books[i].asked > 0 {
 			b.books[i].ends[endLost] = true
@@ -1746,8 +1746,7 @@ func (w *world) stands(left []string) bool {
 	if slices.ContainsFunc(w.plan.Ops, func(op opPlan) bool { return op.Kind == "lose" }) {
 		most = 15 * time.Minute // nobody knows any more who is parked
 	}
-	w.book.mu.Lock()
-	defer w.book.mu.Unlock()
+	defer w.book.locked()()
 	last := w.book.quietSince
 	for _, r := range w.book.runs {
 		if r.lives() {
@@ -1794,10 +1793,8 @@ func (w *world) mayStay(key string) bool {
 		places > 0 && (archived || !w.book.calm || !w.book.clean || len(w.plan.Ops) > 0)
 }
 
-// isFull notes that a key was full, and judges whether it can have been.
 func (b *ledger) isFull(n int, full *automutex.FullError) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	b.addf("task %d: enqueue answered: %v", n, full)
 	b.seq++
 	task := b.books[n].plan
@@ -1808,7 +1805,7 @@ func (b *ledger) isFull(n int, full *automutex.FullError) {
 		// What has ended a moment ago may count yet: its release is on its way, or was lost.
 		if i != n && t.asked > 0 && (t.refused == 0 || b.mayCount(t)) && rule.key(other) == rule.key(task) &&
 			other.Task == task.Task {
-			if t.success > 0 && b.calm && b.clean && !t.left.IsZero() && time.Since(t.left) > 5*time.Second {
+			if t.success > 0 && b.calm && b.clean && !t.left.IsZero() && time.Since(t.left) > 5*sec {
 				continue
 			}
 			queued++
@@ -1822,12 +1819,11 @@ func (b *ledger) isFull(n int, full *automutex.FullError) {
 }
 
 // mayCount tells whether the stamp of a task that was not enqueued may count as one of its key: Redis may have executed
-// it after its producer had given up, at the latest when the faults ended, and then it counts for ten seconds. Callers
-// hold mu.
+// it after its producer had given up, at the latest when the faults ended, and then it counts for ten seconds.
 func (b *ledger) mayCount(t *taskBook) bool {
 	since := b.quietSince
 	since = latest(since, t.ghost)
-	return !t.ghost.IsZero() && (b.quietSince.IsZero() || time.Since(since) < 12*time.Second)
+	return !t.ghost.IsZero() && (b.quietSince.IsZero() || time.Since(since) < 12*sec)
 }
 
 // startsWithin is how long after it was due a task may start, by the earliest of its rules; 0: at any time.
@@ -1849,11 +1845,11 @@ func (p *process) late(r rulePlan) automutex.Policy {
 }
 
 // judgeLate looks at a task that is told to be late: it was not in time, and had not begun. due is counted from before
-// its Enqueue. Callers hold mu.
+// its Enqueue.
 func (b *ledger) judgeLate(n int, e automutex.Event) {
 	t := b.books[n]
 	t.ends[endTooLate], t.reason = true, e.Busy.Reason
-	if early := time.Until(t.due.Add(b.w.plan.startsWithin(t.plan))); early > time.Millisecond {
+	if early := time.Until(t.due.Add(b.w.plan.startsWithin(t.plan))); early > ms {
 		b.violatef("late: task %d is refused as late, %s before its time", n, early)
 	}
 	if t.starts > 0 && t.success == 0 && !t.lostNote { // one that was done may be enqueued once more
@@ -1861,12 +1857,10 @@ func (b *ledger) judgeLate(n int, e automutex.Event) {
 	}
 }
 
-// endedLate tells whether some task was late.
 func (b *ledger) endedLate() bool {
 	return slices.ContainsFunc(b.books, func(t *taskBook) bool { return t.ends[endTooLate] })
 }
 
-// judgeInTime looks whether a first start is in time. Callers hold mu.
 func (b *ledger) judgeInTime(r *run) {
 	t := b.books[r.n]
 	retried, _ := asynq.GetRetryCount(r.ctx)
@@ -1878,7 +1872,6 @@ func (b *ledger) judgeInTime(r *run) {
 	}
 }
 
-// inTime draws times to start by.
 func (d *drawer) inTime() {
 	s := d.aside("start within")
 	for i := range s.p.Rules {

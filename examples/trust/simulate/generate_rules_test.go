@@ -5,7 +5,7 @@ import (
 )
 
 func (d *drawer) ttl() time.Duration {
-	return pick(d, time.Second, 3*time.Second, 6*time.Second, 10*time.Second, 30*time.Second)
+	return pick(d, sec, 3*sec, 6*sec, 10*sec, 30*sec)
 }
 
 // rules draws what takes turns: one to three rules for a type, some of which share a

@@ -38,7 +38,7 @@ func draw(seed uint64) *plan {
 		d.operators(length)
 	}
 	d.controls(length)
-	if d.p.Quiet = d.span(0, 1_400_000); d.p.Quiet < 1300*time.Second {
+	if d.p.Quiet = d.span(0, 1_400_000); d.p.Quiet < 1300*sec {
 		d.p.Quiet /= 10 // quiet hours find little, and cost what a world costs
 	}
 	d.onceBeside()
@@ -69,7 +69,7 @@ func (d *drawer) aside(concept string) *drawer {
 
 // span is a time of so many milliseconds.
 func (d *drawer) span(least, most int) time.Duration {
-	return time.Duration(least+d.IntN(most-least+1)) * time.Millisecond
+	return time.Duration(least+d.IntN(most-least+1)) * ms
 }
 
 func (d *drawer) chance(p float64) bool { return d.Float64() < p }
@@ -106,14 +106,14 @@ func (d *drawer) tasks(length time.Duration) {
 	for n := range many {
 		t := taskPlan{
 			Task: pick(d, names...), A: d.IntN(entities), B: d.IntN(3),
-			MaxRetry: pick(d, 0, 1, 3, 10, 25), Keep: d.chance(0.3), At: d.span(0, int(length/time.Millisecond)),
+			MaxRetry: pick(d, 0, 1, 3, 10, 25), Keep: d.chance(0.3), At: d.span(0, int(length/ms)),
 		}
 		if burst >= 0 && d.chance(0.6) {
 			t.At = burst // many come at once
 		}
 		burst = t.At
 		if d.chance(0.4) {
-			t.Timeout = time.Duration(2+d.IntN(30)) * time.Second
+			t.Timeout = time.Duration(2+d.IntN(30)) * sec
 		}
 		for range 1 + d.weighted(4, 2, 1) {
 			t.Steps = append(t.Steps, d.step())
@@ -160,7 +160,7 @@ func (d *drawer) faults(length time.Duration) {
 	}
 	for range 1 + d.IntN(5) {
 		f := faultPlan{Kind: pick(d, kinds...), Proc: d.IntN(len(d.p.Procs)), Client: pick(d, "lock", "lock", "asynq"),
-			At: d.span(0, int(length/time.Millisecond))}
+			At: d.span(0, int(length/ms))}
 		switch {
 		case f.Kind == stops || f.Kind == dies:
 			f.Client = ""
@@ -182,7 +182,7 @@ func (d *drawer) faults(length time.Duration) {
 // operators draws what people do.
 func (d *drawer) operators(length time.Duration) {
 	for range 1 + d.IntN(4) {
-		op := opPlan{At: d.span(0, int(length/time.Millisecond)), Kind: pick(d, "delete", "archive", "run", "pause", "break"),
+		op := opPlan{At: d.span(0, int(length/ms)), Kind: pick(d, "delete", "archive", "run", "pause", "break"),
 			Task: d.IntN(len(d.p.Tasks))}
 		d.p.Ops = append(d.p.Ops, op)
 		if op.Kind == "pause" {

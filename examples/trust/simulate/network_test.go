@@ -79,7 +79,6 @@ func (s *redisServer) newMaster() *miniredis.Miniredis {
 	return mini
 }
 
-// endpoint makes a client's place in the network.
 func (s *redisServer) endpoint(proc int, kind string, seed uint64, faults []faultPlan) *endpoint {
 	e := &endpoint{
 		redis: s, proc: proc, kind: kind, began: time.Now(),
@@ -125,11 +124,11 @@ func (s *redisServer) advance() {
 			continue
 		}
 		mini.SetTime(s.clock)
-		if passed >= time.Millisecond { // keys expire to the millisecond, as in Redis
+		if passed >= ms { // keys expire to the millisecond, as in Redis
 			mini.FastForward(passed)
 		}
 	}
-	if passed >= time.Millisecond {
+	if passed >= ms {
 		s.ticked = s.clock
 	}
 }
@@ -141,7 +140,6 @@ func (s *redisServer) tick() {
 	s.advance()
 }
 
-// heal ends all faults.
 func (s *redisServer) heal() {
 	s.mu.Lock()
 	s.frozen, s.replicasAway = time.Time{}, time.Time{}
@@ -174,11 +172,10 @@ func (s *redisServer) spins(slow bool) {
 		s.reportf("spins: %d commands in one instant", spinning)
 	}
 	if slow { // others may be sent with a mutex held, see dial
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(10 * ms)
 	}
 }
 
-// peer is the server's side of a connection.
 type peer struct {
 	redis *redisServer
 	conn  *conn
@@ -289,7 +286,6 @@ func (s *redisServer) idle(command []string) (answer string) {
 	return ""
 }
 
-// readsControls tells whether a command reads the controls, as each Guard does every other second.
 func readsControls(command []string) bool {
 	return strings.HasPrefix(command[0], "EVAL") && len(command) == 5 && strings.HasSuffix(command[3], ":{control}")
 }
@@ -308,7 +304,6 @@ func (s *redisServer) nested(c *server.Peer, name string, _ ...string) bool {
 	return false
 }
 
-// needsMemory tells whether Redis refuses a command when its memory is full.
 func needsMemory(name string) bool {
 	switch name {
 	case "ZADD", "SET", "SETEX", "SADD", "HSET", "INCR", "LPUSH", "RPUSH", "RPOPLPUSH", "EVALSHA_RO":
@@ -317,7 +312,6 @@ func needsMemory(name string) bool {
 	return false
 }
 
-// hangUp ends the subscriptions of a connection that is over.
 func (p *peer) hangUp() {
 	p.mu.Lock()
 	p.discards, p.over = true, true
@@ -355,7 +349,6 @@ type endpoint struct {
 	gone         bool // its process has died
 }
 
-// activeFault is one that has begun.
 type activeFault struct {
 	kind  faultKind
 	since time.Time
@@ -437,7 +430,6 @@ func (e *endpoint) start(f faultPlan) {
 	}
 }
 
-// heal ends all faults, and those that would come.
 func (e *endpoint) heal() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -450,7 +442,6 @@ func (e *endpoint) heal() {
 	}
 }
 
-// die breaks everything for good.
 func (e *endpoint) die() {
 	e.mu.Lock()
 	e.gone = true
@@ -555,10 +546,8 @@ func (e *endpoint) client() *redis.Client {
 // itself cannot, and any of asynq's that is refused: asynq asks again at once.
 type slowFailure struct{ end *endpoint }
 
-// DialHook is part of redis.Hook and changes nothing.
 func (s slowFailure) DialHook(next redis.DialHook) redis.DialHook { return next }
 
-// ProcessHook is part of redis.Hook.
 func (s slowFailure) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
 		err := next(ctx, cmd)
@@ -569,7 +558,6 @@ func (s slowFailure) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// ProcessPipelineHook is part of redis.Hook.
 func (s slowFailure) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		err := next(ctx, cmds)
@@ -585,7 +573,7 @@ func (s slowFailure) waitOut(err error) {
 	var said redis.Error
 	if s.end.kind == "asynq" && errors.As(err, &said) && !errors.Is(err, redis.Nil) &&
 		!redis.HasErrorPrefix(err, "NOSCRIPT") || errors.Is(err, errAway) || strings.Contains(err.Error(), "WRONGPASS") {
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(100 * ms)
 	}
 }
 
@@ -597,7 +585,6 @@ func (s slowFailure) waitOut(err error) {
 // one clock. So contexts end in time that would end when the process goes on, calls give up that would get their
 // replies, and what was tried again arrives as often as it was sent.
 
-// suspensions draws processes that are suspended.
 func (d *drawer) suspensions(length time.Duration) {
 	s := d.aside("suspended")
 	if !s.chance(0.2) {
@@ -605,7 +592,7 @@ func (d *drawer) suspensions(length time.Duration) {
 	}
 	for range 1 + s.IntN(2) {
 		s.p.Faults = append(s.p.Faults, faultPlan{
-			Kind: suspended, Proc: s.IntN(len(s.p.Procs)), At: s.span(0, int(length/time.Millisecond)),
+			Kind: suspended, Proc: s.IntN(len(s.p.Procs)), At: s.span(0, int(length/ms)),
 			For: pick(s, s.span(200, 4000), s.span(2000, 40_000)),
 		})
 	}
@@ -666,7 +653,6 @@ func (c *conn) look() {
 	}
 }
 
-// Read is part of net.Conn.
 func (c *conn) Read(p []byte) (int, error) {
 	for {
 		n, deadline, err := c.take(p)
@@ -686,7 +672,6 @@ func (c *conn) Read(p []byte) (int, error) {
 	}
 }
 
-// take reads what there is.
 func (c *conn) take(p []byte) (n int, deadline time.Time, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -705,7 +690,6 @@ func (c *conn) take(p []byte) (n int, deadline time.Time, err error) {
 	return 0, c.deadline, nil
 }
 
-// Write is part of net.Conn.
 func (c *conn) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	if c.closed || c.severed {
@@ -731,9 +715,8 @@ func (c *conn) Write(p []byte) (int, error) {
 
 // tcpGivesUp is after how long a kernel breaks a connection on which nothing is acknowledged:
 // Linux, with what it has set, after 924 s.
-const tcpGivesUp = 924 * time.Second
+const tcpGivesUp = 924 * sec
 
-// send carries a command to its fate.
 func (c *conn) send(command []string) {
 	command[0] = strings.ToUpper(command[0])
 	c.end.redis.spins(strings.HasPrefix(command[0], "EVAL"))
@@ -780,7 +763,6 @@ func (c *conn) send(command []string) {
 	act()
 }
 
-// arrive is when the command reaches Redis.
 func (c *conn) arrive(command []string, fate faultKind) {
 	switch fate {
 	case hung:
@@ -808,7 +790,6 @@ func (c *conn) arrive(command []string, fate faultKind) {
 	}
 }
 
-// deliver brings what Redis says to the client.
 func (c *conn) deliver(data []byte) {
 	suspended := c.end.suspendedUntil()
 	c.mu.Lock()
@@ -848,10 +829,8 @@ func (c *conn) deliver(data []byte) {
 	})
 }
 
-// sever breaks the connection, as the client finds out when it next uses it.
 func (c *conn) sever() { c.ends(&c.severed) }
 
-// Close is part of net.Conn.
 func (c *conn) Close() error {
 	c.ends(&c.closed)
 	return nil
@@ -868,10 +847,8 @@ func (c *conn) ends(how *bool) {
 	}
 }
 
-// SetDeadline is part of net.Conn.
 func (c *conn) SetDeadline(t time.Time) error { return c.SetReadDeadline(t) }
 
-// SetReadDeadline is part of net.Conn.
 func (c *conn) SetReadDeadline(t time.Time) error {
 	c.mu.Lock()
 	c.deadline = t
@@ -910,7 +887,6 @@ func parseCommand(b []byte) (command []string, length int) {
 	return command, at
 }
 
-// faultKind is what goes wrong.
 type faultKind string
 
 const (
@@ -972,7 +948,7 @@ func (w *world) windows(p *process) (windows []activeFault) {
 		case outOfMemory, arrival:
 			continue // leases outlive the first, and the second keeps nobody away
 		case hung, swallowed, late, frozen, suspended:
-			a.until = a.until.Add(3 * time.Second) // the client's own timeout
+			a.until = a.until.Add(3 * sec) // the client's own timeout
 		}
 		windows = append(windows, a)
 	}
@@ -991,7 +967,7 @@ func (w *world) away(p *process, within time.Duration) (away time.Duration) {
 // calmAt tells whether nothing was wrong for a process at a time, and shortly after.
 func (w *world) calmAt(p *process, at time.Time, after time.Duration) bool {
 	return !slices.ContainsFunc(w.windows(p), func(a activeFault) bool {
-		return a.since.Before(at.Add(after)) && a.until.After(at.Add(-time.Second))
+		return a.since.Before(at.Add(after)) && a.until.After(at.Add(-sec))
 	})
 }
 
@@ -1003,7 +979,6 @@ func (p *plan) harms() []faultPlan {
 	})
 }
 
-// faultWithin tells whether anything was wrong with anybody lately.
 func (w *world) faultWithin(within time.Duration) bool {
 	from := time.Now().Add(-within)
 	recent := func(a activeFault) bool { return a.until.After(from) }
@@ -1017,12 +992,12 @@ func (w *world) faultWithin(within time.Duration) bool {
 // what is tried again is lost. A cooldown needs memory.
 func (w *world) longFault(p *process, at time.Time, length time.Duration) bool {
 	return slices.ContainsFunc(append(w.windows(p), p.locks.faults()...), func(a activeFault) bool {
-		return a.until.Sub(a.since) > length && a.since.Before(at.Add(5*time.Second)) && a.until.After(at.Add(-5*time.Second))
+		return a.until.Sub(a.since) > length && a.since.Before(at.Add(5*sec)) && a.until.After(at.Add(-5*sec))
 	})
 }
 
 // sentAgainAfter is how long go-redis waits for a reply, and then until it sends again.
-const sentAgainAfter = 6 * time.Second
+const sentAgainAfter = 6 * sec
 
 // comesAgain notes that a task comes, which may have ended: it tells whether a wake that was held up explains that.
 func (b *ledger) comesAgain(t *taskBook) bool {

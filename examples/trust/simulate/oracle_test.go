@@ -32,10 +32,9 @@ const (
 	endAggregated = "aggregated"
 )
 
-// ledger is what an observer outside of the library knows: which handler ran when, what
-// it saw, and the public events. Its mutex guards everything in it, and what is in runs,
-// attempts and tasks; nothing is called with it held but what takes no lock of the
-// library's own making wait.
+// ledger is what an observer outside of the library knows: which handler ran when, what it saw, and the public events.
+// Its mutex guards everything in it, and what is in runs, attempts and tasks; the callers of those functions hold it
+// that do not take it. Nothing is called with it held but what takes no lock of the library's own making wait.
 type ledger struct {
 	w  *world
 	mu sync.Mutex
@@ -62,13 +61,11 @@ type ledger struct {
 	calm       bool                 // nor any other fault
 }
 
-// balanced are events of one process, task and rule.
 type balanced struct {
 	id   string
 	kind automutex.EventKind
 }
 
-// taskBook is what is known of one task.
 type taskBook struct {
 	n        int
 	plan     taskPlan
@@ -109,7 +106,6 @@ type taskBook struct {
 	deletedInHold bool // an operator deleted it while it held its key, archived
 }
 
-// keyBook is what is known of one lock.
 type keyBook struct {
 	fence     int64
 	held      map[string][]*holding // by process, task and rule; none is empty
@@ -137,12 +133,19 @@ func newLedger(w *world) *ledger {
 	return b
 }
 
+// locked takes the mutex: defer b.locked()().
+func (b *ledger) locked() (unlock func()) {
+	b.mu.Lock()
+	return b.mu.Unlock
+}
+
+func (b *ledger) ruleOf(key string) rulePlan { return b.w.plan.ruleOfKey(key) }
+
 func (b *ledger) at() time.Duration { return time.Since(b.began) }
 
 // notef adds a line to the trace. For those that do not hold mu.
 func (b *ledger) notef(format string, args ...any) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	b.addf(format, args...)
 }
 
@@ -156,8 +159,7 @@ func (b *ledger) addf(format string, args ...any) {
 
 // violationf reports what must not happen. The text up to the first colon is its kind.
 func (b *ledger) violationf(format string, args ...any) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	b.violatef(format, args...)
 }
 
@@ -182,7 +184,6 @@ func (b *ledger) alike(t *taskBook) (others []*taskBook) {
 	return others
 }
 
-// attemptOf is the one that is under way; nil: there is none.
 func (b *ledger) attemptOf(p *process, n int) *attempt {
 	for _, a := range slices.Backward(b.attempts) {
 		if a.n == n && a.p == p && !a.over {
@@ -205,15 +206,12 @@ func (b *ledger) key(key string) *keyBook {
 }
 
 func (b *ledger) explain(n int, how string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	b.books[n].ends[how] = true
 }
 
-// spend counts attempts of a task that asynq has certainly, and possibly, counted.
 func (b *ledger) spend(n, least, most int, why string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	b.spendLocked(n, least, most, why)
 }
 
@@ -223,10 +221,8 @@ func (b *ledger) spendLocked(n, least, most int, why string) {
 	b.addf("task %d: %d to %d attempts spent: %s", n, b.books[n].spent[0], b.books[n].spent[1], why)
 }
 
-// died notes that nothing of a process counts any more.
 func (b *ledger) died(p *process) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	b.addf("process %d is gone", p.n)
 	if p.isStopping().IsZero() {
 		b.deaths = append(b.deaths, time.Now())
@@ -236,7 +232,7 @@ func (b *ledger) died(p *process) {
 		for id, all := range k.held {
 			if all[0].proc == p { // the process is part of id
 				delete(k.held, id)
-				k.freeSince = time.Now().Add(b.w.plan.ruleOfKey(key).TTL) // nobody releases it
+				k.freeSince = time.Now().Add(b.ruleOf(key).TTL) // nobody releases it
 			}
 		}
 	}
@@ -257,14 +253,12 @@ type attempt struct {
 	deadline time.Time
 }
 
-// arrive notes that the middleware is called.
 func (b *ledger) arrive(p *process, ctx context.Context, n int) *attempt {
 	a := &attempt{p: p, ctx: ctx, n: n, came: time.Now()}
 	a.retried, _ = asynq.GetRetryCount(ctx)
 	a.most, _ = asynq.GetMaxRetry(ctx)
 	a.deadline, _ = ctx.Deadline()
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	if p.isEnded() {
 		return a
 	}
@@ -298,7 +292,7 @@ func (b *ledger) arrive(p *process, ctx context.Context, n int) *attempt {
 }
 
 // comesTo notes that an attempt comes to the next of its locks, of which it has taken so
-// many. Callers hold mu.
+// many.
 func (b *ledger) comesTo(a *attempt, taken int) {
 	rules := b.w.plan.rulesOf(b.books[a.n].plan)
 	if a.taken = taken; taken >= len(rules) {
@@ -315,7 +309,7 @@ func (b *ledger) comesTo(a *attempt, taken int) {
 }
 
 // expectReplaced looks, some seconds after a task came to a lock under Replace, whether
-// older ones still wait there, or for their further locks. Callers hold mu.
+// older ones still wait there, or for their further locks.
 func (b *ledger) expectReplaced(a *attempt, rule rulePlan, key string) {
 	if !b.calm || b.w.plan.Losing > 0 || rule.Policy != "replace" || rule.limit() > 1 {
 		return
@@ -330,14 +324,13 @@ func (b *ledger) expectReplaced(a *attempt, rule rulePlan, key string) {
 		// Which of two is older is decided in Redis, where their messages may come in another order.
 		if came := b.books[older.n].came[key]; at >= 0 && older.taken >= at &&
 			came.Add(2*b.w.plan.Latency).Before(b.books[a.n].came[key]) {
-			time.AfterFunc(4*time.Second, func() { b.judgeReplaced(older, a, key) })
+			time.AfterFunc(4*sec, func() { b.judgeReplaced(older, a, key) })
 		}
 	}
 }
 
 func (b *ledger) judgeReplaced(older, newer *attempt, key string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	switch {
 	case b.limitOf(key) > 1:
 		return // an operator has let several hold it
@@ -372,8 +365,7 @@ func (b *ledger) slack() int {
 
 // deadlinePassed is called when the context of an attempt ends, in time or after it.
 func (b *ledger) deadlinePassed(a *attempt) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	if a.over || a.p.isEnded() || a.ctx.Err() != context.DeadlineExceeded {
 		return
 	}
@@ -394,7 +386,7 @@ func (b *ledger) deadlinePassed(a *attempt) {
 }
 
 // unheard notes that asynq counts a failure although the handler may have returned nil: its locks are still being
-// released, and asynq does not wait for that. Callers hold mu.
+// released, and asynq does not wait for that.
 func (b *ledger) unheard(a *attempt, least int, why string) {
 	a.run.counted = true
 	if a.run.succeeded {
@@ -425,7 +417,7 @@ func (b *ledger) depart(a *attempt, panicked any) {
 			}
 		}
 		waited := a.run == nil || a.run.end == "later" // for its locks, for the first time or again
-		if waited && a.retried >= a.most && !a.deadline.IsZero() && left < 1500*time.Millisecond {
+		if waited && a.retried >= a.most && !a.deadline.IsZero() && left < 1500*ms {
 			b.books[a.n].ends[endLate] = true
 		}
 		b.addf("task %d leaves process %d", a.n, a.p.n)
@@ -436,7 +428,6 @@ func (b *ledger) depart(a *attempt, panicked any) {
 	}
 }
 
-// run is one run of a handler.
 type run struct {
 	p         *process
 	ctx       context.Context // the handler's
@@ -489,8 +480,7 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 		r.alive = lease.Bind(r.alive)
 	}
 
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	if p.isEnded() {
 		return nil
 	}
@@ -516,6 +506,7 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 			h := all[len(all)-1]
 			r.taken[key] = h.since
 			h.started = true
+			b.judgeBorrowed(r, key)
 			b.judgeRate(r, key, h.since)
 			b.judgeCooldownBeside(r, key)
 		}
@@ -531,7 +522,6 @@ func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	return r
 }
 
-// judgeFences looks at the fences of a run, of the rules that have one.
 func (b *ledger) judgeFences(r *run) {
 	task := b.books[r.n].plan
 	for _, rule := range b.w.plan.rulesOf(task) {
@@ -557,7 +547,6 @@ func (b *ledger) judgeFences(r *run) {
 	}
 }
 
-// lives tells whether a run is under way, and may believe in its leases.
 func (r *run) lives() bool {
 	return r.ended.IsZero() && !r.p.isEnded() && r.alive.Err() == nil
 }
@@ -565,11 +554,10 @@ func (r *run) lives() bool {
 // mayNotKnow tells whether a holder of the key may have lost it and not know yet: it learns of a
 // step of Redis' clock, of another master, or of an operator's Break, at its next renewal.
 func (b *ledger) mayNotKnow(key string) bool {
-	ttl := b.w.plan.ruleOfKey(key).TTL
+	ttl := b.ruleOf(key).TTL
 	return b.w.mayHaveTwo(ttl) || time.Since(b.key(key).broken) < ttl
 }
 
-// judgeBeside looks at who is at work beside a run that begins.
 func (b *ledger) judgeBeside(r *run) {
 	for _, key := range r.keys {
 		var there []int
@@ -595,10 +583,9 @@ func (b *ledger) judgeBeside(r *run) {
 	}
 }
 
-// judgeCooldown looks whether a key's last success is long enough ago.
 func (b *ledger) judgeCooldown(r *run) {
 	for _, key := range r.keys {
-		rule := b.w.plan.ruleOfKey(key)
+		rule := b.ruleOf(key)
 		if rule.Cooldown == 0 || rule.limit() > 1 {
 			continue
 		}
@@ -608,7 +595,7 @@ func (b *ledger) judgeCooldown(r *run) {
 				continue
 			}
 			apart := r.began.Sub(o.began)
-			if apart < rule.Cooldown-10*time.Millisecond && !b.w.forgot() && !o.p.isEnded() &&
+			if apart < rule.Cooldown-10*ms && !b.w.forgot() && !o.p.isEnded() &&
 				!b.w.longFault(o.p, o.ended, rule.TTL/2) &&
 				b.key(key).broken.Before(o.began) {
 				b.violatef("cooldown: task %d begins on %q %s after the success of task %d began; the cooldown is %s", r.n, key,
@@ -639,7 +626,6 @@ func (b *ledger) judgeNewest(r *run) {
 	}
 }
 
-// replaces tells whether a task has a key under Replace.
 func (b *ledger) replaces(t *taskBook, key string) bool {
 	return slices.ContainsFunc(b.w.plan.rulesOf(t.plan), func(r rulePlan) bool {
 		return r.Policy == "replace" && r.key(t.plan) == key
@@ -647,7 +633,7 @@ func (b *ledger) replaces(t *taskBook, key string) bool {
 }
 
 // judgeReplacing looks whether there are newer tasks, for which one was revoked: with LimitOf, as many as the least
-// limit of a task. Callers hold mu.
+// limit of a task.
 func (b *ledger) judgeReplacing(t *taskBook, key string) {
 	newer, rule := 0, b.w.plan.ruleOfKey(key)
 	limit := rule.limit()
@@ -681,7 +667,7 @@ func (b *ledger) judgeTimeLeft(r *run) {
 		}
 	}
 	rules := len(b.w.plan.rulesOf(task))
-	if left := time.Until(deadline); rules == 1 && left < task.Timeout/2-time.Second {
+	if left := time.Until(deadline); rules == 1 && left < task.Timeout/2-sec {
 		b.violatef("time left: task %d begins with %s of its %s left, after it waited in a worker under Park", r.n, left,
 			task.Timeout)
 	}
@@ -697,10 +683,8 @@ func (b *ledger) judgeWorker(r *run) {
 	}
 }
 
-// end notes how a handler ended.
 func (b *ledger) end(r *run, step stepPlan) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	how := step.End
 	if r.p.isEnded() {
 		return
@@ -724,9 +708,9 @@ func (b *ledger) end(r *run, step stepPlan) {
 		}
 		t.success, r.succeeded = t.success+1, true
 		for _, key := range r.keys {
-			if b.w.plan.ruleOfKey(key).Cooldown > 0 && r.alive.Err() == nil { // a lost lease keeps nothing taken
+			if b.ruleOf(key).Cooldown > 0 && r.alive.Err() == nil { // a lost lease keeps nothing taken
 				b.key(key).successes = append(b.key(key).successes, r)
-				b.key(key).closes(r.began.Add(b.w.plan.ruleOfKey(key).Cooldown))
+				b.key(key).closes(r.began.Add(b.ruleOf(key).Cooldown))
 			}
 		}
 	case "skip":
@@ -757,7 +741,6 @@ func (b *ledger) end(r *run, step stepPlan) {
 	}
 }
 
-// nameOf is the plan's name for a key in Redis.
 func (b *ledger) nameOf(key string) string {
 	if name, ok := b.names[inBraces(key)]; ok {
 		return name
@@ -780,10 +763,8 @@ func (b *ledger) taskOf(p *process, e automutex.Event) int {
 	return -1
 }
 
-// event takes a public event into the books.
 func (b *ledger) event(p *process, e automutex.Event) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	id, n, key := fmt.Sprintf("%d %s %s", p.n, e.TaskID, e.Rule), b.taskOf(p, e), b.nameOf(e.Key)
 	b.balance[balanced{id, e.Kind}]++
 	b.addf("event %s, task %d (%s), rule %s, key %q, waited %s, delay %s, err %v", e.Kind, n, e.TaskID, e.Rule, key,
@@ -863,8 +844,6 @@ func (b *ledger) event(p *process, e automutex.Event) {
 	}
 }
 
-// goesOn notes that a task has taken the lock of a rule, and comes to its next one. Callers
-// hold mu.
 func (b *ledger) goesOn(p *process, n int, rule string) {
 	if a := b.attemptOf(p, n); a != nil {
 		rules := b.w.plan.rulesOf(b.books[n].plan)
@@ -872,7 +851,6 @@ func (b *ledger) goesOn(p *process, n int, rule string) {
 	}
 }
 
-// busy notes what a policy does with a task that finds its key taken.
 func (b *ledger) busy(n int, e automutex.Event, key string) {
 	if n < 0 || e.Busy == nil {
 		return
@@ -894,7 +872,6 @@ func (b *ledger) busy(n int, e automutex.Event, key string) {
 	}
 }
 
-// judgeDrop looks whether a policy may end a task. Callers hold mu.
 func (b *ledger) judgeDrop(n int, e automutex.Event, key, how string) {
 	if reason := b.books[n].reason; reason == automutex.ReasonHeld || reason == automutex.ReasonCooldown {
 		b.judgeBusy(n, e, key)
@@ -906,19 +883,19 @@ func (b *ledger) judgeDrop(n int, e automutex.Event, key, how string) {
 // judgeBusy looks whether anybody can have held the key for which a task is dropped.
 func (b *ledger) judgeBusy(n int, e automutex.Event, key string) {
 	k := b.key(key)
-	rule := b.w.plan.ruleOfKey(key)
+	rule := b.ruleOf(key)
 	if len(k.held) > 0 || b.w.forgot() {
 		return
 	}
-	grace := 3 * time.Second // a release that is on its way, a replica of an ask that is undone
+	grace := 3 * sec // a release that is on its way, a replica of an ask that is undone
 	if b.w.plan.Latency > 0 || !b.calm {
-		grace += 5 * time.Second
+		grace += 5 * sec
 	}
 	if time.Since(k.freeSince) < grace || time.Since(b.pausedUntil(key)) < grace+obeyed {
 		return
 	}
 	for _, o := range k.successes {
-		if time.Since(o.began) < rule.Cooldown+time.Second {
+		if time.Since(o.began) < rule.Cooldown+sec {
 			return
 		}
 	}
@@ -933,14 +910,13 @@ func (b *ledger) judgeBusy(n int, e automutex.Event, key string) {
 	}
 	// Redis may have granted the key to somebody who has not told of it yet.
 	dropped := time.Now()
-	time.AfterFunc(3*b.w.plan.Latency+100*time.Millisecond, func() { b.judgeDropped(n, key, dropped) })
+	time.AfterFunc(3*b.w.plan.Latency+100*ms, func() { b.judgeDropped(n, key, dropped) })
 }
 
 // judgeDropped is the second half of judgeBusy, a moment later: by then the ledger knows of every task that had the key
 // when this one was dropped.
 func (b *ledger) judgeDropped(n int, key string, dropped time.Time) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	if k := b.key(key); k.taken.Before(dropped) {
 		b.violatef("dropped: task %d is dropped as busy, and nobody has had %q for %s", n, key, dropped.Sub(k.freeSince))
 	}
@@ -948,20 +924,19 @@ func (b *ledger) judgeDropped(n int, key string, dropped time.Time) {
 
 // patience is how long the head of a line may wait behind a free key: what a waiter
 // that died unnoticed costs, and a message that got lost.
-const patience = 5 * time.Second
+const patience = 5 * sec
 
 // afterAStep is how much longer it may wait when Redis' clock was stepped: what the dead
 // have left lasts up to 31 s by the new clock.
-const afterAStep = 40 * time.Second
+const afterAStep = 40 * sec
 
 // longestRetry is how long a task on its last attempt, which Redis did not answer, may take
 // until it asks again.
-const longestRetry = 30 * time.Second
+const longestRetry = 30 * sec
 
-// judgeWait looks whether a task has waited behind a free key.
 func (b *ledger) judgeWait(p *process, e automutex.Event, key, id string) {
 	k := b.key(key)
-	rule := b.w.plan.ruleOfKey(key)
+	rule := b.ruleOf(key)
 	if rule.limit() > 1 || rule.InOrder || len(k.held) > 0 || e.Waited == 0 || b.w.plan.losesReplicas() {
 		return
 	}
@@ -990,16 +965,15 @@ func (b *ledger) judgeWait(p *process, e automutex.Event, key, id string) {
 	}
 }
 
-// judgeLoss looks whether anything explains that a lease is lost.
 func (b *ledger) judgeLoss(p *process, e automutex.Event, key string, h *holding) {
 	rule := *find(b.w.plan.Rules, func(r rulePlan) bool { return r.name() == e.Rule })
 	k := b.key(key)
 	switch {
 	case rule.MaxHold > 0 && h.started && e.Held >= rule.MaxHold-b.w.plan.grantSlack(), b.w.forgot():
 		return
-	case !p.isStopping().IsZero() && time.Since(p.isStopping()) > p.plan.Shutdown+time.Second:
+	case !p.isStopping().IsZero() && time.Since(p.isStopping()) > p.plan.Shutdown+sec:
 		return // its Guard's Close has given up: leases last until their deadlines
-	case !k.broken.IsZero() && k.broken.After(h.since.Add(-time.Second)): // it may have been granted a while before
+	case !k.broken.IsZero() && k.broken.After(h.since.Add(-sec)): // it may have been granted a while before
 		return
 	case rule.limit() > 1 && !k.broken.IsZero():
 		return
@@ -1007,27 +981,26 @@ func (b *ledger) judgeLoss(p *process, e automutex.Event, key string, h *holding
 	within := rule.TTL
 	if h.wait > 0 && time.Since(h.since) < rule.TTL {
 		// Granted by a release: short at first, and made longer at once.
-		within = min(rule.TTL, 3*time.Second)
+		within = min(rule.TTL, 3*sec)
 	}
-	lately := rule.TTL + time.Second
+	lately := rule.TTL + sec
 	if !h.started {
 		lately = max(lately, time.Since(h.since)) // it is told when the task has its last lock, which may be long after
 	}
 	// The last renewal was up to a third ago, and a tenth is the margin.
-	if away := b.w.away(p, lately); away < within*2/3-within/10-500*time.Millisecond {
+	if away := b.w.away(p, lately); away < within*2/3-within/10-500*ms {
 		b.violatef("lost: task %s on process %d lost %q (TTL %s, held for %s), and Redis was away for %s of it", e.TaskID,
 			p.n, key, rule.TTL, e.Held, away)
 		return
 	}
-	if h.wait > 0 && time.Since(h.since) > 200*time.Millisecond && rule.TTL >= 10*time.Second {
-		if away := b.w.away(p, rule.TTL+time.Second); away < rule.TTL/2 && b.w.calmAt(p, h.since, 150*time.Millisecond) {
+	if h.wait > 0 && time.Since(h.since) > 200*ms && rule.TTL >= 10*sec {
+		if away := b.w.away(p, rule.TTL+sec); away < rule.TTL/2 && b.w.calmAt(p, h.since, 150*ms) {
 			b.violatef("lost: task %s on process %d lost %q (TTL %s), granted by a release, and Redis was away for %s", e.TaskID,
 				p.n, key, rule.TTL, away)
 		}
 	}
 }
 
-// judgeLostUnseen looks whether anything explains that a task lost a lock while it waited for its next one.
 func (b *ledger) judgeLostUnseen(e automutex.Event, n int, key string) {
 	if b.calm && !b.w.forgot() && b.key(key).broken.IsZero() && e.Err != nil &&
 		strings.Contains(e.Err.Error(), "was lost before the handler began") {
@@ -1071,22 +1044,18 @@ func (b *ledger) lapses(p *process, n int, key string, h *holding) {
 }
 
 func (b *ledger) asks(n int) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	b.addf("task %d is enqueued", n)
 	b.books[n].asked, b.books[n].due = b.seq, time.Now()
 }
 
 func (b *ledger) isNew(n int) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	return b.books[n].asked == 0
 }
 
-// enqueued notes what came of it.
 func (b *ledger) enqueued(n int, info *asynq.TaskInfo, err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	b.addf("task %d: enqueue answered: %v", n, err)
 	t := b.books[n]
 	u := b.w.plan.uniqueOf(t.plan)
@@ -1122,7 +1091,6 @@ func (b *ledger) enqueued(n int, info *asynq.TaskInfo, err error) {
 	}
 }
 
-// supersede notes that older tasks of the key, which have not begun, make room.
 func (b *ledger) supersede(t *taskBook) {
 	for _, o := range b.alike(t) {
 		if o.acceptAt > 0 && o.acceptAt < b.seq && o.starts == 0 {
@@ -1134,7 +1102,6 @@ func (b *ledger) supersede(t *taskBook) {
 	}
 }
 
-// judgeRefusal looks whether another task is in the way, as the producer was told.
 func (b *ledger) judgeRefusal(t *taskBook) {
 	if !slices.ContainsFunc(b.alike(t), func(o *taskBook) bool {
 		return o.accepted || o.ends[endUnsure] || o.asked > 0 && o.acceptAt == 0 && o.refused == 0
@@ -1143,10 +1110,8 @@ func (b *ledger) judgeRefusal(t *taskBook) {
 	}
 }
 
-// working are the handlers that are under way, and the attempts.
 func (b *ledger) working() (left []string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	for _, a := range b.attempts {
 		if !a.over && !a.p.isEnded() {
 			left = append(left, fmt.Sprintf("in a worker: %d", a.n))
@@ -1155,10 +1120,8 @@ func (b *ledger) working() (left []string) {
 	return left
 }
 
-// judgeIdle looks whether somebody still holds a key when all tasks have ended.
 func (b *ledger) judgeIdle() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	for key, k := range b.keys {
 		for id := range k.held {
 			b.violatef("held: %s holds %q although no task is left", id, key)
@@ -1166,7 +1129,6 @@ func (b *ledger) judgeIdle() {
 	}
 }
 
-// judgeEnds looks at each task's end.
 func (b *ledger) judgeEnds() {
 	for _, t := range b.books {
 		state, lastErr := "gone", ""
@@ -1184,14 +1146,15 @@ func (b *ledger) judgeEnds() {
 		t.state, t.lastErr = state, lastErr
 		b.mu.Unlock()
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	for _, t := range b.books {
 		b.judgeEnd(t)
 	}
+	if b.w.plan.Even {
+		b.judgeEven()
+	}
 }
 
-// judgeEnd looks whether the handlers and the policy explain how a task ended.
 func (b *ledger) judgeEnd(t *taskBook) {
 	n, task, state := t.n, t.plan, t.state
 	if len(t.into) > 0 {
@@ -1233,7 +1196,6 @@ func (b *ledger) judgeEnd(t *taskBook) {
 	}
 }
 
-// judgeUnique looks at what a producer of package unique was promised.
 func (b *ledger) judgeUnique(t *taskBook, u *uniquePlan) {
 	if b.w.plan.isSplit() {
 		return // Redis has lost claims
@@ -1277,7 +1239,6 @@ func (b *ledger) supersededUnsure(t *taskBook) bool {
 	})
 }
 
-// exhausted tells whether a task of package unique may have spent all of its attempts.
 func (b *ledger) exhausted(t *taskBook) bool {
 	most := t.plan.MaxRetry
 	if t.most >= 0 {
@@ -1305,10 +1266,8 @@ func (b *ledger) deliversLate(t taskPlan, kinds ...faultKind) bool {
 	})
 }
 
-// judgeBalance looks whether events come in pairs.
 func (b *ledger) judgeBalance() {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	if len(b.deaths) > 0 {
 		return
 	}
@@ -1330,7 +1289,6 @@ func (b *ledger) judgeBalance() {
 	}
 }
 
-// judgeKeys looks at what is left in Redis when everything has ended.
 func (w *world) judgeKeys() {
 	w.redis.tick()
 	crashes := !w.book.calm || !w.book.clean

@@ -30,6 +30,7 @@ type plan struct {
 	Groups      *groupPlan    // how groups are aggregated; nil: there are none
 	MinReplicas int           // how many replicas have to know of a lease
 	Quiet       time.Duration // how long the servers go on when all tasks have ended
+	Even        bool          // keys with tasks share the workers evenly
 }
 
 // procPlan is one process: an asynq server with a Guard.
@@ -41,12 +42,12 @@ type procPlan struct {
 	Apart    bool          // the Guard wraps the handlers of the types with rules one by one
 }
 
-// rulePlan is one rule of the Guards.
 type rulePlan struct {
 	Task       string
 	Scope      string
 	On         []string
 	Limit      int
+	LeaveIdle  int
 	TTL        time.Duration
 	Wait       time.Duration
 	MaxHold    time.Duration
@@ -74,7 +75,7 @@ func (r rulePlan) limit() int { return max(1, r.Limit) }
 
 // fenced: about half of the mutexes have a fence; the others are taken as strings. Rules of one
 // scope have one TTL.
-func (r rulePlan) fenced() bool { return r.limit() == 1 && r.TTL/time.Second%2 == 0 }
+func (r rulePlan) fenced() bool { return r.limit() == 1 && r.LeaveIdle == 0 && r.TTL/sec%2 == 0 }
 
 // name is unique: each rule of a task has its own scope.
 func (r rulePlan) name() string { return r.Task + "/" + r.scope() }
@@ -113,7 +114,6 @@ type uniquePlan struct {
 	Delay     time.Duration
 }
 
-// supersedes tells whether a task takes the place of an older one.
 func (u *uniquePlan) supersedes() bool {
 	return u != nil && (u.Duplicate == "replace" || u.Duplicate == "postpone")
 }
@@ -137,7 +137,6 @@ func (u *uniquePlan) rule() unique.Rule {
 	return r
 }
 
-// taskPlan is one task.
 type taskPlan struct {
 	At       time.Duration // when it is enqueued; negative: by the handler of another
 	Task     string
@@ -179,7 +178,6 @@ func (t taskPlan) step(n int) stepPlan {
 	return t.Steps[min(n, len(t.Steps)-1)]
 }
 
-// stepPlan is one run of a handler.
 type stepPlan struct {
 	Work time.Duration
 	// End is how it ends: "ok", "fail", "soft" (an error that IsFailure does not
@@ -192,7 +190,6 @@ type stepPlan struct {
 	Then int
 }
 
-// faultPlan is one fault, or the end of a process.
 type faultPlan struct {
 	Kind   faultKind
 	Proc   int    // whose; -1: the producer's
@@ -206,7 +203,6 @@ type faultPlan struct {
 	Lag    time.Duration // of a split brain: what the new master lacks was written for so long
 }
 
-// opPlan is what an operator does.
 type opPlan struct {
 	At time.Duration
 	// Kind is "delete", "archive", "run", "pause" or "unpause" (the queue), "break", or an
@@ -226,7 +222,6 @@ func (p *plan) String() string {
 		" "))), "")
 }
 
-// clone is a plan that can be cut without harm to this one.
 func (p *plan) clone() *plan {
 	c := new(plan)
 	return must(c, json.Unmarshal(must(json.Marshal(p)), c))

@@ -102,7 +102,7 @@ func goesOn(all ...taskPlan) []taskPlan { return append(all, work(90*sec, 0).key
 
 // scenarios are what the faults are put upon, one at each command.
 func scenarios() []plan {
-	return slices.Concat(orderedScenarios(), lateScenarios(), policyScenarios(), newestScenarios(), backlogScenarios(25),
+	return slices.Concat(orderedScenarios(), lateScenarios(), policyScenarios(), newestScenarios(), backlogScenarios(25), lendScenarios(8),
 		leaseScenarios(), gateScenarios(), uniqueScenarios(), twoKeyScenarios())
 }
 
@@ -311,6 +311,21 @@ func backlogScenarios(short int) (all []plan) {
 	}
 	return append(all, plan{Name: "behind five backlogs", Procs: servers(4, 4), Rules: rules("park", rulePlan{Limit: 2}),
 		Tasks: behind(each(40, func(i int) taskPlan { return work(0, 150*ms).key(i % 5) }))})
+}
+
+// lendScenarios are those in which keys borrow workers: a backlog of n alone, and beside another key.
+func lendScenarios(n int) (all []plan) {
+	lends := rules("park", rulePlan{Limit: 1, LeaveIdle: 2})
+	for _, procs := range [][]procPlan{servers(6), servers(4, 4)} {
+		ideal := time.Duration(n) * 600 * ms / 4 // four workers are lent
+		a := work(0, 600*ms).within(ideal*3/2+2*sec).every(0, n)
+		b := work(sec, 100*ms).key(9).within(700*ms).every(0, 1)
+		all = append(all, plan{Name: fmt.Sprint("lends to one, ", len(procs)), Procs: procs, Rules: lends, Tasks: a},
+			plan{Name: fmt.Sprint("lends beside another, ", len(procs)), Procs: procs, Rules: lends,
+				Tasks: append(b, work(0, 600*ms).every(0, n)...)})
+	}
+	return append(all, plan{Name: "lends to who comes later", Procs: servers(12), Rules: lends,
+		Tasks: append(work(0, 2*sec).every(0, 2*n), work(sec, 2*sec).key(1).every(0, n)...), Even: n > 20})
 }
 
 // newestScenarios are the ways of six tasks of a key under Replace to come back, in any order.

@@ -42,10 +42,8 @@ func TestMain(m *testing.M) {
 	redistest.Main(m)
 }
 
-// started is when the program was.
 var started = time.Now()
 
-// figures are those of one world, or of many.
 type figures struct {
 	worlds   int
 	virtual  time.Duration // how long servers ran
@@ -55,7 +53,6 @@ type figures struct {
 	runs     int
 }
 
-// totals are the figures of a run.
 type totals struct {
 	mu sync.Mutex
 	figures
@@ -73,7 +70,6 @@ func (s *totals) add(v verdict) {
 	s.faults += v.faults
 }
 
-// fails notes a failure, and gives how many there are.
 func (s *totals) fails(what string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,8 +125,8 @@ func TestWorlds(t *testing.T) {
 		v := play(t, p)
 		sum.add(v)
 		if *verbose {
-			fmt.Printf("seed %d: %s of virtual time, %d commands, %d runs, %s: %q\n", seed, v.virtual.Round(time.Second),
-				v.commands, v.runs, time.Since(start).Round(time.Millisecond), v.violations)
+			fmt.Printf("seed %d: %s of virtual time, %d commands, %d runs, %s: %q\n", seed, v.virtual.Round(sec),
+				v.commands, v.runs, time.Since(start).Round(ms), v.violations)
 		}
 		if len(v.violations) == 0 {
 			return
@@ -149,12 +145,12 @@ func TestWorlds(t *testing.T) {
 
 // kinds are the faults that are put at each command, with how long they last.
 var kinds = []faultPlan{
-	{Kind: refused}, {Kind: replyLost}, {Kind: swallowed}, {Kind: late, For: 8 * time.Second}, {Kind: noScript},
+	{Kind: refused}, {Kind: replyLost}, {Kind: swallowed}, {Kind: late, For: 8 * sec}, {Kind: noScript},
 	{Kind: noPerm}, {Kind: cut},
-	{Kind: hung, For: 4 * time.Second}, {Kind: loading, For: 2500 * ms}, {Kind: readOnly, For: 2500 * ms},
+	{Kind: hung, For: 4 * sec}, {Kind: loading, For: 2500 * ms}, {Kind: readOnly, For: 2500 * ms},
 	{Kind: wrapped, For: 2500 * ms},
-	{Kind: misconf, For: 2500 * ms}, {Kind: outOfMemory, For: 20 * time.Second}, {Kind: setup, For: 9 * time.Second},
-	{Kind: apart, For: 4 * time.Second}, {Kind: frozen, For: 4 * time.Second},
+	{Kind: misconf, For: 2500 * ms}, {Kind: outOfMemory, For: 20 * sec}, {Kind: setup, For: 9 * sec},
+	{Kind: apart, For: 4 * sec}, {Kind: frozen, For: 4 * sec},
 }
 
 // firstOfAsynq is how many of asynq's commands a fault is put at, in scenarios about order: those that
@@ -183,7 +179,6 @@ func faultsOf(t *testing.T, p *plan) (faults []faultPlan) {
 	return faults
 }
 
-// faultable are the clients at whose commands faults are put.
 func (p *plan) faultable() []faultPlan {
 	clients := []faultPlan{{Proc: 0, Client: "lock"}}
 	if p.isOrdered() {
@@ -225,13 +220,12 @@ func TestFaults(t *testing.T) {
 func TestScenarios(t *testing.T) {
 	t.Parallel()
 	var sum totals
-	for _, p := range slices.Concat(mistakeScenarios(), faultScenarios(), backlogScenarios(200)) {
+	for _, p := range slices.Concat(mistakeScenarios(), faultScenarios(), backlogScenarios(200), lendScenarios(80)) {
 		t.Run(p.Name, func(t *testing.T) { playWith(t, &p, [][]faultPlan{nil}, &sum) })
 	}
 	sum.log(t, "scenarios about a fault")
 }
 
-// playWith plays a scenario with each of further faults.
 func playWith(t *testing.T, scenario *plan, faults [][]faultPlan, sum *totals) {
 	t.Helper()
 	var mu sync.Mutex

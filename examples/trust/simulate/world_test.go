@@ -24,7 +24,6 @@ import (
 	"github.com/automutex/automutex/unique"
 )
 
-// world is one plan, going on.
 type world struct {
 	plan  *plan
 	redis *redisServer
@@ -49,7 +48,6 @@ type world struct {
 	splitUntil time.Time
 }
 
-// verdict is what came of a world.
 type verdict struct {
 	violations []string
 	trace      []string
@@ -58,7 +56,6 @@ type verdict struct {
 	first  string         // what the first task became
 }
 
-// told is what happened, if that is asked for.
 func (v verdict) told() string {
 	if !*verbose {
 		return ""
@@ -77,7 +74,6 @@ func (v verdict) kinds() (kinds []string) {
 	return kinds
 }
 
-// play runs a plan in a bubble of its own.
 func play(t *testing.T, p *plan) (v verdict) {
 	defer func() {
 		// The bubble reports goroutines that are left, and a deadlock, by a panic.
@@ -131,7 +127,6 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-// live lets everything happen that the plan says, and waits until all tasks have ended.
 func (w *world) live() {
 	for n, pp := range w.plan.Procs {
 		p := w.startProcess(n, pp)
@@ -160,7 +155,7 @@ func (w *world) live() {
 	for _, op := range w.plan.Ops {
 		later(op.At, func() { w.operate(op) })
 	}
-	time.Sleep(last + time.Millisecond)
+	time.Sleep(last + ms)
 	w.work.Wait()
 	w.drain()
 	w.rest()
@@ -174,9 +169,9 @@ func (w *world) rest() {
 		return
 	}
 	// Another process than that of the last task looks after a line once more.
-	time.Sleep(w.linesEmptyIn() + 2*w.plan.Latency + time.Second)
+	time.Sleep(w.linesEmptyIn() + 2*w.plan.Latency + sec)
 	before := w.evals()
-	time.Sleep(15 * time.Second)
+	time.Sleep(15 * sec)
 	if more := w.evals() - before; more > 0 {
 		w.book.violationf("restless: %d scripts for locks in a quarter of a minute in which there was no task", more)
 	}
@@ -186,7 +181,7 @@ func (w *world) rest() {
 func (w *world) linesEmptyIn() (longest time.Duration) {
 	if w.plan.isOrdered() {
 		// A task whose time was up is looked for five seconds later, and so quiet a key every four.
-		longest = 10 * time.Second
+		longest = 10 * sec
 	}
 	for info, err := range (*inside.At(w.operator.locker)).List(context.Background()) {
 		if err != nil {
@@ -209,7 +204,6 @@ func (w *world) evals() (n int) {
 	return n
 }
 
-// fault lets one begin that has a time.
 func (w *world) fault(f faultPlan) {
 	w.book.notef("fault %s of %d %s for %s", f.Kind, f.Proc, f.Client, f.For)
 	switch f.Kind {
@@ -242,7 +236,6 @@ func (w *world) process(n int) *process {
 	return w.procs[n]
 }
 
-// restart starts a process that has ended.
 func (w *world) restart(n int) {
 	if old := w.process(n); !old.isEnded() {
 		return
@@ -253,7 +246,6 @@ func (w *world) restart(n int) {
 	w.procs[n], w.all = p, append(w.all, p)
 }
 
-// endpointsOf are the clients that a fault is about.
 func (w *world) endpointsOf(proc int, client string) (ends []*endpoint) {
 	all := w.producerEnds[:]
 	if proc >= 0 {
@@ -267,7 +259,6 @@ func (w *world) endpointsOf(proc int, client string) (ends []*endpoint) {
 	return ends
 }
 
-// enqueue puts a task of the plan into asynq, by package unique where a rule says so.
 func (w *world) enqueue(n int) {
 	t := w.plan.Tasks[n]
 	task := asynq.NewTask(t.Task, t.body(n))
@@ -290,7 +281,6 @@ func (w *world) enqueue(n int) {
 	w.book.enqueued(n, info, err)
 }
 
-// options are the task's, but for its ID.
 func (t taskPlan) options() []asynq.Option {
 	opts := []asynq.Option{asynq.MaxRetry(t.MaxRetry)}
 	if t.Timeout > 0 {
@@ -305,10 +295,8 @@ func (t taskPlan) options() []asynq.Option {
 	return opts
 }
 
-// queue is the queue that everything goes through.
 const queue = "default"
 
-// operate does what an operator does.
 func (w *world) operate(op opPlan) {
 	w.book.notef("operator: %s task %d", op.Kind, op.Task)
 	if w.control(op) || w.operateInOrder(op) {
@@ -348,8 +336,7 @@ func (w *world) operate(op opPlan) {
 	case "run":
 		_ = w.operator.inspector.RunTask(queue, id)
 	}
-	w.book.mu.Lock()
-	defer w.book.mu.Unlock()
+	defer w.book.locked()()
 	w.book.touchID(id) // a task may have got it meanwhile
 }
 
@@ -383,14 +370,14 @@ func (w *world) drain() {
 	}
 	began := time.Now()
 	looked := !w.plan.isOrdered()
-	for pause := 200 * ms; ; pause = min(pause+pause/5, 20*time.Second) {
+	for pause := 200 * ms; ; pause = min(pause+pause/5, 20*sec) {
 		left := w.left()
 		ended := w.endHolds()
 		if len(left) == 0 && !ended {
 			if looked {
 				return
 			}
-			time.Sleep(10 * time.Second) // a Guard looks for the last task, and may find it archived
+			time.Sleep(10 * sec) // a Guard looks for the last task, and may find it archived
 			looked = true
 			continue
 		}
@@ -422,7 +409,6 @@ func (w *world) left() (left []string) {
 	return slices.Concat(left, w.inGroups(), w.book.working())
 }
 
-// end stops everything, and judges what is left.
 func (w *world) end() verdict {
 	w.book.judgeIdle()
 	virtual := w.book.at()
@@ -461,7 +447,6 @@ func (w *world) end() verdict {
 	return v
 }
 
-// stackBuffers are for the stacks of all goroutines.
 var stackBuffers = sync.Pool{New: func() any { return make([]byte, 1<<20) }}
 
 // others are the stacks of the bubble's other goroutines, but for those that carry it.
@@ -484,7 +469,6 @@ func others() (stacks []string) {
 // skips is the client of an operator who skips heads, and whom faults may hit. Process -2 has it.
 const skips = "skip"
 
-// operator is what an operator's command or page has.
 type operator struct {
 	rdb       *redis.Client
 	locker    *lock.Locker
@@ -502,10 +486,8 @@ func (o operator) close() {
 	_ = o.rdb.Close()
 }
 
-// touch notes that an operator does something to a task, and gives its ID.
 func (b *ledger) touch(n int) string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	b.books[n].op = true
 	b.touchID(b.books[n].id)
 	return b.books[n].id
@@ -513,7 +495,7 @@ func (b *ledger) touch(n int) string {
 
 // touchID notes that an operator does something to the tasks with that ID. One that was joined
 // to another has the ID of that one; under UntilDone one that comes later has it too, and its
-// producer may still wait for the answer. Callers hold mu.
+// producer may still wait for the answer.
 func (b *ledger) touchID(id string) {
 	for _, t := range b.books {
 		t.op = t.op || t.id != "" && t.id == id
@@ -522,10 +504,8 @@ func (b *ledger) touchID(id string) {
 	b.touches[id] = b.seq
 }
 
-// breaks notes that an operator breaks a lock.
 func (b *ledger) breaks(key string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	defer b.locked()()
 	b.key(key).opens()
 	for _, r := range b.runs {
 		if r.lives() {
@@ -534,7 +514,6 @@ func (b *ledger) breaks(key string) {
 	}
 }
 
-// Errors of handlers and functions that the plan asks for.
 var (
 	errFails = errors.New("simulate: the handler fails")
 	errSoft  = errors.New("simulate: an error that does not count")
@@ -543,14 +522,12 @@ var (
 	errKey   = errors.New("simulate: the key cannot be looked up at the moment")
 )
 
-// payload is what a task carries.
 type payload struct {
 	N int  `json:"n"` // the task's number in the plan
 	A int  `json:"a"`
 	B *int `json:"b,omitempty"`
 }
 
-// process is an asynq server with a Guard, which stops or dies.
 type process struct {
 	w    *world
 	n    int
@@ -595,7 +572,7 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 		IsFailure:                func(err error) bool { return err != nil && !errors.Is(err, errSoft) },
 		RetryDelayFunc: func(n int, _ error,
 			_ *asynq.Task) time.Duration {
-			return time.Duration(1+n%5) * time.Second
+			return time.Duration(1+n%5) * sec
 		},
 	}
 	if g := w.plan.Groups; g != nil {
@@ -618,14 +595,13 @@ func (p *process) ends() []*endpoint {
 	return []*endpoint{p.tasks, p.locks, p.candidate.end}
 }
 
-// rules are the plan's, as the Guard takes them.
 func (p *process) rules() (rules []automutex.Rule) {
 	for _, r := range p.w.plan.Rules {
 		rule := automutex.Rule{
 			Name: r.name(), Task: r.Task, On: r.On, Scope: r.Scope, Limit: r.limit(), LimitOf: p.limitOf(r),
 			Optional: r.Optional, TTL: r.TTL,
 			Wait: r.Wait, MaxHold: r.MaxHold, Cooldown: r.Cooldown, Rate: r.rate(), Fence: r.fenced(), Busy: p.policy(r),
-			InOrder: r.InOrder, OnArchive: r.onArchive(), MaxQueued: r.MaxQueued, StartWithin: r.StartWithin, Late: p.late(r),
+			LeaveIdle: r.LeaveIdle, InOrder: r.InOrder, OnArchive: r.onArchive(), MaxQueued: r.MaxQueued, StartWithin: r.StartWithin, Late: p.late(r),
 		}
 		if r.LimitOf {
 			rule.Limit = 0
@@ -643,7 +619,7 @@ func (p *process) rules() (rules []automutex.Rule) {
 
 // simple are the policies that ask nobody.
 var simple = map[string]automutex.Policy{
-	"retry": automutex.Retry, "retry in": automutex.RetryIn(2 * time.Second), "skip": automutex.Skip,
+	"retry": automutex.Retry, "retry in": automutex.RetryIn(2 * sec), "skip": automutex.Skip,
 	"archive": automutex.Archive,
 	"fail":    automutex.Fail, "park": automutex.Park, "replace": automutex.Replace, "allow": automutex.Allow,
 }
@@ -677,7 +653,6 @@ func (p *process) policy(r rulePlan) automutex.Policy {
 	})
 }
 
-// failingKey is a key function that does I/O, and fails a few times for each task.
 func (p *process) failingKey(r rulePlan) automutex.KeyFunc {
 	return func(ctx context.Context, t *asynq.Task) ([]string, error) {
 		n := number(t)
@@ -699,7 +674,6 @@ func number(t *asynq.Task) int {
 	return pl.N
 }
 
-// observe is Config.Observe.
 func (p *process) observe(_ context.Context, e automutex.Event) {
 	if p.isEnded() {
 		return
@@ -727,7 +701,6 @@ func (p *process) attempt(ctx context.Context, t *asynq.Task) error {
 	return p.middleware(t.Type()).ProcessTask(ctx, t)
 }
 
-// handle is the handler: it does what the plan says.
 func (p *process) handle(ctx context.Context, t *asynq.Task) error {
 	n := number(t)
 	r := p.w.book.begin(p, ctx, n)
@@ -786,12 +759,11 @@ func (p *process) stop() {
 	p.stopping = time.Now()
 	p.mu.Unlock()
 	p.w.book.notef("process %d stops", p.n)
-	p.shutDown(p.plan.Shutdown + time.Second)
+	p.shutDown(p.plan.Shutdown + sec)
 	close(p.shut)
 	p.die()
 }
 
-// shutDown ends what runs, whatever still does after a while.
 func (p *process) shutDown(within time.Duration) {
 	ctx, cancel := context.WithTimeout(context.Background(), within)
 	defer cancel()
@@ -820,7 +792,7 @@ func (p *process) die() {
 			if stopped {
 				<-p.shut // it dies while it stops
 			} else {
-				p.shutDown(time.Second) // nothing of it reaches Redis
+				p.shutDown(sec) // nothing of it reaches Redis
 			}
 			_ = p.lockClient.Close()
 			_ = p.taskClient.Close()
