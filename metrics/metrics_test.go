@@ -82,20 +82,23 @@ func TestNew_refuses(t *testing.T) {
 			"Options.Labels"}},
 		"other label names": {taken, Options{Labels: prometheus.Labels{"guard": "a"}},
 			[]string{"Options.Labels", "same ones for all"}},
-		"a label of ours": {prometheus.NewRegistry(), Options{Labels: prometheus.Labels{"rule": "a"}},
+		"a label of ours": {nil, Options{Labels: prometheus.Labels{"rule": "a"}},
 			[]string{"Options.Labels", "none of rule"}},
-		"a bad label name": {prometheus.NewRegistry(), Options{Labels: prometheus.Labels{"": "a"}},
+		"a bad label name": {nil, Options{Labels: prometheus.Labels{"": "a"}},
 			[]string{"Options.Labels", "valid names"}},
-		"a bad label value": {prometheus.NewRegistry(), Options{Labels: prometheus.Labels{"a": "\xff"}},
+		"a bad label value": {nil, Options{Labels: prometheus.Labels{"a": "\xff"}},
 			[]string{"Options.Labels"}},
-		"negative types": {prometheus.NewRegistry(), Options{MaxTypes: -1}, []string{"MaxTypes", "-1"}},
-		"buckets that descend": {prometheus.NewRegistry(), Options{Buckets: []float64{1, 1}},
+		"negative types": {nil, Options{MaxTypes: -1}, []string{"MaxTypes", "-1"}},
+		"buckets that descend": {nil, Options{Buckets: []float64{1, 1}},
 			[]string{"Buckets[1]", "increasing"}},
-		"buckets of no number": {prometheus.NewRegistry(), Options{Buckets: []float64{1, math.NaN()}},
+		"buckets of no number": {nil, Options{Buckets: []float64{1, math.NaN()}},
 			[]string{"Buckets[1]"}},
-		"a first of no number": {prometheus.NewRegistry(), Options{Buckets: []float64{math.NaN()}}, []string{"Buckets[0]"}},
+		"a first of no number": {nil, Options{Buckets: []float64{math.NaN()}}, []string{"Buckets[0]"}},
 	} {
 		t.Run(name, func(t *testing.T) {
+			if c.reg == nil {
+				c.reg = prometheus.NewRegistry()
+			}
 			m, err := New(c.reg, c.o)
 			if err == nil || m != nil {
 				t.Fatalf("got %v, %v; want an error", m, err)

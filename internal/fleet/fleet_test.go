@@ -78,27 +78,30 @@ func TestDifferences(t *testing.T) {
 	cools.Also = []string{"cooldown 1m"}
 	goesOn := rule("b", "s", "1")
 	goesOn.Shares = []string{"on archive continue"}
+	of := func(r Rule) Process { return Process{Rules: []Rule{r}} }
+	one := rule("a", "s", "1")
+	hashes := of(one)
+	hashes.Hashed = true
 	for what, c := range map[string]struct {
-		one, other Process
-		want       string // in the text; empty: they agree
+		other Process
+		want  string // in the text; empty: they agree
 	}{
-		"equal": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{rule("a", "s", "1")}}, ""},
-		"another policy": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{skips}},
+		"equal": {of(one), ""},
+		"another policy": {of(skips),
 			"rule a differs: s, park, limit 1, lease 30s in , and s, skip, limit 1, lease 30s in"},
-		"a cooldown": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{cools}},
+		"a cooldown": {of(cools),
 			"lease 30s, cooldown 1m in"},
-		"another lease": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{longer}},
+		"another lease": {of(longer),
 			"scope s differs: limit 1, lease 30s in , and limit 1, lease 1m in"},
-		"two tasks": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{other}}, ""},
-		"two tasks, limits": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{rule("b", "s", "2")}},
+		"two tasks": {of(other), ""},
+		"two tasks, limits": {of(rule("b", "s", "2")),
 			"scope s differs: limit 1, lease 30s in , and limit 2, lease 30s in"},
-		"two ends": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{goesOn}},
+		"two ends": {of(goesOn),
 			"lease 30s, on archive continue in"},
-		"two scopes": {Process{Rules: []Rule{rule("a", "s", "1")}}, Process{Rules: []Rule{rule("b", "", "2")}}, ""},
-		"one hashes": {Process{Rules: []Rule{rule("a", "s", "1")}},
-			Process{Rules: []Rule{rule("a", "s", "1")}, Hashed: true}, "keys hashed"},
+		"two scopes": {of(rule("b", "", "2")), ""},
+		"one hashes": {hashes, "keys hashed"},
 	} {
-		got := Differences([]Process{c.one, c.other, c.other})
+		got := Differences([]Process{of(one), c.other, c.other})
 		if len(got) > 1 || len(got) == 0 != (c.want == "") || c.want != "" && !strings.Contains(got[0], c.want) {
 			t.Errorf("%s: %q, want %q", what, got, c.want)
 		}
