@@ -266,7 +266,7 @@ func leavingRig(t *testing.T, s *redistest.Server, inOrder bool) (r *rig, c *aut
 	})
 	locks.AddHook(hook)
 	r, c = orderRig(t, s, setup{
-		rules: []automutex.Rule{{Task: "work", On: onID, InOrder: inOrder}}, served: func(*asynq.Config) {},
+		rules: []automutex.Rule{{On: onID, InOrder: inOrder}}, served: func(*asynq.Config) {},
 		locks: locks,
 		guarded: func(c *automutex.Config) {
 			observe := c.Observe
@@ -374,7 +374,7 @@ func TestReserved_options(t *testing.T) {
 func TestReserved_panicOfTheLastAttempt(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		last := make(chan bool, 6)
-		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: onID}},
+		r, c := orderRig(t, s, setup{rules: []automutex.Rule{{On: onID}},
 			served: func(c *asynq.Config) {
 				comingBack(c)
 				c.ErrorHandler = asynq.ErrorHandlerFunc(func(ctx context.Context, _ *asynq.Task,

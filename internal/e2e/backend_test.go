@@ -99,7 +99,7 @@ func TestBackend_notReplicated(t *testing.T) {
 	t.Parallel()
 	s, locks := redistest.Mini(t), redistest.StartReal(t)
 	replica := redistest.StartReplica(t, locks)
-	r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Skip}}, served: comingBack,
+	r := start(t, s, setup{rules: []automutex.Rule{{Busy: automutex.Skip}}, served: comingBack,
 		locks: locks.Client(t), guarded: func(c *automutex.Config) { c.MinReplicas = 1 }})
 	replica.Pause(t)
 	id := r.enqueue("work", nil)
@@ -114,7 +114,7 @@ func TestBackend_notReplicated(t *testing.T) {
 
 // A key in Redis that is no lock is neither free nor busy, and disturbs no other.
 func TestBackend_foreignKey(t *testing.T) {
-	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, Busy: automutex.Skip}}}, func(t *testing.T, r *rig) {
+	eachRig(t, setup{rules: []automutex.Rule{{On: onID, Busy: automutex.Skip}}}, func(t *testing.T, r *rig) {
 		key := r.lockOf("work", "1").Key()
 		redistest.Must(t, r.rdb.LPush(t.Context(), key, "another program's").Err())
 		id := r.enqueueOne()

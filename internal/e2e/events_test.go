@@ -26,7 +26,7 @@ func TestEvents_fields(t *testing.T) {
 	redistest.EachSingle(t, func(t *testing.T, s *redistest.Server) {
 		p, locks := behindProxy(t, s)
 		r := start(t, s, setup{locks: locks, rules: []automutex.Rule{
-			{Task: "work", Name: "turns", On: onID, MaxHold: soon, Busy: automutex.Retry},
+			{Name: "turns", On: onID, MaxHold: soon, Busy: automutex.Retry},
 			{Task: "skip", Name: "skip", On: onID, Busy: automutex.Skip},
 		}})
 		// is checks an event. Of Waited, Held and Delay, which nobody knows, it checks that those are set which want has.
@@ -236,7 +236,7 @@ func TestWaiting_events(t *testing.T) {
 func TestObserve_panics(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, kind := range []automutex.EventKind{automutex.EventAcquired, automutex.EventReleased, automutex.EventOverdue} {
-			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}},
+			r := start(t, s, setup{rules: []automutex.Rule{{Busy: automutex.Retry}},
 				guarded: func(c *automutex.Config) {
 					c.Observe = automutex.JoinObservers(c.Observe, func(_ context.Context, e automutex.Event) {
 						if e.Kind == kind {
@@ -267,8 +267,8 @@ func TestRule_functionsPanic(t *testing.T) {
 			panic("the rule's own fault")
 		})
 		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "work", Name: "first", Scope: "first", TTL: time.Hour, Busy: automutex.Retry},
-			{Task: "work", Name: "second", Scope: "second", Busy: panics},
+			{Name: "first", Scope: "first", TTL: time.Hour, Busy: automutex.Retry},
+			{Name: "second", Scope: "second", Busy: panics},
 		}})
 		held := r.take("second")
 		id := r.enqueue("work", nil)

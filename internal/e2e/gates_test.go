@@ -130,7 +130,7 @@ func TestRate_orderedWithCost(t *testing.T) {
 		var mu sync.Mutex
 		var starts [][2]int64 // when, by Redis' clock (us), as fences are, and the cost
 		cost := func(_ context.Context, t *asynq.Task) (int, error) { return strconv.Atoi(string(t.Payload())) }
-		o := setup{queue: redistest.Name(t), prefix: redistest.Name(t), rules: []automutex.Rule{{Task: "work", Limit: 1,
+		o := setup{queue: redistest.Name(t), prefix: redistest.Name(t), rules: []automutex.Rule{{Limit: 1,
 			Rate: automutex.Rate{Starts: 50, Per: time.Second}, Fence: true, Cost: cost}}}
 		o.handler = func(ctx context.Context, t *asynq.Task) error {
 			n, _ := cost(ctx, t)
@@ -213,7 +213,7 @@ func TestRate_park(t *testing.T) {
 			})
 			began := time.Now()
 			r := start(t, s, setup{workers: workers, handler: handler, rules: []automutex.Rule{
-				{Task: "work", Limit: 3, Busy: automutex.Park, Rate: automutex.Rate{Starts: 1, Per: every, Burst: 1}},
+				{Limit: 3, Busy: automutex.Park, Rate: automutex.Rate{Starts: 1, Per: every, Burst: 1}},
 			}})
 			var ids []string
 			for range tasks {
@@ -291,7 +291,7 @@ func TestHold_andRetryAfter(t *testing.T) {
 				const d = 4 * time.Second // a busy machine may take seconds until the other task meets the hold
 				var failures []error
 				var mu sync.Mutex
-				r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: onID, Busy: policy}},
+				r := start(t, s, setup{rules: []automutex.Rule{{On: onID, Busy: policy}},
 					served: func(c *asynq.Config) {
 						comingBack(c)
 						c.ErrorHandler = asynq.ErrorHandlerFunc(func(_ context.Context, _ *asynq.Task, err error) {
@@ -342,7 +342,7 @@ func TestHold_andRetryAfter(t *testing.T) {
 
 // RetryAfter needs no rule, works wrapped, and does not win against SkipRetry.
 func TestRetryAfter_withoutRule(t *testing.T) {
-	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
+	eachRig(t, setup{rules: []automutex.Rule{{Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		id := r.enqueue("other", nil)
 		r.next().returns(fmt.Errorf("upstream: %w", automutex.RetryAfter(20*time.Minute, errors.New("429 \xff"))))
 		info := r.awaitRetried(id, 0)
@@ -368,7 +368,7 @@ func TestRetryAfter_lastAttempt(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		const pause = 3 * time.Second
 		told, served := telling()
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}, served: served})
+		r := start(t, s, setup{rules: []automutex.Rule{{Busy: automutex.Retry}}, served: served})
 		for _, task := range []string{"work", "other"} {
 			id := r.enqueue(task, nil, asynq.MaxRetry(0))
 			run := r.next()
@@ -404,7 +404,7 @@ func TestHold_outsideOfAHandler(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}})
+		r := start(t, s, setup{rules: []automutex.Rule{{Busy: automutex.Retry}}})
 		r.enqueue("work", nil)
 		run := r.next()
 		for _, d := range []time.Duration{0, -1, 30} { // the last one is a bare number
@@ -419,7 +419,7 @@ func TestHold_outsideOfAHandler(t *testing.T) {
 
 // At most one success for each key and period; a failure does not count.
 func TestLifetime_cooldown(t *testing.T) {
-	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, Cooldown: time.Hour,
+	eachRig(t, setup{rules: []automutex.Rule{{On: onID, Cooldown: time.Hour,
 		Busy: automutex.Skip}}}, func(t *testing.T, r *rig) {
 		failed := r.enqueueOne()
 		r.next().returns(errors.New("own"))
@@ -456,7 +456,7 @@ func TestLifetime_cooldownEnds(t *testing.T) {
 		const cooldown, took = 300 * time.Millisecond, 100 * time.Millisecond
 		r := start(t, s, setup{rules: []automutex.Rule{
 			{Task: "long", Cooldown: time.Minute, Busy: automutex.Retry},
-			{Task: "work", Cooldown: cooldown, Wait: time.Minute, Busy: automutex.Retry},
+			{Cooldown: cooldown, Wait: time.Minute, Busy: automutex.Retry},
 		}})
 		before := time.Now()
 		long := r.enqueue("long", nil)
@@ -525,7 +525,7 @@ func TestLifetime_maxHold(t *testing.T) {
 // Inspector.CancelProcessing: the handler is told, asynq files the retry, and
 // the key stays taken until the handler returns.
 func TestLifetime_cancelProcessing(t *testing.T) {
-	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
+	eachRig(t, setup{rules: []automutex.Rule{{Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		id := r.enqueue("work", nil)
 		run := r.next()
 		eventually(t, func() bool {

@@ -132,7 +132,7 @@ func TestHistory_withoutTheLock(t *testing.T) {
 
 // A run whose lock was lost says so: another task may have run beside it.
 func TestHistory_lockLost(t *testing.T) {
-	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry, TTL: time.Second}},
+	eachRig(t, setup{rules: []automutex.Rule{{Busy: automutex.Retry, TTL: time.Second}},
 		guarded: keepRuns(10), served: comingBack}, func(t *testing.T, r *rig) {
 		id := r.enqueue("work", nil)
 		run := r.next()

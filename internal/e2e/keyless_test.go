@@ -237,7 +237,7 @@ func TestAllow_noKey(t *testing.T) {
 func TestLimitOf(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "work", On: onID, LimitField: &automutex.LimitField{Path: "plan.max", Default: 1, Most: 2},
+			{On: onID, LimitField: &automutex.LimitField{Path: "plan.max", Default: 1, Most: 2},
 				Busy: automutex.Skip},
 			{Task: "none", LimitOf: func(context.Context, *asynq.Task) (int, error) { return 0, nil }},
 		}})
@@ -270,7 +270,7 @@ func TestRateOf_cost(t *testing.T) {
 	of := func(t *asynq.Task) (its task) { _ = json.Unmarshal(t.Payload(), &its); return its }
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		for _, busy := range []automutex.Policy{automutex.Skip, automutex.Park} {
-			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"Tenant"}, Limit: automutex.Unlimited,
+			r := start(t, s, setup{rules: []automutex.Rule{{On: []string{"Tenant"}, Limit: automutex.Unlimited,
 				RateOf: func(_ context.Context, t *asynq.Task) (automutex.Rate, error) {
 					n := of(t).Starts
 					return automutex.Rate{Starts: n, Per: time.Duration(n) * time.Hour, Burst: 2 * n}, nil
@@ -373,7 +373,7 @@ func TestDecode(t *testing.T) {
 
 // Optional is for the fields of the key: a task without the field of its LimitField is archived.
 func TestRule_optionalLimit(t *testing.T) {
-	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, Optional: true,
+	eachRig(t, setup{rules: []automutex.Rule{{On: onID, Optional: true,
 		LimitField: &automutex.LimitField{Path: "tenant.max"}, Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		r.awaitArchived(r.enqueueOne())
 		r.finish(r.enqueue("work", map[string]any{"tenant": map[string]int{"max": 2}}))

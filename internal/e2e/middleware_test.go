@@ -127,7 +127,7 @@ func TestMiddleware_panic(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		told, served := telling()
 		r := start(t, s, setup{
-			rules:   []automutex.Rule{{Task: "work", Busy: automutex.Retry}},
+			rules:   []automutex.Rule{{Busy: automutex.Retry}},
 			served:  served,
 			handler: func(context.Context, *asynq.Task) error { panic("at the disco") },
 		})
@@ -154,8 +154,8 @@ func TestMiddleware_panic(t *testing.T) {
 func TestMiddleware_twice(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{
-			rules: []automutex.Rule{{Task: "work", Scope: "a", Busy: automutex.Retry},
-				{Task: "work", Scope: "b", Busy: automutex.Retry}},
+			rules: []automutex.Rule{{Scope: "a", Busy: automutex.Retry},
+				{Scope: "b", Busy: automutex.Retry}},
 			wrap: func(g *automutex.Guard, h asynq.Handler) asynq.Handler {
 				return g.Middleware(g.Middleware(h))
 			},
@@ -245,7 +245,7 @@ func TestMiddleware_withinTheLastAttempt(t *testing.T) {
 }
 
 func TestMiddleware_lease(t *testing.T) {
-	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Name: "turns", On: onID, Fence: true,
+	eachRig(t, setup{rules: []automutex.Rule{{Name: "turns", On: onID, Fence: true,
 		Busy: automutex.Retry}, {Task: "free", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		var last int64
 		for range 5 {
@@ -289,7 +289,7 @@ func TestMiddleware_lease(t *testing.T) {
 func TestMiddleware_limit(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		const limit, workers, tasks = 3, 16, 15
-		r := start(t, s, setup{workers: workers, rules: []automutex.Rule{{Task: "work", Limit: limit, Wait: time.Minute,
+		r := start(t, s, setup{workers: workers, rules: []automutex.Rule{{Limit: limit, Wait: time.Minute,
 			Busy: automutex.Retry}}})
 		var ids []string
 		for range tasks {
@@ -320,7 +320,7 @@ func TestMiddleware_limit(t *testing.T) {
 func TestMiddleware_keyError(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		told, served := telling()
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"user.id"}, Busy: automutex.Skip}},
+		r := start(t, s, setup{rules: []automutex.Rule{{On: []string{"user.id"}, Busy: automutex.Skip}},
 			served: served})
 		for payload, text := range map[string]string{
 			`{"user":{"id":`:           "JSON",
@@ -446,9 +446,9 @@ func TestSeveral_equalKeys(t *testing.T) {
 // cooldown comes of a task that did not run.
 func TestSeveral_busyInTheMiddle(t *testing.T) {
 	eachRig(t, setup{rules: []automutex.Rule{
-		{Task: "work", Name: "first", Scope: "a", Cooldown: time.Hour, Busy: automutex.Retry},
-		{Task: "work", Name: "second", Scope: "b", Busy: automutex.RetryIn(time.Minute)},
-		{Task: "work", Name: "third", Scope: "c", Busy: automutex.Skip},
+		{Name: "first", Scope: "a", Cooldown: time.Hour, Busy: automutex.Retry},
+		{Name: "second", Scope: "b", Busy: automutex.RetryIn(time.Minute)},
+		{Name: "third", Scope: "c", Busy: automutex.Skip},
 	}}, func(t *testing.T, r *rig) {
 		lease := r.take("b")
 		id := r.enqueue("work", nil)

@@ -90,7 +90,7 @@ func TestInOrder_stress(t *testing.T) {
 	soonAgain := func(o *redis.UniversalOptions) { o.ReadTimeout, o.MaxRetries = 500*time.Millisecond, 10 }
 	oracle := &orderOracle{before: map[string][]string{}, known: map[string][]string{}, ended: map[string]bool{}}
 	o := setup{
-		rules: []automutex.Rule{{Task: "work", On: onID, InOrder: true, OnArchive: automutex.Continue}},
+		rules: []automutex.Rule{{On: onID, InOrder: true, OnArchive: automutex.Continue}},
 		queue: redistest.Name(t), prefix: redistest.Name(t), workers: 5, served: atOnce,
 		// A dequeue whose reply is lost keeps its task from everybody for two minutes, so asynq's own commands get through.
 		guarded: func(c *automutex.Config) { c.Inspector = asynq.NewInspectorFromRedisClient(s.Client(t)) },
@@ -121,7 +121,7 @@ func TestInOrder_stress(t *testing.T) {
 	}
 	rdb := proxies[2].Client(t, soonAgain)
 	client, err := automutex.NewClient(rdb, asynq.NewClientFromRedisClient(rdb),
-		automutex.Config{Rules: o.rules, Prefix: o.prefix})
+		automutex.Config{Rules: ofWork(o.rules), Prefix: o.prefix})
 	redistest.Must(t, err)
 	var enqueuing sync.WaitGroup
 	for p := range producers {

@@ -27,7 +27,7 @@ import (
 // orderRig is a rig whose tasks of type "work" run in order of their id, and a Client.
 func orderRig(t *testing.T, s *redistest.Server, o setup) (*rig, *automutex.Client) {
 	t.Helper()
-	if o.rules == nil {
+	if o.rules = ofWork(o.rules); o.rules == nil {
 		o.rules = []automutex.Rule{{Task: "work", On: onID, InOrder: true}}
 	}
 	if o.prefix == "" {
@@ -110,7 +110,7 @@ func TestInOrder_holdKey(t *testing.T) {
 
 // MaxQueued bounds the tasks of a key.
 func TestInOrder_full(t *testing.T) {
-	eachOrder(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, InOrder: true,
+	eachOrder(t, setup{rules: []automutex.Rule{{On: onID, InOrder: true,
 		MaxQueued: 2}}}, func(t *testing.T, r *rig, c *automutex.Client) {
 		first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
 		_, err := c.Enqueue(asynq.NewTask("work", []byte(`{"id":1}`)), asynq.Queue(r.queue))
@@ -267,7 +267,7 @@ func TestInOrder_usedAgain(t *testing.T) {
 
 // A task without the field of an Optional rule has no place in order, and runs beside those that have one.
 func TestInOrder_optional(t *testing.T) {
-	eachOrder(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, Optional: true,
+	eachOrder(t, setup{rules: []automutex.Rule{{On: onID, Optional: true,
 		InOrder: true}}}, func(t *testing.T, r *rig, c *automutex.Client) {
 		first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
 		run := r.nextIs(first)
@@ -292,7 +292,7 @@ func (r *rig) deadProducer(id int, deadline time.Duration) {
 
 // A producer that dies after its stamp keeps a key waiting until the stamp's deadline, and no longer.
 func TestInOrder_producerDiesAfterItsStamp(t *testing.T) {
-	eachOrder(t, setup{workers: 2, rules: []automutex.Rule{{Task: "work", On: onID, InOrder: true,
+	eachOrder(t, setup{workers: 2, rules: []automutex.Rule{{On: onID, InOrder: true,
 		MaxQueued: 2}}}, func(t *testing.T, r *rig, c *automutex.Client) {
 		r.deadProducer(1, 300*time.Millisecond)
 		r.finish(r.enqueueInOrder(c, 1))
@@ -353,7 +353,7 @@ func TestInOrder_redelivery(t *testing.T) {
 // A task of a plain client joins at its arrival, and is warned of once for each type.
 func TestInOrder_plainClient(t *testing.T) {
 	eachOrder(t, setup{workers: 3, rules: []automutex.Rule{
-		{Task: "work", On: onID, InOrder: true},
+		{On: onID, InOrder: true},
 		{Task: "play", On: onID, InOrder: true},
 	}}, func(t *testing.T, r *rig, c *automutex.Client) {
 		first := r.enqueueInOrder(c, 1)
@@ -378,7 +378,7 @@ func TestInOrder_plainClient(t *testing.T) {
 
 // With Continue the next task runs when one is archived.
 func TestInOrder_continue(t *testing.T) {
-	eachOrder(t, setup{workers: 2, rules: []automutex.Rule{{Task: "work", On: onID, InOrder: true,
+	eachOrder(t, setup{workers: 2, rules: []automutex.Rule{{On: onID, InOrder: true,
 		OnArchive: automutex.Continue}}}, func(t *testing.T, r *rig, c *automutex.Client) {
 		first, second, third := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
 		r.next().returns(fmt.Errorf("broken: %w", asynq.SkipRetry))
@@ -618,8 +618,8 @@ func TestInOrder_endedByAnotherRule(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			each(t, func(t *testing.T, s *redistest.Server) {
 				r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{
-					{Task: "work", Name: "order", Scope: "order", On: onID, InOrder: true, OnArchive: automutex.Continue},
-					{Task: "work", Name: "other", Scope: "other", Busy: busy},
+					{Name: "order", Scope: "order", On: onID, InOrder: true, OnArchive: automutex.Continue},
+					{Name: "other", Scope: "other", Busy: busy},
 				}, handler: func(context.Context, *asynq.Task) error { t.Error("it runs"); return nil }})
 				held := r.take("other")
 				state := asynq.TaskStateCompleted
@@ -642,10 +642,10 @@ func TestInOrder_endedByAnotherRule(t *testing.T) {
 func TestInOrder_noKeyForAnotherRule(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{
-			{Task: "work", Name: "order", Scope: "order", On: onID, InOrder: true, OnArchive: automutex.Continue,
+			{Name: "order", Scope: "order", On: onID, InOrder: true, OnArchive: automutex.Continue,
 				MaxQueued: 1},
-			{Task: "work", Name: "other", Scope: "other", On: []string{"tenant"}},
-			{Task: "work", Name: "asks", Scope: "asks", LimitOf: func(ctx context.Context, _ *asynq.Task) (int, error) {
+			{Name: "other", Scope: "other", On: []string{"tenant"}},
+			{Name: "asks", Scope: "asks", LimitOf: func(ctx context.Context, _ *asynq.Task) (int, error) {
 				if _, worker := asynq.GetTaskID(ctx); !worker {
 					t.Error("the producer asks for more than the ordered key")
 				}
@@ -784,7 +784,7 @@ func TestInOrder_taskWithinATask(t *testing.T) {
 				}
 				return nil
 			})
-			r, c := orderRig(t, s, setup{rules: []automutex.Rule{{Task: "work", On: onID, InOrder: true}, rule},
+			r, c := orderRig(t, s, setup{rules: []automutex.Rule{{On: onID, InOrder: true}, rule},
 				wrap: func(g *automutex.Guard, _ asynq.Handler) asynq.Handler { mux.Use(g.Middleware); return mux }})
 			first, second := r.enqueueInOrder(c, 1, asynq.MaxRetry(1)), r.enqueueInOrder(c, 1, asynq.MaxRetry(1))
 			r.awaitDone(first)

@@ -27,7 +27,7 @@ func TestLock_besideTasks(t *testing.T) {
 			time.Sleep(rand.N(2 * time.Millisecond))
 			both.leave("")
 		}
-		r := start(t, s, setup{workers: 4, rules: []automutex.Rule{{Task: "work", On: onID, Limit: limit}},
+		r := start(t, s, setup{workers: 4, rules: []automutex.Rule{{On: onID, Limit: limit}},
 			handler: func(context.Context, *asynq.Task) error { moment(); return nil }})
 		var ids []string
 		for range tasks {
@@ -62,7 +62,7 @@ func TestLock_besideTasks(t *testing.T) {
 // Pauses, limits and rates hold for callers of Lock and for tasks, and a start of either counts.
 func TestLock_underOrders(t *testing.T) {
 	eachRig(t, setup{rules: []automutex.Rule{
-		{Task: "work", On: onID, Limit: 2, Busy: automutex.Retry},
+		{On: onID, Limit: 2, Busy: automutex.Retry},
 		{Task: "rate", Limit: automutex.Unlimited, Busy: automutex.Skip,
 			Rate: automutex.Rate{Starts: 1, Per: time.Hour, Burst: 2}},
 	}}, func(t *testing.T, r *rig) {

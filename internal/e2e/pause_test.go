@@ -164,8 +164,8 @@ func TestPaused_whileItWaits(t *testing.T) {
 // A task of several rules takes none of its locks while one of them is paused.
 func TestPaused_severalRules(t *testing.T) {
 	eachRig(t, setup{rules: []automutex.Rule{
-		{Task: "work", Name: "tenant", Scope: "tenant", On: onID, Busy: automutex.Retry},
-		{Task: "work", Name: "api", Scope: "api", Limit: 5, Busy: automutex.Skip},
+		{Name: "tenant", Scope: "tenant", On: onID, Busy: automutex.Retry},
+		{Name: "api", Scope: "api", Limit: 5, Busy: automutex.Skip},
 	}}, func(t *testing.T, r *rig) {
 		r.pauseTarget("api", time.Time{})
 		id := r.enqueueOne()
@@ -182,7 +182,7 @@ func TestPaused_severalRules(t *testing.T) {
 
 // A limit for a scope, or one key, is obeyed by tasks.
 func TestControls_limitOfTasks(t *testing.T) {
-	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", On: onID, Busy: automutex.Skip}}}, func(t *testing.T, r *rig) {
+	eachRig(t, setup{rules: []automutex.Rule{{On: onID, Busy: automutex.Skip}}}, func(t *testing.T, r *rig) {
 		redistest.Must(t, r.guard.Controls().SetLimit(t.Context(), "work|1", 2, "a larger plan"))
 		r.enqueueOne()
 		r.enqueueOne()

@@ -336,7 +336,7 @@ func TestPolicies_withEachField(t *testing.T) {
 
 // A task that was enqueued with one attempt cannot park. The Guard says so once for its rule.
 func TestPark_oneAttemptIsWarnedOf(t *testing.T) {
-	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Park},
+	eachRig(t, setup{rules: []automutex.Rule{{Busy: automutex.Park},
 		{Task: "again", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		for _, task := range []string{"again", "work", "work"} {
 			lease := r.take(task)

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -54,7 +55,7 @@ type rig struct {
 
 // setup is what differs between rigs; the zero value is ready to use.
 type setup struct {
-	rules    []automutex.Rule
+	rules    []automutex.Rule // of tasks of type "work", where a rule has no Task
 	handler  asynq.HandlerFunc
 	workers  int                     // 0: 10
 	queue    string                  // "": a new one
@@ -87,9 +88,19 @@ func eventually(t *testing.T, is func() bool, what string, args ...any) {
 	redistest.Eventually(t, patience, is, what, args...)
 }
 
+// ofWork has rules without a Task be of tasks of type "work".
+func ofWork(rules []automutex.Rule) []automutex.Rule {
+	rules = slices.Clone(rules)
+	for i := range rules {
+		rules[i].Task = cmp.Or(rules[i].Task, "work")
+	}
+	return rules
+}
+
 // start makes a rig on s that is stopped when the test ends.
 func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	t.Helper()
+	o.rules = ofWork(o.rules)
 	r := &rig{t: t, queue: o.queue, rdb: s.Client(t), stage: newStage(), log: &redistest.Log{}, seen: &events{}}
 	if o.hook != nil {
 		r.rdb.AddHook(o.hook)

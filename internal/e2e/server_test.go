@@ -145,7 +145,7 @@ func TestServer_keepsTheRest(t *testing.T) {
 // Two servers in one process, one of them without ServerConfig: there, and only there, a hand-back costs an attempt. It
 // is said once.
 func TestServer_withoutServerConfig(t *testing.T) {
-	eachRig(t, setup{rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
+	eachRig(t, setup{rules: []automutex.Rule{{Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		warned := func() int { return strings.Count(r.log.Text(-100), "without Guard.ServerConfig") }
 		other := redistest.Name(t)
 		plain := asynq.NewServerFromRedisClient(r.rdb, asynq.Config{
@@ -179,7 +179,7 @@ func TestServer_withoutServerConfig(t *testing.T) {
 func TestServer_withoutTheGuardsMark(t *testing.T) {
 	t.Parallel()
 	r := start(t, redistest.Mini(t), setup{
-		unmarked: true, rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}},
+		unmarked: true, rules: []automutex.Rule{{Busy: automutex.Retry}},
 		handler: func(context.Context, *asynq.Task) error { return automutex.RetryAfter(0, errUpstream) },
 	})
 	r.await(r.enqueue("free", nil), asynq.TaskStateRetry)
@@ -353,7 +353,7 @@ func TestRun_refuses(t *testing.T) {
 func TestServerConfig_withoutMiddleware(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{
-			rules:   []automutex.Rule{{Task: "work", Busy: automutex.Retry}},
+			rules:   []automutex.Rule{{Busy: automutex.Retry}},
 			handler: func(context.Context, *asynq.Task) error { return nil },
 			wrap:    func(_ *automutex.Guard, h asynq.Handler) asynq.Handler { return h },
 		})
@@ -441,7 +441,7 @@ func TestServer_withOtherFunctions(t *testing.T) {
 			t.Parallel()
 			s := redistest.Mini(t)
 			for _, workers := range []int{1, 1000} {
-				r := start(t, s, setup{workers: workers, rules: []automutex.Rule{{Task: "work", Busy: automutex.Retry}},
+				r := start(t, s, setup{workers: workers, rules: []automutex.Rule{{Busy: automutex.Retry}},
 					after: set})
 				lease := r.take("work")
 				returned, began := 0, time.Now()

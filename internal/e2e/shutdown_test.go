@@ -58,7 +58,7 @@ func quickly(d time.Duration) func(*asynq.Config) {
 func TestShutdown_runningHandler(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		hook := &redistest.FailHook{}
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", TTL: 9 * time.Second, Busy: automutex.Retry}},
+		r := start(t, s, setup{rules: []automutex.Rule{{TTL: 9 * time.Second, Busy: automutex.Retry}},
 			hook: hook})
 		id := r.enqueue("work", nil)
 		run := r.next()
@@ -136,7 +136,7 @@ func TestShutdown_afterClose(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		free := func(context.Context, *asynq.Task) ([]string, error) { return nil, automutex.NoLock }
 		r := start(t, s, setup{rules: []automutex.Rule{
-			{Task: "work", Busy: automutex.Skip}, {Task: "never", On: onID},
+			{Busy: automutex.Skip}, {Task: "never", On: onID},
 			{Task: "free", Key: free}, {Task: "allow", On: onID, Busy: automutex.Allow},
 		}})
 		for range 2 { // again does no harm
@@ -182,7 +182,7 @@ func TestClose_clientBefore(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, busy := range []automutex.Policy{automutex.Retry, automutex.Replace, automutex.Park} {
 			locks := s.Client(t)
-			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Busy: busy}}, locks: locks})
+			r := start(t, s, setup{rules: []automutex.Rule{{Busy: busy}}, locks: locks})
 			held := r.enqueue("work", nil)
 			run := r.next()
 			redistest.Must(t, locks.(interface{ Close() error }).Close())
