@@ -59,7 +59,7 @@ func (d *delivery) beginInClaim() obstacle {
 		d.guard.warnOnce("no rule for a claim", "a task has a claim of package unique (UntilStart, Replace or Postpone), "+
 			"but no rule of this Guard makes the key of its claim, "+
 			"so the tasks of that key may run at once; give the rules of producer and Guard an equal Task, Scope and On, and "+
-			"both sides the same Prefix and HashKeys", "type", d.task.Type(), "task", d.note)
+			"both sides the same Prefix and HashKeys", d.about(target{})...)
 	}
 	if err := d.noteInClaim(mark.Begun); err != nil {
 		return d.report(obstacle{why: decide.NoAnswer, target: t,

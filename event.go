@@ -114,6 +114,15 @@ func (f *facts) observe(t target, e Event) {
 	f.guard.observe(f.ctx, e)
 }
 
+// about names the task, and the lock, in a line of the log.
+func (f *facts) about(t target, more ...any) []any {
+	more = append(more, "type", f.task.Type(), "task", f.note)
+	if t.rule != nil {
+		more = append(more, "rule", t.rule.Name, "key", t.key)
+	}
+	return more
+}
+
 // observe calls Config.Observe, and logs a panic of it.
 func (g *Guard) observe(ctx context.Context, e Event) {
 	if g.cfg.Observe == nil {

@@ -96,8 +96,7 @@ func (d *delivery) boundStart(rules []*compiledRule) {
 			}
 			if rule.StartWithin > 0 && s.Due == 0 {
 				d.guard.warnOnce("unbounded "+d.task.Type(), "a task of a rule with StartWithin may start at any time: its "+
-					"producer uses no automutex.NewClient, or one whose rule has no StartWithin", "rule", rule.Name, "type",
-					d.task.Type(), "task", d.note)
+					"producer uses no automutex.NewClient, or one whose rule has no StartWithin", d.about(target{rule: rule, key: t.key})...)
 			}
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -135,7 +136,8 @@ func (d *delivery) handlerContext() context.Context {
 		ctx, run.innermost = h.lease.Bind(ctx), h
 		h.lease.WhenEnds(h.ended)
 	}
-	run.unwatch = context.AfterFunc(d.ctx, run.watch)
+	// The timer may outlive the handler, and does nothing then.
+	run.unwatch = context.AfterFunc(d.ctx, func() { time.AfterFunc(overdueGrace, run.reportOverdue) })
 	d.running = run
 	return ctx
 }
@@ -149,10 +151,7 @@ type handlerRun struct {
 	leases    []*heldLease
 	ends      func() // the context
 	unwatch   func() bool
-
-	mu       sync.Mutex // guards what follows
-	returned bool
-	overdue  *time.Timer // nil: the task's context has not ended
+	returned  atomic.Bool
 }
 
 // Value finds the run.
@@ -166,21 +165,8 @@ func (r *handlerRun) Value(key any) any {
 // end is called when the handler has returned.
 func (r *handlerRun) end() {
 	r.unwatch()
-	r.mu.Lock()
-	if r.returned = true; r.overdue != nil {
-		r.overdue.Stop()
-	}
-	r.mu.Unlock()
+	r.returned.Store(true)
 	r.ends()
-}
-
-// watch is called when the task's context ends. The timer that it starts ends with the handler.
-func (r *handlerRun) watch() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if !r.returned {
-		r.overdue = time.AfterFunc(overdueGrace, r.reportOverdue)
-	}
 }
 
 type runKey struct{} // finds the handlerRun
@@ -218,19 +204,14 @@ const overdueGrace = 100 * time.Millisecond
 
 // reportOverdue reports a handler that outlives its task's context.
 func (r *handlerRun) reportOverdue() {
-	r.mu.Lock()
-	returned := r.returned
-	r.mu.Unlock()
-	if returned {
+	if r.returned.Load() {
 		return
 	}
 	cause := context.Cause(r.ctx)
 	for _, h := range r.leases {
 		r.guard.log.Warn("automutex: the handler still runs although its task's context has ended; the key stays taken "+
-			"until it returns",
-			"rule", h.target.rule.Name, "key", h.target.key, "task", r.note, "cause", cause)
-		r.observe(h.target, Event{Kind: EventOverdue, Held: time.Since(h.takenAt),
-			Err: cause})
+			"until it returns", r.about(h.target, "cause", cause)...)
+		r.observe(h.target, Event{Kind: EventOverdue, Held: time.Since(h.takenAt), Err: cause})
 	}
 }
 
@@ -244,9 +225,8 @@ func (h *heldLease) ended(cause error) {
 func (h *heldLease) reportLost(cause error) {
 	h.lossReported.Do(func() {
 		h.of.guard.log.Warn("automutex: lease lost while the handler runs; its context is cancelled",
-			"rule", h.target.rule.Name, "key", h.target.key, "task", h.of.note, "cause", cause)
-		h.of.observe(h.target, Event{Kind: EventLost, Held: time.Since(h.takenAt),
-			Err: cause})
+			h.of.about(h.target, "cause", cause)...)
+		h.of.observe(h.target, Event{Kind: EventLost, Held: time.Since(h.takenAt), Err: cause})
 	})
 }
 
@@ -262,7 +242,7 @@ func (d *delivery) reportReleased(h *heldLease, started bool) {
 		h.reportLost(fmt.Errorf("%w: %w", lock.ErrLost, err))
 	case errors.Is(err, lock.ErrBackend):
 		d.guard.log.Warn("automutex: the key could not be released; it frees itself at its deadline",
-			"rule", h.target.rule.Name, "key", h.target.key, "task", d.note, "ttl", h.target.rule.TTL, "error", err)
+			d.about(h.target, "ttl", h.target.rule.TTL, "error", err)...)
 		d.observe(h.target, Event{Kind: EventBackendError, Err: err})
 	}
 	d.observe(h.target, Event{Kind: EventReleased, Held: h.heldFor})

@@ -86,8 +86,8 @@ func (d *delivery) warnNoServerConfig() {
 	if d.noServerConfig() {
 		d.guard.warnOnce("no ServerConfig", "the asynq server was made without Guard.ServerConfig, or BaseContext was set "+
 			"on the asynq.Config that it returned: each time a task returns to asynq, it may spend an attempt; "+
-			"make the server with asynq.NewServer(redis, guard.ServerConfig(config)), and set BaseContext in config", "task",
-			d.note)
+			"make the server with asynq.NewServer(redis, guard.ServerConfig(config)), and set BaseContext in config",
+			d.about(target{})...)
 	}
 }
 
@@ -312,8 +312,7 @@ func (d *delivery) makeKeys() obstacle {
 			switch {
 			case rule.Busy.row().busy == decide.WishRun && d.ctx.Err() == nil:
 				d.guard.log.Warn("automutex: no key can be made from the task; its rule has the policy allow, so it runs without "+
-					"the lock",
-					"rule", rule.Name, "type", d.task.Type(), "task", d.note, "error", err)
+					"the lock", d.about(o.target, "error", err)...)
 				d.observe(o.target, Event{Kind: EventKeyError, Policy: rule.Busy, Err: err})
 			case o.why < met.why: // of several rules, the strongest reason counts
 				met = o
@@ -417,8 +416,7 @@ func (d *delivery) report(met obstacle) obstacle {
 		met.told = true
 	case met.busy != nil:
 		met.told = true
-		d.observe(t, Event{Kind: EventBusy, Policy: met.policy(), Waited: met.busy.Waited,
-			Busy: met.busy})
+		d.observe(t, Event{Kind: EventBusy, Policy: met.policy(), Waited: met.busy.Waited, Busy: met.busy})
 	case d.isReplaced(), errors.Is(met.err, errSpent):
 	case met.why == decide.NoAnswer:
 		d.backendError(t, met.err)
@@ -427,7 +425,7 @@ func (d *delivery) report(met obstacle) obstacle {
 		if errors.As(met.err, &failed) {
 			d.guard.warnOnce(failed.function+" "+t.rule.Name+time.Now().Format(" 2006-01-02 15"), // each hour
 				"a function fails with an error that is no *KeyError; its tasks return to asynq, their attempts not spent",
-				"rule", t.rule.Name, "function", failed.function, "task", d.note, "error", met.err)
+				d.about(t, "function", failed.function, "error", met.err)...)
 		}
 		d.observe(t, Event{Kind: EventBackendError, Err: met.err})
 	case met.why == decide.KeyNever, met.why == decide.KeyDrop:
@@ -435,8 +433,8 @@ func (d *delivery) report(met obstacle) obstacle {
 		if met.why == decide.KeyDrop {
 			end = "it is dropped, as the error wraps asynq.RevokeTask"
 		}
-		d.guard.log.Warn("automutex: no key or no limit can be made from the task; "+end, "type", d.task.Type(), "task",
-			d.note, "error", met.err)
+		d.guard.log.Warn("automutex: no key or no limit can be made from the task; "+end,
+			d.about(target{}, "error", met.err)...)
 		d.observe(target{}, Event{Kind: EventKeyError, Err: met.err})
 	}
 	return met
@@ -534,8 +532,7 @@ func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result erro
 		return context.Cause(d.ctx), false
 	case decide.Done:
 		if met.busy != nil {
-			d.guard.log.Debug("automutex: skipped", "rule", t.rule.Name, "key", t.key, "task", d.note, "reason",
-				met.busy.Reason, "holder", met.busy.HolderTask)
+			d.guard.log.Debug("automutex: skipped", d.about(t, "reason", met.busy.Reason, "holder", met.busy.HolderTask)...)
 			d.observe(t, Event{Kind: EventSkipped, Policy: met.policy()})
 		}
 		return nil, false

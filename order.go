@@ -98,8 +98,8 @@ func (d *delivery) attempt(next asynq.Handler) (err error) {
 	}
 	defer func() {
 		if p := recover(); p != nil {
-			d.guard.log.Error("automutex: the handler panicked on the task's last attempt", "type", d.task.Type(), "task",
-				d.note, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			d.guard.log.Error("automutex: the handler panicked on the task's last attempt",
+				d.about(target{}, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))...)
 			err = fmt.Errorf("panic: %v", p)
 		}
 		final := err != nil && wantsRetryAfter(err) == nil && !errors.As(err, new(*verdict)) &&
@@ -160,8 +160,7 @@ func (d *delivery) acquireInOrder(t target) error {
 func (d *delivery) joinAtArrival(t target) {
 	d.guard.warnOnce("unstamped "+d.task.Type(), "a task of an ordered rule runs after those that have a place in the "+
 		"order of its key: it was not enqueued through automutex.NewClient, "+
-		"or for another key, since the rules of producer and worker differ", "rule", t.rule.Name, "type", d.task.Type(),
-		"task", d.note)
+		"or for another key, since the rules of producer and worker differ", d.about(t)...)
 	d.withdraw()
 }
 

@@ -49,7 +49,7 @@ func (d *delivery) waitOf(t target) waiting {
 	policy, holds := t.rule.Busy.row(), len(d.leases) > 0
 	switch {
 	case d.last && (d.staying == t.key || policy.returns()):
-		d.warnOneAttempt(t.rule)
+		d.warnOneAttempt(t)
 		return waiting{most: 1 << 62, stays: !holds, open: holds} // wait shortens it to the task's deadline
 	case t.rule.InOrder && d.outer != nil:
 		return waiting{most: t.rule.TTL, yields: true} // it has no place that it could keep
@@ -272,12 +272,12 @@ func (d *delivery) sleep(delay time.Duration, leave <-chan struct{}) (left bool)
 	return false
 }
 
-func (d *delivery) warnOneAttempt(rule *compiledRule) {
-	if most, ok := asynq.GetMaxRetry(d.ctx); !ok || most > 0 || !rule.Busy.row().parks {
+func (d *delivery) warnOneAttempt(t target) {
+	if most, ok := asynq.GetMaxRetry(d.ctx); !ok || most > 0 || !t.rule.Busy.row().parks {
 		return
 	}
-	d.guard.warnOnce("one attempt of "+rule.Name, "a rule has the policy park, but its task was enqueued with MaxRetry "+
+	d.guard.warnOnce("one attempt of "+t.rule.Name, "a rule has the policy park, but its task was enqueued with MaxRetry "+
 		"0 or less, and asynq archives a task that returns on its last attempt: "+
 		"it waits in its worker instead; enqueue such tasks with automutex.NewClient, or with a MaxRetry of at least 1",
-		"rule", rule.Name, "type", d.task.Type(), "task", d.note)
+		d.about(t)...)
 }
