@@ -7,11 +7,13 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/stamp"
@@ -22,26 +24,30 @@ import (
 // Client enqueues tasks for the workers of a [Guard] with the same [Config]. Safe for concurrent use; it needs no
 // Close.
 //
-// A task that no rule matches goes to asynq unchanged. For every other task the Client does three things:
+// A task that no rule matches goes to asynq unchanged. For every other task the Client does four things:
 //
 //   - It gives the task the next place in the order of its key if a rule says [Rule].InOrder.
+//   - It parks the task at once if others are parked for its key: asynq has it as scheduled until its turn. So for
+//     a task that is due now, without asynq.Unique, Deadline and Group, that package unique does not replace, and whose
+//     first key is under [Park]. Without a key, or a reply within a second, the task is enqueued as it is.
 //   - It notes when the task was due, for [Rule].StartWithin, and its [StartBy].
-//   - It reserves an attempt, so that no task waits for its key in its worker since asynq would archive it. asynq is
-//     told one retry more than the task was enqueued with, and the Guard has asynq archive the task when its handler
-//     has failed, or panicked (no asynq.PanicError then), as often as the caller asked for. If the last run did not
-//     return, the task may run once more; a task of an ordered rule is then archived unrun. asynq.GetMaxRetry shows one
-//     retry more; [LastAttempt] goes by what was asked for. A task of which [Fail] or [AfterFailure] spends an attempt
-//     gets one more. The task must be run by a Guard that has a rule for it.
+//   - It reserves an attempt, so that no task waits in its worker since asynq would archive it: asynq is told one retry
+//     more, as asynq.GetMaxRetry shows, and the Guard has the task archived when its handler has failed, or panicked
+//     (no asynq.PanicError then), as often as the caller asked for, by which [LastAttempt] goes. If the last run did
+//     not return, the task may run once more; an ordered one is then archived unrun. One of which [Fail] or
+//     [AfterFailure] spends an attempt gets one more. A Guard with a rule for the task must run it.
 type Client struct {
 	rules  *ruleSet
 	prefix string
 	asynq  *asynq.Client
-	engine *engine.Engine // nil if no rule is InOrder; it grants no lock, and so has no goroutine
-	tasks  *blocked.Tasks // the same
+	engine *engine.Engine // nil if no rule parks; it grants no lock, and so has no goroutine
+	tasks  *blocked.Tasks // nil if no rule is InOrder
 	log    *slog.Logger
 	told   sync.Once // the log says that the Inspector sees no task
 
 	stampDeadline time.Duration
+
+	parkAgain atomic.Int64 // when Redis is asked again (ns since 1970): each enqueueing would wait
 }
 
 // stampDeadline is when others may look whether a stamped task was enqueued. An Enqueue that takes more than half of it
@@ -49,9 +55,9 @@ type Client struct {
 const stampDeadline = 10 * time.Second
 
 // NewClient makes a Client that enqueues through client. cfg is the workers' own: its Rules, Prefix, HashKeys and
-// Decode make the same keys. rdb is the workers' Redis for locks; it is only used for rules with InOrder, for which
-// cfg.Inspector, or one made from rdb, looks at asynq's tasks. NewClient does no I/O. The error joins all mistakes;
-// each one in cfg is a [*FieldError].
+// Decode make the same keys. rdb is the workers' Redis for locks; it is only used for rules that park. For those with
+// InOrder cfg.Inspector, or one made from rdb, looks at asynq's tasks. NewClient does no I/O. The error joins all
+// mistakes; each one in cfg is a [*FieldError].
 func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, error) {
 	unfit, none, blind := engine.CheckClient(rdb), error(nil), error(nil)
 	if client == nil {
@@ -74,7 +80,7 @@ func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, erro
 		rules: rules, prefix: cfg.Prefix, asynq: client, tasks: tasks,
 		log: cfg.Logger, stampDeadline: stampDeadline,
 	}
-	if tasks != nil {
+	if rules.parks { // each with InOrder does
 		c.engine = engine.New(engine.Options{Client: rdb, Prefix: cfg.Prefix, Log: c.log})
 	}
 	return c, nil
@@ -110,13 +116,17 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	if s.Due, s.By, err = e.startTimes(opts); err != nil {
 		return nil, err
 	}
-	t, ordered, err := c.orderedTarget(ctx, task)
+	var t target
+	if rule := c.rules.ordered(task.Type()); rule != nil { // no function of the task's other rules is called
+		if t, err = c.firstTarget(ctx, task, []*compiledRule{rule}); err != nil {
+			return nil, err
+		}
+	}
 	switch {
-	case err != nil:
-		return nil, err
-	case !ordered && e.IsBaked():
+	case t.rule == nil && e.IsBaked():
 		return c.asynq.EnqueueContext(ctx, task, opts...) // its uniqueness cannot be read, so no attempt is reserved
-	case !ordered:
+	case t.rule == nil:
+		s.Key = e.park(ctx, s)
 		return e.Enqueue(ctx, c.asynq, s)
 	}
 	if err := e.checkOrdered(t.rule); err != nil {
@@ -130,18 +140,46 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	return e.enqueueInOrder(ctx, t, s)
 }
 
-// orderedTarget calls no function of the task's other rules.
-func (c *Client) orderedTarget(ctx context.Context, task *asynq.Task) (t target, ordered bool, err error) {
-	rule := c.rules.ordered(task.Type())
-	if rule == nil {
-		return target{}, false, nil
+// park parks the task if others are parked for its key, which it returns; else empty, also after what failed.
+func (e *enqueueing) park(ctx context.Context, s stamp.Stamp) (key string) {
+	c, superseded, rules := e.client, inside.OnceIn(ctx), e.client.rules.match(e.Task.Type())
+	if c.engine == nil || time.Now().UnixNano() < c.parkAgain.Load() || e.Info.State != asynq.TaskStatePending ||
+		e.IsUnique || !e.Info.Deadline.IsZero() || superseded != nil && superseded(false) != nil {
+		return ""
 	}
-	targets := c.rules.targetsNeeded(ctx, []target{}, task, c.prefix, []*compiledRule{rule},
+	t, err := c.firstTarget(ctx, e.Task, rules) // a worker says what fails
+	if err != nil || t.rule == nil || t.rule.Busy != Park || t.rule.InOrder {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second) // an enqueueing waits no longer for what only saves work
+	defer cancel()
+	place, err := c.engine.Enlist(ctx, t.key, e.note)
+	switch {
+	case err != nil:
+		c.parkAgain.Store(time.Now().Add(5 * time.Second).UnixNano())
+		c.log.Debug("automutex: no look at parked tasks for five seconds", "key", t.key, "task", e.note, "error", err)
+		fallthrough
+	case place == 0:
+		return ""
+	}
+	at := time.Now().Add(decide.Delay(decide.AtTurn, (&BusyError{Place: int(place) - 1}).turnIn()))
+	for _, rule := range rules {
+		if by := s.StartBy(rule.StartWithin); !by.IsZero() && by.Before(at) {
+			at = by
+		}
+	}
+	e.Info.State, e.Info.NextProcessAt = asynq.TaskStateScheduled, at
+	return t.key
+}
+
+// firstTarget has no rule if the task needs no lock of those rules.
+func (c *Client) firstTarget(ctx context.Context, task *asynq.Task, rules []*compiledRule) (first target, err error) {
+	targets := c.rules.targetsNeeded(ctx, nil, task, c.prefix, rules,
 		func(_ *compiledRule, failed error) { err = failed })
-	if len(targets) == 0 {
-		return target{}, false, err
+	if len(targets) > 0 {
+		first = targets[0]
 	}
-	return targets[0], true, nil
+	return first, err
 }
 
 type enqueueing struct {

@@ -11,8 +11,6 @@ that finds the lock taken:
 			{Task: "itunes:verify", On: []string{"transaction_id"}},
 			// At most three reports of a tenant at once.
 			{Task: "report:", Scope: "report", On: []string{"tenant.id"}, Limit: 3, Busy: automutex.Park},
-			// One cache warm-up in all; the others are dropped.
-			{Task: "cache:warm", Busy: automutex.Skip},
 		},
 	})
 	mux := asynq.NewServeMux()
@@ -26,9 +24,8 @@ paths ("user.id", "items.0.sku"); see [Fields]. A task without a key is archived
 that names the field: but under [Allow] and [Rule].Optional it never runs without its lock.
 
 When the lock is taken, [Park], the default, keeps the task's place in line without a worker, and runs
-it when its turn comes. [Retry], [RetryIn], [Skip], [Archive], [Fail], [Replace], [AfterFailure]
-and [Allow] do what they say. With [Rule].Wait the task first waits in line, in its worker; on
-its last attempt it waits there too, since asynq would archive it.
+it when its turn comes; [Policy] has the others. With [Rule].Wait the task first waits in line, in
+its worker; on its last attempt it waits there too, since asynq would archive it.
 
 A handler that runs holds its key, or its context has ended, with cause [lock.ErrLost]. The keys of a
 process that dies are free after a TTL at most. But asynq delivers a task at least once, and a

@@ -191,6 +191,8 @@ type obstacle struct {
 // nothing keeps it.
 var nothing = obstacle{why: decide.Nothing}
 
+func (o obstacle) stops() bool { return o.why != decide.Nothing }
+
 // run looks, decides and acts until the task ends. One that stays in its worker, or runs without a lock, goes round
 // again.
 func (d *delivery) run(next asynq.Handler) error {
@@ -207,7 +209,7 @@ func (d *delivery) run(next asynq.Handler) error {
 			met.asked, met.err = true, d.met.err
 		}
 		decision := d.leaveLate(d.decideStart(&met), &met)
-		if decision.What == decide.Run && met.why == decide.Nothing {
+		if decision.What == decide.Run && !met.stops() {
 			d.noteStart()
 			d.started, d.line = time.Now(), standing{} // under Allow it may have waited for a lock in vain
 			met.err, met.ran = d.attempt(next), true
@@ -245,34 +247,34 @@ func (d *delivery) over() decide.Over {
 // each other. It returns the first obstacle, or decide.Nothing if the handler may start; what the last look met, if
 // nothing new can be found.
 func (d *delivery) look(last obstacle) obstacle {
-	if d.over() != decide.Goes || last.why != decide.Nothing && !d.hasTimeFor(0) {
+	if d.over() != decide.Goes || last.stops() && !d.hasTimeFor(0) {
 		return last
 	}
-	if met := d.makeKeys(); met.why != decide.Nothing {
+	if met := d.makeKeys(); met.stops() {
 		return met
 	}
-	if met := d.report(d.checkLate(nothing)); met.why != decide.Nothing {
+	if met := d.report(d.checkLate(nothing)); met.stops() {
 		return met
 	}
-	if met := d.arrive(); met.why != decide.Nothing || d.isReplaced() {
+	if met := d.arrive(); met.stops() || d.isReplaced() {
 		return met
 	}
-	if met := d.checkPaused(); met.why != decide.Nothing {
+	if met := d.checkPaused(); met.stops() {
 		return met
 	}
-	if met := d.takeAll(); met.why != decide.Nothing {
+	if met := d.takeAll(); met.stops() {
 		return met
 	}
 	// Note the start in the claim only when the handler would start now. If a lease is lost meanwhile, the note
 	// stays: the next task for the key may be enqueued before this one runs, and both run.
-	if met := d.lostBeforeStart(); met.why != decide.Nothing || d.over() != decide.Goes ||
+	if met := d.lostBeforeStart(); met.stops() || d.over() != decide.Goes ||
 		d.claim.key == "" && d.late.by.IsZero() {
 		return met
 	}
-	if met := d.beginInClaim(); met.why != decide.Nothing {
+	if met := d.beginInClaim(); met.stops() {
 		return met
 	}
-	if met := d.report(d.checkLate(nothing)); met.why != decide.Nothing {
+	if met := d.report(d.checkLate(nothing)); met.stops() {
 		return met
 	}
 	return d.lostBeforeStart()
@@ -281,11 +283,11 @@ func (d *delivery) look(last obstacle) obstacle {
 // takeAll takes all locks. If an earlier one has become unusable, it gives all back and asks again.
 func (d *delivery) takeAll() obstacle {
 	for {
-		if met := d.lookAhead(); met.why != decide.Nothing {
+		if met := d.lookAhead(); met.stops() {
 			return met
 		}
 		for _, t := range d.targets {
-			if met := d.take(t); met.why != decide.Nothing {
+			if met := d.take(t); met.stops() {
 				return met
 			}
 		}
@@ -318,7 +320,7 @@ func (d *delivery) makeKeys() obstacle {
 				met = o
 			}
 		})
-	if met.why != decide.Nothing {
+	if met.stops() {
 		return d.report(met)
 	}
 	d.targets = targets
@@ -346,7 +348,7 @@ func (d *delivery) take(t target) obstacle {
 	}
 	later := len(d.leases) > 0
 	if err := d.acquire(t); err != nil {
-		if met := d.lostBeforeStart(); met.why != decide.Nothing {
+		if met := d.lostBeforeStart(); met.stops() {
 			return met // which has ended the wait
 		}
 		by, met := d.late.by, d.refused(t, err)

@@ -113,7 +113,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 func (g *Guard) warnLeaveIdle(concurrency int) {
 	for _, rule := range g.rules.rules {
 		if rule.LeaveIdle >= concurrency {
-			g.log.Warn("automutex: a rule leaves as many workers idle as the server has, so none of its tasks starts above "+
+			g.log.Warn("automutex: a rule leaves as many workers idle as the server has: none of its tasks starts above "+
 				"the Limit there", "rule", rule.Name, "LeaveIdle", rule.LeaveIdle, "concurrency", concurrency)
 		}
 	}
@@ -295,9 +295,8 @@ func (g *Guard) closeBeside(shutdown func()) error {
 // LeadScheduler calls it once for each term, and shuts down the Scheduler when the term ends. It returns an error of
 // newScheduler, or of the start, at once.
 //
-// When a process shuts down, the next one starts its scheduler at once. A process that dies is replaced after the
-// locker's TTL, and ticks due in between are not enqueued. A process that was stopped for longer than the TTL may
-// enqueue one more tick: see [Rule].Cooldown and [Skip].
+// A process that shuts down is replaced at once, one that dies after the locker's TTL: ticks due in between are not
+// enqueued. One that was stopped for longer may enqueue a tick more: see [Rule].Cooldown and [Skip].
 //
 // Register tasks with times of the clock ("*/10 * * * *"): a period ("@every 10m") begins anew with each term. Close
 // locker after LeadScheduler has returned. See [lock.Locker.Lead].
@@ -314,21 +313,20 @@ func LeadScheduler[S interface {
 		scheduler, err := newScheduler()
 		switch {
 		case err != nil:
-			return fmt.Errorf("automutex: LeadScheduler %q: the Scheduler cannot be made: %w", name, err)
+			return fmt.Errorf("the Scheduler cannot be made: %w", err)
 		case scheduler == none:
-			return fmt.Errorf("automutex: LeadScheduler %q: the function returned no Scheduler and no error", name)
+			return errors.New("the function returned no Scheduler and no error")
 		}
 		if err := scheduler.Start(); err != nil {
-			return fmt.Errorf("automutex: LeadScheduler %q: the Scheduler does not start; return a new one for each call: %w",
-				name, err)
+			return fmt.Errorf("the Scheduler does not start; return a new one for each call: %w", err)
 		}
 		// Shutdown waits for the scheduler's goroutines: they end before the lease is released.
 		defer scheduler.Shutdown()
 		<-term.Done()
 		return nil
 	})
-	if ctx.Err() != nil && (err == nil || errors.Is(err, context.Cause(ctx))) {
+	if err == nil || ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
 		return nil
 	}
-	return err
+	return fmt.Errorf("automutex: LeadScheduler %q: %w", name, err)
 }

@@ -45,7 +45,8 @@ func (r *Reader) Give(ctx context.Context, kind *Kind, typed string, c Control) 
 	if kind.merge(&o, c); !o.PausedUntil.IsZero() {
 		o.PausedUntil = o.PausedUntil.Add(state.skew()).UTC()
 	}
-	text, err := json.Marshal(stored(o))
+	o.Paused = false
+	text, err := json.Marshal(o)
 	if err == nil {
 		_, err = r.write(ctx, kind.Name+" "+target, string(text), "")
 	}

@@ -129,8 +129,8 @@ func TestSlots(t *testing.T) {
 		c.entries = append(c.entries, "limit "+target, fmt.Sprintf(`{"limit":%d}`, i+2))
 	}
 	c.entries = append(c.entries, "rate a:", `{"rate":"10/1s burst 3"}`, "rate a:b:c", `{"rate":"1/1m"}`,
-		"pause a:b:d", `{"by":"bob"}`, "pause long", `{"until":"2500-01-01T00:00:00Z"}`,
-		"pause over", `{"until":"2001-01-01T00:00:00Z"}`)
+		"pause a:b:d", `{"by":"bob"}`, "pause long", `{"paused_until":"2500-01-01T00:00:00Z"}`,
+		"pause over", `{"paused_until":"2001-01-01T00:00:00Z"}`)
 	r := newReader(t, c, &redistest.Log{})
 	if got := r.Bounds("p:{a:b:d}", Bounds{Slots: 1}).Slots; got != 0 {
 		t.Errorf("%d slots before anything was read", got)
@@ -198,7 +198,7 @@ func TestUnreadable(t *testing.T) {
 			"rate both":  `{"rate":"9/1s","limit":2}`,
 			"limit text": "not JSON", "limit number": "17", "pause list": "[]", "limit none": "{}", "limit zero": `{"limit":0}`,
 			"limit below": `{"limit":-1}`,
-			"limit much":  `{"limit":2147483648}`, "limit huge": `{"limit":1e300}`, "pause until": `{"until":"tomorrow"}`,
+			"limit much":  `{"limit":2147483648}`, "limit huge": `{"limit":1e300}`, "pause until": `{"paused_until":"tomorrow"}`,
 			"pause limit": `{"limit":3}`,
 			"pause year":  `{"by":"x","since":"9999-12-31T23:59:59-12:00"}`, "pause nul\x00": "\x00\xff", "pause a{b": "x",
 			"limit a~b": "x", "limit report|~x": "x", "report": "{}",
@@ -256,7 +256,7 @@ func TestChange(t *testing.T) {
 			}
 		}
 		over := func() {
-			redistest.Must(t, rdb.HSet(ctx, r.Keys[0], "pause over", `{"until":"2001-01-01T00:00:00Z"}`).Err())
+			redistest.Must(t, rdb.HSet(ctx, r.Keys[0], "pause over", `{"paused_until":"2001-01-01T00:00:00Z"}`).Err())
 		}
 		over()
 		end(Pauses, "over", false)

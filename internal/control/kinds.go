@@ -125,25 +125,14 @@ type Bounds struct {
 	Known        any           // when the orders were read that are in it (us, an int64), as an argument of the scripts
 }
 
-// Control has the fields of lock.Control, which says what they mean. Its JSON is what the command prints.
+// Control has the fields of lock.Control, which says what they mean. Its JSON is what the command prints, and what Redis
+// has without Target and Paused, which the field says.
 type Control struct {
-	Target      string    `json:"target"`
+	Target      string    `json:"target,omitempty"`
 	Limit       int       `json:"limit,omitempty"`
 	Rate        rate.Rate `json:"rate,omitzero"`
 	Paused      bool      `json:"paused,omitempty"`
 	PausedUntil time.Time `json:"paused_until,omitzero"`
-	Why         string    `json:"why,omitempty"`
-	By          string    `json:"by"`
-	Since       time.Time `json:"since"`
-}
-
-// stored is an order as Redis has it, in JSON; its field there says the target and the kind.
-type stored struct {
-	Target      string    `json:"-"`
-	Limit       int       `json:"limit,omitempty"`
-	Rate        rate.Rate `json:"rate,omitzero"`
-	Paused      bool      `json:"-"`
-	PausedUntil time.Time `json:"until,omitzero"`
 	Why         string    `json:"why,omitempty"`
 	By          string    `json:"by"`
 	Since       time.Time `json:"since"`

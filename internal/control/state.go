@@ -38,11 +38,10 @@ var errNoOrder = errors.New("it is no order that this version knows")
 
 // parseOrder reads an order of a kind, as JSON. A text that is not safe to obey is an error, whatever program wrote it.
 func parseOrder(kind *Kind, target, raw string) (Order, error) {
-	its := stored{Paused: kind == Pauses}
-	if err := json.Unmarshal([]byte(raw), &its); err != nil {
+	c := Control{Paused: kind == Pauses}
+	if err := json.Unmarshal([]byte(raw), &c); err != nil {
 		return Order{}, errNoOrder
 	}
-	c := Control(its)
 	for _, k := range Kinds {
 		if k.has(c) != (k == kind) {
 			return Order{}, errNoOrder

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -668,14 +669,16 @@ func TestPark_endsUnseen(t *testing.T) {
 					redistest.Eventually(t, patience, func() bool {
 						info, err := r.inspector.GetTaskInfo(r.queue, id)
 						// at its deadline
-						return err == nil && (info.State == asynq.TaskStateRetry || how == "deadline" &&
-							info.State == asynq.TaskStateArchived)
+						return err == nil && (info.State == asynq.TaskStateRetry || info.State == asynq.TaskStateScheduled ||
+							how == "deadline" && info.State == asynq.TaskStateArchived)
 					}, "%s parks", id)
 				}
 				live := []string{r.enqueueInOrder(client, 1), r.enqueueInOrder(client, 1)}
-				r.awaitParked(live[0])
-				r.awaitParked(live[1])
-				if !c.rule.InOrder {
+				if c.rule.InOrder {
+					r.awaitParked(live[0])
+					r.awaitParked(live[1])
+				} else { // others were parked when they were enqueued
+					r.await(live[1], asynq.TaskStateScheduled)
 					redistest.Eventually(t, patience, func() bool { return time.Now().After(deadline) }, "the deadline passes")
 				}
 				passing.Lock()
@@ -709,5 +712,51 @@ func TestPark_overdue(t *testing.T) {
 		r.awaitStored(0, 1, "work", "1")
 		run.returns(nil)
 		r.finish(live)
+	})
+}
+
+// A Client parks the tasks of a key that has parked ones: asynq has them as scheduled until their turn comes, or until
+// they are to start. It leaves those alone that have another time or fate, and after a failure does not ask again.
+func TestPark_enqueued(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		rules := []automutex.Rule{{Task: "work", On: []string{"id"}}}
+		r, c := orderRig(t, s, setup{rules: rules, workers: 1})
+		held := r.take("work", "1")
+		ids := []string{r.enqueueInOrder(c, 1)}
+		r.awaitParked(ids[0])
+		comesIn := func(least, most time.Duration, options ...asynq.Option) {
+			t.Helper()
+			ids = append(ids, r.enqueueInOrder(c, 1, options...))
+			info, err := r.inspector.GetTaskInfo(r.queue, ids[len(ids)-1])
+			redistest.Must(t, err)
+			in, scheduled := time.Until(info.NextProcessAt), info.State == asynq.TaskStateScheduled
+			if scheduled != (most > 0) || scheduled && (in < least || in > most) {
+				t.Errorf("%v: %s, in %s", options, info.State, in)
+			}
+			if scheduled && len(options) > 0 {
+				redistest.Must(t, r.inspector.DeleteTask(r.queue, info.ID))
+				ids = ids[:len(ids)-1]
+			}
+		}
+		comesIn(4*time.Second, 20*time.Second)
+		comesIn(time.Second, 4*time.Second, automutex.StartBy(time.Now().Add(3*time.Second)))
+		comesIn(4*time.Second, 20*time.Second)
+		comesIn(time.Minute, time.Hour, asynq.ProcessIn(time.Hour))
+		comesIn(0, 0, asynq.Unique(time.Hour))
+		comesIn(0, 0, asynq.Deadline(time.Now().Add(time.Hour)))
+		dials := 0
+		away := redis.NewClient(&redis.Options{DialerRetries: 1, MaxRetries: -1,
+			Dialer: func(context.Context, string, string) (net.Conn, error) { dials++; return nil, net.ErrClosed }})
+		t.Cleanup(func() { _ = away.Close() })
+		c, err := automutex.NewClient(away, r.client, automutex.Config{Rules: rules, Prefix: r.cfg.Prefix})
+		redistest.Must(t, err)
+		comesIn(0, 0)
+		comesIn(0, 0)
+		if dials != 1 {
+			t.Errorf("Redis was asked %d times", dials)
+		}
+		r.free(held)
+		r.finishAll(ids...)
 	})
 }

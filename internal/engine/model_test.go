@@ -251,8 +251,10 @@ type waiting struct {
 type note struct {
 	note   string
 	ticket int64
-	called int64 // us, 0: not
+	called int64 // us, 0: not; yet: long ago, so that others are called beside it
 }
+
+const yet = -1
 
 // model is what a lock should do, without scripts and keys.
 type model struct {
@@ -439,7 +441,7 @@ func (m *model) parkedAt(n string) int {
 
 func (m *model) calledNotes() (notes []string) {
 	for _, x := range m.parked {
-		if x.called > 0 {
+		if x.called != 0 {
 			notes = append(notes, x.note)
 		}
 	}
@@ -488,8 +490,8 @@ func (m *model) calls(limit, free, lend, inbound int, life int64) []string {
 	}
 	var names []string
 	for _, x := range slices.SortedStableFunc(slices.Values(m.parked),
-		func(a, b note) int { return cmp.Compare(a.called, b.called) }) {
-		if x.called > 0 {
+		func(a, b note) int { return cmp.Or(cmp.Compare(a.called, b.called), cmp.Compare(a.note, b.note)) }) {
+		if x.called != 0 {
 			names = append(names, x.note)
 		}
 	}
@@ -993,8 +995,12 @@ func (s *sim) check() {
 	m.bury()
 	n, fate, inbound, lend := "", "", s.r.IntN(4), max(0, s.r.IntN(6)-3)
 	if len(m.parked) > 0 && s.r.IntN(3) == 0 {
-		n, fate = m.parked[s.r.IntN(len(m.parked))].note, []string{"gone", "later",
-			"left"}[s.r.IntN(3)]
+		n, fate = m.parked[s.r.IntN(len(m.parked))].note, []string{"gone", "later", "left"}[s.r.IntN(3)]
+		if fate == "gone" && m.now%2 == 0 {
+			n, fate = m.parked[0].note, "missing"
+			s.advance(1 + m.now%4*5_500_000) // it may be as old
+			m.bury()
+		}
 	}
 	s.orderRate()
 	args := []any{s.limit, inbound, 500, n, fate, lend, s.every, s.spare, s.known}
@@ -1004,7 +1010,10 @@ func (s *sim) check() {
 		s.setRate(m)
 	}
 	got := s.run("check", args...)
-	if at := m.parkedAt(n); at >= 0 && (m.parked[at].called > 0 || fate == "left") {
+	if at := m.parkedAt(n); at >= 0 && m.parked[at].called != 0 && fate == "missing" &&
+		m.now-m.parked[at].ticket < 10_000_000 {
+		m.parked[at].called = yet
+	} else if at >= 0 && (m.parked[at].called != 0 || fate == "left") {
 		m.parked = slices.Delete(m.parked, at, at+1)
 		if fate == "later" {
 			m.parked = append(m.parked, note{n, m.now, 0})
@@ -1017,6 +1026,24 @@ func (s *sim) check() {
 		inbound = 0
 	}
 	s.calls(got, int64(free), free, lend, inbound)
+}
+
+func (s *sim) enlist() {
+	m, n := &s.m, fmt.Sprintf("q/%d", s.r.IntN(12))
+	got := num(s.run("enlist", n))
+	if len(m.parked) == 0 {
+		if got != 0 {
+			failf("place %d, and nothing is parked", got)
+		}
+		return
+	}
+	if m.parkedAt(n) < 0 {
+		m.parked = append(m.parked, note{n, m.now, 0})
+		m.sortParked()
+	}
+	if want := int64(len(m.line) + m.parkedAt(n) + 1); got != want {
+		failf("place %d, want %d", got, want)
+	}
 }
 
 func (s *sim) renew() {
@@ -1366,6 +1393,8 @@ func runModel(w world, e *sender, seed uint64, kind string) (log []string, err e
 				emptied = true
 			case k < 34:
 				s.renew()
+			case k == 34 && s.m.now%2 == 0 && s.crowd == 0:
+				s.enlist()
 			case k == 34:
 				s.close()
 			case k == 35:
@@ -1992,14 +2021,20 @@ var mistakes = []struct {
 	what, text, instead string
 }{
 	{0, "the last in line is first", "call('ZPOPMIN', line)", "call('ZPOPMAX', line)"},
+	{26, "enlist moves a note", "parked, 'NX', int(now_us), note)", "parked, int(now_us), note)"},
+	{0, "enlist parks behind nobody", " or redis.call('EXISTS', KEYS[4]) == 0 then return 0", " then return 0"},
+	{10, "a missing task is gone at once", "now_us - (call('ZSCORE', parked, note) or 0) < 10000000", "false"},
+	{18, "a missing task is never gone", "now_us - (call('ZSCORE', parked, note) or 0) < 10000000", "true"},
+	{10, "a missing task counts as called", "'XX', '0', note)", "'XX', int(now_us), note)"},
+	{10, "a missing task was called in 1970", "at and at ~= '0' and", "at and"},
 	{0, "a dead waiter is granted a slot", "tonumber(c), tonumber(till) > now_ms", "tonumber(c), true"},
 	{1, "a lease ends late", "tonumber(found[2]) <= now_ms and", "tonumber(found[2]) <= now_ms - 60 and"},
 	{0, "a granted waiter's record stays", "if token then call('HDEL', info, token) end", ""},
 	{0, "the holders get no TTL", "if count == 0 then\n  call('PEXPIREAT', holders, int(good))", "if count == 0 then"},
 	{0, "a renewal shortens", "math.max(now_ms + length, deadline) + 1)", "now_ms + length + 1)"},
-	{5, "a fence does not grow", "math.max(now_us, fence + 1), true, true", "now_us, true, true"},
+	{1, "a fence does not grow", "math.max(now_us, fence + 1), true, true", "now_us, true, true"},
 	{4, "OnePerNote knows the first holder only", "local other = call('HGET', info, 'n:' .. note)", "local other = nil"},
-	{57, "who stands aside loses the place", "int(head[2] + aside)", "int(now_us + aside)"},
+	{53, "who stands aside loses the place", "int(head[2] + aside)", "int(now_us + aside)"},
 	{4, "crowd: who stands aside is looked at again and again", "asides = tonumber(head[2]) > aside", "asides = false"},
 	{0, "crowd: who stands aside stays so when the holder leaves", "if at then call('ZADD', line",
 		"if false then call('ZADD', line"},
@@ -2023,22 +2058,22 @@ var mistakes = []struct {
 	{14, "a start forgets of which orders the rate comes", "int(spare), int(known)}", "int(spare), '0'}"},
 	{14, "another rate keeps the gate closed for as long", "* every_now / every)", ")"},
 	{14, "another rate saves up more", "at = math.max(at, now_us", "at = math.min(at, now_us"},
-	{3, "who borrows stays in line", "local length, value = lease, nil\n  call('ZREM', line, token)",
+	{3, "who borrows stays in line", "local length, value = lease, nil\n  leave_line(token)",
 		"local length, value = lease, nil"},
 	{1, "a closed gate lends", "limit > 0 and opens <= now_us and not same", "limit > 0 and not same"},
 	{0, "a run of its own lends", "opens <= now_us and not same", "opens <= now_us"},
 	{4, "nobody is called to borrow", "free + lend)", "free)"},
 	{14, "more are called than the gate lets through", "most = math.min(most,", "most = math.max(most,"},
 	{1, "fewer are called than slots are free", "math.max(inbound, free + lend)", "inbound + lend"},
-	{2, "a fate drops a note that is not called", "fate ~= '' and call('ZREM', called, note) == 1",
+	{4, "a fate drops a note that is not called", "fate ~= '' and call('ZREM', called, note) == 1",
 		"fate ~= '' and call('ZREM', called, note) >= 0"},
 	{0, "a note that came counts as called", "if at then call('ZREM', called, note) end", ""},
-	{36, "an unused rate is forgotten", "if forgotten <= now_us then", "if opens <= now_us then"},
+	{47, "an unused rate is forgotten", "if forgotten <= now_us then", "if opens <= now_us then"},
 	{0, "the last holder takes the parked with it", "count == 0 and not parks and not ordered",
 		"count == 0 and not ordered"},
 	{1, "the last holder takes the line with it", "(nobody or call('EXISTS', line) == 0)", "true"},
 	{2, "a waiter that parks loses its place", "ticket = call('ZSCORE', line, token) or ticket", "ticket = ticket"},
-	{3, "a paused lock is given", "none and limit > 0 and every_wanted", "none and every_wanted"},
+	{6, "a paused lock is given", "none and limit > 0 and every_wanted", "none and every_wanted"},
 	{0, "one key keeps its short TTL", "ms / 8), true, true\n  for i = 2, #KEYS do",
 		"ms / 8), true, true\n  for i = 2, #KEYS - 1 do"},
 	{0, "a long renewal leaves the keys as they are", "if tonumber(good) < now_ms + length then", "if false then"},
@@ -2051,7 +2086,7 @@ var mistakes = []struct {
 		"elseif false then\n  local ms = lease"},
 	{0, "a thin lock's lease becomes longer", "call('ZADD', holders, int(now_ms + left + 1), w)",
 		"call('ZADD', holders, int(now_ms + left + 100), w)"},
-	{0, "a message goes to another channel", "local channel = string.match(message, '^[^.]*')", "local channel = 'c0'"},
+	{0, "a message goes to another channel", "local channel = string.match(token, '^[^.]*')", "local channel = 'c0'"},
 	{1, "more than two holders are counted as two", "if count == 2 then count = call('ZCOUNT'",
 		"if false then count = call('ZCOUNT'"},
 	{1, "notes count only while the lock has one holder", "noted = string.find(what, ' notes', 1, true)", "noted = false"},

@@ -180,21 +180,8 @@ func (le *Lease) End(o Outcome) {
 	le.outcome.Store(int32(o))
 }
 
-// unbegun returns le: its release says that the handler has not begun.
-func (le *Lease) unbegun() *Lease {
-	le.End(OutcomeUnbegun)
-	return le
-}
-
 func (e *Engine) orderAsk(le *Lease, mode askMode, b control.Bounds) *redisx.Call {
-	r, park := &le.request, int64(0)
-	switch mode {
-	case askTry, askJoin:
-	case askJoinOrPark:
-		park = 2
-	case askPark:
-		park = 1
-	}
+	r, park := &le.request, oneOrZero(mode == askPark)+2*oneOrZero(mode == askJoinOrPark)
 	p := r.Place
 	return &redisx.Call{Script: orderAskScript, Keys: r.keys(), Args: []any{
 		&le.body.Text, r.TTL.Milliseconds(), mode.lifetime(), int64(b.Slots), park, b.Every.Microseconds(),
