@@ -7,11 +7,13 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/stamp"
@@ -22,9 +24,14 @@ import (
 // Client enqueues tasks for the workers of a [Guard] with the same [Config]. Safe for concurrent use; it needs no
 // Close.
 //
-// A task that no rule matches goes to asynq unchanged. For every other task the Client does three things:
+// A task that no rule matches goes to asynq unchanged. For every other task the Client does four things:
 //
 //   - It gives the task the next place in the order of its key if a rule says [Rule].InOrder.
+//   - It parks the task at once if others are parked for its key: asynq has it as scheduled until its turn comes, so
+//     that a backlog does not enter the queue. That is for a task that is due now, without asynq.Unique, Deadline and
+//     Group, which package unique does not replace, and whose first key in the order of locking is one under [Park].
+//     The rules' functions are called here, too. If no key can be made, or Redis does not answer within a second, the
+//     task is enqueued as it is.
 //   - It notes when the task was due, for [Rule].StartWithin, and its [StartBy].
 //   - It reserves an attempt, so that no task waits for its key in its worker since asynq would archive it. asynq is
 //     told one retry more than the task was enqueued with, and the Guard has asynq archive the task when its handler
@@ -36,22 +43,27 @@ type Client struct {
 	rules  *ruleSet
 	prefix string
 	asynq  *asynq.Client
-	engine *engine.Engine // nil if no rule is InOrder; it grants no lock, and so has no goroutine
-	tasks  *blocked.Tasks // the same
+	engine *engine.Engine // nil if no rule parks; it grants no lock, and so has no goroutine
+	tasks  *blocked.Tasks // nil if no rule is InOrder
 	log    *slog.Logger
 	told   sync.Once // the log says that the Inspector sees no task
 
 	stampDeadline time.Duration
+
+	parkAgain atomic.Int64 // from when on tasks are parked at their enqueueing (ns since 1970)
 }
+
+// parkPause is how long no task is parked after Redis did not answer: each enqueueing would wait for that.
+const parkPause = 5 * time.Second
 
 // stampDeadline is when others may look whether a stamped task was enqueued. An Enqueue that takes more than half of it
 // confirms its place before it returns.
 const stampDeadline = 10 * time.Second
 
 // NewClient makes a Client that enqueues through client. cfg is the workers' own: its Rules, Prefix, HashKeys and
-// Decode make the same keys. rdb is the workers' Redis for locks; it is only used for rules with InOrder, for which
-// cfg.Inspector, or one made from rdb, looks at asynq's tasks. NewClient does no I/O. The error joins all mistakes;
-// each one in cfg is a [*FieldError].
+// Decode make the same keys. rdb is the workers' Redis for locks; it is only used for rules that park. For those with
+// InOrder cfg.Inspector, or one made from rdb, looks at asynq's tasks. NewClient does no I/O. The error joins all
+// mistakes; each one in cfg is a [*FieldError].
 func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, error) {
 	unfit, none, blind := engine.CheckClient(rdb), error(nil), error(nil)
 	if client == nil {
@@ -74,7 +86,7 @@ func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, erro
 		rules: rules, prefix: cfg.Prefix, asynq: client, tasks: tasks,
 		log: cfg.Logger, stampDeadline: stampDeadline,
 	}
-	if tasks != nil {
+	if slices.ContainsFunc(cfg.Rules, func(r Rule) bool { return r.Busy == Park }) { // so does each with InOrder
 		c.engine = engine.New(engine.Options{Client: rdb, Prefix: cfg.Prefix, Log: c.log})
 	}
 	return c, nil
@@ -117,6 +129,7 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	case !ordered && e.IsBaked():
 		return c.asynq.EnqueueContext(ctx, task, opts...) // its uniqueness cannot be read, so no attempt is reserved
 	case !ordered:
+		s.Key = e.park(ctx, s)
 		return e.Enqueue(ctx, c.asynq, s)
 	}
 	if err := e.checkOrdered(t.rule); err != nil {
@@ -128,6 +141,38 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 		}
 	}
 	return e.enqueueInOrder(ctx, t, s)
+}
+
+// park parks the task before it is enqueued, if others are parked for its key. It returns the key; empty: the task is
+// enqueued as it is, also after what failed.
+func (e *enqueueing) park(ctx context.Context, s stamp.Stamp) (key string) {
+	c, superseded, rules := e.client, inside.OnceIn(ctx), e.client.rules.match(e.Task.Type())
+	if c.engine == nil || time.Now().UnixNano() < c.parkAgain.Load() || e.Info.State != asynq.TaskStatePending ||
+		e.IsUnique || !e.Info.Deadline.IsZero() || superseded != nil && superseded(false) != nil {
+		return ""
+	}
+	var failed error // its worker says so
+	targets := c.rules.targetsNeeded(ctx, e.Task, c.prefix, rules, func(_ *compiledRule, err error) { failed = err })
+	if failed != nil || len(targets) == 0 || targets[0].rule.Busy != Park || targets[0].rule.InOrder {
+		return ""
+	}
+	place, err := c.engine.Enlist(ctx, targets[0].key, e.note)
+	if err != nil {
+		c.parkAgain.Store(time.Now().Add(parkPause).UnixNano())
+		c.log.Debug("automutex: a task is enqueued without a look at the parked ones", "key", targets[0].key, "task", e.note,
+			"error", err)
+	}
+	if err != nil || place == 0 {
+		return ""
+	}
+	at := time.Now().Add(decide.Delay(decide.AtTurn, (&BusyError{Place: int(place) - 1}).turnIn()))
+	for _, rule := range rules {
+		if by := s.StartBy(rule.StartWithin); !by.IsZero() && by.Before(at) {
+			at = by
+		}
+	}
+	e.Info.State, e.Info.NextProcessAt = asynq.TaskStateScheduled, at
+	return targets[0].key
 }
 
 // orderedTarget calls no function of the task's other rules.

@@ -102,7 +102,7 @@ func look(inspector *asynq.Inspector, head engine.Head, queues map[string]string
 	case s.Info == nil:
 	case isOther(s.Info, head.Key, head.Note, head.Nonce):
 		s.Gone = true
-	case s.Info.State == asynq.TaskStatePending, isParked(s.Info, head.Key):
+	case s.Info.State == asynq.TaskStatePending, isParked(s.Info, head.Key, head.Note):
 		if _, known := queues[queue]; !known {
 			queues[queue] = undelivered(inspector, queue)
 		}
@@ -217,15 +217,22 @@ func Why(s Seen) string {
 	return ""
 }
 
-func isParked(info *asynq.TaskInfo, key string) bool {
-	return info.State == asynq.TaskStateRetry && strings.Contains(info.LastErr, ParkedOn(key))
+// isParked: one that is scheduled was parked when it was enqueued. Aggregating: a task of a group that was run by hand.
+// asynq puts it back into its group when its retry is due, and nobody may look into that group again.
+func isParked(info *asynq.TaskInfo, key, note string) bool {
+	if info.State == asynq.TaskStateScheduled {
+		s, _ := stamp.Of(info.Headers, note)
+		return s.Nonce == "" && s.Key == key
+	}
+	return (info.State == asynq.TaskStateRetry || info.State == asynq.TaskStateAggregating) &&
+		strings.Contains(info.LastErr, ParkedOn(key))
 }
 
 // isOther reports whether asynq has another task with the ID of the one in order of key: of two stamps one is another
 // task's, and a task that joined at its arrival had none for that key.
 func isOther(info *asynq.TaskInfo, key, note, nonce string) bool {
 	s, _ := stamp.Of(info.Headers, note)
-	return s.Nonce != nonce && (!strings.HasPrefix(nonce, "~") || s.Key == key)
+	return s.Nonce != nonce && (!strings.HasPrefix(nonce, "~") || s.Nonce != "" && s.Key == key)
 }
 
 // ParkedOn is in the last error of a task that is parked on the key, and of no other: who wakes the task
@@ -236,7 +243,7 @@ func ParkedOn(key string) string { return "parked on " + key + "," }
 // it parked; an operator does not wait for the head's own return. Errors are ignored, since the head returns anyway.
 func WakeNext(ctx context.Context, e *engine.Engine, inspector *asynq.Inspector, key string) {
 	head, _ := e.Head(ctx, engine.Ref{Key: key})
-	if s := look(inspector, head, map[string]string{}); s.Info != nil && !s.Gone && isParked(s.Info, key) {
+	if s := look(inspector, head, map[string]string{}); s.Info != nil && !s.Gone && isParked(s.Info, key, head.Note) {
 		_ = inspector.RunTask(s.Info.Queue, s.Info.ID)
 	}
 }

@@ -3,7 +3,6 @@ package blocked
 import (
 	"context"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,7 +49,7 @@ func (t *Tasks) WakeParked(ctx context.Context, key, note string) engine.Fate {
 	return t.wake(ctx, note, func(info *asynq.TaskInfo, gone bool, err error) (engine.Fate, next) {
 		switch {
 		case gone:
-			return engine.FateGone, answer
+			return engine.FateMissing, answer
 		case err != nil:
 			return engine.FateUnsure, answer
 		}
@@ -61,10 +60,7 @@ func (t *Tasks) WakeParked(ctx context.Context, key, note string) engine.Fate {
 		switch {
 		case info.State == asynq.TaskStatePending:
 			return fate, answer
-		case (info.State == asynq.TaskStateRetry || info.State == asynq.TaskStateAggregating) &&
-			strings.Contains(info.LastErr, ParkedOn(key)):
-			// Aggregating: a task of a group that was run by hand. asynq puts it back into its group when its
-			// retry is due, and nobody may look into that group again.
+		case isParked(info, key, note):
 			return fate, runIt
 		case info.State != asynq.TaskStateActive:
 			return engine.FateGone, answer // an operator ran, archived or deleted the task
@@ -170,7 +166,7 @@ func (k OrderedKey) follows(
 	case asynq.TaskStateCompleted:
 		return engine.ActLeft, 0
 	case asynq.TaskStateRetry, asynq.TaskStateScheduled:
-		if isParked(info, k.Key.Key) {
+		if isParked(info, k.Key.Key, item.Note) {
 			return lookWake, 0
 		}
 		return engine.ActPresent, max(0, time.Until(info.NextProcessAt)) + time.Second

@@ -711,3 +711,62 @@ func TestPark_overdue(t *testing.T) {
 		r.finish(live)
 	})
 }
+
+// A Client parks the tasks of a key that has parked ones before asynq has them: they do not pass through the queue.
+func TestPark_enqueued(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		r, free := heldRig(t, s, setup{workers: 1})
+		c, err := automutex.NewClient(r.rdb, r.client, automutex.Config{Rules: r.cfg.Rules, Prefix: r.cfg.Prefix})
+		redistest.Must(t, err)
+		enqueue := func(key int, options ...asynq.Option) *asynq.TaskInfo {
+			info, err := c.Enqueue(asynq.NewTask("work", fmt.Appendf(nil, `{"id":%d}`, key)), r.options(options)...)
+			redistest.Must(t, err)
+			return info
+		}
+		ids := []string{enqueue(1).ID}
+		r.awaitParked(ids[0])
+		for range 50 {
+			info := enqueue(1)
+			if ids = append(ids, info.ID); info.State != asynq.TaskStateScheduled {
+				t.Fatalf("%s is %s", info.ID, info.State)
+			}
+		}
+		if info, err := r.inspector.GetQueueInfo(r.queue); err != nil || info.Scheduled != 50 || info.Pending != 0 {
+			t.Errorf("the queue: %+v, %v", info, err)
+		}
+		last := r.await(ids[50], asynq.TaskStateScheduled).NextProcessAt
+		if in := time.Until(last); in < 45*time.Second || in > 75*time.Second {
+			t.Errorf("the 51st comes by itself in %s", in)
+		}
+		other := enqueue(2)
+		if other.State != asynq.TaskStatePending {
+			t.Errorf("a task of another key is %s", other.State)
+		}
+		r.finish(other.ID)
+		redistest.Must(t, r.inspector.DeleteTask(r.queue, ids[25]))
+		ids = slices.Delete(ids, 25, 26)
+		free()
+		for _, id := range ids {
+			r.finish(id)
+		}
+		r.awaitStored(0, 0, "work", "1")
+
+		// Those that have another time, or none, are asynq's alone.
+		free = func(lease *lock.Lease) func() { return func() { r.free(lease) } }(r.hold("work", "1"))
+		first := enqueue(1).ID
+		r.awaitParked(first)
+		for name, option := range map[string]asynq.Option{
+			"later":    asynq.ProcessIn(time.Hour),
+			"a group":  asynq.Group("g"),
+			"unique":   asynq.Unique(time.Hour),
+			"deadline": asynq.Deadline(time.Now().Add(time.Hour)),
+		} {
+			id := enqueue(1, option).ID
+			if r.stored("work", "1").Parked > 2 && name != "unique" && name != "deadline" {
+				t.Errorf("%s: %s is parked", name, id)
+			}
+		}
+		free()
+	})
+}

@@ -15,17 +15,20 @@ const MinTTL = 100 * time.Millisecond
 // an ordered key is |c|... or |l|..., as lua/order_act.lua names a task.
 type Caller func(ctx context.Context, key, note string) Fate
 
-// Fate is what a call of parked work led to.
-type Fate int
+// Fate is what a call of parked work led to, as lua/check.lua spells it.
+type Fate string
 
 // The fates.
 const (
-	FateUnsure Fate = iota // nothing is known of the call, or it is not possible yet: it is repeated
-	FateComing             // the work is on its way
+	FateUnsure Fate = ""       // nothing is known of the call, or it is not possible yet: it is repeated
+	FateComing Fate = "coming" // the work is on its way
 	// FateGone: there is no such work any more, or it is not parked here: its place is given up, and the next is called
 	// at once.
-	FateGone
-	FateLater // the work cannot run for now: it goes to the end of the line, and the next is called at once
+	FateGone  Fate = "gone"
+	FateLater Fate = "later" // the work cannot run for now: it goes to the end of the line, and the next is called at once
+	// FateMissing: there is no such work. In line for less than 10 s it may be that of Enlist, not enqueued yet: it keeps
+	// its place, and the next is called at once. After that it is gone.
+	FateMissing Fate = "missing"
 )
 
 // Holder is one holder of a lock or a pool; see lock.Holder. Only a pool's has a Value.

@@ -251,8 +251,10 @@ type waiting struct {
 type note struct {
 	note   string
 	ticket int64
-	called int64 // us, 0: not
+	called int64 // us, 0: not; yet: long ago, so that others are called beside it
 }
+
+const yet = -1
 
 // model is what a lock should do, without scripts and keys.
 type model struct {
@@ -439,7 +441,7 @@ func (m *model) parkedAt(n string) int {
 
 func (m *model) calledNotes() (notes []string) {
 	for _, x := range m.parked {
-		if x.called > 0 {
+		if x.called != 0 {
 			notes = append(notes, x.note)
 		}
 	}
@@ -488,8 +490,8 @@ func (m *model) calls(limit, free, lend, inbound int, life int64) []string {
 	}
 	var names []string
 	for _, x := range slices.SortedStableFunc(slices.Values(m.parked),
-		func(a, b note) int { return cmp.Compare(a.called, b.called) }) {
-		if x.called > 0 {
+		func(a, b note) int { return cmp.Or(cmp.Compare(a.called, b.called), cmp.Compare(a.note, b.note)) }) {
+		if x.called != 0 {
 			names = append(names, x.note)
 		}
 	}
@@ -993,8 +995,7 @@ func (s *sim) check() {
 	m.bury()
 	n, fate, inbound, lend := "", "", s.r.IntN(4), max(0, s.r.IntN(6)-3)
 	if len(m.parked) > 0 && s.r.IntN(3) == 0 {
-		n, fate = m.parked[s.r.IntN(len(m.parked))].note, []string{"gone", "later",
-			"left"}[s.r.IntN(3)]
+		n, fate = m.parked[s.r.IntN(len(m.parked))].note, []string{"gone", "later", "left", "missing"}[s.r.IntN(4)]
 	}
 	s.orderRate()
 	args := []any{s.limit, inbound, 500, n, fate, lend, s.every, s.spare, s.known}
@@ -1004,7 +1005,10 @@ func (s *sim) check() {
 		s.setRate(m)
 	}
 	got := s.run("check", args...)
-	if at := m.parkedAt(n); at >= 0 && (m.parked[at].called > 0 || fate == "left") {
+	if at := m.parkedAt(n); at >= 0 && m.parked[at].called != 0 && fate == "missing" &&
+		m.now-m.parked[at].ticket < 10_000_000 {
+		m.parked[at].called = yet
+	} else if at >= 0 && (m.parked[at].called != 0 || fate == "left") {
 		m.parked = slices.Delete(m.parked, at, at+1)
 		if fate == "later" {
 			m.parked = append(m.parked, note{n, m.now, 0})
@@ -1017,6 +1021,24 @@ func (s *sim) check() {
 		inbound = 0
 	}
 	s.calls(got, int64(free), free, lend, inbound)
+}
+
+func (s *sim) enlist() {
+	m, n := &s.m, fmt.Sprintf("q/%d", s.r.IntN(12))
+	got := num(s.run("enlist", n))
+	if len(m.parked) == 0 {
+		if got != 0 {
+			failf("place %d, and nothing is parked", got)
+		}
+		return
+	}
+	if m.parkedAt(n) < 0 {
+		m.parked = append(m.parked, note{n, m.now, 0})
+		m.sortParked()
+	}
+	if want := int64(len(m.line) + m.parkedAt(n) + 1); got != want {
+		failf("place %d, want %d", got, want)
+	}
 }
 
 func (s *sim) renew() {
@@ -1366,6 +1388,8 @@ func runModel(w world, e *sender, seed uint64, kind string) (log []string, err e
 				emptied = true
 			case k < 34:
 				s.renew()
+			case k == 34 && s.r.IntN(2) == 0:
+				s.enlist()
 			case k == 34:
 				s.close()
 			case k == 35:
@@ -1992,6 +2016,12 @@ var mistakes = []struct {
 	what, text, instead string
 }{
 	{0, "the last in line is first", "call('ZPOPMIN', line)", "call('ZPOPMAX', line)"},
+	{3, "enlist moves a note", "call('ZADD', parked, 'NX', int(now_us), note)", "call('ZADD', parked, int(now_us), note)"},
+	{0, "enlist parks behind nobody", " or redis.call('EXISTS', KEYS[4]) == 0 then return 0", " then return 0"},
+	{7, "a missing task is gone at once", "now_us - (call('ZSCORE', parked, note) or 0) < 10000000", "false"},
+	{2, "a missing task is never gone", "now_us - (call('ZSCORE', parked, note) or 0) < 10000000", "true"},
+	{7, "a missing task counts as called", "'XX', '0', note)", "'XX', int(now_us), note)"},
+	{7, "a missing task was called in 1970", "at and at ~= '0' and", "at and"},
 	{0, "a dead waiter is granted a slot", "tonumber(c), tonumber(till) > now_ms", "tonumber(c), true"},
 	{1, "a lease ends late", "tonumber(found[2]) <= now_ms and", "tonumber(found[2]) <= now_ms - 60 and"},
 	{0, "a granted waiter's record stays", "if token then call('HDEL', info, token) end", ""},

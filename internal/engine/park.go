@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"crypto/rand"
+	"math"
 	mathrand "math/rand/v2"
 	"sync"
 	"time"
@@ -385,7 +386,7 @@ func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
 		if leaves {
 			// Within the claim, and while this call is under way: so nobody calls the note again before it has left.
 			// After an error the next check tries again.
-			c, sent := p.checkCall(r, note, map[Fate]string{FateGone: "gone", FateLater: "later"}[fate]), time.Now()
+			c, sent := p.checkCall(r, note, string(fate)), time.Now()
 			reply, _ := p.engine.conn.Run(context.Background(), c.Script, c.Keys, c.Args...)
 			if back, err := parseNamed(reply); err == nil {
 				p.noteNamed(r, back, sent)
@@ -436,4 +437,16 @@ func (p *parking) withClaim(r Ref, note string, f func(context.Context)) {
 	if time.Since(began) <= callTime/2 {
 		_, _ = e.conn.DeleteIfEqual(context.Background(), dropScript, claim, holder) // an error: it lapses
 	}
+}
+
+// enlistTime bounds Enlist: an enqueueing waits no longer for what only saves work.
+const enlistTime = time.Second
+
+// Enlist gives a note that is about to be enqueued the last place of the parked ones, and returns that, from 1 on. 0:
+// nothing is parked. After an error the note may have a place.
+func (e *Engine) Enlist(ctx context.Context, key, note string) (place int64, err error) {
+	ctx, cancel := context.WithTimeout(ctx, enlistTime)
+	defer cancel()
+	r := Ref{Key: key}
+	return e.code(ctx, math.MaxInt64, enlistScript, r.keys(), note)
 }

@@ -30,8 +30,6 @@ var began = time.Unix(1_000_000_000, 0)
 // told is the line of a story.
 type told parkedLine
 
-var fateNames = map[string]Fate{"coming": FateComing, "later": FateLater, "gone": FateGone, "unsure": FateUnsure}
-
 func (s *told) play(e *event) (string, error) {
 	n, now := (*parkedLine)(s), began.Add(e.At)
 	say := func(yes bool, this, that string) (string, error) {
@@ -58,10 +56,8 @@ func (s *told) play(e *event) (string, error) {
 		return say(n.beginCall(strings.Join(e.Words(), " ")), "the Caller is called", "nobody is called")
 	case "answers", "ends":
 		words := e.Words()
-		fate, known := fateNames[words[1]]
+		fate := Fate(strings.TrimPrefix(words[1], "unsure"))
 		switch {
-		case !known:
-			return "", fmt.Errorf("%q is no answer of a Caller", words[1])
 		case e.Name == "answers":
 			return say(n.noteFate(words[0], fate), "leaves the called", "stays called")
 		case n.endCall(words[0], fate, now):

@@ -44,7 +44,7 @@ type parkedLine struct {
 
 	calls   map[string]call // by note; nil while empty
 	counted int             // that the server's workers know of
-	notNow  map[string]bool // notes whose Caller answered FateLater since the last check; nil while empty
+	notNow  map[string]bool // notes whose Caller answered FateLater or FateMissing since the last check; nil while empty
 
 	// These are parking's.
 	entry
@@ -110,21 +110,19 @@ func (n *parkedLine) beginCall(note string) bool {
 
 // noteFate reports whether the answer takes a note from its place. If one is gone others may be: more are called.
 func (n *parkedLine) noteFate(note string, fate Fate) bool {
-	if n.calls[note].state != underWay {
+	if n.calls[note].state != underWay || fate == FateUnsure || fate == FateComing {
 		return false
 	}
-	if fate == FateGone {
+	if fate != FateLater {
 		n.inbound = min(4*n.inbound, maxInbound)
 	}
-	if fate != FateLater {
-		return fate == FateGone
+	if fate != FateGone {
+		if n.notNow == nil {
+			n.notNow = make(map[string]bool)
+		}
+		n.notNow[note] = true
 	}
-	// Beyond maxNotNow the note stays called, and is passed over too.
-	if n.notNow == nil {
-		n.notNow = make(map[string]bool)
-	}
-	n.notNow[note] = true
-	return len(n.notNow) <= maxNotNow
+	return fate != FateLater || len(n.notNow) <= maxNotNow // beyond, the note stays called
 }
 
 // endCall reports whether the note is to be called again.

@@ -48,6 +48,7 @@ var (
 	inspectScript = script("inspect")
 	gatesScript   = script("gates")
 	lineScript    = script("line")
+	enlistScript  = script("enlist")
 	sweepScript   = script("sweep")
 	putScript     = script("put")
 

@@ -25,7 +25,8 @@ const version = "1"
 type Stamp struct {
 	// Most is how often the caller lets the task be retried. asynq is told one more: the reserved attempt.
 	Most int
-	// Nonce, Ticket and Key are those of an ordered task, else zero. Key is the lock's Redis key.
+	// Key is the Redis key of the lock in whose line the task has a place. Nonce and Ticket are those of an ordered task;
+	// zero: it was parked when it was enqueued.
 	Nonce  string
 	Ticket int64
 	Key    string
@@ -45,7 +46,7 @@ func (s Stamp) Text(t *asynq.Task) string {
 	if s.Due != 0 || s.By != 0 {
 		text = fmt.Sprintf("%s,%d,%d", text, s.Due, s.By)
 	}
-	if s.Nonce != "" {
+	if s.Key != "" {
 		text = fmt.Sprintf("%s %s %d %s", text, s.Nonce, s.Ticket, s.Key)
 	}
 	return text
@@ -69,7 +70,8 @@ func Of(headers map[string]string, note string) (s Stamp, ok bool) {
 	}
 	if len(f) == 7 {
 		s.Nonce, s.Key = f[4], f[6]
-		if s.Ticket, err = strconv.ParseInt(f[5], 10, 64); err != nil || s.Ticket <= 0 || !isNonce(s.Nonce) {
+		s.Ticket, err = strconv.ParseInt(f[5], 10, 64)
+		if err != nil || s.Ticket < 0 || s.Ticket > 0 != isNonce(s.Nonce) || s.Ticket == 0 && s.Nonce != "" {
 			return Stamp{}, false
 		}
 	}
@@ -110,7 +112,7 @@ func in(t *asynq.Task) []string {
 }
 
 // Ordered reports whether the task has the stamp of an ordered task.
-func Ordered(t *asynq.Task) bool { return len(in(t)) == 7 }
+func Ordered(t *asynq.Task) bool { f := in(t); return len(f) == 7 && f[4] != "" }
 
 // IsLast reports whether the task has a stamp, and its caller allows no attempt more after that with retried attempts
 // spent before it.

@@ -40,9 +40,12 @@ func TestOf(t *testing.T) {
 	plain := New(note, 3)
 	ordered := plain
 	ordered.Nonce, ordered.Ticket, ordered.Key = NewNonce(), 17, "automutex:{report|a b}"
-	timed, both := plain, ordered
-	timed.By, both.Due, both.By = 1795753169476, 1795753169476, 1
-	for _, s := range []Stamp{plain, ordered, timed, both} {
+	parked, timed, both := plain, plain, ordered
+	parked.Key, timed.By, both.Due, both.By = ordered.Key, 1795753169476, 1795753169476, 1
+	if Ordered(task(parked.Text(task("")))) {
+		t.Error("a parked task is no ordered one")
+	}
+	for _, s := range []Stamp{plain, ordered, parked, timed, both} {
 		headers := map[string]string{Header: s.Text(task(""))}
 		if got, ok := Of(headers, note); !ok || got != s {
 			t.Errorf("%q is %+v, %v; want %+v", s, got, ok, s)
@@ -54,7 +57,7 @@ func TestOf(t *testing.T) {
 	start := version + " " + short(note) + " any "
 	for _, text := range []string{
 		"", "3", version, start, start + "three", start + "-1", start + "3,1", start + "3,1,2,3",
-		start + "3,-1,0", start + "3,1,soon", start + "3 more", "v0 " + short(note) + " any 3",
+		start + "3,-1,0", start + "3,1,soon", start + "3 more", "v0 " + short(note) + " any 3", start + "3  17 key",
 		start + "3 nonce 17 key", start + "3 " + ordered.Nonce + " 0 key", start + "3 " + ordered.Nonce + " -17 key",
 		start + "3 " + ordered.Nonce + " soon key", start + "3 " + ordered.Nonce + "| 17 key", start + "x " + ordered.Nonce +
 			" 17 key",

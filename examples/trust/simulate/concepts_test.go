@@ -1502,7 +1502,8 @@ func (r rulePlan) onArchive() automutex.OnArchive {
 }
 
 func (w *world) newOrdered() *automutex.Client {
-	if !w.plan.isOrdered() && !slices.ContainsFunc(w.plan.Rules, func(r rulePlan) bool { return r.StartWithin > 0 }) {
+	if !w.plan.isOrdered() && !w.plan.Clients &&
+		!slices.ContainsFunc(w.plan.Rules, func(r rulePlan) bool { return r.StartWithin > 0 }) {
 		return nil
 	}
 	return must(automutex.NewClient(w.producerRedis[1], w.producer, automutex.Config{

@@ -28,6 +28,7 @@ type plan struct {
 	History     int           // how many runs of a key are kept
 	Lead        time.Duration // how long a leader's function lasts; 0: nobody leads
 	Groups      *groupPlan    // how groups are aggregated; nil: there are none
+	Clients     bool          // all tasks are enqueued by a Client, not those in order alone
 	MinReplicas int           // how many replicas have to know of a lease
 	Quiet       time.Duration // how long the servers go on when all tasks have ended
 	Even        bool          // keys with tasks share the workers evenly

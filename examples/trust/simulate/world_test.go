@@ -187,7 +187,11 @@ func (w *world) linesEmptyIn() (longest time.Duration) {
 		if err != nil {
 			panic(err) // no fault hits the operator
 		}
-		if places := info.Parked + info.Called; places > 0 && info.Gate.OpensIn > 0 {
+		places := info.Parked + info.Called
+		if places > 0 {
+			longest = max(longest, 10*time.Second) // a missing task may be one that its producer is about to enqueue
+		}
+		if places > 0 && info.Gate.OpensIn > 0 {
 			// To drop one takes half a dozen exchanges.
 			longest = max(longest, info.Gate.OpensIn+time.Duration(places)*12*w.plan.Latency)
 		}
@@ -273,7 +277,11 @@ func (w *world) enqueue(n int) {
 		w.enqueueInOrder(n, task, opts)
 		return
 	}
-	info, err := w.producer.Enqueue(task, append(opts, asynq.TaskID(w.plan.id(n)))...)
+	by := automutex.Enqueuer(w.producer)
+	if w.plan.Clients {
+		by = w.ordered
+	}
+	info, err := by.EnqueueContext(context.Background(), task, append(opts, asynq.TaskID(w.plan.id(n)))...)
 	if errors.Is(err, asynq.ErrTaskIDConflict) {
 		err = nil // go-redis sent it again
 		info = &asynq.TaskInfo{ID: w.plan.id(n)}
