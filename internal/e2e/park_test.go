@@ -668,14 +668,17 @@ func TestPark_endsUnseen(t *testing.T) {
 					redistest.Eventually(t, patience, func() bool {
 						info, err := r.inspector.GetTaskInfo(r.queue, id)
 						// at its deadline
-						return err == nil && (info.State == asynq.TaskStateRetry || how == "deadline" &&
-							info.State == asynq.TaskStateArchived)
+						return err == nil && (info.State == asynq.TaskStateRetry || info.State == asynq.TaskStateScheduled ||
+							how == "deadline" && info.State == asynq.TaskStateArchived)
 					}, "%s parks", id)
 				}
 				live := []string{r.enqueueInOrder(client, 1), r.enqueueInOrder(client, 1)}
-				r.awaitParked(live[0])
-				r.awaitParked(live[1])
-				if !c.rule.InOrder {
+				if c.rule.InOrder {
+					r.awaitParked(live[0])
+					r.awaitParked(live[1])
+				} else { // others were parked when they were enqueued
+					r.await(live[0], asynq.TaskStateScheduled)
+					r.await(live[1], asynq.TaskStateScheduled)
 					redistest.Eventually(t, patience, func() bool { return time.Now().After(deadline) }, "the deadline passes")
 				}
 				passing.Lock()

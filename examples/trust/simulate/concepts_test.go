@@ -1502,8 +1502,7 @@ func (r rulePlan) onArchive() automutex.OnArchive {
 }
 
 func (w *world) newOrdered() *automutex.Client {
-	if !w.plan.isOrdered() && !w.plan.Clients &&
-		!slices.ContainsFunc(w.plan.Rules, func(r rulePlan) bool { return r.StartWithin > 0 }) {
+	if !slices.ContainsFunc(w.plan.Tasks, w.plan.byClient) {
 		return nil
 	}
 	return must(automutex.NewClient(w.producerRedis[1], w.producer, automutex.Config{
@@ -1511,10 +1510,29 @@ func (w *world) newOrdered() *automutex.Client {
 	}))
 }
 
-func (w *world) enqueueInOrder(n int, task *asynq.Task, opts []asynq.Option) {
+func (d *drawer) clients() {
+	s := d.aside("clients")
+	s.p.Clients = s.chance(0.2)
+	for i := range s.p.Tasks {
+		if s.chance(0.1) {
+			s.p.Tasks[i].Slow = s.span(0, 12_000)
+		}
+	}
+}
+
+// byClient tells whether the task is enqueued by a Client, unless it is Plain.
+func (p *plan) byClient(t taskPlan) bool {
+	return p.Clients || p.orderOf(t) != nil || p.startsWithin(t) > 0
+}
+
+// slowKey is that of taskPlan.Slow in a context.
+type slowKey struct{}
+
+func (w *world) enqueueByClient(n int, task *asynq.Task, opts []asynq.Option) {
 	id := w.plan.id(n)
 	w.book.named(n, id)
-	info, err := w.ordered.Enqueue(task, append(opts, asynq.TaskID(id))...)
+	ctx := context.WithValue(context.Background(), slowKey{}, w.plan.Tasks[n].Slow)
+	info, err := w.ordered.EnqueueContext(ctx, task, append(opts, asynq.TaskID(id))...)
 	full, failed := (*automutex.FullError)(nil), (*automutex.EnqueueError)(nil)
 	switch {
 	case errors.As(err, &full):

@@ -55,6 +55,7 @@ func draw(seed uint64) *plan {
 	}
 	d.groups()
 	d.inTime()
+	d.clients()
 	d.splits(length)
 	d.suspensions(length)
 	return d.p

@@ -550,6 +550,9 @@ func (s slowFailure) DialHook(next redis.DialHook) redis.DialHook { return next 
 
 func (s slowFailure) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
+		if slow, _ := ctx.Value(slowKey{}).(time.Duration); s.end.kind == "asynq" && cmd.Name() == "evalsha" {
+			time.Sleep(slow)
+		}
 		err := next(ctx, cmd)
 		if err != nil && !isSetup(strings.ToUpper(cmd.Name())) {
 			s.waitOut(err)

@@ -673,13 +673,12 @@ func (b *ledger) judgeTimeLeft(r *run) {
 	}
 }
 
-// judgeWorker looks how long a task of a key that nobody else wants has waited for a worker, which the tasks of others
-// kept.
+// judgeWorker looks how long a task has waited that has a time for this: of a key that nobody else wants, for a worker,
+// which the tasks of others kept.
 func (b *ledger) judgeWorker(r *run) {
 	task := b.books[r.n].plan
 	if waited := b.at() - task.At; task.Within > 0 && waited > task.Within && r.nth == 0 && b.isSure() {
-		b.violatef("worker: task %d begins %s after it was enqueued, behind tasks of other keys; want %s", r.n, waited,
-			task.Within)
+		b.violatef("worker: task %d begins %s after it was enqueued; want %s", r.n, waited, task.Within)
 	}
 }
 
@@ -1168,8 +1167,7 @@ func (b *ledger) judgeEnd(t *taskBook) {
 		return
 	}
 	// never enqueued, or not for certain
-	byClient := b.w.plan.orderOf(task) != nil || b.w.plan.startsWithin(task) > 0
-	if t.id == "" || byClient && !t.accepted && state == "gone" || task.Aggregated && !b.clean &&
+	if t.id == "" || b.w.plan.byClient(task) && !t.accepted && state == "gone" || task.Aggregated && !b.clean &&
 		b.neverCame(t) {
 		return
 	}

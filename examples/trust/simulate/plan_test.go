@@ -28,7 +28,7 @@ type plan struct {
 	History     int           // how many runs of a key are kept
 	Lead        time.Duration // how long a leader's function lasts; 0: nobody leads
 	Groups      *groupPlan    // how groups are aggregated; nil: there are none
-	Clients     bool          // all tasks are enqueued by a Client, not those in order alone
+	Clients     bool          // all tasks are enqueued by a Client
 	MinReplicas int           // how many replicas have to know of a lease
 	Quiet       time.Duration // how long the servers go on when all tasks have ended
 	Even        bool          // keys with tasks share the workers evenly
@@ -154,7 +154,8 @@ type taskPlan struct {
 	As int
 	// Within is how soon after its enqueueing its handler begins, if nothing is wrong; 0: it does not matter.
 	Within time.Duration
-	Steps  []stepPlan // what its runs do; the last one goes for all further ones
+	Slow   time.Duration // between the two commands with which a Client enqueues it
+	Steps  []stepPlan    // what its runs do; the last one goes for all further ones
 }
 
 func (p *plan) id(n int) string {

@@ -184,7 +184,7 @@ func (p *plan) faultable() []faultPlan {
 	if p.isOrdered() {
 		clients = append(clients, faultPlan{Proc: 0, Client: "asynq"})
 	}
-	if len(p.Unique) > 0 || p.isOrdered() {
+	if len(p.Unique) > 0 || p.isOrdered() || p.Clients {
 		clients = append(clients, faultPlan{Proc: -1, Client: "lock"}, faultPlan{Proc: -1, Client: "asynq"})
 	}
 	if slices.ContainsFunc(p.Ops, func(op opPlan) bool { return op.Kind == "skip" }) {

@@ -273,15 +273,11 @@ func (w *world) enqueue(n int) {
 		w.book.enqueued(n, info, err)
 		return
 	}
-	if (w.plan.orderOf(t) != nil || w.plan.startsWithin(t) > 0) && !t.Plain {
-		w.enqueueInOrder(n, task, opts)
+	if w.plan.byClient(t) && !t.Plain {
+		w.enqueueByClient(n, task, opts)
 		return
 	}
-	by := automutex.Enqueuer(w.producer)
-	if w.plan.Clients {
-		by = w.ordered
-	}
-	info, err := by.EnqueueContext(context.Background(), task, append(opts, asynq.TaskID(w.plan.id(n)))...)
+	info, err := w.producer.Enqueue(task, append(opts, asynq.TaskID(w.plan.id(n)))...)
 	if errors.Is(err, asynq.ErrTaskIDConflict) {
 		err = nil // go-redis sent it again
 		info = &asynq.TaskInfo{ID: w.plan.id(n)}
