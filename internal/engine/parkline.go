@@ -110,19 +110,17 @@ func (n *parkedLine) beginCall(note string) bool {
 
 // noteFate reports whether the answer takes a note from its place. If one is gone others may be: more are called.
 func (n *parkedLine) noteFate(note string, fate Fate) bool {
-	if n.calls[note].state != underWay || fate == FateUnsure || fate == FateComing {
+	switch {
+	case n.calls[note].state != underWay || fate == FateUnsure || fate == FateComing:
 		return false
-	}
-	if fate != FateLater {
+	case fate == FateGone:
 		n.inbound = min(4*n.inbound, maxInbound)
+		return true
+	case n.notNow == nil:
+		n.notNow = make(map[string]bool)
 	}
-	if fate != FateGone {
-		if n.notNow == nil {
-			n.notNow = make(map[string]bool)
-		}
-		n.notNow[note] = true
-	}
-	return fate != FateLater || len(n.notNow) <= maxNotNow // beyond, the note stays called
+	n.notNow[note] = true
+	return fate == FateMissing || len(n.notNow) <= maxNotNow // beyond, the note stays called
 }
 
 // endCall reports whether the note is to be called again.
