@@ -1,7 +1,7 @@
 -- advance: a free slot goes to a waiter in K:line, who takes the lock in no order: so waiters and tasks take turns.
 -- Else to the head, if it waits in a worker. Parked tasks are called in order until inbound of them and of waiting
 -- ones are coming, none behind one that is not. A head to look for is named. A section; expects inbound, ended: a slot
--- came free just now, so the head is not late; and own, told, see send. Writes the word. Sets free, the free slots,
+-- came free just now, so the head is not late; and send. Writes the word. Sets free, the free slots,
 -- and waiting: nil if nobody is kept waiting, else {parked and waiting, until the first deadline or the gate opens
 -- (ms, -1: neither), named, ...}.
 local waiting
@@ -20,12 +20,10 @@ do
     --@include hold
     head.state, head.since, head.owner, head.begun, head.seen = 'a', 0, owner, head.retried + 1, now_us
     put_task(head)
-    local message = head.token .. ' ' .. int(fence) .. ' ' .. int(now_us)
-    --@include send
+    send(head.token, int(fence))
   end
   if head and ended and opens > now_us and waits_alive(head) then -- the gate has closed: the head asks when it opens
-    local message = head.token .. ' -3 ' .. int(now_us) .. ' ' .. int(opens - now_us)
-    --@include send
+    send(head.token, -3, int(opens - now_us))
   end
   free = math.max(0, limit - count)
   if not head then

@@ -62,7 +62,7 @@ end
 
 -- 1. The asker holds the lock. One that knows of a pause gives it back, and is in line where it was.
 local token, moved = token_of(body), false
-local held = first == body or count > 1 and tonumber(call('ZSCORE', holders, body) or 0) > now_ms
+local held = holds(body)
 if held and limit == 0 then
   --@include leave
   leave(body)
@@ -88,10 +88,10 @@ end
 
 -- 2. A slot is free: waiters come first, and the asker may be one of them.
 local same, stopped, its_fence, pool_value
-local free = math.max(0, limit - count)
-if values and limit > 0 then free = call('ZCARD', values) end
+--@include free
 if free > 0 then
-  local asker, costs, own, told = body, cost, nil, nil
+  local asker, costs = body, cost
+  --@include send
   --@include grant
   its_fence, pool_value, stopped = mine, its_value, more
 end
@@ -105,8 +105,7 @@ if noted and not its_fence then
 end
 if borrows and not its_fence and limit > 0 and opens <= now_us and not same then
   local length, value = lease, nil
-  call('ZREM', line, token)
-  call('HDEL', info, token)
+  leave_line(token)
   --@include hold
   its_fence = fence
 end
@@ -128,8 +127,7 @@ local place, has_parked = 0, 0
 ticket = ticket or ARGV[11] ~= '0' and tonumber(ARGV[11] or nil) or nil
 if park then
   ticket = call('ZSCORE', line, token) or ticket
-  call('ZREM', line, token)
-  call('HDEL', info, token)
+  leave_line(token)
   ticket = ticket and ticket % aside or now_us
   if was_parked then
     --@include unpark
@@ -157,8 +155,7 @@ elseif stay > 0 then
   for _ = 1, math.min(place, 25) do
     local head = call('ZRANGE', line, '0', '0')[1]
     if tonumber(string.match(call('HGET', info, head) or '0', '^%d+')) > now_ms then break end
-    call('ZREM', line, head)
-    call('HDEL', info, head)
+    leave_line(head)
     place = place - 1
   end
   if new and place == 0 then call('PEXPIREAT', line, int(good)) end

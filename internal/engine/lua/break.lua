@@ -13,7 +13,7 @@ local w = redis.call('GET', KEYS[1])
 local changes = how ~= 'list' and (w or redis.call('EXISTS', KEYS[6]) == 1)
 local limit = changes and tonumber(ARGV[1]) or nil
 --@include head
-local own, told
+--@include send
 if how == 'list' or how == 'key' then
   local reply = w and not f and not limit and {w} or call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf')
   table.insert(reply, 1, values and call('ZCARD', values) + call('ZCARD', holders) or #reply)
@@ -28,8 +28,7 @@ for i = 3, #ARGV do
     leave(body)
     broken = broken + 1
   end
-  local message = token_of(body) .. ' -1 ' .. int(now_us)
-  --@include send
+  send(token_of(body), -1)
 end
 if not changes then return {broken} end
 local opened = 0
@@ -40,8 +39,8 @@ for _, why in ipairs(how == 'open' and {'closed', 'cooldown'} or {}) do
     --@include move
   end
 end
-local free, moved, asker, lease = math.max(0, limit - count), true, nil, nil
-if values and limit > 0 then free = call('ZCARD', values) end
+local moved, asker, lease = true, nil, nil
+--@include free
 --@include grant
 --@include settle
 return {broken + opened}

@@ -9,7 +9,7 @@ local body, limit = ARGV[1], 2
 local w = redis.call('GET', KEYS[1])
 if not w or w ~= body and string.sub(w, 1, 1) ~= '+' then return 0 end
 --@include head
-local was = first == body or count > 1 and tonumber(call('ZSCORE', holders, body) or 0) > now_ms
+local was = holds(body)
 if was then
   local why, at = 'closed', math.max(gates.closed or 0, now_us + ARGV[2] * 1000)
   --@include move

@@ -1,7 +1,6 @@
 -- grant: the free slots go to live waiters, by their tickets, and then to the asker. A section; expects
---   free   the slots that are free
+--   free   the slots that are free; and send
 --   moved  a slot was freed, or a waiter left
---   own, told  see send
 --   asker  the body that asks, which lives, and lease, how long it wants the lock (ms); nil: nobody asks, and else
 --   costs  for how many starts it counts
 -- and sets free, moved, and
@@ -21,8 +20,7 @@ while free > 0 and not (mine and (nobody or asides)) do -- the others in line ge
   if opens > now_us then
     local head = moved and call('ZRANGE', line, '0', '0')[1]
     if head and head ~= (asker and token_of(asker)) then
-      local message = head .. ' -3 ' .. int(now_us) .. ' ' .. int(opens - now_us)
-      --@include send
+      send(head, -3, int(opens - now_us))
     end
     free = 0
     break
@@ -58,8 +56,7 @@ while free > 0 and not (mine and (nobody or asides)) do -- the others in line ge
       if body == asker then
         mine, its_value, asker = fence, value, nil
       else
-        local message = token .. ' ' .. int(fence) .. ' ' .. int(now_us) .. (value and ' ' .. value or '')
-        --@include send
+        send(token, int(fence), value)
       end
     end
   end

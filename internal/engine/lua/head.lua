@@ -73,3 +73,12 @@ if found[2] and tonumber(found[2]) <= now_ms and limit then
 end
 count, first, deadline = #found / 2, found[1], tonumber(found[2])
 if count == 2 then count = call('ZCOUNT', holders, '(' .. int(now_ms), '+inf') end
+
+local function holds(body)
+  return first == body or count > 1 and tonumber(call('ZSCORE', holders, body) or 0) > now_ms
+end
+
+local function leave_line(token)
+  call('HDEL', info, token)
+  return call('ZREM', line, token) == 1
+end

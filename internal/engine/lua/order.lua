@@ -71,10 +71,6 @@ local function remove_task(task)
   end
 end
 
-local function holds(body)
-  return first == body or count > 1 and tonumber(call('ZSCORE', holders, body) or 0) > now_ms
-end
-
 -- run_of: the holder that is a run of the task, or nil
 local function run_of(task)
   local body = table.concat({task.token, task.owner, task.note}, '|')

@@ -115,7 +115,8 @@ else
 end
 put_task(task)
 if count < limit then
-  local inbound, ended, own, told = 0, false, nil, nil -- the head may wait for a message that was lost
+  local inbound, ended = 0, false -- the head may wait for a message that was lost
+  --@include send
   --@include advance
   deadline = count > 0 and tonumber(call('ZRANGE', holders, '0', '0', 'WITHSCORES')[2])
 else

@@ -27,20 +27,20 @@ elseif w and w ~= body and string.sub(w, 1, 1) ~= '+' then
   return -1 - math.max(0, limit - 1)
 end
 --@include head
-local was = first == body or count > 1 and tonumber(call('ZSCORE', holders, body) or 0) > now_ms
+local was = holds(body)
 -- The only holder of a mutex leaves after the next came: so the key is never empty, and keeps its TTL.
 local late = was and limit == 1 and count == 1 and not values and cooldown == '0'
 if was and not late then
   --@include leave
   leave(body, ARGV[7])
 end
-local own, told = string.match(body, '^[^.]*'), nil
-local free, moved, asker, lease = late and 1 or math.max(0, limit - count), was, nil, nil
-if values and limit > 0 then free = call('ZCARD', values) end
+--@include send
+own = string.match(body, '^[^.]*')
+local moved, asker, lease = was, nil, nil
+--@include free
+if late then free = 1 end
 if not was then
-  local token = token_of(body)
-  moved = call('ZREM', line, token) == 1
-  if moved then call('HDEL', info, token) end
+  moved = leave_line(token_of(body))
 elseif cooldown ~= '0' then
   local why, at = 'cooldown', math.max(gates.cooldown or 0, now_us + cooldown * 1000)
   --@include move

@@ -15,7 +15,7 @@ local limit, slots = nil, tonumber(ARGV[1])
 if overtaken(ARGV[2]) then return 1 end
 local w = redis.call('GET', KEYS[1])
 --@include head
-local own, told
+--@include send
 local bodies = {w}
 if f then bodies = call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf', 'LIMIT', '0', '1000') end
 if math.max(count, #bodies) < slots or slots == 0 or opens > now_us then return 0 end
@@ -30,7 +30,6 @@ table.sort(known)
 for _, one in ipairs(known) do
   local came, token = string.match(one, '^(%d+) (.*)$')
   if not overtaken(came) then break end
-  local message = token .. ' -2 ' .. int(now_us)
-  --@include send
+  send(token, -2)
 end
 return 0

@@ -11,7 +11,7 @@ local w = redis.call('GET', KEYS[1])
 if not w and redis.call('EXISTS', KEYS[6]) == 0 or w and string.sub(w, 1, 1) ~= '+' then return {0, from, 0} end
 local before = redis.call('ZCARD', KEYS[2])
 --@include head
-local own, told
+--@include send
 local holding = call('ZCARD', holders)
 local removed = before - holding
 local found = call('ZRANGEBYSCORE', line, '(' .. from, '+inf', 'WITHSCORES', 'LIMIT', '0', '100')
@@ -19,14 +19,13 @@ for i = 1, #found, 2 do
   local till = string.match(call('HGET', info, found[i]) or '', '^%d+')
   from = found[i + 1]
   if not till or tonumber(till) <= now_ms then
-    call('ZREM', line, found[i])
-    call('HDEL', info, found[i])
+    leave_line(found[i])
     removed = removed + 1
   end
 end
 local left = math.ceil(math.max(holding - count, call('ZCOUNT', line, '(' .. from, '+inf')) / 100)
-local free, moved, asker, lease = math.max(0, limit - count), removed > 0, nil, nil
-if values and limit > 0 then free = call('ZCARD', values) end
+local moved, asker, lease = removed > 0, nil, nil
+--@include free
 --@include grant
 --@include settle
 return {removed, from, left}
