@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -677,7 +678,6 @@ func TestPark_endsUnseen(t *testing.T) {
 					r.awaitParked(live[0])
 					r.awaitParked(live[1])
 				} else { // others were parked when they were enqueued
-					r.await(live[0], asynq.TaskStateScheduled)
 					r.await(live[1], asynq.TaskStateScheduled)
 					redistest.Eventually(t, patience, func() bool { return time.Now().After(deadline) }, "the deadline passes")
 				}
@@ -715,61 +715,48 @@ func TestPark_overdue(t *testing.T) {
 	})
 }
 
-// A Client parks the tasks of a key that has parked ones before asynq has them: they do not pass through the queue.
+// A Client parks the tasks of a key that has parked ones: asynq has them as scheduled until their turn comes, or until
+// they are to start. It leaves those alone that have another time or fate, and after a failure does not ask again.
 func TestPark_enqueued(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := heldRig(t, s, setup{workers: 1})
-		c, err := automutex.NewClient(r.rdb, r.client, automutex.Config{Rules: r.cfg.Rules, Prefix: r.cfg.Prefix})
-		redistest.Must(t, err)
-		enqueue := func(key int, options ...asynq.Option) *asynq.TaskInfo {
-			info, err := c.Enqueue(asynq.NewTask("work", fmt.Appendf(nil, `{"id":%d}`, key)), r.options(options)...)
-			redistest.Must(t, err)
-			return info
-		}
-		ids := []string{enqueue(1).ID}
+		rules := []automutex.Rule{{Task: "work", On: []string{"id"}}}
+		r, c := orderRig(t, s, setup{rules: rules, workers: 1})
+		held := r.take("work", "1")
+		ids := []string{r.enqueueInOrder(c, 1)}
 		r.awaitParked(ids[0])
-		for range 50 {
-			info := enqueue(1)
-			if ids = append(ids, info.ID); info.State != asynq.TaskStateScheduled {
-				t.Fatalf("%s is %s", info.ID, info.State)
+		comesIn := func(least, most time.Duration, options ...asynq.Option) {
+			t.Helper()
+			ids = append(ids, r.enqueueInOrder(c, 1, options...))
+			info, err := r.inspector.GetTaskInfo(r.queue, ids[len(ids)-1])
+			redistest.Must(t, err)
+			in, scheduled := time.Until(info.NextProcessAt), info.State == asynq.TaskStateScheduled
+			if scheduled != (most > 0) || scheduled && (in < least || in > most) {
+				t.Errorf("%v: %s, in %s", options, info.State, in)
+			}
+			if scheduled && len(options) > 0 {
+				redistest.Must(t, r.inspector.DeleteTask(r.queue, info.ID))
+				ids = ids[:len(ids)-1]
 			}
 		}
-		if info, err := r.inspector.GetQueueInfo(r.queue); err != nil || info.Scheduled != 50 || info.Pending != 0 {
-			t.Errorf("the queue: %+v, %v", info, err)
+		comesIn(4*time.Second, 20*time.Second)
+		comesIn(time.Second, 4*time.Second, automutex.StartBy(time.Now().Add(3*time.Second)))
+		comesIn(4*time.Second, 20*time.Second)
+		comesIn(time.Minute, time.Hour, asynq.ProcessIn(time.Hour))
+		comesIn(0, 0, asynq.Unique(time.Hour))
+		comesIn(0, 0, asynq.Deadline(time.Now().Add(time.Hour)))
+		dials := 0
+		away := redis.NewClient(&redis.Options{DialerRetries: 1, MaxRetries: -1,
+			Dialer: func(context.Context, string, string) (net.Conn, error) { dials++; return nil, net.ErrClosed }})
+		t.Cleanup(func() { _ = away.Close() })
+		c, err := automutex.NewClient(away, r.client, automutex.Config{Rules: rules, Prefix: r.cfg.Prefix, Inspector: r.inspector})
+		redistest.Must(t, err)
+		comesIn(0, 0)
+		comesIn(0, 0)
+		if dials != 1 {
+			t.Errorf("Redis was asked %d times", dials)
 		}
-		last := r.await(ids[50], asynq.TaskStateScheduled).NextProcessAt
-		if in := time.Until(last); in < 45*time.Second || in > 75*time.Second {
-			t.Errorf("the 51st comes by itself in %s", in)
-		}
-		other := enqueue(2)
-		if other.State != asynq.TaskStatePending {
-			t.Errorf("a task of another key is %s", other.State)
-		}
-		r.finish(other.ID)
-		redistest.Must(t, r.inspector.DeleteTask(r.queue, ids[25]))
-		ids = slices.Delete(ids, 25, 26)
-		free()
-		for _, id := range ids {
-			r.finish(id)
-		}
-		r.awaitStored(0, 0, "work", "1")
-
-		// Those that have another time, or none, are asynq's alone.
-		free = func(lease *lock.Lease) func() { return func() { r.free(lease) } }(r.hold("work", "1"))
-		first := enqueue(1).ID
-		r.awaitParked(first)
-		for name, option := range map[string]asynq.Option{
-			"later":    asynq.ProcessIn(time.Hour),
-			"a group":  asynq.Group("g"),
-			"unique":   asynq.Unique(time.Hour),
-			"deadline": asynq.Deadline(time.Now().Add(time.Hour)),
-		} {
-			id := enqueue(1, option).ID
-			if r.stored("work", "1").Parked > 2 && name != "unique" && name != "deadline" {
-				t.Errorf("%s: %s is parked", name, id)
-			}
-		}
-		free()
+		r.free(held)
+		r.finishAll(ids...)
 	})
 }
