@@ -156,6 +156,8 @@ func (e *enqueueing) park(ctx context.Context, s stamp.Stamp) (key string) {
 	if failed != nil || len(targets) == 0 || targets[0].rule.Busy != Park || targets[0].rule.InOrder {
 		return ""
 	}
+	ctx, cancel := context.WithTimeout(ctx, time.Second) // an enqueueing waits no longer for what only saves work
+	defer cancel()
 	place, err := c.engine.Enlist(ctx, targets[0].key, e.note)
 	if err != nil {
 		c.parkAgain.Store(time.Now().Add(parkPause).UnixNano())

@@ -176,12 +176,6 @@ func (e *Engine) Key(name string, parts ...string) string {
 	return keys.HashedKey(e.o.HashKeys, e.o.Prefix, name, parts...)
 }
 
-// ArriveWithin has called work count as overdue after d at the earliest: its server takes that long to fetch it.
-func (e *Engine) ArriveWithin(d time.Duration) { e.parking.arriveWithin(d) }
-
-// CheckSoon looks after the parked work of a key at once, which may borrow workers.
-func (e *Engine) CheckSoon(key string) { e.parking.checkSoon(key) }
-
 // Life counts what is under way, also of readers of orders and of claims.
 func (e *Engine) Life() *life.Life { return e.life }
 

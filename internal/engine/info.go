@@ -18,16 +18,14 @@ type Caller func(ctx context.Context, key, note string) Fate
 // Fate is what a call of parked work led to, as lua/check.lua spells it.
 type Fate string
 
-// The fates.
+// The fates. After the last three the next work is called at once.
 const (
 	FateUnsure Fate = ""       // nothing is known of the call, or it is not possible yet: it is repeated
 	FateComing Fate = "coming" // the work is on its way
-	// FateGone: there is no such work any more, or it is not parked here: its place is given up, and the next is called
-	// at once.
-	FateGone  Fate = "gone"
-	FateLater Fate = "later" // the work cannot run for now: it goes to the end of the line, and the next is called at once
-	// FateMissing: there is no such work. In line for less than 10 s it may be that of Enlist, not enqueued yet: it keeps
-	// its place, and the next is called at once. After that it is gone.
+	FateGone   Fate = "gone"   // there is no such work any more, or it is not parked here: its place is given up
+	FateLater  Fate = "later"  // the work cannot run for now: it goes to the end of the line
+	// FateMissing: there is no such work. It may be that of Enlist, not enqueued yet: it keeps its place until it has been
+	// in line for 10 s, and is gone then.
 	FateMissing Fate = "missing"
 )
 

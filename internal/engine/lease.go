@@ -300,23 +300,26 @@ func (e *Engine) replicate(ctx context.Context, le *Lease) error {
 	if end, ok := ctx.Deadline(); ok {
 		within = min(within, max(time.Until(end), redisx.AnswerGrace))
 	}
-	isHeld, err := e.extend(ctx, le, le.request.TTL, within)
-	if err == nil && !isHeld {
-		err = fmt.Errorf("%w: %q: it was gone when replicas were to be waited for, as after a failover that forgot it",
-			ErrNotReplicated, le.request.Key)
-	}
+	err := e.extend(ctx, le, le.request.TTL, within, errForgotten)
 	if err != nil {
 		e.giveBack(le)
 	}
 	return err
 }
 
-// extend makes le last for length, on enough replicas; isHeld is false if it was lost. On an error le is unchanged.
-func (e *Engine) extend(ctx context.Context, le *Lease, length, within time.Duration) (isHeld bool, err error) {
+var errForgotten = fmt.Errorf("%w: it was gone when replicas were to be waited for, as after a failover that forgot it",
+	ErrNotReplicated)
+
+// extend makes le last for length, on enough replicas. If le was lost, the error Is lost; on another le is unchanged.
+func (e *Engine) extend(ctx context.Context, le *Lease, length, within time.Duration, lost error) error {
 	sent := time.Now()
 	c := e.renewCall(le, length)
 	e.renew(ctx, []*Lease{le}, []*redisx.Call{c}, within)
-	return e.noteRenewal(le, c, length, sent)
+	isHeld, err := e.noteRenewal(le, c, length, sent)
+	if err == nil && !isHeld {
+		err = fmt.Errorf("%w: %q was lost meanwhile", lost, le.request.Name)
+	}
+	return err
 }
 
 func (e *Engine) noteRenewal(le *Lease, c *redisx.Call, length time.Duration, sent time.Time) (isHeld bool, err error) {
@@ -402,11 +405,7 @@ func (le *Lease) Extend(ctx context.Context, length time.Duration) error {
 	if left := time.Until(le.takenAt.Add(r.MaxHold)); r.MaxHold > 0 && left < length {
 		length = min(length, left+r.TTL) // so that the slot is free then
 	}
-	isHeld, err := e.extend(context.WithoutCancel(ctx), le, WholeMS(length), min(ReplicasWithin, r.TTL/4))
-	if err == nil && !isHeld {
-		err = fmt.Errorf("%w: %q was lost before it could be extended", ErrNotHeld, r.Name)
-	}
-	return err
+	return e.extend(context.WithoutCancel(ctx), le, WholeMS(length), min(ReplicasWithin, r.TTL/4), ErrNotHeld)
 }
 
 // CloseGate closes the gate of the lock for length from now: nobody gets the lock, however many slots are free.
@@ -433,12 +432,7 @@ func (le *Lease) CloseGate(ctx context.Context, length time.Duration) error {
 	case e.o.Replicas == 0:
 		return nil
 	}
-	isHeld, err := e.extend(ctx, le, time.Millisecond, min(ReplicasWithin, r.TTL/4)) // never shortens the lease
-	if err == nil && !isHeld {
-		err = fmt.Errorf("%w: %q was gone when replicas were to be waited for, as after a failover that forgot it",
-			ErrNotHeld, r.Name)
-	}
-	return err
+	return e.extend(ctx, le, time.Millisecond, min(ReplicasWithin, r.TTL/4), ErrNotHeld) // never shortens the lease
 }
 
 // Bind returns a context derived from parent that ends with the lease: its cause is ErrLost, or context.Canceled if it

@@ -187,14 +187,7 @@ func (le *Lease) unbegun() *Lease {
 }
 
 func (e *Engine) orderAsk(le *Lease, mode askMode, b control.Bounds) *redisx.Call {
-	r, park := &le.request, int64(0)
-	switch mode {
-	case askTry, askJoin:
-	case askJoinOrPark:
-		park = 2
-	case askPark:
-		park = 1
-	}
+	r, park := &le.request, oneOrZero(mode == askPark)+2*oneOrZero(mode == askJoinOrPark)
 	p := r.Place
 	return &redisx.Call{Script: orderAskScript, Keys: r.keys(), Args: []any{
 		&le.body.Text, r.TTL.Milliseconds(), mode.lifetime(), int64(b.Slots), park, b.Every.Microseconds(),

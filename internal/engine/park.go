@@ -49,7 +49,7 @@ type parking struct {
 	mayCheck  time.Time
 	queue     []*parkedLine // lines with queued calls, but those a call of which is made now
 	callers   int           // goroutines in makeCalls; each ends when queue is empty
-	leastLife time.Duration // the least callLife: minCallLife, unless arriveWithin has set more
+	leastLife time.Duration // the least callLife: minCallLife, unless ArriveWithin has set more
 }
 
 // A parking has no goroutine of its own: its alarm starts checks.
@@ -81,7 +81,9 @@ func (p *parking) wanted(r Ref, releases bool) (inbound, life, lend int64) {
 	return inbound, n.callLife(p.leastLife).Milliseconds(), lend
 }
 
-func (p *parking) arriveWithin(d time.Duration) {
+// ArriveWithin has called work count as overdue after d at the earliest: its server takes that long to fetch it.
+func (e *Engine) ArriveWithin(d time.Duration) {
+	p := e.parking
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.leastLife = max(p.leastLife, min(d, maxCallLife))
@@ -186,8 +188,9 @@ func (p *parking) planCheck(n *parkedLine, opens time.Duration) {
 	p.plan(n)
 }
 
-// checkSoon has a key checked at once: its work may borrow workers.
-func (p *parking) checkSoon(key string) {
+// CheckSoon looks after the parked work of a key at once, which may borrow workers.
+func (e *Engine) CheckSoon(key string) {
+	p := e.parking
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if n := p.lines[key]; n != nil && n.parked && !n.checking {
@@ -386,11 +389,7 @@ func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
 		if leaves {
 			// Within the claim, and while this call is under way: so nobody calls the note again before it has left.
 			// After an error the next check tries again.
-			c, sent := p.checkCall(r, note, string(fate)), time.Now()
-			reply, _ := p.engine.conn.Run(context.Background(), c.Script, c.Keys, c.Args...)
-			if back, err := parseNamed(reply); err == nil {
-				p.noteNamed(r, back, sent)
-			}
+			_ = p.tell(context.Background(), r, note, fate)
 		}
 	})
 	p.mu.Lock()
@@ -401,20 +400,28 @@ func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
 	p.plan(n)
 }
 
-// Unpark takes a note whose work has ended out of the line of a lock, and calls the next one if it is its turn.
-func (e *Engine) Unpark(ctx context.Context, r Ref, note string) error {
-	if err := e.Know(ctx, r.Key); err != nil {
-		return err
-	}
-	c, sent := e.parking.checkCall(r, note, "left"), time.Now()
-	reply, err := e.call(ctx, c.Script, c.Keys, c.Args...)
+// tell tells Redis the fate of a note, and handles what the reply names.
+func (p *parking) tell(ctx context.Context, r Ref, note string, fate Fate) error {
+	c, sent := p.checkCall(r, note, string(fate)), time.Now()
+	reply, err := p.engine.conn.Run(ctx, c.Script, c.Keys, c.Args...)
 	if err != nil {
 		return err
 	}
 	back, err := parseNamed(reply)
 	if err == nil {
-		e.parking.noteNamed(r, back, sent)
+		p.noteNamed(r, back, sent)
 	}
+	return err
+}
+
+// Unpark takes a note whose work has ended out of the line of a lock, and calls the next one if it is its turn.
+func (e *Engine) Unpark(ctx context.Context, r Ref, note string) error {
+	_, err := e.do(ctx, "unpark", r.Key, func() (any, error) {
+		if err := e.Know(ctx, r.Key); err != nil {
+			return nil, err
+		}
+		return nil, e.parking.tell(ctx, r, note, "left")
+	})
 	return err
 }
 
@@ -439,14 +446,9 @@ func (p *parking) withClaim(r Ref, note string, f func(context.Context)) {
 	}
 }
 
-// enlistTime bounds Enlist: an enqueueing waits no longer for what only saves work.
-const enlistTime = time.Second
-
 // Enlist gives a note that is about to be enqueued the last place of the parked ones, and returns that, from 1 on. 0:
 // nothing is parked. After an error the note may have a place.
 func (e *Engine) Enlist(ctx context.Context, key, note string) (place int64, err error) {
-	ctx, cancel := context.WithTimeout(ctx, enlistTime)
-	defer cancel()
 	r := Ref{Key: key}
 	return e.code(ctx, math.MaxInt64, enlistScript, r.keys(), note)
 }

@@ -163,7 +163,7 @@ func startCalling(
 	c := &callers{says: says}
 	e := New(Options{Client: s.Client(t), Prefix: "automutex", Owner: "test", Log: c.log.Logger(), Call: c.call})
 	t.Cleanup(e.Close)
-	e.parking.arriveWithin(maxCallLife) // no call is repeated since a test was stopped for a second
+	e.ArriveWithin(maxCallLife) // no call is repeated since a test was stopped for a second
 	return e, c
 }
 

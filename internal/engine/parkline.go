@@ -141,11 +141,7 @@ func (n *parkedLine) noteReturned(note string, sinceCall time.Duration, own bool
 	if sinceCall < 0 {
 		return
 	}
-	if n.avgReturn == 0 {
-		n.avgReturn = max(sinceCall, 1)
-	} else {
-		n.avgReturn += (sinceCall - n.avgReturn) / 8
-	}
+	n.avgReturn = average(n.avgReturn, sinceCall)
 	if !own || sinceCall <= idleLimit || others == 0 {
 		return
 	}

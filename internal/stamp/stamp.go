@@ -25,8 +25,7 @@ const version = "1"
 type Stamp struct {
 	// Most is how often the caller lets the task be retried. asynq is told one more: the reserved attempt.
 	Most int
-	// Key is the Redis key of the lock in whose line the task has a place. Nonce and Ticket are those of an ordered task;
-	// zero: it was parked when it was enqueued.
+	// Key is the Redis key of the lock that the task has a place for: Nonce and Ticket; zero: it was parked, in no order.
 	Nonce  string
 	Ticket int64
 	Key    string
