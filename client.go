@@ -27,11 +27,10 @@ import (
 // A task that no rule matches goes to asynq unchanged. For every other task the Client does four things:
 //
 //   - It gives the task the next place in the order of its key if a rule says [Rule].InOrder.
-//   - It parks the task at once if others are parked for its key: asynq has it as scheduled until its turn comes, so
-//     that a backlog does not enter the queue. That is for a task that is due now, without asynq.Unique, Deadline and
-//     Group, which package unique does not replace, and whose first key in the order of locking is one under [Park].
-//     The rules' functions are called here, too. If no key can be made, or Redis does not answer within a second, the
-//     task is enqueued as it is.
+//   - It parks the task at once if others are parked for its key: asynq has it as scheduled until its turn comes. So for
+//     a task that is due now, without asynq.Unique, Deadline and Group, that package unique does not replace, and whose
+//     first key in the order of locking is under [Park]. The rules' functions are called here, too. If no key can be
+//     made, or Redis does not answer within a second, the task is enqueued as it is.
 //   - It notes when the task was due, for [Rule].StartWithin, and its [StartBy].
 //   - It reserves an attempt, so that no task waits for its key in its worker since asynq would archive it. asynq is
 //     told one retry more than the task was enqueued with, and the Guard has asynq archive the task when its handler
@@ -50,11 +49,8 @@ type Client struct {
 
 	stampDeadline time.Duration
 
-	parkAgain atomic.Int64 // from when on tasks are parked at their enqueueing (ns since 1970)
+	parkAgain atomic.Int64 // when Redis is asked for parked tasks again (ns since 1970): each enqueueing would wait
 }
-
-// parkPause is how long no task is parked after Redis did not answer: each enqueueing would wait for that.
-const parkPause = 5 * time.Second
 
 // stampDeadline is when others may look whether a stamped task was enqueued. An Enqueue that takes more than half of it
 // confirms its place before it returns.
@@ -86,7 +82,7 @@ func NewClient(rdb lock.Client, client *asynq.Client, cfg Config) (*Client, erro
 		rules: rules, prefix: cfg.Prefix, asynq: client, tasks: tasks,
 		log: cfg.Logger, stampDeadline: stampDeadline,
 	}
-	if slices.ContainsFunc(cfg.Rules, func(r Rule) bool { return r.Busy == Park }) { // so does each with InOrder
+	if rules.parks { // each with InOrder does
 		c.engine = engine.New(engine.Options{Client: rdb, Prefix: cfg.Prefix, Log: c.log})
 	}
 	return c, nil
@@ -122,13 +118,16 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	if s.Due, s.By, err = e.startTimes(opts); err != nil {
 		return nil, err
 	}
-	t, ordered, err := c.orderedTarget(ctx, task)
+	var t target
+	if rule := c.rules.ordered(task.Type()); rule != nil { // no function of the task's other rules is called
+		if t, err = c.firstTarget(ctx, task, []*compiledRule{rule}); err != nil {
+			return nil, err
+		}
+	}
 	switch {
-	case err != nil:
-		return nil, err
-	case !ordered && e.IsBaked():
+	case t.rule == nil && e.IsBaked():
 		return c.asynq.EnqueueContext(ctx, task, opts...) // its uniqueness cannot be read, so no attempt is reserved
-	case !ordered:
+	case t.rule == nil:
 		s.Key = e.park(ctx, s)
 		return e.Enqueue(ctx, c.asynq, s)
 	}
@@ -143,26 +142,25 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	return e.enqueueInOrder(ctx, t, s)
 }
 
-// park parks the task before it is enqueued, if others are parked for its key. It returns the key; empty: the task is
-// enqueued as it is, also after what failed.
+// park parks the task if others are parked for its key, which it returns. Empty: the task is enqueued as it is, also
+// after what failed.
 func (e *enqueueing) park(ctx context.Context, s stamp.Stamp) (key string) {
 	c, superseded, rules := e.client, inside.OnceIn(ctx), e.client.rules.match(e.Task.Type())
 	if c.engine == nil || time.Now().UnixNano() < c.parkAgain.Load() || e.Info.State != asynq.TaskStatePending ||
 		e.IsUnique || !e.Info.Deadline.IsZero() || superseded != nil && superseded(false) != nil {
 		return ""
 	}
-	var failed error // its worker says so
-	targets := c.rules.targetsNeeded(ctx, e.Task, c.prefix, rules, func(_ *compiledRule, err error) { failed = err })
-	if failed != nil || len(targets) == 0 || targets[0].rule.Busy != Park || targets[0].rule.InOrder {
+	t, err := c.firstTarget(ctx, e.Task, rules) // a worker says what fails
+	if err != nil || t.rule == nil || t.rule.Busy != Park || t.rule.InOrder {
 		return ""
 	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second) // an enqueueing waits no longer for what only saves work
 	defer cancel()
-	place, err := c.engine.Enlist(ctx, targets[0].key, e.note)
+	place, err := c.engine.Enlist(ctx, t.key, e.note)
 	if err != nil {
-		c.parkAgain.Store(time.Now().Add(parkPause).UnixNano())
-		c.log.Debug("automutex: a task is enqueued without a look at the parked ones", "key", targets[0].key, "task", e.note,
-			"error", err)
+		c.parkAgain.Store(time.Now().Add(5 * time.Second).UnixNano())
+		c.log.Debug("automutex: a task is enqueued without a look at the parked ones", "key", t.key, "task", e.note, "error",
+			err)
 	}
 	if err != nil || place == 0 {
 		return ""
@@ -174,21 +172,17 @@ func (e *enqueueing) park(ctx context.Context, s stamp.Stamp) (key string) {
 		}
 	}
 	e.Info.State, e.Info.NextProcessAt = asynq.TaskStateScheduled, at
-	return targets[0].key
+	return t.key
 }
 
-// orderedTarget calls no function of the task's other rules.
-func (c *Client) orderedTarget(ctx context.Context, task *asynq.Task) (t target, ordered bool, err error) {
-	rule := c.rules.ordered(task.Type())
-	if rule == nil {
-		return target{}, false, nil
-	}
-	targets := c.rules.targetsNeeded(ctx, []target{}, task, c.prefix, []*compiledRule{rule},
+// firstTarget has no rule if the task needs no lock of those rules.
+func (c *Client) firstTarget(ctx context.Context, task *asynq.Task, rules []*compiledRule) (first target, err error) {
+	targets := c.rules.targetsNeeded(ctx, nil, task, c.prefix, rules,
 		func(_ *compiledRule, failed error) { err = failed })
-	if len(targets) == 0 {
-		return target{}, false, err
+	if len(targets) > 0 {
+		first = targets[0]
 	}
-	return targets[0], true, nil
+	return first, err
 }
 
 type enqueueing struct {

@@ -217,8 +217,8 @@ func Why(s Seen) string {
 	return ""
 }
 
-// isParked: one that is scheduled was parked when it was enqueued; one that is aggregating, when it was run by hand, and
-// nobody may look into its group again.
+// isParked: one that is scheduled was parked when it was enqueued; one that is aggregating was run by hand, and nobody
+// may look into its group.
 func isParked(info *asynq.TaskInfo, key, note string) bool {
 	if info.State == asynq.TaskStateScheduled {
 		s, _ := stamp.Of(info.Headers, note)

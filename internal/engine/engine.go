@@ -498,7 +498,7 @@ func (e *Engine) loseReply(le *Lease, err error) {
 	if !redisx.IsNotRun(err) {
 		e.life.Branch(func() {
 			redisx.AwaitEnd(err, e.life.Closing.Done()) // else it may run after this
-			e.releaseUntil(le.unbegun(), time.Now().Add(le.request.TTL))
+			e.releaseUnbegun(le, le.request.TTL)
 		})
 	}
 }
@@ -509,7 +509,7 @@ func (e *Engine) giveBack(le *Lease) {
 	done := make(chan struct{})
 	e.life.Branch(func() {
 		defer close(done)
-		e.releaseUntil(le.unbegun(), time.Now().Add(le.request.TTL))
+		e.releaseUnbegun(le, le.request.TTL)
 	})
 	timer := time.NewTimer(redisx.AnswerGrace)
 	defer timer.Stop()
@@ -517,6 +517,12 @@ func (e *Engine) giveBack(le *Lease) {
 	case <-done:
 	case <-timer.C:
 	}
+}
+
+// releaseUnbegun releases a lease with which no handler has begun.
+func (e *Engine) releaseUnbegun(le *Lease, within time.Duration) {
+	le.End(OutcomeUnbegun)
+	e.releaseUntil(le, time.Now().Add(within))
 }
 
 func (e *Engine) releaseUntil(le *Lease, until time.Time) {
@@ -569,10 +575,10 @@ func (e *Engine) sendRelease(ctx context.Context, le *Lease) (released, error) {
 	}
 	sent := time.Now()
 	reply, err := e.conn.Run(ctx, c.Script, c.Keys, c.Args...)
-	if err != nil {
-		return released{}, redisx.Failed("release", r.Key, err)
+	back := released{}
+	if err == nil {
+		back, err = parseRelease(reply)
 	}
-	back, err := parseRelease(reply)
 	if err != nil {
 		return released{}, redisx.Failed("release", r.Key, err)
 	}

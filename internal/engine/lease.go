@@ -300,15 +300,12 @@ func (e *Engine) replicate(ctx context.Context, le *Lease) error {
 	if end, ok := ctx.Deadline(); ok {
 		within = min(within, max(time.Until(end), redisx.AnswerGrace))
 	}
-	err := e.extend(ctx, le, le.request.TTL, within, errForgotten)
+	err := e.extend(ctx, le, le.request.TTL, within, ErrNotReplicated)
 	if err != nil {
 		e.giveBack(le)
 	}
 	return err
 }
-
-var errForgotten = fmt.Errorf("%w: it was gone when replicas were to be waited for, as after a failover that forgot it",
-	ErrNotReplicated)
 
 // extend makes le last for length, on enough replicas. If le was lost, the error Is lost; on another le is unchanged.
 func (e *Engine) extend(ctx context.Context, le *Lease, length, within time.Duration, lost error) error {
@@ -317,7 +314,7 @@ func (e *Engine) extend(ctx context.Context, le *Lease, length, within time.Dura
 	e.renew(ctx, []*Lease{le}, []*redisx.Call{c}, within)
 	isHeld, err := e.noteRenewal(le, c, length, sent)
 	if err == nil && !isHeld {
-		err = fmt.Errorf("%w: %q was lost meanwhile", lost, le.request.Name)
+		err = fmt.Errorf("%w: %q was gone, as after a failover that forgot it", lost, le.request.Name)
 	}
 	return err
 }

@@ -238,7 +238,7 @@ func (e *Engine) act(w *waiter, next step, r askReply) {
 	case leave:
 		e.life.Branch(func() { // callers are counted in: they are in Take, or in a sender
 			e.drop(w.lease)
-			e.releaseUntil(w.lease.unbegun(), time.Now().Add(entryLifetime))
+			e.releaseUnbegun(w.lease, entryLifetime)
 			close(w.left)
 		})
 		return

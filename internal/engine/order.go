@@ -180,12 +180,6 @@ func (le *Lease) End(o Outcome) {
 	le.outcome.Store(int32(o))
 }
 
-// unbegun returns le: its release says that the handler has not begun.
-func (le *Lease) unbegun() *Lease {
-	le.End(OutcomeUnbegun)
-	return le
-}
-
 func (e *Engine) orderAsk(le *Lease, mode askMode, b control.Bounds) *redisx.Call {
 	r, park := &le.request, oneOrZero(mode == askPark)+2*oneOrZero(mode == askJoinOrPark)
 	p := r.Place

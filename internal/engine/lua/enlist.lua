@@ -1,10 +1,9 @@
--- enlist: a producer is about to enqueue a task. If others are parked, its note parks behind them.
+-- enlist: a task is about to be enqueued. If others are parked, its note parks behind them.
 --
--- KEYS 1 to 6    word, holders, line, parked, called, info
--- ARGV[1] note   of the task
+-- KEYS: see head
+-- ARGV[1] note of the task
 --
--- reply place: from 1 on; sent twice, the note stays where it is
--- reply 0:     nothing is parked, and nothing has changed
+-- reply place, from 1 on; 0: nothing is parked. Sent twice, the note stays where it is
 local limit, ms, note = nil, 900000, ARGV[1]
 local w = redis.call('GET', KEYS[1])
 if string.sub(w or '', 1, 1) ~= '+' or redis.call('EXISTS', KEYS[4]) == 0 then return 0 end
