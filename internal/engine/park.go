@@ -446,7 +446,7 @@ func (p *parking) withClaim(r Ref, note string, f func(context.Context)) {
 	}
 }
 
-// Enlist gives a note that is to be enqueued the last place of the parked ones, and returns that, from 1 on. 0: nothing
+// Enlist gives a note to be enqueued the last place of the parked ones, and returns that, from 1 on. 0: nothing
 // is parked. After an error it may have one.
 func (e *Engine) Enlist(ctx context.Context, key, note string) (place int64, err error) {
 	r := Ref{Key: key}
