@@ -27,10 +27,10 @@ import (
 // A task that no rule matches goes to asynq unchanged. For every other task the Client does four things:
 //
 //   - It gives the task the next place in the order of its key if a rule says [Rule].InOrder.
-//   - It parks the task at once if others are parked for its key: asynq has it as scheduled until its turn comes. So for
-//     a task that is due now, without asynq.Unique, Deadline and Group, that package unique does not replace, and whose
-//     first key in the order of locking is under [Park]. The rules' functions are called here, too. If no key can be
-//     made, or Redis does not answer within a second, the task is enqueued as it is.
+//   - It parks the task if others are parked for its key: asynq has it as scheduled until its turn comes. So for a task
+//     that is due now, without asynq.Unique, Deadline and Group, that package unique does not replace, and whose first
+//     key in the order of locking is under [Park]. The rules' functions are called here, too. If no key can be made, or
+//     Redis does not answer within a second, the task is enqueued as it is.
 //   - It notes when the task was due, for [Rule].StartWithin, and its [StartBy].
 //   - It reserves an attempt, so that no task waits for its key in its worker since asynq would archive it. asynq is
 //     told one retry more than the task was enqueued with, and the Guard has asynq archive the task when its handler

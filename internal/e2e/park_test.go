@@ -749,7 +749,7 @@ func TestPark_enqueued(t *testing.T) {
 		away := redis.NewClient(&redis.Options{DialerRetries: 1, MaxRetries: -1,
 			Dialer: func(context.Context, string, string) (net.Conn, error) { dials++; return nil, net.ErrClosed }})
 		t.Cleanup(func() { _ = away.Close() })
-		c, err := automutex.NewClient(away, r.client, automutex.Config{Rules: rules, Prefix: r.cfg.Prefix, Inspector: r.inspector})
+		c, err := automutex.NewClient(away, r.client, automutex.Config{Rules: rules, Prefix: r.cfg.Prefix})
 		redistest.Must(t, err)
 		comesIn(0, 0)
 		comesIn(0, 0)

@@ -2021,7 +2021,7 @@ var mistakes = []struct {
 	what, text, instead string
 }{
 	{0, "the last in line is first", "call('ZPOPMIN', line)", "call('ZPOPMAX', line)"},
-	{26, "enlist moves a note", "call('ZADD', parked, 'NX', int(now_us), note)", "call('ZADD', parked, int(now_us), note)"},
+	{26, "enlist moves a note", "parked, 'NX', int(now_us), note)", "parked, int(now_us), note)"},
 	{0, "enlist parks behind nobody", " or redis.call('EXISTS', KEYS[4]) == 0 then return 0", " then return 0"},
 	{10, "a missing task is gone at once", "now_us - (call('ZSCORE', parked, note) or 0) < 10000000", "false"},
 	{18, "a missing task is never gone", "now_us - (call('ZSCORE', parked, note) or 0) < 10000000", "true"},

@@ -313,9 +313,11 @@ func backlogScenarios(short int) (all []plan) {
 	// there it comes before them, and not when asynq brings it back.
 	slow := work(1100*ms, 20*ms).within(4200 * ms)
 	slow.Slow = 2 * sec
-	wave := append(tasks(work(0, 2*sec)), append(work(400*ms, 20*ms).every(0, 7), slow, work(1200*ms, 300*ms).within(5*sec))...)
+	wave := append(work(400*ms, 20*ms).every(0, 7), work(0, 2*sec), slow, work(1200*ms, 300*ms).within(7*sec))
+	wave = append(wave, wave[9].every(0, 9)...)
 	return append(all, plan{Name: "parked when it was enqueued", Procs: servers(2, 2), Rules: rules("park", rulePlan{}),
-		Clients: true, Tasks: append(wave, work(1200*ms, 300*ms).within(5*sec).every(0, 9)...)}, plan{Name: "behind five backlogs", Procs: servers(4, 4), Rules: rules("park", rulePlan{Limit: 2}),
+		Clients: true, Tasks: wave}, plan{Name: "behind five backlogs", Procs: servers(4, 4),
+		Rules: rules("park", rulePlan{Limit: 2}),
 		Tasks: behind(each(40, func(i int) taskPlan { return work(0, 150*ms).key(i % 5) }))})
 }
 
