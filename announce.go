@@ -50,7 +50,7 @@ func describe(rs *ruleSet) []fleet.Rule {
 		all[i] = fleet.Rule{
 			Name: r.Name, Task: r.Task, On: r.On, OnHeaders: r.OnHeaders, Computed: r.Key != nil, Optional: r.Optional,
 			Scope: r.Scope, Limit: r.limitText(), TTL: printable.Exact(r.TTL), Busy: printable.Timed(r.Busy.String()),
-			InOrder: r.InOrder,
+			InOrder: r.InOrder, LeaveIdle: r.LeaveIdle,
 		}
 		if r.Wait > 0 {
 			all[i].Wait = printable.Exact(r.Wait)

@@ -51,7 +51,6 @@ type action struct {
 	gives, ends bool
 }
 
-// field is what an operator types.
 type field struct{ Name, Label string }
 
 // actions are all of them, by their names. An order has the name of its kind.
@@ -334,7 +333,6 @@ func lookAtHolders(ctx context.Context, p *page, v *askView) (status int, wrong 
 	return 0, ""
 }
 
-// lock is the key as it is shown.
 func (v *askView) lock() string { return printable.Short(control.Bare(v.Key)) }
 
 // do does what ask has shown. The answer is a redirect, so that reloading the next page does nothing again.

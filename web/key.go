@@ -6,16 +6,17 @@ import (
 	"net/http"
 	"net/url"
 
+	"github.com/hibiken/asynq"
+
 	"github.com/automutex/automutex/internal/control"
+	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// mostShown is how many of a line, and of the runs, are shown.
 const mostShown = 30
 
-// keyView is one lock.
 type keyView struct {
 	frame
 	Key, Name, Rule string
@@ -27,13 +28,14 @@ type keyView struct {
 	Orders          []control.Order // of operators, that are in force for this lock
 	Buttons         []button        // of orders
 	Behind          *blockedRow     // the next task of an ordered key, if it keeps others waiting
+	Lends           fleet.Rule      // with LeaveIdle: under it the key may borrow workers of Servers
+	Servers         []*asynq.ServerInfo
 
 	Bars   *bars  // who ran when; nil: nothing is known
 	Kept   bool   // workers keep the runs of the key
 	Unread string // why these were not read
 }
 
-// key answers with one lock.
 func (p *page) key(w http.ResponseWriter, r *http.Request) {
 	key := p.keyOf(r.URL.Query().Get("key"))
 	if wrong := p.noLock(key); wrong != "" {
@@ -65,6 +67,12 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 		v.Late = p.lateOf(ctx, key, v.Line, v.Now)
 	}
 	v.Rule = p.rulesOf(key)
+	if v.Lends = p.lends(key); v.Lends.LeaveIdle > 0 {
+		v.Servers = askAsynq(ctx, p, func(asked *asynq.Inspector) []*asynq.ServerInfo {
+			all, _ := asked.Servers() // none: the page says so
+			return all
+		})
+	}
 	controls, wrong := p.controls(ctx)
 	v.Err = trouble(cmp.Or(err, wrong), triesAgain)
 	v.Orders, _ = control.For(controls, key)

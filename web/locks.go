@@ -162,7 +162,6 @@ func keepFirst(list []row, r row, most int, order func(a, b row) int) []row {
 // pointEvery is how far the points of the last hour are apart, in seconds.
 const pointEvery = 10
 
-// hour is what the looks of the last hour found.
 type hour struct {
 	mu     sync.Mutex // guards points
 	points [][4]int64 // when, in seconds since 1970; held, waiting in workers, parked or in order

@@ -276,6 +276,15 @@ func (p *page) rulesOf(key string) string {
 	return strings.Join(cmp.Or(p.rules.last(), p.own).namesFor(inspect.ScopeOf(key)), ", ")
 }
 
+func (p *page) lends(key string) (r fleet.Rule) {
+	for _, r = range cmp.Or(p.rules.last(), p.own).rules {
+		if r.LeaveIdle > 0 && r.Has(inspect.ScopeOf(key)) {
+			return r
+		}
+	}
+	return fleet.Rule{}
+}
+
 // unknownTarget says why no task has the target of an order; empty if one may have it, or if Redis does not tell in
 // time.
 func (p *page) unknownTarget(ctx context.Context, target string) string {

@@ -120,6 +120,7 @@ var views = func() map[string]*template.Template {
 		"buttonOf": buttonOf,
 		"bar":      func(n, most int) int { return max(1, 100*n/max(most, 1)) },
 		"add":      func(n, m int) int { return n + m },
+		"sub":      func(n, m int) int { return n - m },
 	}).ParseFS(templateFiles, "templates/layout.html"))
 	all := map[string]*template.Template{}
 	for _, name := range []string{"overview", "keys", "key", "blocked", "rules", "ask", "fail"} {

@@ -101,7 +101,6 @@ func (q keysQuery) values(page int) string {
 	return v.Encode()
 }
 
-// keysView is the list of locks.
 type keysView struct {
 	frame
 	Query      keysQuery

@@ -501,3 +501,18 @@ func TestKeys_findsTask(t *testing.T) {
 		v.get("/keys?q=" + url.QueryEscape(search)).want(200).without("in asynq")
 	}
 }
+
+// The page of a key that may borrow says how many workers of which server are idle.
+func TestLends(t *testing.T) {
+	t.Parallel()
+	v := onMini(t, Options{})
+	fleetOf(t, v.rdb, v.prefix, 1, func(_ *fleet.Process, r *fleet.Rule) { r.LeaveIdle = 2 })
+	m := v.locker.Mutex("report", lock.Parts("acme"))
+	v.hold(m)
+	v.get(keyPath(m.Key())).want(200, "the limit is 1, and more while 2 workers", "does not say which workers are idle")
+	server := asynq.NewServerFromRedisClient(v.rdb, asynq.Config{Concurrency: 5, Logger: redistest.Silent{}})
+	redistest.Must(t, server.Start(asynq.NotFoundHandler()))
+	t.Cleanup(server.Shutdown)
+	v.find(keyPath(m.Key()), " 5 of 5, 3 to lend")
+	v.get(keyPath(v.locker.Mutex("other").Key())).want(200).without("to lend")
+}

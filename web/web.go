@@ -126,7 +126,6 @@ type Action struct {
 	id string // random: nobody can guess those of others, and no other process of the page has the same
 }
 
-// page is the handler.
 type page struct {
 	o       Options
 	base    string // what links begin with

@@ -54,8 +54,9 @@ type Rule struct {
 	Wait      string   `json:"wait,omitempty"`
 	Busy      string   `json:"busy"` // such as park, or retry in 30s
 	InOrder   bool     `json:"in_order,omitempty"`
-	Shares    []string `json:"shares,omitempty"` // what else all rules of the scope have to say alike, a text each
-	Also      []string `json:"also,omitempty"`   // what else the rule says
+	LeaveIdle int      `json:"leave_idle,omitempty"` // also in Shares
+	Shares    []string `json:"shares,omitempty"`     // what else all rules of the scope have to say alike, a text each
+	Also      []string `json:"also,omitempty"`       // what else the rule says
 
 	StartWithin string `json:"start_within,omitempty"` // also in Also
 }

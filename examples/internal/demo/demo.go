@@ -104,18 +104,8 @@ func Open(ctx context.Context, args []string, stdout, stderr io.Writer) (*Demo, 
 		d.Noisy && (d.InOrder || d.Unguarded || *page != "" || d.Limit > 1 && d.Limit >= d.Workers):
 		return nil, errors.New("these flags do not fit together; see -h")
 	}
-	if d.Noisy {
-		d.Unguarded, *busy, d.Limit = true, "park", max(d.Limit, min(3, d.Workers))
-		if d.count == 300 {
-			d.count, d.work = 320, 60*time.Millisecond
-		}
-	}
-	if d.Busy = policies[at]; d.InOrder || d.Noisy || d.Busy == automutex.Park {
-		d.Busy, d.Wait = automutex.Park, 0 // a parked task waits for as long as it takes
-	}
-	if *page != "" && d.count == 300 {
-		d.count, d.work = 2000, 150*time.Millisecond
-	}
+	d.Busy = policies[at]
+	d.defaults(*page != "")
 	if *on != "" {
 		d.On = strings.Split(*on, ",")
 	}
@@ -139,6 +129,23 @@ func Open(ctx context.Context, args []string, stdout, stderr io.Writer) (*Demo, 
 		fmt.Fprintf(stdout, "the page for operators is at http://%s/ until the demo ends (Ctrl-C)\n\n", d.Page.Addr())
 	}
 	return d, nil
+}
+
+// defaults are what some flags say of others.
+func (d *Demo) defaults(page bool) {
+	if d.Noisy {
+		d.Unguarded, d.Limit = true, max(d.Limit, min(3, d.Workers))
+	}
+	if d.InOrder || d.Noisy || d.Busy == automutex.Park {
+		d.Busy, d.Wait = automutex.Park, 0 // a parked task waits for as long as it takes
+	}
+	switch {
+	case d.count != 300:
+	case d.Noisy:
+		d.count, d.work = 320, 60*time.Millisecond
+	case page:
+		d.count, d.work = 2000, 150*time.Millisecond
+	}
 }
 
 // Refuse says why there is no run, and returns the exit status.

@@ -717,7 +717,8 @@ func (b *ledger) judgeEven() {
 			least, most = min(least, n), max(most, n)
 		}
 		if least*10 < most*4 {
-			b.violatef("uneven: one key has %d starts in the ten seconds from %s, and another %d", least, from.Sub(b.began), most)
+			b.violatef("uneven: one key has %d starts in the ten seconds from %s, and another %d", least, from.Sub(b.began),
+				most)
 			return
 		}
 	}

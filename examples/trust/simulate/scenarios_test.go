@@ -102,7 +102,8 @@ func goesOn(all ...taskPlan) []taskPlan { return append(all, work(90*sec, 0).key
 
 // scenarios are what the faults are put upon, one at each command.
 func scenarios() []plan {
-	return slices.Concat(orderedScenarios(), lateScenarios(), policyScenarios(), newestScenarios(), backlogScenarios(25), lendScenarios(8),
+	return slices.Concat(orderedScenarios(), lateScenarios(), policyScenarios(), newestScenarios(), backlogScenarios(25),
+		lendScenarios(8),
 		leaseScenarios(), gateScenarios(), uniqueScenarios(), twoKeyScenarios())
 }
 

@@ -605,7 +605,8 @@ func (p *process) rules() (rules []automutex.Rule) {
 			Name: r.name(), Task: r.Task, On: r.On, Scope: r.Scope, Limit: r.limit(), LimitOf: p.limitOf(r),
 			Optional: r.Optional, TTL: r.TTL,
 			Wait: r.Wait, MaxHold: r.MaxHold, Cooldown: r.Cooldown, Rate: r.rate(), Fence: r.fenced(), Busy: p.policy(r),
-			LeaveIdle: r.LeaveIdle, InOrder: r.InOrder, OnArchive: r.onArchive(), MaxQueued: r.MaxQueued, StartWithin: r.StartWithin, Late: p.late(r),
+			LeaveIdle: r.LeaveIdle,
+			InOrder:   r.InOrder, OnArchive: r.onArchive(), MaxQueued: r.MaxQueued, StartWithin: r.StartWithin, Late: p.late(r),
 		}
 		if r.LimitOf {
 			rule.Limit = 0
