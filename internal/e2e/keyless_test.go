@@ -302,6 +302,29 @@ func TestRateOf_cost(t *testing.T) {
 	})
 }
 
+// A later key whose gate another task's RateOf has closed keeps a task out before it takes its first one, for as long as
+// that rate says; under Park it goes by its own rate from when it has its place.
+func TestRateOf_ofALaterKey(t *testing.T) {
+	t.Parallel()
+	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+		for _, busy := range []automutex.Policy{automutex.Retry, automutex.Park} {
+			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Scope: "first", Busy: busy}, {Task: "work",
+				Scope: "later", Limit: automutex.Unlimited, Busy: busy,
+				RateOf: func(_ context.Context, t *asynq.Task) (automutex.Rate, error) {
+					per, err := time.ParseDuration(string(t.Payload()))
+					return automutex.Rate{Starts: 1, Per: per}, err
+				}}}})
+			r.finish(r.enqueue("work", "1h"))
+			id := r.enqueue("work", "10ms")
+			if busy == automutex.Park {
+				r.finish(id)
+			} else if e := r.awaitEvent(automutex.EventRetried, id); e.Delay < 59*time.Minute || r.locked("first") {
+				t.Errorf("%+v", e)
+			}
+		}
+	})
+}
+
 // unwrap is a Decode that counts its calls: a word stands before the JSON.
 func unwrap(calls *atomic.Int64) func(*asynq.Task) ([]byte, error) {
 	return func(t *asynq.Task) ([]byte, error) {
