@@ -120,8 +120,8 @@ func (a *app) onLocks(
 			return err
 		}
 		defer rdb.Close() // of a program that ends
-		// Others are shown who runs the command, as user@host.
-		owner := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), os.Getenv("USERNAME"), "somebody") + "@" + engine.Host()
+		user := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), os.Getenv("USERNAME"), fmt.Sprint("uid-", os.Getuid()))
+		owner := cmp.Or(a.conn.by, user+"@"+engine.Host())
 		isScope := func(text string) bool { return inspect.IsScope(a.known, text) }
 		e := engine.New(engine.Options{Client: rdb, Prefix: a.conn.prefix, Owner: owner, Log: slog.New(slog.DiscardHandler),
 			Obeys: true, HasScope: isScope})
@@ -227,7 +227,7 @@ type connection struct {
 	clusterAddrs            string
 	tls, insecure           bool
 	tlsServer               string
-	prefix                  string
+	prefix, by              string
 	timeout                 time.Duration
 }
 
@@ -246,6 +246,7 @@ func (c *connection) flags(root *cobra.Command) {
 	f.StringVar(&c.tlsServer, "tls_server", "", "speak TLS, and expect this name in the certificate")
 	f.BoolVar(&c.insecure, "insecure", false, "with TLS: do not check the certificate")
 	f.StringVar(&c.prefix, "prefix", inside.DefaultPrefix, "what the keys of the locks begin with")
+	f.StringVar(&c.by, "by", "", "who gives an order, as others are shown it (default: user@host)")
 	f.DurationVar(&c.timeout, "timeout", 5*time.Second, "how long Redis may take to answer")
 }
 
