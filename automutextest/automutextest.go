@@ -121,10 +121,8 @@ func (g *Guard) share(tb testing.TB, want bool, tasks []*asynq.Task) {
 			tb.Fatalf("automutextest: a %q has no key, %s", task.Type(), cmp.Or(err, errUnguarded))
 		}
 		for j, other := range tasks[:i] {
-			if share := slices.ContainsFunc(keys[j], func(key string) bool {
-				return slices.Contains(keys[i],
-					key)
-			}); share != want {
+			isOurs := func(key string) bool { return slices.Contains(keys[i], key) }
+			if share := slices.ContainsFunc(keys[j], isOurs); share != want {
 				tb.Errorf("automutextest: do these tasks share a key? %t\n  %s %.200q: %q\n  %s %.200q: %q",
 					share, other.Type(), other.Payload(), keys[j], task.Type(), task.Payload(), keys[i])
 			}
@@ -165,10 +163,8 @@ func Hold(tb testing.TB, g *Guard, task *asynq.Task) (release func()) {
 // locks for a moment, as [Hold] does, and fails the test if one has no free slot.
 func CloseGate(tb testing.TB, g *Guard, task *asynq.Task, d time.Duration) {
 	tb.Helper()
-	if err := g.runAs("a CloseGate", task, func(ctx context.Context) error {
-		return automutex.CloseGate(ctx,
-			d)
-	}); err != nil {
+	shut := func(ctx context.Context) error { return automutex.CloseGate(ctx, d) }
+	if err := g.runAs("a CloseGate", task, shut); err != nil {
 		tb.Fatalf("automutextest: CloseGate: %v", err)
 	}
 }
@@ -221,7 +217,7 @@ type Server struct {
 // Serve starts an asynq server with the Guard's ServerConfig, which ends with the test. handler must include
 // guard.Middleware: pass the program's own mux, or guard.Middleware(handler). The server has ten workers and the queue
 // "default"; adjust functions may change that. Tasks that asynq keeps for later (handed back, failed, or scheduled)
-// stay there until [Task.Again] or [Server.Drain], whatever the clock. Parked tasks run by themselves when their turn
+// stay there until [Task.Again] or [Server.Drain]. Parked tasks run by themselves when their turn
 // comes.
 func Serve(tb testing.TB, g *Guard, handler asynq.Handler, adjust ...func(*asynq.Config)) *Server {
 	tb.Helper()
@@ -286,7 +282,7 @@ func (s *Server) Drain(tb testing.TB) {
 				tb.Fatalf("automutextest: not drained within %s: %s", s.guard.patience, k)
 			}
 			if !now.goesOn {
-				_ = s.inspector.RunTask(k.info.Queue, k.info.ID) // asynq refuses what began to run just now
+				_ = s.inspector.RunTask(k.info.Queue, k.info.ID) // refused if it began just now
 			}
 			<-time.After(poll)
 		}
@@ -323,16 +319,29 @@ type Task struct {
 	info   *asynq.TaskInfo // when it was enqueued
 }
 
-// Becomes waits until the task has the outcome want. It fails the test if nothing more happens to the task by itself.
+// Becomes waits until the task has the outcome want. It fails the test once nothing leads there.
 func (k *Task) Becomes(tb testing.TB, want Outcome) {
 	tb.Helper()
-	deadline := time.Now().Add(k.server.guard.patience)
+	deadline, still := time.Now().Add(k.server.guard.patience), 0
 	for now := k.look(); now.outcome != want; now = k.look() {
-		if !now.goesOn || time.Now().After(deadline) {
+		if still++; !k.stays(now, want) {
+			still = 0
+		}
+		if !now.goesOn || still > 500 || time.Now().After(deadline) { // 500: 1 s
 			tb.Fatalf("automutextest: the task is to become %s, but %s", want, k)
 		}
 		<-time.After(poll)
 	}
+}
+
+// stays reports whether the task waits and never becomes want: all rules park, and nothing is to begin.
+func (k *Task) stays(now state, want Outcome) bool {
+	if now.outcome != Waiting || want != HandedBack && want != Skipped ||
+		slices.ContainsFunc(k.server.guard.cfg.Rules, func(r automutex.Rule) bool { return r.Busy != automutex.Park }) {
+		return false
+	}
+	info, err := k.server.inspector.GetQueueInfo(k.info.Queue)
+	return err == nil && info.Pending == 0
 }
 
 // Again has asynq run a task now that was handed back, has failed or is scheduled. For others Again fails the test.
@@ -393,6 +402,9 @@ func (k *Task) String() string {
 	if err := g.runAs("a look", task, func(context.Context) error { return nil }); err != nil &&
 		!strings.Contains(text, err.Error()) {
 		text += "\n  now: " + err.Error()
+	}
+	if now.outcome == Waiting {
+		text += "\n  under Park it is so while a worker is free, and needs no Again"
 	}
 	if len(keys) > 0 && now.last.begun && !now.last.guarded {
 		text += "\n  the guard saw nothing of it: is guard.Middleware around the handler?"

@@ -174,6 +174,7 @@ func TestBecomes_policies(t *testing.T) {
 		"retry":    {busy(automutex.Retry), HandedBack},
 		"retry in": {busy(automutex.RetryIn(time.Minute)), HandedBack},
 		"park":     {busy(automutex.Park), HandedBack},
+		"in line":  {busy(automutex.Park), Waiting},
 		"skip":     {busy(automutex.Skip), Skipped},
 		"archive":  {busy(automutex.Archive), Archived},
 		"fail":     {busy(automutex.Fail), Failed},
@@ -194,6 +195,10 @@ func TestBecomes_policies(t *testing.T) {
 			fails(t, func(t testing.TB) { Hold(t, g, work(one)) }, "nothing to hold") // at once, whatever the policy
 			task := server.Enqueue(t, work(one))
 			task.Becomes(t, c.want)
+			if name == "in line" {
+				g.patience = time.Hour // is not used up
+				fails(t, func(t testing.TB) { task.Becomes(t, HandedBack) }, "is waiting", "under Park it is so")
+			}
 			release()
 			switch {
 			case c.want == Waiting || name == "park": // by itself

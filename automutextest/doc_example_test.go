@@ -13,7 +13,7 @@ import (
 // testReport is a test of a program: in a file of yours it is TestReport.
 func testReport(t *testing.T) {
 	guard := automutextest.New(t, automutex.Config{ // on a Redis in memory
-		Rules: []automutex.Rule{{Task: "report", On: []string{"tenant"}}},
+		Rules: []automutex.Rule{{Task: "report", On: []string{"tenant"}, Busy: automutex.Retry}},
 	})
 	one := asynq.NewTask("report", []byte(`{"tenant": 1, "day": "monday"}`))
 	same := asynq.NewTask("report", []byte(`{"tenant": 1, "day": "tuesday"}`))

@@ -43,6 +43,8 @@ func newMux(guard *automutex.Guard) *asynq.ServeMux {
 	return mux
 }
 
+func TestReport(t *testing.T) { testReport(t) }
+
 // Its tests, as the README has them.
 
 func TestVerify_keys(t *testing.T) {
@@ -57,7 +59,7 @@ func TestVerify_comesBackWhenBusy(t *testing.T) {
 	release := automutextest.Hold(t, guard, verifyTask(1, "a"))
 
 	task := server.Enqueue(t, verifyTask(1, "b"))
-	task.Becomes(t, automutextest.HandedBack) // under Park: Waiting, without Again
+	task.Becomes(t, automutextest.HandedBack)
 	release()
 	task.Again(t) // asynq would, in a few seconds
 	task.Becomes(t, automutextest.Done)

@@ -413,7 +413,11 @@ func (r *rate) UnmarshalYAML(n *yaml.Node) error {
 	if *r = (rate{}); n.Value == noRate { // not that of defaults
 		return nil
 	} else if get(n, "field") == nil {
-		return n.Load(&r.starts, yaml.WithKnownFields())
+		err := n.Load(&r.starts, yaml.WithKnownFields())
+		if err == nil && r.starts == (starts{}) { // which is no rate in Go
+			err = errors.New("is empty; give it starts and per, such as {starts: 100, per: 1m}, or write none")
+		}
+		return err
 	}
 	var f rateField
 	err := n.Load(&f, yaml.WithKnownFields())

@@ -91,16 +91,18 @@ func (a *app) list(ctx context.Context, l locks, f filter) error {
 		}
 	}
 	if len(found) == 0 {
-		a.nothing("no locks under the prefix %q are held or waited for, as far as the filters show them")
+		return a.nothing(ctx, l, "no locks under the prefix %q are held or waited for, as far as the filters show them")
 	}
 	return printAll(a, found, []string{"KEY", "HOLDER", "TASK", "SINCE", "UNTIL", "LINE"}, rows)
 }
 
-// nothing notes that a list is empty. JSON shows it by itself.
-func (a *app) nothing(format string) {
-	if !a.json {
+// nothing notes that a list is empty. JSON shows it by itself. Where no program seems to be it is an error.
+func (a *app) nothing(ctx context.Context, l locks, format string) error {
+	err := a.place(ctx, l.rdb)
+	if err == nil && !a.json {
 		fmt.Fprintf(a.errs, format+"\n", a.conn.prefix)
 	}
+	return err
 }
 
 // lineOf is how many wait for a lock, and how many of them outside a worker.
@@ -173,7 +175,11 @@ func (a *app) one(ctx context.Context, l locks, name string) (inspect.Lock, erro
 	if _, err := l.Ref(key); err != nil {
 		return inspect.Lock{}, usage("KEY: %w", err)
 	}
-	return inspect.One(ctx, l.Engine, key)
+	s, err := inspect.One(ctx, l.Engine, key)
+	if err == nil && s.Held+s.Line+len(s.Controls) == 0 && s.Gate == nil {
+		err = a.place(ctx, l.rdb)
+	}
+	return s, err
 }
 
 func (a *app) printLock(s inspect.Lock, l locks) error {
@@ -334,7 +340,7 @@ asynq's tools, or skip it: automutex skip KEY TASK.`, cobra.NoArgs, func(ctx con
 			return err
 		}
 		if len(keys) == 0 {
-			a.nothing("no ordered key under the prefix %q is blocked")
+			return a.nothing(ctx, l, "no ordered key under the prefix %q is blocked")
 		}
 		return printAll(a, keys, []string{"KEY", "TASK", "SINCE", "BEHIND", "WHY"}, func(key blocked.Key) [][]string {
 			return [][]string{{key.Key, key.Task, time.Since(key.Since).Round(time.Second).String(), strconv.Itoa(key.Behind),
@@ -371,9 +377,9 @@ which they have.`
 
 // order is what the flags say of an order.
 type order struct {
-	kind        *control.Kind
-	why         string
-	force, ends bool
+	kind *control.Kind
+	why  string
+	ends bool
 }
 
 // newOrder makes a command that gives an order, or ends one. typed is what the operator typed of it, as its kind reads
@@ -384,7 +390,10 @@ func (a *app) newOrder(use, help string, args cobra.PositionalArgs, o *order,
 		guards, unread := fleet.Read(ctx, l.rdb, a.conn.prefix) // who may not read them gives orders all the same
 		hashed := slices.ContainsFunc(guards, func(p fleet.Process) bool { return p.Hashed })
 		a.known = known(guards)
-		if !o.force && !o.ends {
+		if !a.conn.force && !o.ends {
+			if err := a.place(ctx, l.rdb); err != nil {
+				return err
+			}
 			if why, err := inspect.Unknown(ctx, l.Engine, a.known, hashed, a.conn.prefix, args[0]); why != "" || err != nil {
 				return cmp.Or(err, fmt.Errorf("%s; --force does it all the same", why))
 			}
@@ -406,7 +415,6 @@ func (a *app) newOrder(use, help string, args cobra.PositionalArgs, o *order,
 	})
 	if !o.ends {
 		cmd.Flags().StringVar(&o.why, "why", "", "the reason to show with the order")
-		cmd.Flags().BoolVar(&o.force, "force", false, "also for a TARGET that is not known")
 	}
 	return cmd
 }
@@ -542,7 +550,7 @@ One that cannot be read is noted, and is not in force.`, cobra.NoArgs, func(ctx 
 			fmt.Fprintf(a.errs, "note: the field %s is not in force: %s\n", printable.OneLine(field), unreadable[field])
 		}
 		if len(list) == 0 {
-			a.nothing("no controls under the prefix %q are in force")
+			return a.nothing(ctx, l, "no controls under the prefix %q are in force")
 		}
 		return printAll(a, list, []string{"TARGET", "CONTROL", "BY", "SINCE", "WHY"}, func(c inspect.Control) [][]string {
 			return [][]string{{c.Target, c.Text(state.Now()), c.By, ago(state.Now(), c.Since), cmp.Or(c.Why, "-")}}

@@ -17,6 +17,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 	"text/tabwriter"
@@ -33,7 +34,9 @@ import (
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/internal/redisx"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -58,8 +61,8 @@ const rootHelp = `Locks of asynq tasks, for operators
 
 See what the locks of automutex are doing, and step in.
 
-Exit codes: 0 done; 1 no (mistakes in a file, no such holder, findings of
-doctor, interrupted); 2 wrong use; 3 Redis is out of reach, or refuses.
+Exit codes: 0 done; 1 no (mistakes in a file, no such holder, no program here,
+findings of doctor, interrupted); 2 wrong use; 3 Redis is out of reach, or refuses.
 
 Each connection flag can be set by an environment variable: AUTOMUTEX_URI,
 AUTOMUTEX_PASSWORD, AUTOMUTEX_PREFIX and so on.`
@@ -120,14 +123,47 @@ func (a *app) onLocks(
 			return err
 		}
 		defer rdb.Close() // of a program that ends
-		// Others are shown who runs the command, as user@host.
-		owner := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), os.Getenv("USERNAME"), "somebody") + "@" + engine.Host()
+		user := cmp.Or(os.Getenv("SUDO_USER"), os.Getenv("USER"), os.Getenv("USERNAME"), fmt.Sprint("uid-", os.Getuid()))
+		owner := cmp.Or(a.conn.by, user+"@"+engine.Host())
 		isScope := func(text string) bool { return inspect.IsScope(a.known, text) }
 		e := engine.New(engine.Options{Client: rdb, Prefix: a.conn.prefix, Owner: owner, Log: slog.New(slog.DiscardHandler),
 			Obeys: true, HasScope: isScope})
 		defer e.Close()
 		return run(cmd.Context(), locks{e, rdb, asynq.NewInspectorFromRedisClient(rdb)}, args)
 	})
+}
+
+// place is an error where no program seems to use the prefix: no process says that it does, and there is no lock.
+// Nil with --force, and for who may not look.
+func (a *app) place(ctx context.Context, rdb redis.UniversalClient) error {
+	guards, err := fleet.Read(ctx, rdb, a.conn.prefix)
+	nodes, failed := redisx.Masters(ctx, rdb)
+	if a.conn.force || len(guards) > 0 || err != nil || failed != nil {
+		return nil //nolint:nilerr // what needs Redis says so itself
+	}
+	if one, isOne := rdb.(*redis.Client); isOne {
+		nodes = []*redis.Client{one}
+	}
+	var others []string
+	for _, node := range nodes {
+		found := node.Scan(ctx, 0, "*:{*}*", 1000).Iterator()
+		for found.Next(ctx) {
+			inside, ours := strings.CutPrefix(found.Val(), a.conn.prefix+":{")
+			if prefix, is := strings.CutSuffix(found.Val(), fleet.Key("")); is {
+				others = append(others, prefix)
+			} else if ours && inside != keys.Controls+"}" {
+				return nil
+			}
+		}
+		if found.Err() != nil {
+			return nil
+		}
+	}
+	run := "none has another one: give the right database (--uri, --db)"
+	if slices.Sort(others); len(others) > 0 {
+		run = "processes run with " + printable.Short(strings.Join(others, ", ")) + ": give that with --prefix"
+	}
+	return no("no process and no lock has the prefix %s in this database; %s, or --force to go on", a.conn.prefix, run)
 }
 
 // withJSON gives a command the flag --json.
@@ -227,8 +263,9 @@ type connection struct {
 	clusterAddrs            string
 	tls, insecure           bool
 	tlsServer               string
-	prefix                  string
+	prefix, by              string
 	timeout                 time.Duration
+	force                   bool
 }
 
 // flags adds the connection flags to the root command.
@@ -246,6 +283,8 @@ func (c *connection) flags(root *cobra.Command) {
 	f.StringVar(&c.tlsServer, "tls_server", "", "speak TLS, and expect this name in the certificate")
 	f.BoolVar(&c.insecure, "insecure", false, "with TLS: do not check the certificate")
 	f.StringVar(&c.prefix, "prefix", inside.DefaultPrefix, "what the keys of the locks begin with")
+	f.StringVar(&c.by, "by", "", "who gives an order, as others are shown it (default: user@host)")
+	f.BoolVar(&c.force, "force", false, "go on where no program seems to use the prefix, or to have the TARGET")
 	f.DurationVar(&c.timeout, "timeout", 5*time.Second, "how long Redis may take to answer")
 }
 

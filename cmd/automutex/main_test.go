@@ -121,7 +121,7 @@ var (
 		{regexp.MustCompile(`version \d[\d.]+`), "version N"},
 		{regexp.MustCompile(`is \S+ from this`), "is T from this"}, {regexp.MustCompile(`[\w-]{16}\.[a-z0-9]{9,}`), "TOKEN"},
 		{regexp.MustCompile(`20\d\d-\d\d-\d\dT[\d:.]+Z`), "TIME"}, {regexp.MustCompile(`(\d+(\.\d+)?(ms|us|s|m|h))+`), "T"},
-		{regexp.MustCompile(`(ann|bob|me)@[\w.-]+`), "$1@HOST"}, {regexp.MustCompile(`  +`), "  "},
+		{regexp.MustCompile(`(ann|bob|me|uid-)\d*@[\w.-]+`), "$1@HOST"}, {regexp.MustCompile(`  +`), "  "},
 	}
 )
 

@@ -254,7 +254,8 @@ func newDoctor(a *app) *cobra.Command {
 	cmd := a.online("doctor [FILE]", `Check Redis' settings and rights, and whether rules fit the tasks
 
 Of Redis: its version, eviction, clock, the rights of this user, keys of another program where locks stand. Of the
-workers: a prefix that none has, and rules that differ. What is paused, and ordered keys that do not go on. With the
+workers: a prefix that none has, and rules that differ, also from the FILE. What is paused, and ordered keys that do not
+go on. With the
 rules of the FILE, or those that the workers say they run: rules whose task nothing serves while one that is spelt
 alike is served, tasks that no key can be made from, waits longer than the Timeout of tasks, and an asynq that is not
 in this database.
@@ -273,9 +274,11 @@ Each finding is a line: ok, note (may cause trouble later, or could not be check
 			return err
 		}
 		findings, err := doctor.Examine(cmd.Context(), rdb, a.conn.prefix, rules)
+		if place := a.place(cmd.Context(), rdb); place != nil && err == nil {
+			findings = append(findings, doctor.Finding{Level: doctor.Bad, What: "prefix", Text: place.Error()})
+		}
 		printed := printAll(a, findings, nil, func(f doctor.Finding) [][]string {
-			return [][]string{{f.Level, f.What,
-				f.Text}}
+			return [][]string{{f.Level, f.What, f.Text}}
 		})
 		if err := errors.Join(err, rdb.Close(), printed); err != nil {
 			return err

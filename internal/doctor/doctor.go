@@ -58,6 +58,7 @@ func Examine(ctx context.Context, rdb redis.UniversalClient, prefix string, cfg 
 		if err := d.use(*cfg); err != nil {
 			return nil, err
 		}
+		d.ran = &fleet.Process{Owner: "the file", Hashed: cfg.HashKeys != "", Rules: inspect.Describe(cfg.Rules)}
 	}
 	nodes, err := redisx.Masters(ctx, rdb)
 	if err != nil {
@@ -113,7 +114,7 @@ type doctor struct {
 	byTask   *tasktype.Map[[]int] // finds rules
 	maker    *automutex.KeyMaker  // of rules; nil without any
 	types    []string             // of tasks that are served, or queued
-	prefixes []string             // under which there are Guards
+	ran      *fleet.Process       // what would run by the Config
 	node     *redis.Client        // that is looked at
 	of       string               // names it among several
 	findings []Finding
@@ -183,8 +184,7 @@ func (d *doctor) clock(ctx context.Context) error {
 	return nil
 }
 
-// keys walks the keys of one server for two mistakes: another prefix than that of the Guards, and keys of locks to
-// which another program has written.
+// keys walks the keys of one server for those of locks to which another program has written.
 func (d *doctor) keys(ctx context.Context) error {
 	var wrong []string
 	for cursor, more := uint64(0), true; more; more = cursor != 0 {
@@ -195,9 +195,6 @@ func (d *doctor) keys(ctx context.Context) error {
 		}
 		pipe, kinds, lives := d.node.Pipeline(), map[string]*redis.StatusCmd{}, map[string]*redis.DurationCmd{}
 		for _, key := range some {
-			if prefix, is := strings.CutSuffix(key, fleet.Key("")); is {
-				d.prefixes = append(d.prefixes, prefix)
-			}
 			if strings.HasPrefix(key, d.prefix+":{") && strings.HasSuffix(key, "}") && key != d.prefix+":{"+keys.Controls+"}" {
 				kinds[key], lives[key] = pipe.Type(ctx, key), pipe.PTTL(ctx, key)
 			}
@@ -276,14 +273,11 @@ func (d *doctor) fleet(ctx context.Context) error {
 	for _, p := range guards {
 		d.types = append(d.types, p.Serves...)
 	}
-	differ := fleet.Differences(guards)
+	differ := fleet.Differences(d.withFile(guards))
 	for _, difference := range differ {
 		d.foundf(Bad, "rules", "%s", printable.OneLine(difference))
 	}
-	if len(guards) == 0 && len(d.prefixes) > 0 {
-		d.foundf(Note, "prefix", "no Guard says that it has the prefix %s; there are Guards with %s: give that with --prefix",
-			d.prefix, strings.Join(d.prefixes, ", "))
-	} else if len(guards) > 0 && len(differ) == 0 {
+	if len(guards) > 0 && len(differ) == 0 {
 		d.foundf(Fine, "rules", "%s; what they run fits together", printable.Count(len(guards), "Guard"))
 	}
 	switch rules := fleet.Rules(guards); {
@@ -294,6 +288,38 @@ func (d *doctor) fleet(ctx context.Context) error {
 		d.foundf(Note, "rules", "not held against the tasks: those of different Guards make no one set")
 	}
 	return nil
+}
+
+// withFile puts what the file says before what Guards say, but for what their programs compute. What only one of them
+// has may be for another program.
+func (d *doctor) withFile(guards []fleet.Process) []fleet.Process {
+	if d.ran == nil || len(guards) == 0 {
+		return guards
+	}
+	run := fleet.Rules(guards)
+	named := func(rules []fleet.Rule, name string) int {
+		return slices.IndexFunc(rules, func(r fleet.Rule) bool { return r.Name == name })
+	}
+	for i := range d.ran.Rules {
+		its := &d.ran.Rules[i]
+		at := named(run, its.Name)
+		if at < 0 {
+			d.foundf(Note, "rules", "no Guard says that it runs %s, which the file has", printable.Short(its.Name))
+			continue
+		}
+		if run[at].Computed {
+			its.Computed, its.On, its.OnHeaders = true, nil, nil
+		}
+		if run[at].Limit == "computed" {
+			its.Limit = run[at].Limit
+		}
+	}
+	for _, r := range run {
+		if named(d.ran.Rules, r.Name) < 0 {
+			d.foundf(Note, "rules", "the file has no rule %s, which Guards say that they run", printable.Short(r.Name))
+		}
+	}
+	return append([]fleet.Process{*d.ran}, guards...)
 }
 
 // paused tells what operators have paused or limited: it keeps tasks from running, and little else shows why.

@@ -183,11 +183,20 @@ func TestFleet(t *testing.T) {
 	redistest.Must(t, err)
 	for prefix, want := range map[string]Finding{
 		"shop": {Fine, "rules", "1 Guard; what they run fits together"}, "exclude": {Note, "rules", "make no one set"},
-		"other": {Note, "prefix", "there are Guards with "},
+		"other": {Note, "rules", "no Guard says which it runs"},
 	} {
 		all, err := Examine(t.Context(), rdb, prefix, nil)
 		if err != nil || !has(all, want.Level, want.What, want.Text) || count(all) != 0 {
 			t.Errorf("%s: %+v, %v", prefix, all, err)
+		}
+	}
+	for text, rules := range map[string][]automutex.Rule{
+		"what they run fits together": {{Task: "sync:eu"}, {Task: "sync:us"}}, "no rule sync:us, which": {{Task: "sync:eu"}},
+		"limit 2, lease 30s in the file, and limit 1": {{Task: "sync:us", Limit: 2}}, "it runs mail, which": {{Task: "mail"}},
+	} {
+		all, err := Examine(t.Context(), rdb, "shop", &automutex.Config{Rules: rules})
+		if err != nil || !strings.Contains(fmt.Sprint(all), text) {
+			t.Errorf("a file with %+v: no %q in %+v, %v", rules, text, all, err)
 		}
 	}
 }
