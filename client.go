@@ -29,7 +29,7 @@ import (
 //   - It gives the task the next place in the order of its key if a rule says [Rule].InOrder.
 //   - It parks the task at once if others are parked for its key: asynq has it as scheduled until its turn. So for
 //     a task that is due now, without asynq.Unique, Deadline and Group, that package unique does not replace, and whose
-//     first key is under [Park]. Without a key, or a reply within a second, the task is enqueued as it is.
+//     first key is under [Park]. Without a key, or a reply within 1 s, the task is enqueued as it is.
 //   - It notes when the task was due, for [Rule].StartWithin, and its [StartBy].
 //   - It reserves an attempt, so that no task waits in its worker since asynq would archive it: asynq is told one retry
 //     more, as asynq.GetMaxRetry shows, and the Guard has the task archived when its handler has failed, or panicked
@@ -151,13 +151,13 @@ func (e *enqueueing) park(ctx context.Context, s stamp.Stamp) (key string) {
 	if err != nil || t.rule == nil || t.rule.Busy != Park || t.rule.InOrder {
 		return ""
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second) // an enqueueing waits no longer for what only saves work
+	ctx, cancel := context.WithTimeout(ctx, time.Second) // it only saves work
 	defer cancel()
 	place, err := c.engine.Enlist(ctx, t.key, e.note)
 	switch {
 	case err != nil:
 		c.parkAgain.Store(time.Now().Add(5 * time.Second).UnixNano())
-		c.log.Debug("automutex: no look at parked tasks for five seconds", "key", t.key, "task", e.note, "error", err)
+		c.log.Debug("automutex: no look at parked tasks for 5 s", "key", t.key, "task", e.note, "error", err)
 		fallthrough
 	case place == 0:
 		return ""
