@@ -96,7 +96,8 @@ func (d *delivery) boundStart(rules []*compiledRule) {
 			}
 			if rule.StartWithin > 0 && s.Due == 0 {
 				d.guard.warnOnce("unbounded "+d.task.Type(), "a task of a rule with StartWithin may start at any time: its "+
-					"producer uses no automutex.NewClient, or one whose rule has no StartWithin", d.about(target{rule: rule, key: t.key})...)
+					"producer uses no automutex.NewClient, or one whose rule has no StartWithin",
+					d.about(target{rule: rule, key: t.key})...)
 			}
 		}
 	}

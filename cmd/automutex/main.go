@@ -156,7 +156,7 @@ func (a *app) place(ctx context.Context, rdb redis.UniversalClient) error {
 			}
 		}
 		if found.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // said above
 		}
 	}
 	run := "none has another one: give the right database (--uri, --db)"

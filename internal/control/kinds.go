@@ -125,8 +125,8 @@ type Bounds struct {
 	Known        any           // when the orders were read that are in it (us, an int64), as an argument of the scripts
 }
 
-// Control has the fields of lock.Control, which says what they mean. Its JSON is what the command prints, and what Redis
-// has without Target and Paused, which the field says.
+// Control has the fields of lock.Control, which says what they mean. Its JSON is what the command prints, and what
+// Redis has without Target and Paused, which the field says.
 type Control struct {
 	Target      string    `json:"target,omitempty"`
 	Limit       int       `json:"limit,omitempty"`

@@ -302,8 +302,8 @@ func TestRateOf_cost(t *testing.T) {
 	})
 }
 
-// A later key whose gate another task's RateOf has closed keeps a task out before it takes its first one, for as long as
-// that rate says; under Park it goes by its own rate from when it has its place.
+// A later key whose gate another task's RateOf has closed keeps a task out before it takes its first one, for as long
+// as that rate says; under Park it goes by its own rate from when it has its place.
 func TestRateOf_ofALaterKey(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
