@@ -162,9 +162,9 @@ func TestRate_orderedWithCost(t *testing.T) {
 				return len(all) > 4
 			}, "starts at %s", rate)
 			slices.SortFunc(all, func(a, b [2]int64) int { return cmp.Compare(a[0], b[0]) })
-			for i, from := range all {
+			for i, from := range all { // a fence is no earlier than its start, and no later than the next one
 				sum := int64(0)
-				for _, to := range all[i:] {
+				for _, to := range all[i+1:] {
 					most := int64(max(1, rate.Burst)+2) + (to[0]-from[0])*int64(rate.Starts)/rate.Per.Microseconds()
 					if sum += to[1]; sum > most {
 						t.Errorf("%s: costs of %d within %d us, want %d at most", rate, sum, to[0]-from[0], most)
