@@ -153,6 +153,7 @@ type sim struct {
 	now       int64 // us
 	log       []string
 	m         model
+	thin      string // the word of the lock before the step, while it is thin
 	limit     int
 	rateKnown             // that of the process which asks
 	rates     []rateKnown // by the orders of operators, the oldest first; the newest processes may not know yet
@@ -1080,6 +1081,18 @@ func (s *sim) lasts(i int, length, more int64) {
 	}
 }
 
+// fattens takes the millisecond off the holder of a lock that was thin before the step and is fat now; see lasts.
+func (s *sim) fattens() {
+	ctx, i := context.Background(), s.m.holds(s.thin)
+	if i >= 0 && s.w.rdb.ZScore(ctx, s.keys[1], s.thin).Val() == float64(s.m.holders[i].end-1) {
+		s.m.holders[i].end--
+		slices.SortFunc(s.m.holders, byEnd)
+	}
+	if s.thin = s.w.rdb.Get(ctx, s.key).Val(); strings.HasPrefix(s.thin, "+") {
+		s.thin = ""
+	}
+}
+
 func (s *sim) close() {
 	m := &s.m
 	body, length := s.oneOf(), int64(50+s.r.IntN(100))
@@ -1416,6 +1429,7 @@ func runModel(w world, e *sender, seed uint64, kind string) (log []string, err e
 				s.inspect()
 			}
 		}
+		s.fattens()
 		s.keysAreSound(emptied)
 	}
 	if left := messages(w.rdb, s.msgs); len(left) > 0 { // the model did not foresee it
