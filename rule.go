@@ -349,7 +349,8 @@ func (c *compiledRule) checkLeaveIdle(mistakes *fieldErrors) {
 
 func (c *compiledRule) checkOn(mistakes *fieldErrors) {
 	for i, path := range c.On {
-		segments, err := keys.ParsePath(path)
+		bare, _ := keys.CutOptional(path)
+		segments, err := keys.ParsePath(bare)
 		if err == nil && slices.Index(c.On, path) < i {
 			err = errors.New("is there twice; leave one out")
 		}
