@@ -62,7 +62,8 @@ func goldenKeyOf(t *testing.T, secret, task, payload string) string {
 	if large := goldenLarge[payload]; large != nil {
 		payload = large()
 	}
-	keys, err := maker.Keys(t.Context(), asynq.NewTaskWithHeaders(cmp.Or(task, "t"), []byte(payload), map[string]string{"h": "é ~"}))
+	headers := map[string]string{"h": "é ~"}
+	keys, err := maker.Keys(t.Context(), asynq.NewTaskWithHeaders(cmp.Or(task, "t"), []byte(payload), headers))
 	if err != nil {
 		return ""
 	}

@@ -30,8 +30,8 @@ var (
 // absent is the part of an optional path without a value. No string gives it: see [StringPart].
 const absent = `""`
 
-// part returns the part of a key for a value or nil; see automutex.Fields. A part that begins with a brace or bracket is an
-// object or list; one that begins with a quote is a string that would otherwise begin so.
+// part returns the part of a key for a value or nil; see automutex.Fields. A part that begins with a brace or bracket
+// is an object or list; one that begins with a quote is a string that would otherwise begin so.
 func part(value []byte, whole bool) (string, error) {
 	switch {
 	case whole && (!json.Valid(value) || !utf8.Valid(value)):
