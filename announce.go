@@ -21,7 +21,7 @@ func (g *Guard) announce() {
 		fleet.Announce(g.life.Closing, g.rdb, g.cfg.Prefix, func() fleet.Process {
 			return fleet.Process{Owner: g.cfg.Owner, Hashed: g.rules.secret != "", Serves: g.served.List(),
 				Rules: describe(g.rules)}
-		}, func(how string) { g.log.Warn("automutex: another process has other rules: " + how) })
+		}, func(how string) { g.log.Warn("automutex: another Guard has other rules: " + how) })
 	}
 }
 

@@ -68,8 +68,7 @@ type Config struct {
 
 	// Private keeps the Guard from telling operators and other Guards which rules it runs. Otherwise it writes its rules
 	// and Owner, and no payload value, under the Prefix, a second after Middleware or Run is called and then every 20
-	// seconds; Close removes them. It warns once if another Guard has other rules for one of its scopes. If Redis
-	// refuses, nothing else changes.
+	// seconds; Close removes them. It warns once if another Guard has other rules for one of its scopes.
 	Private bool
 
 	// Logger is where the Guard logs. nil means slog.Default().

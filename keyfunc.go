@@ -58,26 +58,29 @@ func isAbsent(err error) bool {
 // Fields returns a KeyFunc that makes the key from fields of a JSON payload, as [Rule].On does. A malformed path, or
 // none, is a [*KeyError] for every task.
 //
-// A path is dotted: "user.id", or "items.0.sku" for the first element of a list. `\.` stands for a dot in a name and
-// `\\` for a backslash. Names are compared exactly. A path of another notation, such as "$.id", "items[0]",
-// "items.*.id", "/id" or "a,b", is refused: in a name these characters need a backslash too.
+// A path is dotted: "user.id", or "items.0.sku" for the first element of a list. In a name `\.` is a dot, and `\\` a
+// backslash. Names are compared exactly. A path of another notation, such as "$.id", "items[0]", "items.*.id", "/id" or
+// "a,b", is refused: in a name these characters need a backslash too.
 //
 // The path "." is the whole payload, with parts as those of objects and lists below. If it is not JSON, or not valid
 // UTF-8, the part is 0x and its bytes in hexadecimal.
 //
+// A path may end in a ?, as "version?" (`\?` in a name): if it is missing, null or empty, its part is `""`,
+// which no other value gives.
+//
 // The part of the key for a value:
 //
-//   - A string is taken as it is, but as a JSON string, quotes included, if it begins with `{`, `[` or `"`.
+//   - A string is taken as it is, or as a JSON string with its quotes if it begins with `{`, `[` or `"`.
 //   - A number is written out in full: 1, 1.0, 1e0 and the string "1" are "1"; 1.50 is "1.5", and -0 is "0". More than
-//     400 digits are an error, and more than 1 MiB for all numbers of a list or object.
+//     400 digits are an error, and so is more than 1 MiB for a list or object.
 //   - true and false are those words, as for the strings.
-//   - Objects and lists become compact JSON with members sorted by name (in byte order) and numbers as above; 1 and "1"
+//   - Objects and lists become compact JSON with members sorted by name and numbers as above; 1 and "1"
 //     differ there.
 //
 // All other different values give different parts. The KeyFunc returns a [*KeyError]
 //
 //   - if a field is missing, null or an empty string, or the payload is empty, not JSON or not valid UTF-8;
-//   - if a value has half a surrogate pair, which Go would silently replace, or more than 100 levels;
+//   - if a value has half a surrogate pair or more than 100 levels;
 //   - if an object in the value, or on its path, has a name twice, or one on its path two names that differ in letter
 //     case alone: the handler might get the other value.
 func Fields(paths ...string) KeyFunc {

@@ -46,7 +46,5 @@ func (g *Guard) pauseOf(key string) (*lock.Control, time.Duration) {
 }
 
 func (rs *ruleSet) isScope(name string) bool {
-	return slices.ContainsFunc(rs.rules, func(c *compiledRule) bool {
-		return c.scope(c.Task) == name
-	})
+	return slices.ContainsFunc(rs.rules, func(c *compiledRule) bool { return c.scope(c.Task) == name })
 }

@@ -25,7 +25,7 @@ import (
 // Without On, OnHeaders and Key there is one lock for the whole Scope.
 type Rule struct {
 	// Name names the rule in errors, events and logs, and for [LeaseOf]. Names are unique. Empty means Task, and then
-	// Task#2, Task#3 and so on for further rules without a Name that have the same Task.
+	// Task#2, Task#3 and so on for further ones with that Task.
 	Name string
 
 	// Task is a task type, or a prefix of task types. It matches as a pattern of asynq's ServeMux does: the rules whose
@@ -78,10 +78,9 @@ type Rule struct {
 	LimitField *LimitField
 
 	// LeaveIdle lets tasks start above the Limit while so many workers of their server stay idle: the key borrows workers
-	// that nobody else needs. A worker in which a task waits under Park or Retry counts as idle. A task that runs keeps
-	// its worker to its end. Keys of one Scope share evenly what they borrow, by their limits, and an operator's limit or
-	// pause wins. 0 means that no task starts above the Limit. It needs a Limit, LimitOf or LimitField, and is refused
-	// with Unlimited, InOrder, Fence and [Replace]. Rules with the same Scope must have the same LeaveIdle.
+	// that nobody else needs. A worker in which a task waits under Park or Retry counts as idle. Keys of one Scope share
+	// evenly what they borrow, by their limits, and an operator's limit or pause wins. 0 means that no task starts above
+	// the Limit. It needs a Limit, LimitOf or LimitField, and is refused with Unlimited, InOrder, Fence and [Replace].
 	LeaveIdle int
 
 	// TTL is the length of a lease, which is renewed while the handler runs: it bounds how long a key stays taken after
@@ -113,7 +112,7 @@ type Rule struct {
 	RateOf func(context.Context, *asynq.Task) (Rate, error)
 
 	// Cost returns for how many starts of the Rate a task counts, such as an upstream's tokens. The task starts when the
-	// gate is open, whatever its cost, and closes the gate for its cost; 0 leaves the gate open. See [Rate] for the bound.
+	// gate is open, whatever its cost, and closes the gate for its cost; 0 leaves the gate open.
 	// A cost takes no more slots of the Limit. Errors are those of LimitOf; so are costs below 0, and those that close the
 	// gate for more than ten years. nil means 1. It needs Rate or RateOf.
 	Cost func(context.Context, *asynq.Task) (int, error)
@@ -141,7 +140,7 @@ type Rule struct {
 	MaxQueued int
 
 	// Fence gives each lease of the rule a fence, which [Fence] returns. It needs a Limit of 1, and costs a key that
-	// nobody else wants a dearer command. Rules with the same Scope must have the same Fence.
+	// nobody else wants a dearer command.
 	Fence bool
 
 	// Busy is what happens to a task that did not get its lock. The zero value is [Park].
@@ -349,7 +348,8 @@ func (c *compiledRule) checkLeaveIdle(mistakes *fieldErrors) {
 
 func (c *compiledRule) checkOn(mistakes *fieldErrors) {
 	for i, path := range c.On {
-		segments, err := keys.ParsePath(path)
+		bare, _ := keys.CutOptional(path)
+		segments, err := keys.ParsePath(bare)
 		if err == nil && slices.Index(c.On, path) < i {
 			err = errors.New("is there twice; leave one out")
 		}

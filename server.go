@@ -215,7 +215,7 @@ func (s *server) checkGuarded() {
 	defer s.guard.life.Done() // Close waits for the log line
 	s.guard.warnOnce("no Middleware", "tasks run UNGUARDED, without their locks: the asynq server was made with "+
 		"Guard.ServerConfig, but its handler is not wrapped in Guard.Middleware; "+
-		"start the server with guard.Run(srv, mux), or call mux.Use(guard.Middleware) before srv.Start or srv.Run")
+		"start the server with guard.Run(srv, mux), or call mux.Use(guard.Middleware) before it starts")
 }
 
 // enterTask counts a task's worker as busy until the mark's leave; nil: it is counted already, or nobody's.
@@ -248,7 +248,7 @@ func (g *Guard) Run(srv *asynq.Server, handler asynq.Handler) error {
 }
 
 // RunContext is [Guard.Run] that also ends when ctx ends. If ctx has ended before, it does not start srv, and returns
-// the cause of ctx.
+// the cause of ctx; after [Guard.Close] it returns [ErrClosed].
 func (g *Guard) RunContext(ctx context.Context, srv *asynq.Server, handler asynq.Handler) error {
 	switch {
 	case srv == nil:
@@ -257,6 +257,8 @@ func (g *Guard) RunContext(ctx context.Context, srv *asynq.Server, handler asynq
 		return errors.New("automutex: Run: the handler is nil: pass the mux")
 	case ctx.Err() != nil:
 		return fmt.Errorf("automutex: Run: the server was not started: %w", context.Cause(ctx))
+	case g.life.Closing.Err() != nil:
+		return ErrClosed
 	}
 	// Notify before Start: a signal in between would end the process. The channel keeps one signal until the loop below
 	// receives it.
@@ -292,14 +294,14 @@ func (g *Guard) closeBeside(shutdown func()) error {
 // replicas enqueue each tick once. It blocks until ctx ends, and then returns nil.
 //
 // newScheduler returns a new *asynq.Scheduler with its tasks registered, or an *asynq.PeriodicTaskManager.
-// LeadScheduler calls it once for each term, and shuts down the Scheduler when the term ends. It returns an error of
-// newScheduler, or of the start, at once.
+// LeadScheduler calls it once for each term, which begins with the Scheduler's Start and ends with its Shutdown: wrap
+// them to know who leads. It returns an error of newScheduler, or of the start, at once.
 //
 // A process that shuts down is replaced at once, one that dies after the locker's TTL: ticks due in between are not
 // enqueued. One that was stopped for longer may enqueue a tick more: see [Rule].Cooldown and [Skip].
 //
 // Register tasks with times of the clock ("*/10 * * * *"): a period ("@every 10m") begins anew with each term. Close
-// locker after LeadScheduler has returned. See [lock.Locker.Lead].
+// locker after LeadScheduler has returned.
 func LeadScheduler[S interface {
 	comparable
 	Start() error

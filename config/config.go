@@ -284,7 +284,7 @@ type late automutex.Policy
 
 // parts are what a rule, or a unique rule, makes keys of.
 type parts struct {
-	On        []string `yaml:"on" about:"Payload fields that make the key, as dotted paths: user.id, items.0.sku. A dot alone is the whole payload."`
+	On        []string `yaml:"on" about:"Payload fields that make the key, as dotted paths: user.id, items.0.sku; version? may be missing. A dot alone is the whole payload."`
 	OnHeaders []string `yaml:"on_headers" about:"Task headers that make the key."`
 	Optional  bool     `yaml:"optional" about:"Whether a task without one of these fields, or with an empty one, takes no lock of the rule, or is enqueued each time. Where it is left out the task is archived, or refused."`
 	Scope     string   `yaml:"scope" about:"Rules with the same scope share locks, or keys; the task's own type where it is left out."`
@@ -415,7 +415,7 @@ func (r *rate) UnmarshalYAML(n *yaml.Node) error {
 	} else if get(n, "field") == nil {
 		err := n.Load(&r.starts, yaml.WithKnownFields())
 		if err == nil && r.starts == (starts{}) { // which is no rate in Go
-			err = errors.New("is empty; give it starts and per, such as {starts: 100, per: 1m}, or write none")
+			err = errors.New("is empty; give starts and per, or write none")
 		}
 		return err
 	}
@@ -471,6 +471,9 @@ func ofField[V any](
 	path, preset string, parse func(text string) (V, error),
 ) (func(context.Context, *asynq.Task) (V, error), error) {
 	of, err := keys.Parse([]string{path})
+	if _, wrong := keys.ParsePath(path); err == nil && wrong != nil { // a ?
+		err = fmt.Errorf("%q %w", path, wrong)
+	}
 	if err == nil && preset != "" {
 		_, err = parse(preset)
 	}

@@ -104,9 +104,10 @@ func TestParse_mistakes(t *testing.T) {
 		"rules: [{task: a, limit: {}}]":                              `1:26 rule "a": limit: "" is empty`,
 		"rules: [{task: a, limit: Unlimited}]":                       "1:26 limit: want a whole number",
 		"rules: [{task: a, limit: 1, rate: 5}]":                      "1:35 rate: want keys with values",
-		"rules: [{task: a, limit: 1, rate: {}}]":                     "1:35 rate: is empty; give it starts and per",
+		"rules: [{task: a, limit: 1, rate: {}}]":                     "1:35 rate: is empty; give starts and per",
 		"rules: [{task: a, limit: 1, rate: {start: 5}}]":             `1:36 rate: unknown key "start"; did you mean starts?`,
 		"rules: [{task: a, limit: 1, rate: {field: $.x}}]":           `1:35 rate: "$.x" has a "$"`,
+		"rules: [{task: a, limit: 1, rate: {field: x?}}]":            `1:35 rate: "x?" has a "?"`,
 		"rules: [{task: a, limit: 1, rate: {field: x, default: 5}}]": "" +
 			"1:35 rate: want a rate within its bounds, such as 100/1m",
 		"rules: [{task: a, cost: {field: x, most: y}}]": "1:42 cost: most: want a whole number",

@@ -297,12 +297,9 @@ func (d *doctor) withFile(guards []fleet.Process) []fleet.Process {
 		return guards
 	}
 	run := fleet.Rules(guards)
-	named := func(rules []fleet.Rule, name string) int {
-		return slices.IndexFunc(rules, func(r fleet.Rule) bool { return r.Name == name })
-	}
 	for i := range d.ran.Rules {
 		its := &d.ran.Rules[i]
-		at := named(run, its.Name)
+		at := slices.IndexFunc(run, func(r fleet.Rule) bool { return r.Name == its.Name })
 		if at < 0 {
 			d.foundf(Note, "rules", "no Guard says that it runs %s, which the file has", printable.Short(its.Name))
 			continue
@@ -313,11 +310,10 @@ func (d *doctor) withFile(guards []fleet.Process) []fleet.Process {
 		if run[at].Limit == "computed" {
 			its.Limit = run[at].Limit
 		}
+		run = slices.Delete(run, at, at+1)
 	}
 	for _, r := range run {
-		if named(d.ran.Rules, r.Name) < 0 {
-			d.foundf(Note, "rules", "the file has no rule %s, which Guards say that they run", printable.Short(r.Name))
-		}
+		d.foundf(Note, "rules", "the file has no rule %s, which Guards say that they run", printable.Short(r.Name))
 	}
 	return append([]fleet.Process{*d.ran}, guards...)
 }

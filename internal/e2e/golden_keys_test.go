@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -17,6 +18,7 @@ import (
 // goldenKey is one line of testdata/keys.jsonl: the key that the first version gave
 // a payload, and its key under a secret. Both are empty where it refused the payload.
 type goldenKey struct {
+	Task    string `json:"task,omitempty"` // empty: t
 	Payload string `json:"payload"`
 	Key     string `json:"key"`
 	Hidden  string `json:"hidden"`
@@ -24,7 +26,7 @@ type goldenKey struct {
 
 // goldenRules make the keys of testdata/keys.jsonl.
 var goldenRules = []automutex.Rule{{Task: "t", Scope: "s c", On: []string{"v", "w"}, OnHeaders: []string{"h"},
-	Busy: automutex.Retry}}
+	Busy: automutex.Retry}, {Task: "o", On: []string{"b", "v.w?"}}}
 
 // goldenLarge are payloads too large for the file, which has their names instead.
 var goldenLarge = map[string]func() string{
@@ -53,14 +55,15 @@ func manyNames(n int) string {
 	return b.String()
 }
 
-func goldenKeyOf(t *testing.T, secret, payload string) string {
+func goldenKeyOf(t *testing.T, secret, task, payload string) string {
 	t.Helper()
 	maker, err := automutex.NewKeyMaker(automutex.Config{Rules: goldenRules, HashKeys: secret, Prefix: "p"})
 	redistest.Must(t, err)
 	if large := goldenLarge[payload]; large != nil {
 		payload = large()
 	}
-	keys, err := maker.Keys(t.Context(), asynq.NewTaskWithHeaders("t", []byte(payload), map[string]string{"h": "é ~"}))
+	headers := map[string]string{"h": "é ~"}
+	keys, err := maker.Keys(t.Context(), asynq.NewTaskWithHeaders(cmp.Or(task, "t"), []byte(payload), headers))
 	if err != nil {
 		return ""
 	}
@@ -80,10 +83,10 @@ func TestKeys_areThoseOfTheFirstVersion(t *testing.T) {
 	for _, line := range lines {
 		var want goldenKey
 		redistest.Must(t, json.Unmarshal([]byte(line), &want))
-		if got := goldenKeyOf(t, "", want.Payload); got != want.Key {
+		if got := goldenKeyOf(t, "", want.Task, want.Payload); got != want.Key {
 			t.Errorf("%.200s\n got %q\nwant %q", want.Payload, got, want.Key)
 		}
-		if got := goldenKeyOf(t, testSecret, want.Payload); got != want.Hidden {
+		if got := goldenKeyOf(t, testSecret, want.Task, want.Payload); got != want.Hidden {
 			t.Errorf("%.200s under a secret\n got %q\nwant %q", want.Payload, got, want.Hidden)
 		}
 	}

@@ -21,27 +21,45 @@ type ticks struct {
 	n  map[string]int
 }
 
-func (k *ticks) of(name string) int {
+func (k *ticks) of(name string) int { return k.add(name, 0) }
+
+func (k *ticks) add(name string, n int) int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.n[name] += n
 	return k.n[name]
 }
 
+// leading counts the terms under way, as a program does for its health check.
+type leading struct {
+	*asynq.Scheduler
+	k    *ticks
+	name string
+}
+
+func (l leading) Start() error {
+	l.k.add(l.name, 1)
+	return l.Scheduler.Start()
+}
+
+func (l leading) Shutdown() {
+	l.Scheduler.Shutdown()
+	l.k.add(l.name, -1)
+}
+
 // scheduler makes a Scheduler that enqueues each second, and counts that under name.
-func (k *ticks) scheduler(rdb redis.UniversalClient, name, queue string) func() (*asynq.Scheduler, error) {
-	return func() (*asynq.Scheduler, error) {
+func (k *ticks) scheduler(rdb redis.UniversalClient, name, queue string) func() (leading, error) {
+	return func() (leading, error) {
 		s := asynq.NewSchedulerFromRedisClient(rdb, &asynq.SchedulerOpts{
 			Logger: redistest.Silent{},
 			PostEnqueueFunc: func(_ *asynq.TaskInfo, err error) {
-				k.mu.Lock()
-				defer k.mu.Unlock()
 				if err == nil {
-					k.n[name]++
+					k.add(name, 1)
 				}
 			},
 		})
 		_, err := s.Register("@every 1s", asynq.NewTask("tick", nil), asynq.Queue(queue))
-		return s, err
+		return leading{s, k, name + " leads"}, err
 	}
 }
 
@@ -72,14 +90,14 @@ func TestLeadScheduler(t *testing.T) {
 		redistest.Eventually(t, 20*time.Second, func() bool { return enqueued.of("first") > 0 }, "a tick of the first")
 		begin("second")
 		redistest.Eventually(t, 20*time.Second, func() bool { return enqueued.of("first") > 2 }, "more ticks of the first")
-		if n := enqueued.of("second"); n > 0 {
-			t.Errorf("both schedulers enqueue: %d ticks of the second", n)
+		if n := enqueued.of("second") + enqueued.of("second leads"); n > 0 || enqueued.of("first leads") != 1 {
+			t.Errorf("not the first alone leads: %d of the second", n)
 		}
 		stopFirst()
 		before := enqueued.of("first")
 		redistest.Eventually(t, 20*time.Second, func() bool { return enqueued.of("second") > 0 }, "a tick of the second")
-		if after := enqueued.of("first"); after != before {
-			t.Errorf("the first enqueued %d ticks after its end", after-before)
+		if after := enqueued.of("first"); after != before || enqueued.of("first leads") != 0 {
+			t.Errorf("the first enqueued %d ticks after its end, or leads", after-before)
 		}
 	})
 }

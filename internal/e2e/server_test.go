@@ -348,6 +348,10 @@ func TestRun_refuses(t *testing.T) {
 	if err := guard.Run(srv, asynq.NewServeMux()); err == nil || !strings.Contains(err.Error(), "did not start") {
 		t.Errorf("got %v", err)
 	}
+	redistest.Must(t, guard.Close(t.Context()))
+	if err := guard.Run(srv, asynq.NewServeMux()); !errors.Is(err, automutex.ErrClosed) {
+		t.Errorf("of a closed Guard: %v", err)
+	}
 }
 
 func TestServerConfig_withoutMiddleware(t *testing.T) {

@@ -24,6 +24,7 @@ type fieldPath struct {
 	text     string
 	segments []string // none: the whole payload
 	nodes    []int    // the node of each segment
+	optional bool     // may be absent
 }
 
 func (p fieldPath) isWhole() bool { return len(p.segments) == 0 }
@@ -46,11 +47,12 @@ type Error struct {
 func Parse(paths []string) (*Fields, error) {
 	f := &Fields{nodes: make([][]fieldEdge, 1)}
 	for _, text := range paths {
-		segments, err := ParsePath(text)
+		bare, optional := CutOptional(text)
+		segments, err := ParsePath(bare)
 		if err != nil {
 			return nil, fmt.Errorf("%q %w", text, err)
 		}
-		path := fieldPath{text: text, segments: segments}
+		path := fieldPath{text: text, segments: segments, optional: optional}
 		node := 0
 		for _, segment := range segments {
 			node = f.step(node, segment)
@@ -74,8 +76,7 @@ func (f *Fields) step(from int, segment string) int {
 	return to
 }
 
-// listIndex reads a segment as the index of a list: 0, or digits without a leading zero. It returns -1 for anything
-// else.
+// listIndex reads a segment as the index of a list: 0, or digits without a leading zero. It returns -1 for others.
 func listIndex(segment string) int {
 	index, err := strconv.Atoi(segment)
 	if err != nil || strconv.Itoa(index) != segment || index < 0 {
@@ -93,8 +94,12 @@ func (f *Fields) Parts(payload []byte) ([]string, *Error) {
 	parts := make([]string, len(values))
 	for i, path := range f.paths {
 		var err error
-		if parts[i], err = part(values[i], path.isWhole()); err != nil {
-			failed := &Error{Path: path.text, Reason: err.Error(), Absent: err == errNull || err == errEmpty} //nolint:errorlint // never wrapped
+		parts[i], err = part(values[i], path.isWhole())
+		isAbsent := err == errNull || err == errEmpty //nolint:errorlint // never wrapped
+		if isAbsent && path.optional {
+			parts[i] = absent
+		} else if err != nil {
+			failed := &Error{Path: path.text, Reason: err.Error(), Absent: isAbsent}
 			if path.isWhole() {
 				failed.Reason = "the payload " + failed.Reason
 			}
@@ -129,6 +134,9 @@ func (f *Fields) find(payload []byte) ([][]byte, *Error) {
 		}
 		if values[i] = walk.found[path.nodes[len(path.nodes)-1]].value; values[i] == nil {
 			hasAlike := slices.ContainsFunc(path.nodes, func(n int) bool { return walk.found[n].alike != "" })
+			if path.optional && !hasAlike {
+				continue
+			}
 			return nil, &Error{Path: path.text, Reason: "is missing: " + walk.whyMissing(path), Absent: !hasAlike}
 		}
 	}
@@ -198,9 +206,8 @@ func (w *fieldWalk) member(edges []fieldEdge, quoted, value []byte) {
 // whyTwice says what is there twice for the segment of the node w.twice.
 func (w *fieldWalk) whyTwice(segment string) string {
 	if alike := w.found[w.twice].alike; alike != "" {
-		return fmt.Sprintf("has two values: one object has the names %q and %q, and encoding/json, which ignores letter "+
-			"case, "+
-			"gives the handler the later one; send one of them", segment, alike)
+		return fmt.Sprintf("has two values: one object has the names %q and %q, and encoding/json, which "+
+			"ignores letter case, gives the handler the later one; send one of them", segment, alike)
 	}
 	return fmt.Sprintf("has two values: the name %q is there twice in one object", segment)
 }

@@ -27,8 +27,11 @@ var (
 	errDigits    = errors.New("is, or has in it, a number of more than 400 digits when written out")
 )
 
-// part returns the part of a key for a value; see automutex.Fields. A part that begins with a brace or bracket is an
-// object or list; one that begins with a quote is a string that would otherwise begin so.
+// absent is the part of an optional path without a value. No string gives it: see [StringPart].
+const absent = `""`
+
+// part returns the part of a key for a value or nil; see automutex.Fields. A part that begins with a brace or bracket
+// is an object or list; one that begins with a quote is a string that would otherwise begin so.
 func part(value []byte, whole bool) (string, error) {
 	switch {
 	case whole && (!json.Valid(value) || !utf8.Valid(value)):
@@ -37,7 +40,7 @@ func part(value []byte, whole bool) (string, error) {
 		value = bytes.Trim(value, spaces)
 	}
 	switch {
-	case value[0] == 'n':
+	case value == nil, value[0] == 'n':
 		return "", errNull
 	case string(value) == `""`:
 		return "", errEmpty

@@ -11,6 +11,15 @@ import (
 // Whole is the path of the whole payload. It has no segments.
 const Whole = "."
 
+// CutOptional takes the ? from a path.
+func CutOptional(path string) (bare string, optional bool) {
+	bare, optional = strings.CutSuffix(path, "?")
+	if (len(bare)-len(strings.TrimRight(bare, `\`)))%2 == 1 { // \?
+		return path, false
+	}
+	return bare, optional
+}
+
 // ParsePath splits a path at its dots. The error's text continues a sentence that begins with the path.
 func ParsePath(path string) (segments []string, err error) {
 	switch {
@@ -37,7 +46,7 @@ func ParsePath(path string) (segments []string, err error) {
 			continue
 		case path[i] == '\\':
 			// These may have a backslash, in a name that has them.
-			if i++; i == len(path) || strings.IndexByte(`.\$[],*/`, path[i]) < 0 {
+			if i++; i == len(path) || strings.IndexByte(`.\$[],*/?`, path[i]) < 0 {
 				return nil, errors.New(`has a lone backslash; write \\ for a backslash, and \. for a dot in a name`)
 			}
 		}
@@ -48,12 +57,11 @@ func ParsePath(path string) (segments []string, err error) {
 
 var (
 	escaped = regexp.MustCompile(`(?s)\\.`) // a character with a backslash before it
-	// notations finds JSONPath's "$", "$.x", "x[0]" and "items.*.id", a JSON pointer's "/a/b", and "x,y".
-	notations = regexp.MustCompile(`^\$(?:[.[]|$)|[\[,]|^/|(?:^|\.)\*(?:\.|$)`)
+	// notations finds JSONPath's "$", "$.x", "x[0]" and "items.*.id", a JSON pointer's "/a/b", "x,y" and "x?".
+	notations = regexp.MustCompile(`^\$(?:[.[]|$)|[\[,]|^/|(?:^|\.)\*(?:\.|$)|\?(?:\.|$)`)
 )
 
-// foreign returns the character by which other notations would mean something else than this one. With a backslash
-// before it, each such character is part of a name.
+// foreign returns the character by which other notations would mean something else than this one.
 func foreign(path string) string {
 	bare := escaped.ReplaceAllString(path, "__")
 	if found := strings.TrimPrefix(notations.FindString(bare), "."); found != "" {

@@ -12,6 +12,7 @@ func TestParsePath_refusesOtherNotations(t *testing.T) {
 		"$": "$", "$.user.id": "$", "$[0].id": "$", "$['a.b'].c": "$", "x[0]": "[", `x["a.b"]`: "[", "x[*].id": "[",
 		"x, y": ",", "x,y[0]": ",", "items.*.id": "*",
 		"*": "*", `a\$,b`: ",", "x[": "[", "x]": "]", "$.": "$", "/a/b": "/", `lab\,els[0]`: "[", "$.items.*": "$",
+		"a?": "?", "a?.b": "?", `a\\?`: "?",
 		`é\\[0]`: "[", "\u00e9,\u732b.x": ",", "a.*": "*", "*.a": "*",
 	} {
 		segments, err := ParsePath(path)
@@ -23,6 +24,7 @@ func TestParsePath_refusesOtherNotations(t *testing.T) {
 	for path, want := range map[string][]string{
 		`\$.x`:          {"$", "x"},
 		`\$`:            {"$"},
+		`what\?.a?b`:    {"what?", "a?b"},
 		`x\[0\]`:        {"x[0]"},
 		`x\[0]`:         {"x[0]"},
 		`\/a`:           {"/a"},
@@ -38,12 +40,12 @@ func TestParsePath_refusesOtherNotations(t *testing.T) {
 			t.Errorf("%s is %q (%v), want %q", path, got, err, want)
 		}
 	}
-	fields, err := Parse([]string{`\$.x\[0\]`, `a\,b`, `\*`})
+	fields, err := Parse([]string{`\$.x\[0\]`, `a\,b`, `\*`, `b\?`, `c\\?`, "d.e?"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, failed := fields.Parts([]byte(`{"$":{"x[0]":1},"a,b":2,"*":3}`))
-	if failed != nil || !slices.Equal(got, []string{"1", "2", "3"}) {
+	got, failed := fields.Parts([]byte(`{"$":{"x[0]":1},"a,b":2,"*":3,"b?":4,"c\\":"\"\"","d":5}`))
+	if failed != nil || !slices.Equal(got, []string{"1", "2", "3", "4", `"\"\""`, `""`}) {
 		t.Errorf("such names give %q, %v", got, failed)
 	}
 }
