@@ -70,7 +70,7 @@ func (d *delivery) observeAcquired(t target) {
 	waited, parked := h.takenAt.Sub(d.line.came), h.lease.Parked()
 	h.waited = max(waited, parked)
 	if d.server != nil && (d.line.stood || parked > 0) {
-		d.server.workers.Granted(t.key)
+		d.server.workers.Granted(t.key, h.waited)
 	}
 	if t.rule.LeaveIdle > 0 && d.server != nil {
 		h.lender = d.server.lender(t.scope, t.rule.LeaveIdle)

@@ -62,6 +62,7 @@ type WorkerWait struct {
 	Limit  int     // of the key, for a Lender
 	Ask    func()  // with a Lender: has it ask again, since it may borrow. It must not block
 
+	since   time.Time
 	told    bool // Leave was called
 	asked   bool // Ask was called, and its ask is not answered
 	borrows bool // its ask was lent a worker, and has the lock or is not answered
@@ -70,7 +71,7 @@ type WorkerWait struct {
 // pace is how fast a key's slots turn over here, and parked tasks come.
 type pace struct {
 	last  time.Time     // the last grant
-	every time.Duration // from grant to grant, a moving average; 0: none
+	every time.Duration // from grant to grant, or how long one waited if that is less, a moving average; 0: none
 	comes time.Duration // from call to arrival, so too
 }
 
@@ -125,13 +126,15 @@ func (w *Workers) Ended(worked bool) {
 	})
 }
 
-// Granted notes that a task which had to wait, or was parked, got the lock of the key: a slot has turned over.
-func (w *Workers) Granted(key string) { w.change(func(now time.Time) { w.granted(key, now) }) }
+// Granted notes that a task which waited, or was parked, got the lock of the key: a slot has turned over.
+func (w *Workers) Granted(key string, waited time.Duration) {
+	w.change(func(now time.Time) { w.granted(key, waited, now) })
+}
 
-func (w *Workers) granted(key string, now time.Time) {
+func (w *Workers) granted(key string, waited time.Duration, now time.Time) {
 	p, known := w.paces[key]
 	if every := now.Sub(p.last); known && every < paceLasts {
-		p.every = average(p.every, every)
+		p.every = average(p.every, min(every, waited))
 	} else {
 		p.every = 0
 		maps.DeleteFunc(w.paces, func(_ string, old pace) bool { return now.Sub(old.last) >= paceLasts })
@@ -146,17 +149,18 @@ func (w *Workers) granted(key string, now time.Time) {
 // MayWait reports whether a task may begin to wait: otherwise it would be told to end its wait at once.
 func (w *Workers) MayWait(key string, place int64) (may bool) {
 	w.change(func(now time.Time) {
-		if may = !w.isBehind(now); !may && w.keeps(key, now) > 0 {
-			me := &WorkerWait{Key: key, Place: place}
-			may = slices.Contains(w.kept(append(slices.Clone(w.waiting), me), w.room(), now), me)
-		}
+		me := &WorkerWait{Key: key, Place: place, since: now}
+		may = !w.isBehind(now) || slices.Contains(w.kept(append(slices.Clone(w.waiting), me), w.room(), now), me)
 	})
 	return may
 }
 
 // Begin adds a wait.
 func (w *Workers) Begin(me *WorkerWait) {
-	w.change(func(time.Time) { w.waiting = append(w.waiting, me) })
+	w.change(func(now time.Time) {
+		me.since = now
+		w.waiting = append(w.waiting, me)
+	})
 }
 
 // End removes a wait, if it began; granted: it has the lock, and its worker works on.
@@ -262,7 +266,7 @@ func (w *Workers) kept(waits []*WorkerWait, most int, now time.Time) (kept []*Wo
 	left := map[string]int{} // by key: how many more it keeps
 	for _, wait := range slices.SortedStableFunc(slices.Values(waits), byPlace) {
 		if _, known := left[wait.Key]; !known {
-			left[wait.Key] = w.keeps(wait.Key, now)
+			left[wait.Key] = w.keeps(wait, now)
 		}
 		if !wait.told && left[wait.Key] > 0 && len(kept) < most {
 			left[wait.Key]--
@@ -283,10 +287,11 @@ func (w *Workers) without(kept []*WorkerWait) []*WorkerWait {
 	return others
 }
 
-// keeps returns how many waits feed a key while a parked task comes: none if a slot has not turned over for that long.
-func (w *Workers) keeps(key string, now time.Time) int {
-	p := w.paces[key]
-	every, comes := max(p.every, now.Sub(p.last)), cmp.Or(p.comes, w.Usual)
+// keeps returns how many waits feed the key of its first one while a parked task comes: none if that has waited for so
+// long, and no slot has turned over.
+func (w *Workers) keeps(first *WorkerWait, now time.Time) int {
+	p := w.paces[first.Key]
+	every, comes := max(p.every, min(now.Sub(first.since), now.Sub(p.last))), cmp.Or(p.comes, w.Usual)
 	if p.every == 0 || every >= comes {
 		return 0
 	}

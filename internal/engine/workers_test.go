@@ -56,7 +56,7 @@ func workersEvent(w *Workers, names map[*WorkerWait]string, e *event, now time.T
 			comes()
 			w.working++
 		case "waits":
-			wait := &WorkerWait{Key: key, Place: int64(e.Number("place", 0))}
+			wait := &WorkerWait{Key: key, Place: int64(e.Number("place", 0)), since: now}
 			names[wait] = fmt.Sprintf("%s%d", key, len(names)+1)
 			comes()
 			w.waiting = append(w.waiting, wait)
@@ -69,7 +69,7 @@ func workersEvent(w *Workers, names map[*WorkerWait]string, e *event, now time.T
 			w.waiting = slices.Delete(slices.Clone(w.waiting), i, i+1)
 			ended(false)
 		case "gets":
-			w.granted(w.waiting[i].Key, now)
+			w.granted(w.waiting[i].Key, now.Sub(w.waiting[i].since), now)
 			w.waiting = slices.Delete(slices.Clone(w.waiting), i, i+1)
 			w.working++
 		case "ends":
