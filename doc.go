@@ -1,16 +1,15 @@
 /*
 Package automutex lets asynq tasks for the same entity take turns.
 
-One rule wraps the handler of a task type in a distributed lock. The key consists of
-the task type and the payload fields named in On. A policy says what happens to a task
-that finds the lock taken:
+One rule wraps the handler of a task type in a distributed lock, by the payload fields named
+in On. A policy says what happens to a task that finds it taken:
 
 	guard, err := automutex.New(rdb, automutex.Config{
 		Rules: []automutex.Rule{
-			// One verification of a transaction at a time.
+			// One of a transaction at a time.
 			{Task: "itunes:verify", On: []string{"transaction_id"}},
-			// At most three reports of a tenant at once.
-			{Task: "report:", Scope: "report", On: []string{"tenant.id"}, Limit: 3, Busy: automutex.Park},
+			// Three of a tenant at once.
+			{Task: "report:", Scope: "report", On: []string{"tenant.id"}, Limit: 3},
 		},
 	})
 	mux := asynq.NewServeMux()
@@ -31,7 +30,7 @@ A handler that runs holds its key, or its context has ended, with cause [lock.Er
 process that dies are free after a TTL at most. But asynq delivers a task at least once, and a
 program that is stopped for longer than a TTL learns only afterwards that it has lost its lease:
 set [Rule].Fence, send [Fence] with each write, and have the receiver refuse lower numbers. A
-failover can forget a lease; see [Config].MinReplicas. docs/guarantees.md has all that is promised,
-and what is not.
+failover can forget a lease; see [Config].MinReplicas.
+docs/guarantees.md has all that is promised.
 */
 package automutex

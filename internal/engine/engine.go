@@ -380,7 +380,7 @@ func (e *Engine) TakeFree(ctx context.Context, r Request) (le *Lease, err error)
 	return le, err
 }
 
-// seemsFree: a SET or take may get the lock, and nobody here has seen it taken of late.
+// seemsFree: a SET or take may get the lock, and nobody here saw it taken of late.
 func (e *Engine) seemsFree(r *Request, b control.Bounds) bool {
 	return b.Every == 0 && !r.Pool && !r.Ordered && b.Slots > 0 && !e.contended.has(r.Key)
 }

@@ -71,7 +71,7 @@ type WorkerWait struct {
 // pace is how fast a key's slots turn over here, and parked tasks come.
 type pace struct {
 	last  time.Time     // the last grant
-	every time.Duration // from grant to grant, or how long one waited if that is less, a moving average; 0: none
+	every time.Duration // from grant to grant, or a wait if that is less, a moving average; 0: none
 	comes time.Duration // from call to arrival, so too
 }
 

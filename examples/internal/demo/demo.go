@@ -76,13 +76,11 @@ func Open(ctx context.Context, args []string, stdout, stderr io.Writer) (*Demo, 
 	flags := flag.NewFlagSet("worker", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	address := flags.String("redis", "", anyredis.Usage)
-	page := flags.String("web", "", "serve the page for operators at this `address`, such as 127.0.0.1:8081; without "+
-		"-tasks there are then 2000 tasks of 150ms, for some minutes of it")
-	flags.BoolVar(&d.Unguarded, "unguarded", false, "run without the guard, to see what it prevents")
-	flags.BoolVar(&d.InOrder, "in-order", false, "run the tasks of one key in the order of enqueueing; one task in ten "+
-		"fails once, and keeps its place")
-	flags.BoolVar(&d.Noisy, "noisy", false, "show how long tenant B waits behind the backlog of tenant A: first without "+
-		"the rule, then with a -limit of 3 and Park")
+	page := flags.String("web", "", "serve the page at this `address`, such as 127.0.0.1:8081; without -tasks with 2000 "+
+		"tasks of 150ms")
+	flags.BoolVar(&d.Unguarded, "unguarded", false, "run without the guard")
+	flags.BoolVar(&d.InOrder, "in-order", false, "run the tasks of one key in order; one in ten fails once")
+	flags.BoolVar(&d.Noisy, "noisy", false, "show how long B waits behind the backlog of A, without a rule and with")
 	on := flags.String("on", "repository.full_name", "payload `fields` (comma-separated) that make the key, such as "+
 		"sender.login; empty: one lock for everything")
 	busy := flags.String("busy", "retry", fmt.Sprintf("the `policy` for a task that did not get its lock: %v", policies))
