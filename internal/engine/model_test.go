@@ -993,16 +993,15 @@ func (s *sim) release() {
 
 func (s *sim) check() {
 	m := &s.m
-	m.bury()
 	n, fate, inbound, lend := "", "", s.r.IntN(4), max(0, s.r.IntN(6)-3)
 	if len(m.parked) > 0 && s.r.IntN(3) == 0 {
 		n, fate = m.parked[s.r.IntN(len(m.parked))].note, []string{"gone", "later", "left"}[s.r.IntN(3)]
 		if fate == "gone" && m.now%2 == 0 {
 			n, fate = m.parked[0].note, "missing"
 			s.advance(1 + m.now%4*5_500_000) // it may be as old
-			m.bury()
 		}
 	}
+	m.bury()
 	s.orderRate()
 	args := []any{s.limit, inbound, 500, n, fate, lend, s.every, s.spare, s.known}
 	if s.orders.IntN(2) == 0 {
