@@ -151,10 +151,12 @@ func (e *enqueueing) park(ctx context.Context, s stamp.Stamp) (key string) {
 	if err != nil || t.rule == nil || t.rule.Busy != Park || t.rule.InOrder {
 		return ""
 	}
-	ctx, cancel := context.WithTimeout(ctx, time.Second) // it only saves work
+	bound, cancel := context.WithTimeout(ctx, time.Second) // it only saves work
 	defer cancel()
-	place, err := c.engine.Enlist(ctx, t.key, e.note)
+	place, err := c.engine.Enlist(bound, t.key, e.note)
 	switch {
+	case ctx.Err() != nil:
+		return ""
 	case err != nil:
 		c.parkAgain.Store(time.Now().Add(5 * time.Second).UnixNano())
 		c.log.Debug("automutex: no look at parked tasks for 5 s", "key", t.key, "task", e.note, "error", err)

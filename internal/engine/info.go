@@ -54,7 +54,7 @@ type Info struct {
 	Values  []string // the first of them
 }
 
-// InUse reports whether anything of the lock is in Redis: a holder, a closed gate, a waiter or parked work.
+// InUse: it has a holder, a closed gate, a waiter or parked work.
 func (i Info) InUse() bool {
 	return i.Held+i.Waiting+i.Parked+i.Called+i.Queued > 0 || i.Gate.OpensIn > 0
 }
@@ -149,10 +149,8 @@ type Head struct {
 // Held reports whether asynq has archived the head, and the key stands.
 func (h Head) Held() bool { return h.State == "h" }
 
-// Blocks reports whether the head keeps others waiting: it is held, or has failed and others are behind it. Whether
-// asynq delivers it in this moment is not known here.
+// Blocks: the head keeps others waiting, since it is held, or has failed and others are behind it.
 func (h Head) Blocks() bool { return h.Held() || h.Failed && h.Queued > 1 }
 
-// MayBlock reports whether the head keeps others waiting if asynq does not deliver it soon, as it does not from a queue
-// that is paused.
+// MayBlock reports whether the head keeps others waiting if asynq does not deliver it soon, as from a paused queue.
 func (h Head) MayBlock() bool { return h.Held() || h.State != "" && !h.Runs && h.Queued > 1 }

@@ -382,8 +382,8 @@ const breakTogether = 100
 
 // Break takes slots away from those who hold them when it begins, and grants what is free then. It returns how many it
 // took, and one more if it opened the gate; with BreakKey, of a pool, how many values there were. Leases of this
-// process among them are lost before it returns; other processes get messages. It takes 100 slots at a time: after an
-// error it has taken those that it returns, and perhaps 100 more. If the client had to send it twice, the first is
+// process among them are lost before it returns; other processes get messages. It takes 100 at a time: after an
+// error it has taken those that it returns, and perhaps 100 more. If the client sent it twice, the first is
 // taken to have done what the last did not find; with BreakKey nobody knows how many.
 func (e *Engine) Break(ctx context.Context, r Ref, how BreakKind, tokens ...string) (taken int, err error) {
 	if err := e.Know(ctx, r.Key); err != nil {

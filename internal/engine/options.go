@@ -78,8 +78,7 @@ func CheckPrefix(prefix string) error {
 }
 
 // CheckSecret returns why a secret cannot hash keys, or nil. With an empty one keys are not hashed. Any other is too
-// long to guess, and has nothing that differs between processes by accident, such as a line end. It has 1,024 bytes at
-// most.
+// long to guess, and has nothing that differs between processes by accident, such as a line end.
 func CheckSecret(secret string) error {
 	const least, most, like = 16, 1024, "such as openssl rand -hex 32 gives"
 	n := len(secret)
@@ -90,7 +89,7 @@ func CheckSecret(secret string) error {
 		return fmt.Errorf("lock: the secret for hashed keys has %d bytes: at least %d random ones, %s, "+
 			"or what it hides can be guessed", n, least, like)
 	case n > most:
-		return fmt.Errorf("lock: the secret for hashed keys has %d bytes: at most %d, %s", n, most, like)
+		return fmt.Errorf("lock: the secret for hashed keys has %d bytes: at most %d", n, most)
 	case strings.ContainsFunc(secret, unicode.IsControl), strings.TrimSpace(secret) != secret:
 		return errors.New("lock: the secret for hashed keys has a control character, or space around it, such as the end " +
 			"of the line in its file: trim it, or processes that have it and such that have not would make different keys")
@@ -160,7 +159,7 @@ func (r *Request) checkLength(what string, d time.Duration) error {
 	return nil
 }
 
-// Host returns the name of this machine, or "unknown-host".
+// Host names this machine.
 func Host() string {
 	host, err := os.Hostname()
 	if err != nil {

@@ -426,8 +426,7 @@ func (e *Engine) Unpark(ctx context.Context, r Ref, note string) error {
 }
 
 // withClaim runs f, unless another process calls the same note now: two could both find the work parked, and the
-// slower would run it again after it is done. After half of callTime the claim is left to lapse: the last command of f
-// may not have reached Redis yet. It does not end at Close, which waits for the calls of the last releases.
+// slower would run it again after it is done. It does not end at Close, which waits for the calls of the last releases.
 func (p *parking) withClaim(r Ref, note string, f func(context.Context)) {
 	// not one of r.keys, but in their slot
 	e, claim, holder, began := p.engine, r.Key+":call:"+note, rand.Text(), time.Now()

@@ -29,12 +29,13 @@ type Workers struct {
 	busy    int
 	working int // of these, those that work, or wait for as long as they like
 	waiting []*WorkerWait
-	leaving int // told to end, workers not free yet
+	leaving int // told to end in the last second, workers not free yet
 	paces   map[string]pace
 
 	since   time.Time // all are busy since then, gaps included; zero: they are not
 	free    time.Time // since when one is free and no task has come; zero: none is
 	tellAt  time.Time // while the server is full: when the next kept wait may be told to end
+	toldAt  time.Time // when the last was
 	fresh   int       // tasks nobody called since it is full, less called ones
 	freshAt time.Time // when the last of these came
 
@@ -209,6 +210,9 @@ func (w *Workers) at(now time.Time, what func(time.Time)) (leave, ask []*WorkerW
 			w.since = now
 		}
 	}
+	if now.Sub(w.toldAt) >= time.Second {
+		w.leaving = 0 // one may work instead
+	}
 	if w.isFull(now) && len(w.waiting) > 0 {
 		leave = w.giveWay(now)
 	}
@@ -251,7 +255,7 @@ func (w *Workers) giveWay(now time.Time) []*WorkerWait {
 		leave = leave[len(leave)-1:]
 	}
 	for _, wait := range leave {
-		wait.told = true
+		wait.told, w.toldAt = true, now
 	}
 	w.leaving += len(leave)
 	return leave
@@ -291,7 +295,12 @@ func (w *Workers) without(kept []*WorkerWait) []*WorkerWait {
 // long, and no slot has turned over.
 func (w *Workers) keeps(first *WorkerWait, now time.Time) int {
 	p := w.paces[first.Key]
-	every, comes := max(p.every, min(now.Sub(first.since), now.Sub(p.last))), cmp.Or(p.comes, w.Usual)
+	comes := min(cmp.Or(p.comes, w.Usual), time.Second)
+	every := max(p.every, min(now.Sub(first.since), now.Sub(p.last)))
+	if p.every > 0 && p.every < comes && every >= comes {
+		p.every = 0 // until it turns over again
+		w.paces[first.Key] = p
+	}
 	if p.every == 0 || every >= comes {
 		return 0
 	}
