@@ -54,7 +54,7 @@ type Info struct {
 	Values  []string // the first of them
 }
 
-// InUse: it has a holder, a closed gate, a waiter or parked work.
+// InUse reports a holder, a closed gate, a waiter or parked work.
 func (i Info) InUse() bool {
 	return i.Held+i.Waiting+i.Parked+i.Called+i.Queued > 0 || i.Gate.OpensIn > 0
 }
@@ -149,7 +149,7 @@ type Head struct {
 // Held reports whether asynq has archived the head, and the key stands.
 func (h Head) Held() bool { return h.State == "h" }
 
-// Blocks: the head keeps others waiting, since it is held, or has failed and others are behind it.
+// Blocks reports whether the head keeps others waiting: it is held, or has failed and others are behind it.
 func (h Head) Blocks() bool { return h.Held() || h.Failed && h.Queued > 1 }
 
 // MayBlock reports whether the head keeps others waiting if asynq does not deliver it soon, as from a paused queue.

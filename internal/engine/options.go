@@ -21,7 +21,7 @@ import (
 	"github.com/automutex/automutex/internal/redisx"
 )
 
-// Options are what an Engine is made of.
+// Options are an Engine's.
 type Options struct {
 	Client   redisx.Client
 	Prefix   string        // empty: inside.DefaultPrefix
