@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"runtime"
 	"slices"
@@ -74,7 +75,7 @@ func (m *meter) note(cmd redis.Cmder) {
 	}
 	m.sent = append(m.sent, name)
 	for _, arg := range args {
-		m.bytes += len(fmt.Sprint(arg))
+		m.bytes += len(fmt.Sprint(reflect.Indirect(reflect.ValueOf(arg))))
 	}
 }
 
