@@ -1535,9 +1535,11 @@ func (w *world) enqueueByClient(n int, task *asynq.Task, opts []asynq.Option) {
 	ctx := context.WithValue(context.Background(), slowKey{}, w.plan.Tasks[n].Slow)
 	info, err := w.ordered.EnqueueContext(ctx, task, append(opts, asynq.TaskID(id))...)
 	full, failed := (*automutex.FullError)(nil), (*automutex.EnqueueError)(nil)
-	switch {
+	switch t := w.plan.Tasks[n]; {
 	case errors.As(err, &full):
 		w.book.isFull(n, full)
+	case errors.Is(err, asynq.ErrTaskIDConflict) && w.plan.orderOf(t) == nil && t.As == 0: // go-redis sent it again
+		w.book.enqueued(n, &asynq.TaskInfo{ID: id}, nil)
 	case errors.As(err, &failed) && !failed.Unknown, failed == nil && errors.Is(err, asynq.ErrTaskIDConflict):
 		// it may conflict with itself
 		w.book.notEnqueued(n, err)
