@@ -80,14 +80,14 @@ func CheckPrefix(prefix string) error {
 // CheckSecret returns why a secret cannot hash keys, or nil. With an empty one keys are not hashed. Any other is too
 // long to guess, and has nothing that differs between processes by accident, such as a line end.
 func CheckSecret(secret string) error {
-	const least, most, like = 16, 1024, "such as openssl rand -hex 32 gives"
+	const least, most = 16, 1024
 	n := len(secret)
 	switch {
 	case n == 0:
 		return nil
 	case n < least:
-		return fmt.Errorf("lock: the secret for hashed keys has %d bytes: at least %d random ones, %s, "+
-			"or what it hides can be guessed", n, least, like)
+		return fmt.Errorf("lock: the secret for hashed keys has %d bytes: at least %d random ones, such as "+
+			"openssl rand -hex 32 gives, or what it hides can be guessed", n, least)
 	case n > most:
 		return fmt.Errorf("lock: the secret for hashed keys has %d bytes: at most %d", n, most)
 	case strings.ContainsFunc(secret, unicode.IsControl), strings.TrimSpace(secret) != secret:

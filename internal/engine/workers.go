@@ -150,8 +150,10 @@ func (w *Workers) granted(key string, waited time.Duration, now time.Time) {
 // MayWait reports whether a task may begin to wait: otherwise it would be told to end its wait at once.
 func (w *Workers) MayWait(key string, place int64) (may bool) {
 	w.change(func(now time.Time) {
-		me := &WorkerWait{Key: key, Place: place, since: now}
-		may = !w.isBehind(now) || slices.Contains(w.kept(append(slices.Clone(w.waiting), me), w.room(), now), me)
+		if may = !w.isBehind(now); !may {
+			me := &WorkerWait{Key: key, Place: place, since: now}
+			may = slices.Contains(w.kept(append(slices.Clone(w.waiting), me), w.room(), now), me)
+		}
 	})
 	return may
 }
