@@ -58,7 +58,7 @@ func (rs *ruleSet) match(taskType string) []*compiledRule {
 // The error is or wraps a *KeyError, or is a *temporaryKeyError.
 func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([]target, error) {
 	var first error
-	targets := rs.targetsNeeded(ctx, []target{}, t, prefix, rs.match(t.Type()), func(_ *compiledRule, err error) {
+	targets := rs.targetsNeeded(ctx, nil, t, prefix, rs.match(t.Type()), func(_ *compiledRule, err error) {
 		if first == nil {
 			first = err
 		}
@@ -69,8 +69,7 @@ func (rs *ruleSet) targets(ctx context.Context, t *asynq.Task, prefix string) ([
 	return targets, nil
 }
 
-// targetsNeeded is targets for those rules: it calls failed for each without a key, and leaves it out. It appends to
-// targets, which is not nil.
+// targetsNeeded appends those of the rules to targets: it calls failed for each without a key, and leaves it out.
 func (rs *ruleSet) targetsNeeded(
 	ctx context.Context, targets []target, t *asynq.Task, prefix string, rules []*compiledRule,
 	failed func(*compiledRule, error),

@@ -124,7 +124,7 @@ func TestHashedKeys_ofALocker(t *testing.T) {
 		mustUnlock(t, le)
 	})
 	for _, secret := range []string{
-		"true", strings.Repeat("猫", 64)[:15], "sixteen bytes or more\n", " sixteen bytes or more",
+		"true", strings.Repeat("a", 64), strings.Repeat("猫", 64)[:15], "sixteen bytes or more\n", " sixteen bytes or more",
 		"sixteen\x00bytes or more",
 		"${AUTOMUTEX_HASH_KEYS}", strings.Repeat("ab", 1024),
 	} {

@@ -313,8 +313,8 @@ func (e *Engine) walk(
 					if isForeign(c.Err) {
 						continue
 					}
-					if err := c.Err; err != nil {
-						return redisx.Failed(s.Name, c.Keys[0], err)
+					if c.Err != nil {
+						return redisx.Failed(s.Name, c.Keys[0], c.Err)
 					}
 					if err := visit(c); err != nil {
 						return err

@@ -80,24 +80,27 @@ func CheckPrefix(prefix string) error {
 // CheckSecret returns why a secret cannot hash keys, or nil. With an empty one keys are not hashed. Any other is too
 // long to guess, and has nothing that differs between processes by accident, such as a line end.
 func CheckSecret(secret string) error {
-	const least, most = 16, 1024
+	const least, most, like = 16, 1024, ", such as openssl rand -hex 32 gives"
+	var why string
 	n := len(secret)
 	switch {
 	case n == 0:
 		return nil
 	case n < least:
-		return fmt.Errorf("lock: the secret for hashed keys has %d bytes: at least %d random ones, such as "+
-			"openssl rand -hex 32 gives, or what it hides can be guessed", n, least)
+		why = fmt.Sprintf("has %d bytes: at least %d random ones%s, or what it hides can be guessed", n, least, like)
 	case n > most:
-		return fmt.Errorf("lock: the secret for hashed keys has %d bytes: at most %d", n, most)
+		why = fmt.Sprintf("has %d bytes: at most %d%s", n, most, like)
 	case strings.ContainsFunc(secret, unicode.IsControl), strings.TrimSpace(secret) != secret:
-		return errors.New("lock: the secret for hashed keys has a control character, or space around it, such as the end " +
-			"of the line in its file: trim it, or processes that have it and such that have not would make different keys")
+		why = "has a control character, or space around it, such as the end of the line in its file: trim it, or " +
+			"processes that have it and such that have not would make different keys"
 	case strings.HasPrefix(secret, "${"):
-		return errors.New("lock: the secret for hashed keys begins with ${, as a variable that nobody has expanded: " +
-			"take it from the environment in the program")
+		why = "begins with ${, as a variable that nobody has expanded: take it from the environment in the program"
+	case strings.Count(secret, secret[:1]) == n:
+		why = "is one character again and again: take a random one" + like
+	default:
+		return nil
 	}
-	return nil
+	return errors.New("lock: the secret for hashed keys " + why)
 }
 
 // CheckReplicas returns why rdb cannot be asked to wait for n replicas, or nil.

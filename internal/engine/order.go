@@ -250,16 +250,10 @@ func holderOf(body string) Holder {
 }
 
 // GateText says why nobody gets a lock whose gate is closed for that reason; empty: no reason of the gate.
-func GateText(reason string) string {
-	switch reason {
-	case "rate":
-		return "its rate allows no start"
-	case "closed":
-		return "closed for now"
-	case "cooldown":
-		return "cooling down"
-	}
-	return ""
+func GateText(reason string) string { return gateTexts[reason] }
+
+var gateTexts = map[string]string{
+	"rate": "its rate allows no start", "closed": "closed for now", "cooldown": "cooling down",
 }
 
 // Who is the holder that a busy reply names, or the head of an ordered key.

@@ -448,6 +448,5 @@ func (p *parking) withClaim(r Ref, note string, f func(context.Context)) {
 // Enlist gives a note to be enqueued the last place of the parked ones, and returns that, from 1 on. 0: nothing
 // is parked. After an error it may have one.
 func (e *Engine) Enlist(ctx context.Context, key, note string) (place int64, err error) {
-	r := Ref{Key: key}
-	return e.code(ctx, math.MaxInt64, enlistScript, r.keys(), note)
+	return e.code(ctx, math.MaxInt64, enlistScript, (&Ref{Key: key}).keys(), note)
 }
