@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -216,12 +218,28 @@ func TestRights_walk(t *testing.T) {
 func TestRights_clientOptions(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		for i := range 4 {
-			m := newLocker(t, s.Client(t, func(o *redis.UniversalOptions) {
+			var made sync.Map // of a node's address: closed when go-redis has made its client
+			node := func(addr string) chan struct{} {
+				ch, _ := made.LoadOrStore(addr, make(chan struct{}))
+				return ch.(chan struct{})
+			}
+			rdb := s.Client(t, func(o *redis.UniversalOptions) {
 				o.ReadOnly, o.RouteByLatency, o.RouteRandomly = i == 0, i == 1, i == 2
+				if o.RouteByLatency && s.Kind() == redistest.KindCluster {
+					// go-redis 9.22 and 9.23 start to ping a node before they have set all of its client's fields.
+					o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+						<-node(addr)
+						return new(net.Dialer).DialContext(ctx, network, addr)
+					}
+				}
 				if i == 3 {
 					o.Protocol, o.ContextTimeoutEnabled, o.PoolFIFO, o.MaxRetries = 2, true, true, -1
 				}
-			})).Mutex(redistest.Name(t))
+			})
+			if c, ok := rdb.(*redis.ClusterClient); ok {
+				c.OnNewNode(func(n *redis.Client) { close(node(n.Options().Addr)) })
+			}
+			m := newLocker(t, rdb).Mutex(redistest.Name(t))
 			held := mustTry(t, m)
 			next := inLine(t, m, 1)
 			mustUnlock(t, held)
