@@ -168,7 +168,7 @@ func TestReleaseSentAgainLate(t *testing.T) {
 		time.Sleep(time.Until(time.UnixMicro(at)))
 		return at > 0
 	}))
-	le := mustTry(t, newLocker(t, rdb).Mutex(redistest.Name(t), lock.TTL(5*time.Second), lock.NoRenew()))
+	le := mustTry(t, newLocker(t, rdb).Mutex(redistest.Name(t), lock.TTL(2*time.Second), lock.NoRenew()))
 	from.Store(le.Deadline().Add(100 * time.Millisecond).UnixMicro())
 	if err := le.Unlock(t.Context()); err != nil {
 		t.Error(err)

@@ -316,7 +316,9 @@ func (r *rig) awaitDropped(id string) {
 
 func (r *rig) rerun(id string) {
 	r.t.Helper()
-	redistest.Must(r.t, r.inspector.RunTask(r.queue, id))
+	eventually(r.t, func() bool { // the event of its return may come before asynq has stored it
+		return r.inspector.RunTask(r.queue, id) == nil
+	}, "%s cannot be run", id)
 }
 
 // lockOf is the lock of a scope, seen from outside asynq.
