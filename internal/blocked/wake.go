@@ -195,7 +195,7 @@ const retryWrittenIn = 4 * time.Millisecond
 //
 // RunTask also runs completed, scheduled and archived tasks, so judge first checks that the task is still parked. No
 // other Guard wakes the task before the deadline of ctx, and wake begins no RunTask after it. If the task changes
-// between the check and RunTask, or go-redis sends that twice, it may run again, which asynq's "at least once" allows.
+// between the check and RunTask, or go-redis sends that twice, it may run again.
 func (t *Tasks) wake(
 	ctx context.Context, note string, judge func(*asynq.TaskInfo, bool, error) (engine.Fate, next),
 ) engine.Fate {

@@ -19,6 +19,7 @@ import (
 	mathrand "math/rand/v2"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -71,15 +72,22 @@ type Ref struct {
 // LeaderKey ends the key of a leader's lock: no order of an operator is for a key of that form.
 const LeaderKey = ":lead"
 
+// keys share one text.
 func (r *Ref) keys() []string {
-	keys := []string{r.Key, r.Key + ":holders", r.Key + ":line", r.Key + ":parked", r.Key + ":called", r.Key + ":info"}
+	ends := []string{"", ":holders", ":line", ":parked", ":called", ":info", ":order", ":marks"}
 	switch {
 	case r.Pool:
-		keys = append(keys, r.Key+":values")
-	case r.Ordered:
-		keys = append(keys, r.Key+":order", r.Key+":marks")
+		ends = append(ends[:6], ":values")
+	case !r.Ordered:
+		ends = ends[:6]
 	}
-	return keys
+	text := strings.Join(ends, r.Key) // begins with the second key
+	for i, end := range ends[1:] {
+		n := len(r.Key) + len(end)
+		ends[i+1], text = text[:n], text[n:]
+	}
+	ends[0] = r.Key
+	return ends
 }
 
 // bounds are asked for each command.
@@ -370,7 +378,7 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 // TakeFree is Take for a lock that is probably free, by one command. It returns nil without an error if the lock
 // seems, or is, not free.
 func (e *Engine) TakeFree(ctx context.Context, r Request) (le *Lease, err error) {
-	if e.seemsFree(&r, e.bounds(&r.Ref)) {
+	if free, _ := e.seems(&r, e.bounds(&r.Ref)); free {
 		r.ifFree, r.Park = true, false
 		le, err = e.Take(ctx, r)
 		if busy, is := err.(*Busy); is && busy.Cause == nil { //nolint:errorlint // errors.As allocates
@@ -380,9 +388,11 @@ func (e *Engine) TakeFree(ctx context.Context, r Request) (le *Lease, err error)
 	return le, err
 }
 
-// seemsFree: a SET or take may get the lock, and nobody here saw it taken of late.
-func (e *Engine) seemsFree(r *Request, b control.Bounds) bool {
-	return b.Every == 0 && !r.Pool && !r.Ordered && b.Slots > 0 && !e.contended.has(r.Key)
+// seems: free: nobody here saw it taken of late, so a SET may get it; thin: take may say who has it.
+func (e *Engine) seems(r *Request, b control.Bounds) (free, thin bool) {
+	taken, fat := e.contended.has(r.Key)
+	plain := b.Every == 0 && !r.Pool && !r.Ordered && b.Slots > 0
+	return plain && !taken, plain && !fat && b.Slots == 1 && r.Lender == nil
 }
 
 func (e *Engine) takeOnce(ctx context.Context, r Request) (*Lease, error) {
@@ -430,28 +440,30 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode askMode) (a Answer, se
 		ctx = e.conn.Whole(ctx)
 	}
 	b := e.bounds(&r.Ref)
-	if e.seemsFree(r, b) {
-		var yours bool
-		var fence int64
-		if r.Fenced {
-			var reply any
-			reply, err = e.conn.Run(ctx, takeScript, []string{r.Key}, &le.body.Text, r.TTL.Milliseconds())
-			fence, _ = reply.(int64)
-			if yours = fence > 0; redisx.IsWrongType(err) {
-				err = nil
-			}
+	if free, thin := e.seems(r, b); free || thin && mode == askTry {
+		fat := uint32(0)
+		if free && !r.Fenced {
+			a.Yours, err = e.conn.SetNX(ctx, le.keyArg, &le.body.Text, &le.ttlMS)
 		} else {
-			yours, err = e.conn.SetNX(ctx, le.keyArg, &le.body.Text, &le.ttlMS)
+			var reply any
+			reply, err = e.conn.Run(ctx, takeScript, []string{r.Key}, &le.body.Text, &le.ttlMS)
+			var ok bool
+			if a, ok = parseAsk(reply, false); !ok {
+				a, fat = Answer{}, 1
+			}
 		}
-		if yours {
-			le.thin.Store(true)
-			return Answer{Yours: true, Fence: fence}, sent, nil
-		}
-		if err != nil {
+		switch {
+		case err != nil && !redisx.IsWrongType(err):
 			e.loseReply(le, err)
 			return a, sent, redisx.Failed("set", r.Key, err)
+		case a.Yours:
+			le.thin.Store(true)
+			return a, sent, nil
 		}
-		e.contended.note(r.Key)
+		e.contended.note(r.Key, fat)
+		if thin && mode == askTry && a.Holder != "" {
+			return a, sent, nil
+		}
 		sent, b = time.Now(), e.bounds(&r.Ref)
 	}
 	if r.ifFree {
@@ -483,8 +495,8 @@ func (e *Engine) noteAsk(le *Lease, reply any, err error) (a Answer, _ error) {
 	if err != nil {
 		return a, redisx.Failed("ask", r.Key, err)
 	}
-	if !a.Yours || a.Returned {
-		e.contended.note(r.Key)
+	if (!a.Yours || a.Returned) && (r.Wait || r.Park) {
+		e.contended.note(r.Key, 1)
 	}
 	if a.Returned {
 		parked, sinceCall := e.parking.noteReturn(r.Ref, r.Note, a)
@@ -553,7 +565,7 @@ func (e *Engine) sendRelease(ctx context.Context, le *Lease) (released, error) {
 	if !le.cooldownEnd.IsZero() {
 		cooldown = max(0, time.Until(le.cooldownEnd)+time.Millisecond-1).Milliseconds()
 	}
-	if le.thin.Load() && cooldown == 0 && !e.contended.has(r.Key) {
+	if taken, _ := e.contended.has(r.Key); le.thin.Load() && cooldown == 0 && !taken {
 		deleted, err := e.conn.DeleteIfEqual(ctx, dropScript, le.keyArg, body)
 		if err == nil && deleted {
 			return released{named: named{free: e.limit(&r.Ref)}, held: true}, nil
@@ -755,24 +767,25 @@ func (e *Engine) takeHolds(now time.Time, mayRenew bool) (ends []func(), renewal
 
 func jitter(d time.Duration) time.Duration { return d + mathrand.N(d) } //nolint:gosec // jitter, no secret
 
-// contended remembers keys that a SET would probably fail for. If two share a slot, a command is sent in vain.
+// contended remembers keys for which a SET would probably fail. Two may share a slot.
 type contended struct {
 	seed  maphash.Seed
 	began time.Time
-	slots [1024]atomic.Uint32 // ticks of 100 ms since began, counted from 1; 0: never
+	slots [1024]atomic.Uint32 // twice the ticks of 100 ms since began, from 1 on, and 1 if the lock is fat; 0: never
 }
 
 func (c *contended) slot(key string) *atomic.Uint32 {
 	return &c.slots[maphash.String(c.seed, key)%uint64(len(c.slots))]
 }
 
-func (c *contended) tick() uint32 { return uint32(time.Since(c.began)/(100*time.Millisecond)) + 1 } //nolint:gosec // 13 years until it wraps
+func (c *contended) tick() uint32 { return uint32(time.Since(c.began)/(100*time.Millisecond)) + 1 } //nolint:gosec // 6 years until it wraps
 
-func (c *contended) note(key string) { c.slot(key).Store(c.tick()) }
+func (c *contended) note(key string, fat uint32) { c.slot(key).Store(c.tick()<<1 | fat) }
 
-func (c *contended) has(key string) bool {
+func (c *contended) has(key string) (taken, fat bool) {
 	at := c.slot(key).Load()
-	return at != 0 && c.tick()-at < 10
+	taken = at != 0 && c.tick()-at>>1 < 10
+	return taken, taken && at&1 == 1
 }
 
 var errBroken = fmt.Errorf("%w: it was broken", ErrLost)

@@ -505,7 +505,7 @@ func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) 
 		return back.free, fmt.Errorf("%w: %q: its deadline had passed, or the key was deleted", ErrNotHeld, le.request.Name)
 	}
 	if back.free < e.limit(&le.request.Ref) {
-		e.contended.note(le.request.Key)
+		e.contended.note(le.request.Key, 1)
 	}
 	return back.free, nil
 }

@@ -8,8 +8,7 @@ import (
 
 // Look returns the first of several locks that is paused, or whose closed gate keeps the caller out, and why; shut is
 // nil if there is none. It is one exchange, which is waited for if ctx ends. After an error at is the lock that could
-// not be asked for. held: the caller holds them all, so no rate counts, and a cooldown does although all slots are
-// taken.
+// not be asked for. held: the caller holds them all, so no rate counts, and a cooldown does.
 func (e *Engine) Look(ctx context.Context, locks []Ref, held bool) (at int, shut *Busy, err error) {
 	if err := e.life.Enter(); err != nil {
 		return 0, nil, err

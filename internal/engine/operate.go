@@ -18,16 +18,14 @@ import (
 	"github.com/automutex/automutex/internal/redisx"
 )
 
-// Operators may not know what kind of lock a key is of. So these scripts see, and delete, what there may be of any
-// lock but a pool.
+// Operators may not know of what kind a lock is: these scripts see, and delete, what any but a pool may have.
 
 const (
 	// MaxHolders bounds how many holders one look lists, and entries of a line.
 	MaxHolders = 1000
 	// keys that Redis looks at for one SCAN
 	scanCount = 1000
-	// scripts in one pipeline. Each may list MaxHolders, so more would delay other clients, and fill this one's
-	// memory.
+	// scripts in one pipeline: each may list MaxHolders
 	walkTogether = 100
 )
 
@@ -166,16 +164,11 @@ func parseInspect(key string, reply any) (Info, error) {
 	return info, nil
 }
 
-// takenAt is when a token was made, by its process' clock (us); 0: it does not tell. See newLease: until 2085 that has
-// ten digits in base 36.
+// takenAt is when a token was made, by its process' clock (us), in ten digits until 2085, see newLease; 0: none tells.
 func takenAt(token string) int64 {
-	const digits = 10
 	_, nonce, _ := strings.Cut(token, ".")
-	if len(nonce) <= digits {
-		return 0
-	}
-	us, err := strconv.ParseInt(nonce[:digits], 36, 64)
-	if err != nil {
+	us, err := strconv.ParseInt(nonce[:min(len(nonce), 10)], 36, 64)
+	if err != nil || len(nonce) <= 10 {
 		return 0
 	}
 	return us
@@ -242,7 +235,7 @@ func (e *Engine) List(ctx context.Context) iter.Seq2[Info, error] {
 var errStop = errors.New("enough")
 
 // Sweep removes from every lock under the prefix holders past their deadlines, and waiters that do not ask any more.
-// It returns how many, also with an error. Nothing depends on it: each ask prunes its lock, and unused keys expire.
+// It returns how many, also with an error. Nothing depends on it.
 func (e *Engine) Sweep(ctx context.Context) (removed int, err error) {
 	if err := e.Know(ctx, e.o.Prefix+":{}"); err != nil {
 		return 0, err
@@ -382,9 +375,8 @@ const breakTogether = 100
 
 // Break takes slots away from those who hold them when it begins, and grants what is free then. It returns how many it
 // took, and one more if it opened the gate; with BreakKey, of a pool, how many values there were. Leases of this
-// process among them are lost before it returns; other processes get messages. It takes 100 at a time: after an
-// error it has taken those that it returns, and perhaps 100 more. If the client sent it twice, the first is
-// taken to have done what the last did not find; with BreakKey nobody knows how many.
+// process among them are lost before it returns; other processes get messages. After an error it has taken those that
+// it returns, and perhaps 100 more. What the client sent twice counts as done, but with BreakKey.
 func (e *Engine) Break(ctx context.Context, r Ref, how BreakKind, tokens ...string) (taken int, err error) {
 	if err := e.Know(ctx, r.Key); err != nil {
 		return 0, err
@@ -399,11 +391,8 @@ func (e *Engine) Break(ctx context.Context, r Ref, how BreakKind, tokens ...stri
 			return taken, err
 		}
 	}
-	list := "list"
-	if how == BreakKey {
-		list = "key"
-	}
-	n, bodies, _, err := e.breakSome(ctx, &r, list, nil)
+	list := map[bool]string{true: "key", false: "list"}
+	n, bodies, _, err := e.breakSome(ctx, &r, list[how == BreakKey], nil)
 	if err != nil {
 		return taken, err
 	}
@@ -458,7 +447,7 @@ func (e *Engine) breakSome(
 
 // Ref is the lock with that key, for the calls of operators, or why there is none. A key does not say how many may
 // hold the lock, so it is for one: a break that frees several slots of a semaphore grants one, or as many as an
-// operator's limit says. Waiters get the others when they ask again, within a second.
+// operator's limit says. Waiters ask for the others within a second.
 func (e *Engine) Ref(key string) (Ref, error) {
 	_, err := ParseKey(e.o.Prefix, strings.TrimSuffix(key, LeaderKey))
 	return Ref{Key: key, Limit: 1}, err

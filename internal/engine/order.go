@@ -30,11 +30,14 @@ var (
 
 // Stamp gives the task with that note and nonce the next place in order. If most tasks of the key are not done, the
 // ticket is 0, and it returns how many there are, and those of the first that should have come. deadline is when others
-// may look whether the task was enqueued. After an error it may have a place.
+// may look whether the task was enqueued. After an error it may have a place. The reply is waited for if ctx ends.
 func (e *Engine) Stamp(
 	ctx context.Context, r Ref, note, nonce string, deadline time.Duration, most int,
 ) (ticket int64, queued int, look []OrderItem, err error) {
-	reply, err := e.callOrder(ctx, orderStampScript, r, nonce, note, deadline.Milliseconds(), int64(most))
+	r.Ordered = true
+	reply, err := e.do(ctx, "order_stamp", r.Key, func() (any, error) {
+		return e.conn.Run(e.conn.Whole(ctx), orderStampScript, r.keys(), nonce, note, deadline.Milliseconds(), int64(most))
+	})
 	if err != nil {
 		return 0, 0, nil, err
 	}
@@ -54,11 +57,6 @@ func (e *Engine) Stamp(
 	return 0, queued, look, nil
 }
 
-func (e *Engine) callOrder(ctx context.Context, s *redisx.Script, r Ref, args ...any) (any, error) {
-	r.Ordered, r.Pool = true, false
-	return e.call(ctx, s, r.keys(), args...)
-}
-
 // actOrder runs order_act, and has those called that it names. The error Is ErrHeadRuns or ErrNotHead, with the head as
 // what is called, if a skip was refused.
 func (e *Engine) actOrder(
@@ -67,10 +65,10 @@ func (e *Engine) actOrder(
 	if err := e.Know(ctx, r.Key); err != nil {
 		return n, err
 	}
-	r.Ordered = true
+	r.Ordered, r.Pool = true, false
 	inbound, _, _ := e.parking.wanted(r, false)
 	sent := time.Now()
-	reply, err := e.callOrder(ctx, orderActScript, r, int64(e.limit(&r)), inbound, string(act), item.Nonce, item.Ticket,
+	reply, err := e.call(ctx, orderActScript, r.keys(), int64(e.limit(&r)), inbound, string(act), item.Nonce, item.Ticket,
 		item.State, item.Seen, after.Milliseconds(), item.Note)
 	if err != nil {
 		return n, err
@@ -211,7 +209,7 @@ func (b *Busy) Because() (reason string, ends time.Duration) {
 	if reason, ends = b.behind(); reason != "" {
 		return reason, ends
 	}
-	if b.ServerUS > 0 {
+	if b.ServerUS > 0 || b.Holder != "" {
 		reason = ReasonHeld
 	}
 	return reason, max(0, b.Deadline)

@@ -63,21 +63,21 @@ var errTimeout = fmt.Errorf("%w within %s: %w", ErrNoAnswer, Timeout, context.De
 const AnswerGrace = 250 * time.Millisecond
 
 // Run runs s on keys. When ctx ends it returns ErrNoAnswer after AnswerGrace and lets the exchange go on: an
-// interrupted command may have run. A ctx that cannot end costs least: the exchange runs on the caller's goroutine
-// then.
+// interrupted command may have run. A ctx that cannot end costs least: the exchange runs on the caller's goroutine.
 //
 // While a Cluster moves the slot of the keys, Run sends s again as long as Timeout allows. A slot with many keys takes
 // seconds.
 func (c *Conn) Run(ctx context.Context, s *Script, keys []string, args ...any) (any, error) {
 	words := make([]any, 3, 3+len(keys)+len(args))
 	words[2] = len(keys)
-	for _, key := range keys {
-		words = append(words, key)
+	for i := range keys {
+		words = append(words, &keys[i])
 	}
+	words[3] = keys[0] // for a Cluster
 	return c.run(ctx, s, append(words, args...))
 }
 
-// run is Run for the words of a command, of which runOnce sets the first two.
+// run is Run for words; runOnce sets two.
 func (c *Conn) run(ctx context.Context, s *Script, words []any) (any, error) {
 	if c.runsHere(ctx) {
 		return c.runThroughMove(ctx, c.deadlines.context(ctx), s, words)

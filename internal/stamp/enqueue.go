@@ -22,15 +22,15 @@ type Enqueueing struct {
 // IsBaked reports whether the task has asynq.Unique from asynq.NewTask: then nothing tells for how long.
 func (e *Enqueueing) IsBaked() bool { return e.IsUnique && e.unique == nil }
 
-// Compose returns what asynq makes of the task and its options: those of the call, and those given to asynq.NewTask,
-// which nothing else tells. It enqueues the task with a client that sends nothing. The error is asynq's.
+// Compose returns what asynq makes of the task and its options, also those given to asynq.NewTask, which nothing else
+// tells: it enqueues the task with a client that sends nothing. The error is asynq's.
 func Compose(ctx context.Context, task *asynq.Task, opts []asynq.Option) (*Enqueueing, error) {
-	dry := &dryRedis{}
-	info, err := asynq.NewClientFromRedisClient(dry).EnqueueContext(ctx, task, opts...)
+	call := &dryCall{Context: ctx}
+	info, err := dry.EnqueueContext(call, task, opts...)
 	if err != nil {
 		return nil, err
 	}
-	e := &Enqueueing{Task: task, Info: info, IsUnique: dry.unique}
+	e := &Enqueueing{Task: task, Info: info, IsUnique: call.unique}
 	for _, opt := range opts {
 		if opt != nil && opt.Type() == asynq.UniqueOpt {
 			e.unique = opt
@@ -67,23 +67,27 @@ func (e *Enqueueing) Enqueue(ctx context.Context, client *asynq.Client, s Stamp)
 	return client.EnqueueContext(ctx, asynq.NewTaskWithHeaders(e.Task.Type(), e.Task.Payload(), headers), opts...)
 }
 
-// dryRedis answers the commands with which asynq enqueues one task, as Redis does for a new one. asynq calls no others.
-type dryRedis struct {
-	redis.UniversalClient
+var dry = asynq.NewClientFromRedisClient(dryRedis{})
+
+// dryCall is the context of a call of dry.
+type dryCall struct {
+	context.Context
 
 	unique bool // the task has asynq.Unique
 }
 
-// SAdd adds a queue.
-func (*dryRedis) SAdd(context.Context, string, ...any) *redis.IntCmd {
+// dryRedis answers what asynq sends to enqueue one task, as Redis for a new one.
+type dryRedis struct{ redis.UniversalClient }
+
+func (dryRedis) SAdd(context.Context, string, ...any) *redis.IntCmd {
 	return redis.NewIntResult(1, nil)
 }
 
-// EvalSha runs the script that enqueues, schedules or groups a task.
-func (d *dryRedis) EvalSha(_ context.Context, _ string, keys []string, _ ...any) *redis.Cmd {
+func (dryRedis) EvalSha(ctx context.Context, _ string, keys []string, _ ...any) *redis.Cmd {
+	call := ctx.(*dryCall) //nolint:forcetypeassert // asynq passes on that of EnqueueContext
 	for _, key := range keys {
 		_, after, _ := strings.Cut(key, "}:") // asynq:{<queue>}:unique:...
-		d.unique = d.unique || strings.HasPrefix(after, "unique:")
+		call.unique = call.unique || strings.HasPrefix(after, "unique:")
 	}
 	return redis.NewCmdResult(int64(1), nil)
 }

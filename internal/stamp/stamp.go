@@ -46,7 +46,7 @@ func (s Stamp) Text(t *asynq.Task) string {
 		text = fmt.Sprintf("%s,%d,%d", text, s.Due, s.By)
 	}
 	if s.Key != "" {
-		text = fmt.Sprintf("%s %s %d %s", text, s.Nonce, s.Ticket, s.Key)
+		text += " " + s.Nonce + " " + strconv.FormatInt(s.Ticket, 10) + " " + s.Key
 	}
 	return text
 }

@@ -1,6 +1,6 @@
 -- ask: take a slot of the lock, or join its line, or stay in it, or park in it.
 --
--- KEYS 1 to 6    word, holders, line, parked, called, info; and in a pool KEYS[7] values
+-- KEYS: see head; in a pool KEYS[7] is values
 -- ARGV[1] body     <token>|<owner>|<note> of the asker; token: <channel>.<nonce>[.<arrival>]
 -- ARGV[2] lease    how long it wants the lock (ms)
 -- ARGV[3] stay=0   how long its place in line lives without another ask (ms); 0: it does not join
@@ -20,10 +20,9 @@
 -- reply busy:     {now (us), wait (ms), place, named}
 -- reply returned, busy: those four, and {in line for (ms), called ago (ms), notes parked, parked (1 or 0)}
 --
--- wait: until the first deadline, or until the gate opens; -1: neither; 0: the script has stopped at its bound, ask
--- again now.
--- place: how many come before. named: a holder's body, that of a holder with the asker's note first; or "g:<reason>
--- <for (us)>", the gate that keeps the asker out. An ask that is sent twice takes nothing twice.
+-- wait: until the first deadline, or the gate opens; -1: neither; 0: the script has stopped at its bound, ask again.
+-- place: how many come before. named: a holder's body, first one with the asker's note; or "g:<reason> <for (us)>", the
+-- gate that keeps the asker out. An ask that is sent twice takes nothing twice.
 local body, lease = ARGV[1], ARGV[2]
 local limit, park, every_wanted = tonumber(ARGV[5] or 1), ARGV[6] == '1', ARGV[9] or '0'
 
@@ -80,8 +79,8 @@ end
 local note = note_of(body)
 local ticket = parks and call('ZSCORE', parked, note) -- of a note that is parked, or was called
 local was_parked, inline, called_ago = ticket, 0, -1
-local at = noted and call('ZSCORE', line, token) or 0
-if tonumber(at) > aside then
+local at, total = tonumber((noted or park) and call('ZSCORE', line, token) or 0)
+if noted and at > aside then
   --@include twin
   if not twin(body) then call('ZADD', line, int(at % aside), token) end
 end
@@ -114,7 +113,7 @@ if its_fence then
     --@include unpark
   end
   --@include write
-  if ticket then return {its_fence, inline, called_ago, call('ZCARD', parked) - call('ZCARD', called)} end
+  if ticket then return {its_fence, inline, called_ago, total - call('ZCARD', called)} end
   return pool_value and {its_fence, pool_value} or its_fence
 end
 
@@ -126,9 +125,11 @@ local named, wait = same or first or '', stopped and 0 or deadline and deadline 
 local place, has_parked = 0, 0
 ticket = ticket or ARGV[11] ~= '0' and tonumber(ARGV[11] or nil) or nil
 if park then
-  ticket = call('ZSCORE', line, token) or ticket
-  leave_line(token)
-  ticket = ticket and ticket % aside or now_us
+  if at > 0 then
+    ticket = at % aside
+    leave_line(token)
+  end
+  ticket = ticket or now_us
   if was_parked then
     --@include unpark
   end
@@ -139,7 +140,8 @@ if park then
     --@include keep
     if not parks then parks, changed = true, true end
     call('ZADD', parked, int(ticket), note)
-    if call('ZCARD', parked) == 1 then call('PEXPIREAT', parked, int(good)) end
+    total = call('ZCARD', parked)
+    if total == 1 then call('PEXPIREAT', parked, int(good)) end
     place, has_parked = place + call('ZRANK', parked, note), 1
   end
 elseif stay > 0 then
@@ -167,6 +169,7 @@ else
 end
 --@include write
 if was_parked or park then
-  return {now_us, wait, place, named, inline, called_ago, call('ZCARD', parked) - call('ZCARD', called), has_parked}
+  total = (total or call('ZCARD', parked)) - call('ZCARD', called)
+  return {now_us, wait, place, named, inline, called_ago, total, has_parked}
 end
 return {now_us, wait, place, named}

@@ -1,9 +1,8 @@
 -- head: reads what there is of a lock. A section.
 --
--- How to read a section: "--@include name" stands for the text of name.lua. It uses and sets the locals that its first
--- lines name. Sections are fast: a cold script pays for each local that a function captures; as 30 functions the code
--- cost 13 to 17 us a script. What several places call is a function. redis.call costs most, and a number as an
--- argument more than a text.
+-- A section: "--@include name" stands for the text of name.lua, which uses and sets the locals that its first lines
+-- name. As functions, which capture locals, sections cost 13 to 17 us a script; what several places call is one.
+-- redis.call costs most, and a number as an argument more than a text.
 --
 -- Expects w, what GET of the word has replied, and limit, the slots of the lock as the caller sees it; 0: it is paused;
 -- nil: the script only reads.
@@ -39,8 +38,7 @@ if f then
   end
 elseif limit then
   -- One that is thin, or not there, becomes fat: the holder gets its TTL's deadline, and a millisecond for the time
-  -- between TIME and PTTL. K:info is there while the lock is fat: if it is already, the word was lost (evicted, or
-  -- deleted by hand), and the records count.
+  -- between TIME and PTTL. If K:info is there already, the word was lost, and the records count.
   good, changed, moves = now_ms + slack, true, true
   if w then
     if not note_of(w) then error('the word of this lock is none of a lock') end

@@ -16,12 +16,11 @@
 --   retried  asynq's count of attempts when it last asked
 --
 -- KEYS[8] marks: until when each is kept (ms), five minutes
---   done:<nonce>    was done, or refused for its ID; what is delivered of it does not run
---   left:<nonce>    left the order otherwise; no late confirm brings it back
---   refused:<token> that arrival was refused, and its ask, sent again, is too
---   ended:<nonce>|<begun>, unknown:<nonce>|<begun>   it left so after a run: that was the last one, or nobody saw its
---                                                    end
---   skipped:<ticket>  an operator skipped that task
+--   done:<nonce>     was done, or refused for its ID; what is delivered of it does not run
+--   left:<nonce>     left the order otherwise; no late confirm brings it back
+--   refused:<token>  that arrival was refused, and its ask, sent again, is too
+--   ended:<nonce>|<begun>, unknown:<nonce>|<begun>  it left after a run: its last one; one whose end nobody saw
+--   skipped:<ticket> an operator skipped that task
 local free, moved, nobody = 0, false, false
 
 local function parse_task(nonce, ticket, record)

@@ -5,6 +5,7 @@ local function twin(body)
   local note = note_of(body)
   if not noted or count == 0 or note == '' then return nil end
   if first and note_of(first) == note then return first end
+  if first and count == 1 then return nil end
   local other = call('HGET', info, 'n:' .. note)
   return other and tonumber(call('ZSCORE', holders, other .. '|' .. note) or 0) > now_ms and other .. '|' .. note or nil
 end
