@@ -19,15 +19,15 @@ const (
 	maxCallers = 16
 	// notes of all ordered keys called at once, at most; but one of each. More would wait in asynq's queue.
 	maxInboundInOrder = 4 * maxInbound
-	// callTime is how long a process' claim to call a note lasts. The Caller must end within the first half; the other
-	// half is for its last command to reach Redis.
+	// how long a process' claim to call a note lasts. The Caller ends within the first half; the other half is for its
+	// last command to reach Redis.
 	callTime = 4 * time.Second
 	// after a slower call no other is made while the Engine closes
 	slowCall = time.Second
 	// grid of checks that need not be exact: those of several lines go in one pipeline
 	checksTogether = checkEvery / 4
-	// rounds of checks under way at most, each a pipeline on its own goroutine, so that a hanging Redis does not
-	// collect them. A Cluster's round has a pipeline for each master; the others go on while one hangs.
+	// rounds of checks under way at most, so that a hanging Redis does not collect goroutines. A Cluster's round has a
+	// pipeline for each master.
 	maxRounds, maxRoundsCluster = 4, 64
 )
 
@@ -425,15 +425,14 @@ func (e *Engine) Unpark(ctx context.Context, r Ref, note string) error {
 	return err
 }
 
-// withClaim runs f, unless another process calls the same note now: two could both find the work parked, and the
-// slower would run it again after it is done. It does not end at Close, which waits for the calls of the last releases.
+// withClaim runs f, unless another process calls the same note now: of two that find the work parked the slower would
+// run it again after it is done. Close waits for it.
 func (p *parking) withClaim(r Ref, note string, f func(context.Context)) {
 	// not one of r.keys, but in their slot
 	e, claim, holder, began := p.engine, r.Key+":call:"+note, rand.Text(), time.Now()
-	taken, err := e.conn.Run(context.Background(), takeScript, []string{claim}, holder, callTime.Milliseconds())
-	if err != nil || taken == int64(0) {
-		e.o.Log.Debug("lock: parked work is not called now, since another process calls it or Redis did not answer; a "+
-			"later check tries again",
+	taken, err := e.conn.SetNX(context.Background(), claim, holder, callTime.Milliseconds())
+	if !taken {
+		e.o.Log.Debug("lock: parked work is not called now: another process calls it, or Redis did not answer",
 			"lock", r.Key, "note", printable.Text(note), "error", err)
 		return
 	}

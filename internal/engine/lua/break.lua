@@ -1,5 +1,4 @@
--- break: list the holders, or take slots away from some, who get messages, and grant what is free. Who comes after the
--- list keeps its slot.
+-- break: list the holders, or take slots away from some, who get messages, and grant what is free.
 --
 -- KEYS: see head
 -- ARGV[1] limit  slots; 0: paused

@@ -1,8 +1,7 @@
 -- calls: which parked notes a reply names. A section.
 -- K:parked has the line of the notes, also of called ones; K:called since when (us). A note is called by being named,
--- in each reply until it comes, and keeps its place. One called for longer than life does not count any more; when 100
--- are called, it goes to the end of the line. Of who has been in line for 5 s one is called although others wait:
--- waiters may overtake, but not for ever.
+-- in each reply until it comes, and keeps its place. One called for longer than life does not count; when 100 are
+-- called, it goes to the end of the line. Of who has been in line for 5 s one is called although others wait.
 --
 -- Expects inbound, how many called and waiting ones there should be (0: call nobody), lend, how many workers the key
 -- may borrow, and life (ms). Sets reply, unless nothing is parked: {reply, not called, until the first deadline (ms,
@@ -34,10 +33,9 @@ else
     if wanted > 0 then
       local is_called, new = {}, {}
       for _, note in ipairs(names) do is_called[note] = true end
-      local heads = call('ZRANGE', parked, '0', int(before + wanted - 1), 'WITHSCORES')
-      for i = 1, #heads, 2 do
-        local note = heads[i]
-        if not is_called[note] and wanted > 0 and now_us - heads[i + 1] >= age then
+      for _, note in ipairs(call('ZRANGE', parked, '0', int(before + wanted - 1))) do
+        if not is_called[note] and wanted > 0
+          and (age == 0 or now_us - call('ZSCORE', parked, note) >= age) then
           wanted = wanted - 1
           names[#names + 1] = note
           new[#new + 1], new[#new + 2] = int(now_us - wanted), note

@@ -1,13 +1,13 @@
--- close: close the gate: nobody starts for a time. Never opens it sooner. The holder, which closes it, goes on.
+-- close: close the gate: nobody starts for a time. Never opens it sooner. The holder goes on.
 --
--- KEYS 1 to 6    word, holders, line, parked, called, info
+-- KEYS: see head
 -- ARGV[1] body    of the holder
 -- ARGV[2] length  for how long (ms)
 --
 -- reply 1: closed; 0: it does not hold the lock
 local body, limit = ARGV[1], 2
 local w = redis.call('GET', KEYS[1])
-if not w or w ~= body and string.sub(w, 1, 1) ~= '+' then return 0 end
+if w ~= body and string.sub(w or '', 1, 1) ~= '+' then return 0 end
 --@include head
 local was = holds(body)
 if was then

@@ -1,11 +1,10 @@
 -- line: who comes first: waiters, those that stand aside, parked notes, tasks in order; no dead waiters. Reads only.
 --
--- KEYS 1 to 6    word, holders, line, parked, called, info; in others than pools KEYS[7] may be order
+-- KEYS 1 to 6    see head; in others than pools KEYS[7] may be order
 -- ARGV[1] most   how many of each to look at
 --
--- reply {kind, ticket (us), what, ...}, where kind is w: a waiter, and what <owner>|<note>; p: a parked note; c: one
--- that is called;
---   o: a task, and what its record
+-- reply {kind, ticket (us), what, ...}, where kind is w: a waiter, and what <owner>|<note>; p: a parked note; c: a
+-- called one; o: a task, and what its record
 local call, reply = redis.call, {}
 local last = string.format('%d', ARGV[1] - 1)
 local time = call('TIME')

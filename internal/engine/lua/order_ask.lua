@@ -1,6 +1,6 @@
 -- order_ask: a task of an ordered key has come to a worker. The head takes the lock; others wait there, or park.
 --
--- KEYS 1 to 8    word, holders, line, parked, called, info, order, marks
+-- KEYS: see head
 -- ARGV[1] body     <token>|<owner>|<note> of the asker
 -- ARGV[2] lease    how long it wants the lock (ms)
 -- ARGV[3] stay     how long it waits in the worker without another ask (ms); 0: it does not wait
@@ -29,7 +29,7 @@ local nonce, retried, allowed = ARGV[9], tonumber(ARGV[11]), tonumber(ARGV[12])
 local token, owner, note = string.match(body, '^([^|]*)|([^|]*)|(.*)$')
 local may_be_spent = allowed >= 0 and retried > allowed
 
--- 1. Refused before, or done: nothing changes but what is left of a task that is done.
+-- 1. Refused before, or done.
 local is_refused, is_done = is_marked('refused:' .. token), is_marked('done:' .. nonce)
 if is_refused then
   --@include finish
@@ -97,8 +97,7 @@ if place == 0 and count < limit and opens <= now_us then
   return {fence, inline, called_ago, call('ZCARD', order) - 1}
 end
 
--- 5. Not its turn: wait, park, or neither. Nobody waits in a worker for a head that is away: held, or to come back by
---    itself.
+-- 5. Not its turn: wait, park, or neither. Nobody waits in a worker for a head that is away.
 local parked_now = 0
 local head = place > 0 and first_tasks(1)[1]
 if ARGV[5] == '2' and head then park = string.find(head.state, '[ah]') and not run_of(head) end

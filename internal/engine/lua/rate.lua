@@ -1,7 +1,6 @@
--- rate: the caller's rate counts from now on, unless the present one comes of newer orders: a process that does not
--- know an order yet neither slows down nor opens what others have set. What is saved up, and what is owed, stays as
--- many starts; it is owed for ten years at most. A section; expects every_now and spare_now (us; every_now is nil: the
--- caller names none), and known_now.
+-- rate: the caller's rate counts from now on, unless the present one comes of newer orders. What is saved up, and what
+-- is owed, stays as many starts, owed for ten years at most. A section; expects every_now and spare_now (us; every_now
+-- is nil: the caller names none), and known_now.
 if every_now and known_now >= known then
   known = known_now
   if every ~= every_now or spare ~= spare_now then

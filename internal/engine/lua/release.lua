@@ -13,7 +13,7 @@
 -- reply absent: -1 - slots free now
 -- reply calls:  {one of these, notes parked, until the first deadline or the gate opens (ms, -1: neither), called note,
 -- ...}
--- reply grants: {one of these three, message, ...}: messages to the releaser's own channel, which are not published
+-- reply grants: {one of these three, message, ...}: to the releaser's own channel, not published
 --
 -- Sent twice, the second finds nothing to do.
 local body, limit, cooldown = ARGV[1], tonumber(ARGV[2] or 1), ARGV[5] or '0'

@@ -1,8 +1,7 @@
--- stop: if all slots are taken, send those that are overtaken a message to stop (Replace). Nobody is asked while the
--- gate is closed or the lock is paused.
+-- stop: if all slots are taken, the gate is open and the lock not paused, send those that are overtaken a message to
+-- stop (Replace).
 --
--- KEYS 1 to 6    word, holders, line, parked, called, info
--- KEYS 7 and 8   arrivals, newest: see arrive
+-- KEYS 1 to 6    see head; 7 and 8 arrivals, newest: see arrive
 -- ARGV[1] slots  0: paused
 -- ARGV[2] came   the caller's arrival (us)
 --

@@ -8,7 +8,7 @@
 local limit, from = tonumber(ARGV[1]), ARGV[2]
 local w = redis.call('GET', KEYS[1])
 -- A thin one expires by itself.
-if not w and redis.call('EXISTS', KEYS[6]) == 0 or w and string.sub(w, 1, 1) ~= '+' then return {0, from, 0} end
+if not w and redis.call('EXISTS', KEYS[6]) == 0 or string.sub(w or '+', 1, 1) ~= '+' then return {0, from, 0} end
 local before = redis.call('ZCARD', KEYS[2])
 --@include head
 --@include send

@@ -5,13 +5,9 @@
 -- ARGV[2] length  how long the mark stands from now at least (ms); 0: as long as it did
 --
 -- reply {body, age (ms), phase, newer, its age (ms), stale} of the mark that stands now
-if body and newer == name(ARGV[1]) then
-  pass_on(ARGV[1])
-end
+if body and newer == name(ARGV[1]) then pass_on(ARGV[1]) end
 if body == ARGV[1] then
-  if phase == 'enqueuing' then
-    phase = 'enqueued'
-  end
+  if phase == 'enqueuing' then phase = 'enqueued' end
   deadline = math.max(deadline, now_ms + ARGV[2])
   write()
 end

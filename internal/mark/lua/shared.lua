@@ -15,9 +15,7 @@ local since, deadline, phase, newer, at, stale, body =
   string.match(redis.call('GET', mark) or '', '^(%d+) (%d+) (%l+) (%S+) (%d+) (%S+) (.*)$')
 since, deadline, at = tonumber(since), tonumber(deadline), tonumber(at)
 stale = stale or '-'
-if body and deadline <= now_ms then
-  body = nil
-end
+if body and deadline <= now_ms then body = nil end
 
 -- write keeps a mark with stale tasks for 30 days at least, as Kept in Go.
 local function write()
@@ -28,12 +26,11 @@ local function write()
     'PX', string.format('%d', math.max(deadline - now_ms, stale == '-' and 0 or 2592000000) + 1000))
 end
 
-local function name(task)
-  return string.match(task, '[^:]*$')
-end
+local function name(task) return string.match(task, '[^:]*$') end
 
--- forbid has a task never begin, by its name.
+-- forbid has a task never begin, by its name; '-': none.
 local function forbid(task)
+  if task == '-' then return end
   if stale == '-' then
     stale = ',' .. task .. ','
   elseif not string.find(stale, ',' .. task .. ',', 1, true) then
@@ -49,8 +46,6 @@ end
 
 -- standing is the mark as the replies of take and keep have it.
 local function standing()
-  if not body then
-    return {'', 0, '', '-', 0, '-'}
-  end
+  if not body then return {'', 0, '', '-', 0, '-'} end
   return {body, now_ms - since, phase, newer, now_ms - at, stale}
 end

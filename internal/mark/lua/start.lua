@@ -1,6 +1,5 @@
--- start: note in a mark how far its task is: it waits in a worker, its handler begins, or the
--- task has ended. Whether the handler may begin is decided here, in one step with keep: a task
--- that another one has superseded must not start.
+-- start: note in a mark how far its task is: it waits in a worker, its handler begins, or it has ended. A task that
+-- another one has superseded must not start.
 --
 -- KEYS[1] mark
 -- ARGV[1] body    <queue>/<task>
@@ -11,9 +10,7 @@
 -- reply 1 own:        the handler may begin
 -- reply 0 superseded: another task has taken the place of this one
 local own = name(ARGV[1])
-if body and newer == own then
-  pass_on(ARGV[1]) -- a worker has it, so it is enqueued
-end
+if body and newer == own then pass_on(ARGV[1]) end -- a worker has it, so it is enqueued
 if body ~= ARGV[1] then
   local from = string.find(stale, ',' .. own .. ',', 1, true)
   if from and ARGV[2] == 'ended' then
@@ -27,9 +24,7 @@ if body ~= ARGV[1] then
   return from and 0 or 1
 end
 if ARGV[2] == 'ended' then
-  if newer == '-' then
-    deadline = math.min(deadline, now_ms + ARGV[4])
-  end
+  if newer == '-' then deadline = math.min(deadline, now_ms + ARGV[4]) end
 elseif ARGV[2] == 'begun' or phase ~= 'begun' then
   phase, deadline = ARGV[2], math.max(deadline, now_ms + ARGV[4])
 end
@@ -42,8 +37,6 @@ if phase == 'begun' and newer ~= '-' then
   end
   newer = '-'
 end
-if ARGV[2] == 'begun' and ARGV[3] == '1' and phase == 'begun' and stale == '-' then
-  deadline = now_ms
-end
+if ARGV[2] == 'begun' and ARGV[3] == '1' and phase == 'begun' and stale == '-' then deadline = now_ms end
 write()
 return 1

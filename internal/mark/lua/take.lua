@@ -1,5 +1,5 @@
--- take: set a mark, unless there is one already; or announce a task that is to take the place of the
--- mark's own. The second copy of a take that was sent twice changes nothing.
+-- take: set a mark, unless there is one; or announce a task that is to take the place of its own. Sent twice, the
+-- second changes nothing.
 --
 -- KEYS[1] mark
 -- ARGV[1] body     <queue>/<task> that takes it
@@ -10,16 +10,12 @@
 -- reply {body, age (ms), phase, newer, its age (ms), stale} of the mark that stands now
 if ARGV[3] == '0' then
   if body == ARGV[2] and phase ~= 'begun' and newer == ARGV[4] then
-    if newer ~= '-' then
-      forbid(newer)
-    end
+    forbid(newer)
     newer, at = name(ARGV[1]), now_ms
     write()
   end
 elseif not body or body == ARGV[2] then
-  if body and newer ~= '-' then
-    forbid(newer)
-  end
+  if body then forbid(newer) end
   since, deadline, phase, newer, at, body = now_ms, now_ms + ARGV[3], 'enqueuing', '-', 0, ARGV[1]
   write()
 end
