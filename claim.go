@@ -1,90 +1,95 @@
 package automutex
 
 import (
-	"context"
 	"fmt"
-	"slices"
-
-	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/decide"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/mark"
-	"github.com/automutex/automutex/internal/tasknote"
 )
 
-// A Guard notes in the claim of package unique: the task waits in this worker, its handler begins, or it has ended.
-// Producers decide by these notes alone. Only a task whose ID says that it has a claim costs a round trip.
+// claim is the step of a task that has a claim of package unique, as its ID says. It notes there: the task waits in
+// this worker, its handler begins, or it has ended. Producers decide by these notes alone.
+type claim struct {
+	*facts
 
-// taskClaim is what a delivery knows of its task's claim.
-type taskClaim struct {
-	key        string // of the lock beside which the claim is; empty: the task has none
+	of         target // whose key the claim is for; of a rule without a Name if none makes that key
 	kind       mark.Kind
 	noted      mark.Phase // the last one that Redis has
 	superseded bool       // another task has taken the place of this one
 }
 
-// claimOf: a task within a task has the outer one's ID, and no claim.
-func (g *Guard) claimOf(ctx context.Context, t *asynq.Task) (c taskClaim) {
-	id, _ := asynq.GetTaskID(ctx)
-	if key, kind, ok := mark.Parse(id, g.cfg.Prefix); ok && (running(ctx) == nil || running(ctx).task == t) {
-		c.key, c.kind = key, kind
+// newClaim: a task within a task has the outer one's ID, and no claim.
+func newClaim(f *facts) step {
+	key, kind, ok := mark.Parse(f.id, f.guard.cfg.Prefix)
+	if !ok || f.outer != nil && f.outer.task != f.task {
+		return nil
 	}
-	return c
+	f.mayStop()
+	return &claim{facts: f, of: target{rule: &compiledRule{}, key: key}, kind: kind}
 }
 
-func (d *delivery) noteInClaim(phase mark.Phase) error {
-	may, err := d.guard.engine.Mark(d.claim.key).Start(d.whole(), tasknote.Of(d.queue, d.id), phase,
-		d.claim.kind.EndsAtStart(), d.claim.kind.Lasts(phase))
-	if err != nil {
-		return err
-	}
-	d.claim.noted = phase
-	d.claim.superseded = d.claim.superseded || !may
-	return nil
-}
+func (c *claim) request(r engine.Request, _ target) engine.Request { return r }
 
-// beginInClaim notes, right before the handler, that it begins. Under UntilStart that ends the claim. A producer whose
-// task was refused as a duplicate has changed its data before, so the handler reads the change.
-//
-// A task whose claim cannot be noted does not run: the next producer would be joined to a run that has read its data.
-// Nor does one that another task has superseded: over says so then.
-func (d *delivery) beginInClaim() obstacle {
-	if d.claim.key == "" || d.claim.kind == mark.Window {
-		return nothing
+func (c *claim) look(at moment, t target, _ error) obstacle {
+	switch {
+	case at == comes && t.key == c.of.key:
+		c.of = t
+	case at == ready:
+		return c.begin()
+	case (at == stands || at == stays) && c.kind.CanBeSuperseded() && c.noted == "":
+		// asynq has the task as active, so a producer would take its handler for running. An error only keeps producers
+		// from superseding it.
+		_ = c.note(mark.Waiting)
 	}
-	t := target{rule: &compiledRule{}, key: d.claim.key}
-	if i := slices.IndexFunc(d.targets, func(its target) bool { return its.key == t.key }); i >= 0 {
-		t = d.targets[i]
-	} else {
-		d.guard.warnOnce("no rule for a claim", "a task has a claim of package unique (UntilStart, Replace or Postpone), "+
-			"but no rule of this Guard makes the key of its claim, "+
-			"so the tasks of that key may run at once; give the rules of producer and Guard an equal Task, Scope and On, and "+
-			"both sides the same Prefix and HashKeys", d.about(target{})...)
-	}
-	if err := d.noteInClaim(mark.Begun); err != nil {
-		return d.report(obstacle{why: decide.NoAnswer, target: t,
-			err: fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be noted: %w", t.rule.Name, t.key, err)})
-	}
-	d.guard.outage.Answered(d.guard.log)
 	return nothing
 }
 
-// waitInClaim notes that the task waits here: asynq has it as active, so a producer would take its handler for running.
-// An error only keeps producers from superseding it.
-func (d *delivery) waitInClaim() {
-	if !d.claim.kind.CanBeSuperseded() || d.claim.noted != "" {
-		return
+func (c *claim) note(phase mark.Phase) error {
+	may, err := c.guard.engine.Mark(c.of.key).Start(c.whole(), c.facts.note, phase, c.kind.EndsAtStart(),
+		c.kind.Lasts(phase))
+	if err != nil {
+		return err
 	}
-	_ = d.noteInClaim(mark.Waiting)
+	c.noted = phase
+	if !may {
+		c.superseded = true
+		c.askToStop(target{key: c.of.key})
+	}
+	return nil
 }
 
-// endClaim has the claim of a task that has ended end soon. After an error it ends later: producers see that asynq does
-// not have the task.
-func (d *delivery) endClaim(ends decide.Decision) {
-	ended := ends.What == decide.Done || ends.What == decide.Archive || ends.What == decide.Drop
-	gone := d.claim.kind.EndsAtStart() && d.claim.noted == mark.Begun && !d.claim.superseded
-	if !ended || gone || !d.claim.superseded && !d.claim.kind.EndsWithTask() {
-		return
+// begin notes, right before the handler, that it begins. Under UntilStart that ends the claim. A producer whose task
+// was refused as a duplicate has changed its data before, so the handler reads the change. If a lease is lost
+// meanwhile, the note stays: the next task for the key may be enqueued before this one runs, and both run.
+//
+// A task whose claim cannot be noted does not run: the next producer would be joined to a run that has read its data.
+// Nor does one that another task has superseded: over says so then.
+func (c *claim) begin() obstacle {
+	if c.kind == mark.Window {
+		return nothing
 	}
-	_ = d.noteInClaim(mark.Ended)
+	if c.of.rule.Name == "" {
+		c.guard.warnOnce("no rule for a claim", "a task has a claim of package unique (UntilStart, Replace or Postpone), "+
+			"but no rule of this Guard makes the key of its claim, "+
+			"so the tasks of that key may run at once; give the rules of producer and Guard an equal Task, Scope and On, and "+
+			"both sides the same Prefix and HashKeys", c.about(target{})...)
+	}
+	if err := c.note(mark.Begun); err != nil {
+		return obstacle{why: decide.NoAnswer, target: c.of,
+			err: fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be noted: %w", c.of.rule.Name,
+				c.of.key, err)}
+	}
+	c.guard.outage.Answered(c.guard.log)
+	return nothing
+}
+
+// end has the claim of a task that has ended end soon. After an error it ends later: producers see that asynq does not
+// have the task.
+func (c *claim) end(e ending) {
+	ended := e.lease == nil && e.decision.Final(false)
+	gone := c.kind.EndsAtStart() && c.noted == mark.Begun && !c.superseded
+	if ended && !gone && (c.superseded || c.kind.EndsWithTask()) {
+		_ = c.note(mark.Ended)
+	}
 }

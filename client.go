@@ -117,7 +117,7 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 		return nil, err
 	}
 	var t target
-	if rule := c.rules.ordered(task.Type()); rule != nil { // no function of the task's other rules is called
+	if rule := ordered(c.rules.match(task.Type())); rule != nil { // no function of the task's other rules is called
 		if t, err = c.firstTarget(ctx, task, []*compiledRule{rule}); err != nil {
 			return nil, err
 		}
@@ -138,6 +138,21 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 		}
 	}
 	return e.enqueueInOrder(ctx, t, s)
+}
+
+// Orders returns which of the task types, and of the Tasks of the Client's rules, a rule with [Rule].InOrder is for,
+// and that rule's OnArchive.
+func (c *Client) Orders(taskTypes ...string) map[string]OnArchive {
+	all := map[string]OnArchive{}
+	for _, rule := range c.rules.rules {
+		taskTypes = append(slices.Clip(taskTypes), rule.Task)
+	}
+	for _, taskType := range taskTypes {
+		if rule := ordered(c.rules.match(taskType)); rule != nil {
+			all[taskType] = rule.OnArchive
+		}
+	}
+	return all
 }
 
 // park parks the task if others are parked for its key, which it returns; else empty, also after what failed.
@@ -254,8 +269,19 @@ func (e *enqueueing) takePlace(ctx context.Context, key engine.Ref, t target, no
 		case looked || len(look) == 0:
 			return 0, &FullError{Key: t.key, Queued: queued, Max: t.rule.MaxQueued}
 		}
-		for _, item := range look {
-			c.lookInOrder(ctx, key, item, t.rule)
+		for _, item := range look { // one that cannot be looked for counts
+			seen, err := c.tasks.Look(ctx,
+				blocked.OrderedKey{Engine: c.engine, Key: key, Holds: t.rule.OnArchive == HoldKey}, item)
+			if !seen && errors.Is(err, asynq.ErrQueueNotFound) {
+				c.told.Do(func() {
+					c.log.Warn("automutex: Config.Inspector does not see the queue of a task in order, so a full key counts "+
+						"tasks of producers that have died; "+inspectorHint, "key", key.Key, "task", item.Note)
+				})
+			}
+			if err != nil {
+				c.log.Debug("automutex: a place in order could not be looked for", "key", key.Key, "task", item.Note,
+					"error", err)
+			}
 		}
 	}
 }

@@ -125,7 +125,7 @@ func (e *BusyError) Error() string {
 func (e *BusyError) Unwrap() error { return ErrBusy }
 
 // toBusyError turns an *engine.Busy into the Guard's error, and returns others as they are.
-func (d *delivery) toBusyError(t target, err error) error {
+func (f *facts) toBusyError(t target, err error) error {
 	var busy *engine.Busy
 	if !errors.As(err, &busy) {
 		return err
@@ -139,11 +139,11 @@ func (d *delivery) toBusyError(t target, err error) error {
 	if e.failed = e.Reason == engine.ReasonFailed; e.failed {
 		e.Reason = ReasonBehind
 	}
-	same := d.note != "" && who.Note == d.note && d.outer == nil
+	same := f.note != "" && who.Note == f.note && f.outer == nil
 	e.reused = same && (e.Reason == ReasonBehind || e.Reason == ReasonArchived)
 	e.SameTask = same && !e.reused
 	if busy.Paused || busy.Left {
-		pause, left := d.guard.pauseOf(t.key)
+		pause, left := f.guard.pauseOf(t.key)
 		if busy.Left && pause == nil { // it is over by now; the policy must not apply to the task all the same
 			pause, left = &lock.Control{Target: t.key, Paused: true}, time.Millisecond
 		}

@@ -106,12 +106,14 @@ func JoinObservers(observers ...func(context.Context, Event)) func(context.Conte
 	}
 }
 
-func (f *facts) observe(t target, e Event) {
+func (f *facts) observe(t target, e Event) { f.guard.observe(f.ctx, f.event(t, e)) }
+
+func (f *facts) event(t target, e Event) Event {
 	if e.Key = t.key; t.rule != nil {
 		e.Rule = t.rule.Name
 	}
 	e.Task, e.Queue, e.TaskID, e.Inner = f.task.Type(), f.queue, f.id, f.outer != nil
-	f.guard.observe(f.ctx, e)
+	return e
 }
 
 // about names the task, and the lock, in a line of the log.
@@ -144,18 +146,20 @@ func (g *Guard) warnOnce(topic, text string, args ...any) {
 	}
 }
 
-func (d *delivery) recordRuns(leases []*heldLease, without map[string]bool, decision decide.Decision) {
-	h := d.guard.history
-	if h == nil || d.started.IsZero() {
+func (f *facts) recordRuns(
+	started time.Time, leases []*heldLease, without map[string]bool, decision decide.Decision,
+) {
+	h := f.guard.history
+	if h == nil || started.IsZero() {
 		return
 	}
-	outcome := decide.Became(decision.What, true, d.isReplaced())
+	outcome := decide.Became(decision.What, true, f.isToStop())
 	for key := range without {
-		h.Add(key, history.Run{Task: d.note, Came: d.started, Start: d.started, End: time.Now(), Outcome: outcome +
+		h.Add(key, history.Run{Task: f.note, Came: started, Start: started, End: time.Now(), Outcome: outcome +
 			", without the lock"})
 	}
 	for _, held := range leases {
-		run := history.Run{Task: d.note, Came: held.takenAt.Add(-held.waited), Start: d.started,
+		run := history.Run{Task: f.note, Came: held.takenAt.Add(-held.waited), Start: started,
 			End: held.takenAt.Add(held.heldFor), Outcome: outcome}
 		if errors.Is(held.endedBefore, lock.ErrLost) || held.endedBefore == nil &&
 			errors.Is(held.releaseErr, lock.ErrNotHeld) {
@@ -167,9 +171,9 @@ func (d *delivery) recordRuns(leases []*heldLease, without map[string]bool, deci
 
 // recordWait adds a wait that has ended without a run. A task that parks still waits. One that was refused at once has
 // not waited: such tasks would push out the runs of a hot key.
-func (d *delivery) recordWait(decision decide.Decision) {
-	if h := d.guard.history; h != nil && d.line.stood && decision.What != decide.ToLine {
-		h.Add(d.line.key, history.Run{Task: d.note, Came: d.line.came, End: time.Now(),
-			Outcome: decide.Became(decision.What, false, d.isReplaced())})
+func (f *facts) recordWait(line standing, decision decide.Decision) {
+	if h := f.guard.history; h != nil && line.stood && decision.What != decide.ToLine {
+		h.Add(line.key, history.Run{Task: f.note, Came: line.came, End: time.Now(),
+			Outcome: decide.Became(decision.What, false, f.isToStop())})
 	}
 }

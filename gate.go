@@ -12,7 +12,6 @@ import (
 
 	"github.com/hibiken/asynq"
 
-	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/engine/rate"
 	"github.com/automutex/automutex/internal/inside"
@@ -244,76 +243,4 @@ func (c *compiledRule) paceOf(ctx context.Context, t *asynq.Task) (engine.Pace, 
 func unfitBound(t *asynq.Task, function, gave string) error {
 	return &KeyError{Task: t.Type(), reason: "the rule's " + function + " gave " + gave,
 		advice: "see the rule's " + function}
-}
-
-// lookAhead looks, before the task takes its first lock, whether a later one is paused or its gate closed: the task
-// would hold those before it, and spend a start of their rates, for nothing. Under Park it takes its place there. One
-// in order takes its place in the order first, and gives that lock back instead.
-func (d *delivery) lookAhead() obstacle {
-	var later []target
-	var locks []engine.Ref
-	if len(d.targets) > 1 && len(d.leases) == 0 && !d.isOrdered(d.targets[0]) {
-		for _, t := range d.targets {
-			if !d.without[t.key] && !d.holds(t.key) {
-				later, locks = append(later, t), append(locks, d.request(t).Ref)
-			}
-		}
-	}
-	if len(later) < 2 {
-		return nothing
-	}
-	at, shut, err := d.guard.engine.Look(d.ctx, locks[1:], false)
-	if err == nil && shut == nil {
-		return nothing
-	}
-	t := later[1+at]
-	if shut != nil {
-		err = d.toBusyError(t, shut)
-	}
-	met := d.refused(t, err)
-	met.later = true
-	d.comeTo(t, time.Now())
-	if r := d.request(t); shut != nil && !d.last && d.note != "" && t.rule.Busy.row().parks && !d.waitsFor(met) {
-		r.Park, r.Ahead = true, true
-		var busy *BusyError
-		if err := d.ask(d.ctx, t, r); !errors.As(err, &busy) || busy.SameTask {
-			met = d.refused(t, err)
-		} else {
-			met.busy.parked, met.busy.Place = busy.parked, busy.Place
-		}
-	}
-	return d.report(met)
-}
-
-// shutSince reports whether a lock that the task took before its last one allows no start any more: while the task
-// waited its key was paused, or its gate closed.
-func (d *delivery) shutSince() (is bool, met obstacle) {
-	met.why = decide.Nothing
-	for key := range d.without { // Allow runs without a lock, but not while that is paused
-		if pause, _ := d.guard.pauseOf(key); pause != nil {
-			return true, met
-		}
-	}
-	if len(d.leases) < 2 {
-		return false, met
-	}
-	locks := make([]engine.Ref, len(d.leases)-1)
-	for i := range locks {
-		locks[i] = d.request(d.leases[i].target).Ref
-	}
-	at, shut, err := d.guard.engine.Look(d.ctx, locks, true)
-	if err != nil {
-		met = d.report(obstacle{why: decide.NoAnswer, target: d.leases[at].target, err: err})
-	}
-	return shut != nil, met
-}
-
-// waitsFor reports whether the rule has the task wait for a gate that it has met at a lock that is not its first: it
-// opens while the rule's Wait lasts.
-func (d *delivery) waitsFor(met obstacle) bool {
-	if !met.later || met.busy == nil || met.busy.parked || !met.why.IsGate() {
-		return false
-	}
-	left := met.busy.ExpiresIn
-	return left <= d.waitLeft(met.target) && d.hasTimeFor(left)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -106,6 +107,14 @@ func (g *Guard) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 	return (&KeyMaker{rules: g.rules, prefix: g.cfg.Prefix}).Keys(ctx, t)
 }
 
+// Controls returns the orders of operators for the keys of this Guard's Prefix: a pause, another limit or rate, for a
+// scope or one key. Every Guard and Locker with the prefix obeys them within 2 seconds.
+//
+// A task whose key is paused returns to asynq, its attempt not spent, whatever the policy, until the pause ends, or for
+// 30 to 90 seconds. Under [Park] it keeps its place in line, and is woken when the pause ends. A task on its last
+// attempt waits in its worker.
+func (g *Guard) Controls() *lock.Controls { return g.controls }
+
 // Close ends the Guard. Tasks in line, and from now on every other task that has a rule, return to asynq unrun. Close
 // waits until the running handlers have returned, and renews their leases meanwhile. If ctx ends before, Close returns
 // an error that wraps the cause of ctx, and the leases last until their deadlines, or until the handlers return. A
@@ -142,4 +151,18 @@ func (g *Guard) Close(ctx context.Context) error {
 		}
 	}
 	return err
+}
+
+// pauseOf returns the pause of a key, nil if it is not paused, and how long it lasts; 0 if it has no end.
+func (g *Guard) pauseOf(key string) (*lock.Control, time.Duration) {
+	stop, left := g.engine.Controls().StopOf(key)
+	if stop == nil {
+		return nil, 0
+	}
+	return &lock.Control{Target: stop.Target, Paused: true, PausedUntil: stop.PausedUntil, Why: stop.Why, By: stop.By,
+		Since: stop.Since}, left
+}
+
+func (rs *ruleSet) isScope(name string) bool {
+	return slices.ContainsFunc(rs.rules, func(c *compiledRule) bool { return c.scope(c.Task) == name })
 }

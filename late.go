@@ -9,7 +9,6 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/decide"
-	"github.com/automutex/automutex/internal/engine"
 )
 
 // StartBy is an option for [Client.Enqueue]: a task that has not started by t, to the millisecond, does not run; see
@@ -69,49 +68,47 @@ func (p Policy) checkLate() error {
 }
 
 type lateness struct {
+	*facts
+
 	by     time.Time  // zero: it has none, or has begun
 	target target     // whose rule's Late counts, maybe without a key
 	begun  bool       // Redis has, or is to have, the note that it has begun
 	noting chan error // gets once what came of that note; nil: none is on its way
-	left   bool       // it ends as late, and has left its lines
 }
 
 // startNoteKept is how long Redis keeps that note after the deadline of a task that is not done.
 const startNoteKept = 3 * 24 * time.Hour
 
 // A retry has no such time, nor a task within a task, which has another's header.
-func (d *delivery) boundStart(rules []*compiledRule) {
-	if d.note == "" || d.retried > 0 || d.outer != nil || len(rules) == 0 { // one with a claim may have no rule
+func (l *lateness) bound(targets []target) {
+	if l.note == "" || l.retried > 0 || l.outer != nil || len(l.rules) == 0 { // one with a claim may have no rule
 		return
 	}
-	s := d.place.Stamp
-	if len(d.targets) == 0 { // each rule has said NoLock
-		d.late.by, d.late.target = s.StartBy(0), target{rule: rules[0]}
+	if len(targets) == 0 { // each rule has said NoLock
+		l.by, l.target = l.stamp.StartBy(0), target{rule: l.rules[0]}
 	}
-	for _, t := range d.targets {
+	for _, t := range targets {
 		for _, rule := range append([]*compiledRule{t.rule}, t.also...) {
-			at, by := s.StartBy(rule.StartWithin), d.late.by
-			if !at.IsZero() && (by.IsZero() || at.Before(by)) {
-				d.late.by, d.late.target = at, target{rule: rule, key: t.key}
+			its := target{rule: rule, key: t.key}
+			if at := l.stamp.StartBy(rule.StartWithin); !at.IsZero() && (l.by.IsZero() || at.Before(l.by)) {
+				l.by, l.target = at, its
 			}
-			if rule.StartWithin > 0 && s.Due == 0 {
-				d.guard.warnOnce("unbounded "+d.task.Type(), "a task of a rule with StartWithin may start at any time: its "+
-					"producer uses no automutex.NewClient, or one whose rule has no StartWithin",
-					d.about(target{rule: rule, key: t.key})...)
+			if rule.StartWithin > 0 && l.stamp.Due == 0 {
+				l.guard.warnOnce("unbounded "+l.task.Type(), "a task of a rule with StartWithin may start at any time: its "+
+					"producer uses no automutex.NewClient, or one whose rule has no StartWithin", l.about(its)...)
 			}
 		}
 	}
 }
 
-// checkLate returns met or, once the time has passed, Late. A task that has begun before, or was archived as late,
+// check returns met or, once the time has passed, Late. A task that has begun before, or was archived as late,
 // has no such time any more.
-func (d *delivery) checkLate(met obstacle) obstacle {
-	l := &d.late
+func (l *lateness) check(met obstacle) obstacle {
 	ends := met.why == decide.Finished || met.why == decide.KeyNever // whatever the time
-	if ends || met.why == decide.NoAnswer || l.by.IsZero() || time.Now().Before(l.by) || d.over() != decide.Goes {
+	if ends || met.why == decide.NoAnswer || l.by.IsZero() || time.Now().Before(l.by) || l.over() != decide.Goes {
 		return met
 	}
-	begun, err := d.guard.engine.HasStarted(d.whole(), d.note)
+	begun, err := l.guard.engine.HasStarted(l.whole(), l.note)
 	switch {
 	case err != nil:
 		return obstacle{why: decide.NoAnswer, target: l.target, err: err}
@@ -128,79 +125,56 @@ func (d *delivery) checkLate(met obstacle) obstacle {
 	return obstacle{why: decide.Late, target: l.target, err: &busy, busy: &busy}
 }
 
-// noteStart notes that the handler begins, for when the task comes back, on a goroutine that ends with the command;
+// begin notes that the handler begins, for when the task comes back, on a goroutine that ends with the command;
 // Close waits for it. Written before the start, a note whose reply is lost would let a task start late that never
 // began.
-func (d *delivery) noteStart() {
-	if l := &d.late; !l.by.IsZero() {
-		noting := make(chan error, 1) // endStart receives, maybe after the goroutine has ended
+func (l *lateness) begin() {
+	if !l.by.IsZero() {
+		noting := make(chan error, 1) // end receives, maybe after the goroutine has ended
 		l.by, l.begun, l.noting = time.Time{}, true, noting
-		d.guard.life.Branch(func() { noting <- d.writeStart(0) })
+		l.guard.life.Branch(func() { noting <- l.write(0) })
 	}
 }
 
-func (d *delivery) writeStart(delay time.Duration) error {
-	if deadline, ok := d.ctx.Deadline(); ok {
+func (l *lateness) write(delay time.Duration) error {
+	if deadline, ok := l.ctx.Deadline(); ok {
 		delay += max(0, time.Until(deadline))
 	}
-	return d.guard.engine.NoteStart(d.whole(), d.note, startNoteKept+delay)
+	return l.guard.engine.NoteStart(l.whole(), l.note, startNoteKept+delay)
 }
 
-// endStart keeps the note of a task that comes back, or is archived, which an operator may run.
-func (d *delivery) endStart(ends decide.Decision, met obstacle) {
-	s, l, err := d.place.Stamp, &d.late, error(nil)
-	if d.note == "" || s.Due+s.By == 0 || d.outer != nil {
+// end keeps the note of a task that comes back, or is archived, which an operator may run.
+func (l *lateness) end(ends decide.Decision, met obstacle) {
+	if l.note == "" || l.stamp.Due+l.stamp.By == 0 || l.outer != nil {
 		return
 	}
+	var err error
 	if l.noting != nil {
 		err = <-l.noting
 	}
+	left := met.why == decide.Late && ends.Final(l.last)
 	switch done := ends.What == decide.Done || ends.What == decide.Drop; {
-	case done && (l.begun || d.retried > 0):
-		_ = d.guard.engine.ForgetStart(d.whole(), d.note) // after an error it expires
-	case !done && (l.left || err != nil || l.begun && ends.What == decide.Back):
-		if err = d.writeStart(met.delay); err != nil {
-			d.backendError(l.target, err)
+	case done && (l.begun || l.retried > 0):
+		_ = l.guard.engine.ForgetStart(l.whole(), l.note) // after an error it expires
+	case !done && (left || err != nil || l.begun && ends.What == decide.Back):
+		if err = l.write(met.delay); err != nil {
+			l.backendError(l.target, err)
 		}
 	}
 }
 
-// leaveLate takes a late task out of its lines. Without an answer it comes back: archived in order, it would hold its
-// key.
-func (d *delivery) leaveLate(decision decide.Decision, met *obstacle) decide.Decision {
-	if met.why != decide.Late || !decision.Final(d.last) {
-		return decision
-	}
-	for _, t := range d.targets {
-		switch {
-		case d.holds(t.key):
-		case d.isOrdered(t):
-			p := d.placeIn(t)
-			if err := d.giveUp(t.key, p.Nonce, p.Ticket); err != nil {
-				*met = d.report(obstacle{why: decide.NoAnswer, target: t, err: err})
-				return d.decideStart(met)
-			}
-		case t.rule.Busy.kind == policyReplace: // it may have come in time before; at an error its next arrival is old
-			_ = d.guard.engine.Forget(d.whole(), engine.Ref{Key: t.key}, d.note, 0, false)
-		case t.rule.Busy.row().parks:
-			// after an error, who calls the task finds that it has ended
-			_ = d.guard.engine.Unpark(d.whole(), engine.Ref{Key: t.key, Limit: t.limit}, d.note)
-		}
-	}
-	d.late.left = true
-	return decision
-}
-
-func (d *delivery) inTime(delay time.Duration) time.Duration {
-	if left := time.Until(d.late.by); left > 0 {
+// within shortens a delay so that it ends by that time.
+func (l *lateness) within(delay time.Duration) time.Duration {
+	if left := time.Until(l.by); left > 0 {
 		return min(delay, left)
 	}
 	return delay
 }
 
-func (d *delivery) untilLate() (context.Context, context.CancelFunc) {
-	if d.late.by.IsZero() {
-		return context.WithCancel(d.ctx)
+// context ends with the task's, and by that time.
+func (l *lateness) context() (context.Context, context.CancelFunc) {
+	if l.by.IsZero() {
+		return context.WithCancel(l.ctx)
 	}
-	return context.WithDeadline(d.ctx, d.late.by)
+	return context.WithDeadline(l.ctx, l.by)
 }

@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/hibiken/asynq"
-
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
@@ -79,34 +77,34 @@ func (d *delivery) observeAcquired(t target) {
 	d.observe(t, Event{Kind: EventAcquired, Waited: waited, Parked: parked})
 }
 
-// lostBeforeStart finds a lease that ended while the task waited for another lock or for Redis.
-func (d *delivery) lostBeforeStart() obstacle {
-	for _, h := range d.leases {
+// lost finds a lease that ended while the task waited for another lock or for Redis.
+func (held *holding) lost() obstacle {
+	for _, h := range held.leases {
 		if err := h.lease.Err(); err != nil {
-			return d.report(obstacle{why: decide.LeaseLost, target: h.target,
+			return obstacle{why: decide.LeaseLost, target: h.target,
 				err: fmt.Errorf("automutex: rule %q: key %q was lost before the handler began: %w", h.target.rule.Name,
-					h.target.key, err)})
+					h.target.key, err)}
 		}
 	}
 	return nothing
 }
 
-// release ends all leases, the last one first, and then reports them. err is why the task failed. It also runs while
+// release ends all leases, the last one first, and then reports them. met is why the task failed. It also runs while
 // a panic unwinds, and after d.ctx has ended: releases use only its values. A second call does nothing, unless the
 // task has taken locks again.
-func (d *delivery) release(decision decide.Decision, err error) {
+func (d *delivery) release(decision decide.Decision, met obstacle) {
 	if d.running != nil {
 		d.running.end()
 		d.running = nil
 	}
-	leases, without, started := d.leases, d.without, !d.started.IsZero()
+	leases, without, began := d.leases, d.without, !d.started.IsZero()
 	d.leases, d.without, d.staying = nil, nil, ""
 	for _, h := range slices.Backward(leases) {
 		h.endedBefore = h.lease.Err()
 		h.heldFor = time.Since(h.takenAt)
-		d.endOrder(h, decision, started, err)
+		d.end(ending{decision: decision, met: met, began: began, lease: h})
 		ending := engine.Ending{}
-		if cooldown := h.target.rule.Cooldown; started && decision.What == decide.Done && cooldown > 0 {
+		if cooldown := h.target.rule.Cooldown; began && decision.What == decide.Done && cooldown > 0 {
 			ending.Cooldown = cooldown - time.Since(d.started) // none if it is over already
 		}
 		if h.lender != nil {
@@ -114,19 +112,22 @@ func (d *delivery) release(decision decide.Decision, err error) {
 		}
 		_, h.releaseErr = h.lease.Release(d.ctx, ending)
 	}
-	d.recordRuns(leases, without, decision)
-	d.forgetArrivals(decision) // under Replace
+	d.recordRuns(d.started, leases, without, decision)
 	for _, h := range slices.Backward(leases) {
-		d.reportReleased(h, started)
+		h.reportReleased(began)
 	}
 	d.started = time.Time{}
 }
 
-// handlerContext makes the handler's context. It ends as replaceableContext does, and with cause lock.ErrLost when a
-// lease is lost.
+// handlerContext makes the handler's context. It ends with the task's, with cause ErrReplaced when another task asks
+// this one to stop, and with cause lock.ErrLost when a lease is lost.
 func (d *delivery) handlerContext() context.Context {
-	parent, end := d.replaceableContext()
-	run := &handlerRun{Context: parent, facts: &d.facts, innermost: innermostLease(d.ctx), leases: d.leases, ends: end}
+	run := &handlerRun{Context: d.ctx, facts: &d.facts, innermost: innermostLease(d.ctx), leases: d.leases}
+	if d.stop != nil {
+		ctx, cancel := context.WithCancelCause(d.ctx)
+		unhook := context.AfterFunc(d.stop, func() { cancel(ErrReplaced) })
+		run.Context, run.ends = ctx, func() { unhook(); cancel(nil) }
+	}
 	ctx := context.Context(run)
 	for _, h := range d.leases {
 		if most := h.target.rule.MaxHold; most > 0 {
@@ -149,7 +150,7 @@ type handlerRun struct {
 
 	innermost *heldLease
 	leases    []*heldLease
-	ends      func() // the context
+	ends      func() // the context; nil: that is the task's
 	unwatch   func() bool
 	returned  atomic.Bool
 }
@@ -165,13 +166,12 @@ func (r *handlerRun) Value(key any) any {
 // end is called when the handler has returned.
 func (r *handlerRun) end() {
 	r.unwatch()
-	r.returned.Store(true)
-	r.ends()
+	if r.returned.Store(true); r.ends != nil {
+		r.ends()
+	}
 }
 
 type runKey struct{} // finds the handlerRun
-
-type lastAttemptKey struct{} // finds, in the context of an ErrorHandler, what LastAttempt says
 
 // running returns the facts of the handler with that context; nil: it is none's.
 func running(ctx context.Context) *facts {
@@ -179,24 +179,6 @@ func running(ctx context.Context) *facts {
 		return run.facts
 	}
 	return nil
-}
-
-// LastAttempt reports whether asynq archives the task of the handler whose context is ctx if the handler fails; of an
-// ErrorHandler, whether that was its last attempt; in a task within a task, what it is in the outer one. A task of a
-// [Client] has one retry more by asynq.GetMaxRetry than it was enqueued with; LastAttempt goes by what was asked for.
-func LastAttempt(ctx context.Context) bool {
-	if last, is := ctx.Value(lastAttemptKey{}).(bool); is {
-		return last
-	}
-	if f := running(ctx); f != nil {
-		for f.outer != nil {
-			f = f.outer
-		}
-		return f.place.isLast(f)
-	}
-	retried, ok := asynq.GetRetryCount(ctx)
-	most, _ := asynq.GetMaxRetry(ctx)
-	return ok && retried >= most
 }
 
 // overdueGrace is how long after the end of its context a handler may return without being reported as overdue.
@@ -231,21 +213,21 @@ func (h *heldLease) reportLost(cause error) {
 }
 
 // reportReleased reports the end of a lease: one EventReleased for each EventAcquired.
-func (d *delivery) reportReleased(h *heldLease, started bool) {
+func (h *heldLease) reportReleased(began bool) {
 	err := h.releaseErr
 	switch {
-	case !started && errors.Is(err, lock.ErrNotHeld):
+	case !began && errors.Is(err, lock.ErrNotHeld):
 	case errors.Is(h.endedBefore, lock.ErrLost):
 		h.reportLost(h.endedBefore) // does nothing if ended has reported it
 	case errors.Is(err, lock.ErrNotHeld) && h.endedBefore == nil:
 		// The key was deleted or evicted, and nobody noticed before.
 		h.reportLost(fmt.Errorf("%w: %w", lock.ErrLost, err))
 	case errors.Is(err, lock.ErrBackend):
-		d.guard.log.Warn("automutex: the key could not be released; it frees itself at its deadline",
-			d.about(h.target, "ttl", h.target.rule.TTL, "error", err)...)
-		d.observe(h.target, Event{Kind: EventBackendError, Err: err})
+		h.of.guard.log.Warn("automutex: the key could not be released; it frees itself at its deadline",
+			h.of.about(h.target, "ttl", h.target.rule.TTL, "error", err)...)
+		h.of.observe(h.target, Event{Kind: EventBackendError, Err: err})
 	}
-	d.observe(h.target, Event{Kind: EventReleased, Held: h.heldFor})
+	h.of.observe(h.target, Event{Kind: EventReleased, Held: h.heldFor})
 }
 
 func innermostLease(ctx context.Context) *heldLease {

@@ -38,8 +38,8 @@ func newRuleSet(rules []*compiledRule) *ruleSet {
 		rs.byTask.Add(rule.Task, append(same, rule))
 		rs.parks = rs.parks || rule.Busy.row().parks
 		rule.rank = slices.IndexFunc(rules, func(first *compiledRule) bool { return first.Scope == rule.Scope })
-		if rule.InOrder {
-			rule.rank = orderRank
+		if rule.InOrder { // taken first, so that no task holds a lock while it waits for its turn; it has one turn at most
+			rule.rank = -1
 		}
 	}
 	return rs
@@ -49,6 +49,14 @@ func newRuleSet(rules []*compiledRule) *ruleSet {
 func (rs *ruleSet) match(taskType string) []*compiledRule {
 	rules, _ := rs.byTask.Find(taskType)
 	return rules
+}
+
+// ordered is the rule with InOrder.
+func ordered(rules []*compiledRule) *compiledRule {
+	if i := slices.IndexFunc(rules, func(rule *compiledRule) bool { return rule.InOrder }); i >= 0 {
+		return rules[i]
+	}
+	return nil
 }
 
 // targets returns the locks that a task needs, in the order of locking: by the rank of the scope, then by key. All

@@ -22,17 +22,17 @@ import (
 //	Middleware            is there a rule for the task's type?
 //	  run                 the loop: look, decide, act
 //	    look              what keeps the handler from starting?
-//	      checkLate       has its time to start passed?                 late.go
 //	      makeKeys        which locks does the task need?               match.go
 //	      take            get one lock
-//	        acquire       wait as the rule says                         wait.go, order.go, replace.go
-//	      beginInClaim    note the start in the claim of package unique claim.go
+//	        acquire       wait as the rule says                         wait.go
 //	    decideStart       what happens to the task?                     internal/decide
-//	    decideEnd         the same, after its handler has returned      internal/decide
+//	    attempt           run the handler                               attempt.go
+//	    decideEnd         what does its result mean?                    internal/decide
 //	    carryOut          act: return an error to asynq, or stay
 //	    release           end all leases and report it                  lease.go
 //
-// internal/decide alone decides, by its testdata/decisions.txt. The rest finds facts, or carries decisions out.
+// internal/decide alone decides, by its testdata/decisions.txt. The rest finds facts, or carries decisions out. What
+// only some tasks have beside their locks is a step: see steps.
 
 // Middleware wraps a handler so that it runs while the task's locks are held; under [Allow] it also runs without a lock
 // that is busy. A task that no rule matches runs without locks. Middleware is an [asynq.MiddlewareFunc]. Install it
@@ -55,17 +55,18 @@ func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) 
 		defer g.life.Done()
 	}
 	outer := running(ctx)
-	switch {
-	case outer != nil && outer.guard == g && g.isSame(outer.task, t):
+	if outer != nil && outer.guard == g && g.isSame(outer.task, t) {
 		return next.ProcessTask(ctx, t) // a Middleware that is installed twice has nothing left to do
-	case g.rules.match(t.Type()) == nil && g.claimOf(ctx, t).key == "": // a claim is noted on the way of tasks with rules
-		return g.runWithoutRule(ctx, t, next)
+	}
+	d := g.newDelivery(ctx, t)
+	switch {
+	case d.rules == nil && d.steps == nil:
+		return g.runWithoutRule(d, next)
 	case outer != nil && outer.guard != g && (outer.task == t || outer.guard.rules.match(t.Type()) != nil):
 		return g.archive(fmt.Errorf("automutex: the Middleware of two Guards (prefixes %q and %q) runs this task, and "+
 			"both have a rule for its type %q, or its claim: give one Guard all rules of a type, and each a Prefix",
 			outer.guard.cfg.Prefix, g.cfg.Prefix, t.Type()))
 	}
-	d := g.newDelivery(ctx, t)
 	d.warnNoServerConfig()
 	return d.run(next)
 }
@@ -80,30 +81,29 @@ func (g *Guard) isSame(outer, t *asynq.Task) bool {
 }
 
 // noServerConfig reports whether asynq takes a task that returns for one that has failed.
-func (d *delivery) noServerConfig() bool { return d.id != "" && d.server == nil }
+func (f *facts) noServerConfig() bool { return f.id != "" && f.server == nil }
 
-func (d *delivery) warnNoServerConfig() {
-	if d.noServerConfig() {
-		d.guard.warnOnce("no ServerConfig", "the asynq server was made without Guard.ServerConfig, or BaseContext was set "+
+func (f *facts) warnNoServerConfig() {
+	if f.noServerConfig() {
+		f.guard.warnOnce("no ServerConfig", "the asynq server was made without Guard.ServerConfig, or BaseContext was set "+
 			"on the asynq.Config that it returned: each time a task returns to asynq, it may spend an attempt; "+
 			"make the server with asynq.NewServer(redis, guard.ServerConfig(config)), and set BaseContext in config",
-			d.about(target{})...)
+			f.about(target{})...)
 	}
 }
 
 // runWithoutRule runs a task that no rule matches, after Close too. On its last attempt a RetryAfter runs it again
 // here.
-func (g *Guard) runWithoutRule(ctx context.Context, t *asynq.Task, next asynq.Handler) error {
-	if m, ok := ctx.Value(serverKey{g}).(*taskMark); ok {
-		m.server.workers.Came("", -1)
-		m.noteWorks()
+func (g *Guard) runWithoutRule(d *delivery, next asynq.Handler) error {
+	if d.mark != nil {
+		d.server.workers.Came("", -1)
+		d.mark.noteWorks()
 	}
 	for {
-		met := obstacle{why: decide.Nothing, err: next.ProcessTask(ctx, t), ran: true}
+		met := obstacle{why: decide.Nothing, err: next.ProcessTask(d.ctx, d.task), ran: true}
 		if wantsRetryAfter(met.err) == nil {
 			return met.err
 		}
-		d := g.newDelivery(ctx, t)
 		d.warnNoServerConfig()
 		for {
 			if result, again := d.carryOut(d.decideEnd(&met), met); !again {
@@ -117,22 +117,20 @@ func (g *Guard) runWithoutRule(ctx context.Context, t *asynq.Task, next asynq.Ha
 }
 
 // delivery is one call of Middleware. It is not an attempt: a task that returns unspent comes again in the same one.
-// Only the worker's goroutine writes the fields. Others (watchers, requests to stop) read the facts, and replacing,
-// which is set before they start.
+// Only the worker's goroutine writes the fields. Others (watchers, requests to stop) read the facts.
 type delivery struct {
 	facts
 	holding
 
-	targets   []target  // nil until the keys are made
-	only      [1]target // room for them
-	met       obstacle  // what the look before has met; Nothing at first
-	staying   string    // the key of a lock for which it waits in line where others return, on its last attempt
-	line      standing
-	came      bool
-	cameTo    map[string]time.Time // when it first met what kept it from a lock that is not its first
-	replacing *replaceState
-	claim     taskClaim
-	late      lateness
+	steps   []step    // those that the task has
+	targets []target  // nil until the keys are made
+	only    [1]target // room for them
+	met     obstacle  // what the look before has met; Nothing at first
+	staying string    // the key of a lock for which it waits in line where others return, on its last attempt
+	line    standing
+	came    bool
+	cameTo  firstCame
+	late    lateness
 }
 
 // facts are known before anything is asked of Redis, and never change.
@@ -141,38 +139,128 @@ type facts struct {
 	ctx       context.Context // the delivery's own: it lives as long as the call
 	task      *asynq.Task
 	queue, id string
-	note      string // names the task in its locks, see internal/tasknote; empty outside a server
-	last      bool   // asynq would archive the task for any error but asynq.RevokeTask
+	rules     []*compiledRule // that match the task
+	note      string          // names the task in its locks, see internal/tasknote; empty outside a server
 	retried   int
-	place     place
-	server    *server // nil: the server was made without ServerConfig
-	mark      *taskMark
-	arrived   time.Time
-	outer     *facts // those of the task within whose handler this one runs; nil: it is asynq's own
+	last      bool        // asynq would archive the task for any error but asynq.RevokeTask
+	stamp     stamp.Stamp // what the header of a Client says
+	reserved  bool        // asynq was told one attempt more than the caller asked for
+	// stop ends, with cause *wanted, when another task first asks this one to stop; nil: none can. It has no parent, so
+	// it need not be cancelled.
+	stop    context.Context
+	cancel  context.CancelCauseFunc
+	server  *server // nil: the server was made without ServerConfig
+	mark    *taskMark
+	arrived time.Time
+	outer   *facts // those of the task within whose handler this one runs; nil: it is asynq's own
 }
 
 func (f *facts) whole() context.Context { return context.WithoutCancel(f.ctx) }
 
 func (g *Guard) newDelivery(ctx context.Context, t *asynq.Task) *delivery {
-	d := &delivery{facts: facts{guard: g, ctx: ctx, task: t, arrived: time.Now(), outer: running(ctx)}}
-	if m, _ := ctx.Value(serverKey{g}).(*taskMark); m != nil {
-		d.server, d.mark = m.server, m
-	}
-	d.queue, _ = asynq.GetQueueName(ctx)
-	var ok bool
-	if d.id, ok = asynq.GetTaskID(ctx); ok {
-		d.note = tasknote.Of(d.queue, d.id)
-		d.claim = g.claimOf(ctx, t)
-		d.retried, _ = asynq.GetRetryCount(ctx)
-		maxRetry, _ := asynq.GetMaxRetry(ctx)
-		d.last = d.retried >= maxRetry
-		if d.outer == nil { // else a stamp among its headers is the outer task's, whose ID it has
-			d.place.Stamp, ok = stamp.Of(t.Headers(), d.note)
-			d.place.reserved = ok && maxRetry == d.place.Most+1
+	d := &delivery{facts: g.factsOf(ctx, t)}
+	d.late.facts = &d.facts
+	for _, newStep := range steps {
+		if s := newStep(&d.facts); s != nil {
+			d.steps = append(d.steps, s)
 		}
 	}
 	return d
 }
+
+func (g *Guard) factsOf(ctx context.Context, t *asynq.Task) facts {
+	f := facts{guard: g, ctx: ctx, task: t, rules: g.rules.match(t.Type()), arrived: time.Now(), outer: running(ctx)}
+	if m, _ := ctx.Value(serverKey{g}).(*taskMark); m != nil {
+		f.server, f.mark = m.server, m
+	}
+	f.queue, _ = asynq.GetQueueName(ctx)
+	var ok bool
+	if f.id, ok = asynq.GetTaskID(ctx); ok {
+		f.note = tasknote.Of(f.queue, f.id)
+		f.retried, _ = asynq.GetRetryCount(ctx)
+		maxRetry, _ := asynq.GetMaxRetry(ctx)
+		f.last = f.retried >= maxRetry
+		if f.outer == nil { // else a stamp among its headers is the outer task's, whose ID it has
+			f.stamp, ok = stamp.Of(t.Headers(), f.note)
+			f.reserved = ok && maxRetry == f.stamp.Most+1
+		}
+	}
+	return f
+}
+
+// steps are what some tasks have beside their locks, a file each. Each function returns nil for a task without.
+var steps = [...]func(*facts) step{
+	newOrdering,
+	newReplacement,
+	newClaim,
+}
+
+// step sees the facts of its delivery, and has a state of its own. It knows neither the delivery nor other steps.
+type step interface {
+	// request adds to what the engine is asked for the lock of t.
+	request(r engine.Request, t target) engine.Request
+	// look returns the obstacle that it sees at that moment. t has no rule if the moment is no lock's. err is why the
+	// task did not get the lock, else nil.
+	look(at moment, t target, err error) obstacle
+	// end is called before the release of each lease, and once more when the task has ended.
+	end(e ending)
+}
+
+// moment is when the steps look: the task
+type moment uint8
+
+const (
+	comes  moment = iota // comes to a lock that it does not hold
+	tries                // finds it busy, and is about to wait: where its policy tries first
+	stands               // begins to wait in line
+	stood                // waits there no more
+	stays                // begins to wait in its worker, in no line
+	fails                // does not get the lock
+	takes                // gets the lock; an obstacle gives it back
+	leaves               // gives up its place in line: it is late
+	ready                // has all its locks
+	begins               // begins its handler
+)
+
+// ending is how a task ends, or its lease.
+type ending struct {
+	decision decide.Decision
+	met      obstacle
+	began    bool       // the handler had begun with the lease
+	lease    *heldLease // nil: the task has ended, and holds none
+	targets  []target   // of the task
+}
+
+func (d *delivery) at(m moment, t target, err error) obstacle {
+	for _, s := range d.steps {
+		if met := s.look(m, t, err); met.stops() {
+			return met
+		}
+	}
+	return nothing
+}
+
+func (d *delivery) end(e ending) {
+	for _, s := range d.steps {
+		s.end(e)
+	}
+}
+
+// mayStop lets a step ask the task to end, for another one.
+func (f *facts) mayStop() {
+	if f.stop == nil {
+		f.stop, f.cancel = context.WithCancelCause(context.Background())
+	}
+}
+
+// askToStop: a newer task, or one that a producer has put in this one's place, wants that lock.
+func (f *facts) askToStop(lock target) { f.cancel(&wanted{lock}) }
+
+func (f *facts) isToStop() bool { return f.stop != nil && f.stop.Err() != nil }
+
+type wanted struct{ lock target }
+
+func (*wanted) Error() string { return ErrReplaced.Error() }
 
 // obstacle is what keeps a handler from starting, or what a handler has returned.
 type obstacle struct {
@@ -199,10 +287,9 @@ func (d *delivery) run(next asynq.Handler) error {
 	// No recover: a panic of the handler reaches asynq with its stack.
 	ends, met := decide.End(decide.Result{Said: decide.Panicked}), nothing
 	defer func() {
-		d.release(ends, met.err)
-		d.endUntaken(ends)
-		d.endClaim(ends)
-		d.endStart(ends, met)
+		d.release(ends, met)
+		d.end(ending{decision: ends, met: met, targets: d.targets})
+		d.late.end(ends, met)
 	}()
 	for {
 		if met = d.look(met); met.isSame(d.met) && d.met.asked {
@@ -210,15 +297,16 @@ func (d *delivery) run(next asynq.Handler) error {
 		}
 		decision := d.leaveLate(d.decideStart(&met), &met)
 		if decision.What == decide.Run && !met.stops() {
-			d.noteStart()
+			d.at(begins, target{}, nil)
+			d.late.begin()
 			d.started, d.line = time.Now(), standing{} // under Allow it may have waited for a lock in vain
-			met.err, met.ran = d.attempt(next), true
+			met.err, met.ran = d.attempt(d.handlerContext(), next), true
 			met.held = time.Since(d.started)
 			decision = d.decideEnd(&met)
 		}
 		result, again := d.carryOut(decision, met)
 		if !again {
-			d.recordWait(decision)
+			d.recordWait(d.line, decision)
 			ends = decision
 			return result
 		}
@@ -231,13 +319,13 @@ func (d *delivery) run(next asynq.Handler) error {
 	}
 }
 
-func (d *delivery) over() decide.Over {
+func (f *facts) over() decide.Over {
 	switch {
-	case d.ctx.Err() != nil:
+	case f.ctx.Err() != nil:
 		return decide.ContextEnded
-	case d.isReplaced(), d.claim.superseded:
+	case f.isToStop():
 		return decide.Replaced
-	case d.guard.life.Closing.Err() != nil:
+	case f.guard.life.Closing.Err() != nil:
 		return decide.GuardClosed
 	}
 	return decide.Goes
@@ -253,31 +341,33 @@ func (d *delivery) look(last obstacle) obstacle {
 	if met := d.makeKeys(); met.stops() {
 		return met
 	}
-	if met := d.report(d.checkLate(nothing)); met.stops() {
-		return met
+	if met := d.late.check(nothing); met.stops() {
+		return d.report(met)
 	}
-	if met := d.arrive(); met.stops() || d.isReplaced() {
-		return met
+	for _, t := range d.targets {
+		if d.holds(t.key) {
+			continue
+		}
+		if met := d.at(comes, t, nil); met.stops() {
+			return d.report(met)
+		}
 	}
-	if met := d.checkPaused(); met.stops() {
-		return met
+	if d.isToStop() {
+		return nothing
 	}
 	if met := d.takeAll(); met.stops() {
 		return met
 	}
-	// Note the start in the claim only when the handler would start now. If a lease is lost meanwhile, the note
-	// stays: the next task for the key may be enqueued before this one runs, and both run.
-	if met := d.lostBeforeStart(); met.stops() || d.over() != decide.Goes ||
-		d.claim.key == "" && d.late.by.IsZero() {
+	if met := d.lost(); met.stops() || d.over() != decide.Goes {
 		return met
 	}
-	if met := d.beginInClaim(); met.stops() {
-		return met
+	if met := d.at(ready, target{}, nil); met.stops() {
+		return d.report(met)
 	}
-	if met := d.report(d.checkLate(nothing)); met.stops() {
-		return met
+	if met := d.late.check(nothing); met.stops() {
+		return d.report(met)
 	}
-	return d.lostBeforeStart()
+	return d.lost()
 }
 
 // takeAll takes all locks. If an earlier one has become unusable, it gives all back and asks again.
@@ -295,10 +385,82 @@ func (d *delivery) takeAll() obstacle {
 		if !shut {
 			return met
 		}
-		if d.release(decide.Decision{What: decide.GiveBack}, nil); d.over() != decide.Goes {
+		if d.release(decide.Decision{What: decide.GiveBack}, met); d.over() != decide.Goes {
 			return met
 		}
 	}
+}
+
+// lookAhead looks, before the task takes its first lock, whether a later one is paused or its gate closed: the task
+// would hold those before it, and spend a start of their rates, for nothing. Under Park it takes its place there. One
+// in order takes its place in the order first, and gives that lock back instead.
+func (d *delivery) lookAhead() obstacle {
+	var later []target
+	var locks []engine.Ref
+	if len(d.targets) > 1 && len(d.leases) == 0 {
+		for _, t := range d.targets {
+			if !d.without[t.key] && !d.holds(t.key) {
+				later, locks = append(later, t), append(locks, d.request(t).Ref)
+			}
+		}
+	}
+	if len(later) < 2 || locks[0].Ordered {
+		return nothing
+	}
+	at, shut, err := d.guard.engine.Look(d.ctx, locks[1:], false)
+	if err == nil && shut == nil {
+		return nothing
+	}
+	t := later[1+at]
+	if shut != nil {
+		err = d.toBusyError(t, shut)
+	}
+	met := d.refused(t, err)
+	met.later = true
+	d.cameTo.note(t, time.Now())
+	if r := d.request(t); shut != nil && !d.last && d.note != "" && t.rule.Busy.row().parks && !d.waitsFor(met) {
+		r.Park, r.Ahead = true, true
+		var busy *BusyError
+		if err := d.ask(d.ctx, t, r); !errors.As(err, &busy) || busy.SameTask {
+			met = d.refused(t, err)
+		} else {
+			met.busy.parked, met.busy.Place = busy.parked, busy.Place
+		}
+	}
+	return d.report(met)
+}
+
+// shutSince reports whether a lock that the task took before its last one allows no start any more: while the task
+// waited its key was paused, or its gate closed.
+func (d *delivery) shutSince() (is bool, met obstacle) {
+	met.why = decide.Nothing
+	for key := range d.without { // Allow runs without a lock, but not while that is paused
+		if pause, _ := d.guard.pauseOf(key); pause != nil {
+			return true, met
+		}
+	}
+	if len(d.leases) < 2 {
+		return false, met
+	}
+	locks := make([]engine.Ref, len(d.leases)-1)
+	for i := range locks {
+		locks[i] = d.request(d.leases[i].target).Ref
+	}
+	at, shut, err := d.guard.engine.Look(d.ctx, locks, true)
+	if err != nil {
+		met = d.report(obstacle{why: decide.NoAnswer, target: d.leases[at].target, err: err})
+	}
+	return shut != nil, met
+}
+
+// waitsFor reports whether the rule has the task wait for a gate that it has met at a lock that is not its first: it
+// opens while the rule's Wait lasts.
+func (d *delivery) waitsFor(met obstacle) bool {
+	if !met.later || met.busy == nil || met.busy.parked || !met.why.IsGate() {
+		return false
+	}
+	left := met.busy.ExpiresIn
+	return left <= d.cameTo.waitLeft(met.target) && d.hasTimeFor(left)
 }
 
 // makeKeys finds the locks that the task needs. Under Allow it runs without one that has no key.
@@ -307,8 +469,7 @@ func (d *delivery) makeKeys() obstacle {
 	if d.targets != nil {
 		return met
 	}
-	rules := d.guard.rules.match(d.task.Type())
-	targets := d.guard.rules.targetsNeeded(d.ctx, d.only[:0], d.task, d.guard.cfg.Prefix, rules,
+	targets := d.guard.rules.targetsNeeded(d.ctx, d.only[:0], d.task, d.guard.cfg.Prefix, d.rules,
 		func(rule *compiledRule, err error) {
 			o := obstacle{why: whyNoKey(err), target: target{rule: rule}, err: err}
 			switch {
@@ -324,7 +485,7 @@ func (d *delivery) makeKeys() obstacle {
 		return d.report(met)
 	}
 	d.targets = targets
-	d.boundStart(rules)
+	d.late.bound(targets)
 	return met
 }
 
@@ -347,15 +508,15 @@ func (d *delivery) take(t target) obstacle {
 		d.line = standing{key: t.key, came: time.Now()}
 	}
 	later := len(d.leases) > 0
-	if err := d.acquire(t); err != nil {
-		if met := d.lostBeforeStart(); met.stops() {
-			return met // which has ended the wait
+	if met := d.acquire(t); met.stops() {
+		if lost := d.lost(); lost.stops() {
+			return lost // which has ended the wait
 		}
-		by, met := d.late.by, d.refused(t, err)
 		if met.later = later; later {
-			d.comeTo(t, d.line.came)
+			d.cameTo.note(t, d.line.came)
 		}
-		if met = d.checkLate(met); !by.Equal(d.late.by) {
+		by := d.late.by
+		if met = d.late.check(met); !by.Equal(d.late.by) {
 			return d.take(t) // it has begun before: that time has ended its wait for nothing
 		}
 		return d.report(met)
@@ -366,15 +527,10 @@ func (d *delivery) take(t target) obstacle {
 	return nothing
 }
 
-// refused returns what err, of acquire, means.
-func (d *delivery) refused(t target, err error) obstacle {
+// refused returns what err, for which the task did not get a lock, means.
+func (f *facts) refused(t target, err error) obstacle {
 	met := obstacle{why: decide.NoAnswer, target: t, err: err}
-	switch {
-	case errors.Is(err, engine.ErrOrderDone):
-		return obstacle{why: decide.Finished, target: t}
-	case errors.Is(err, errSpent):
-		return obstacle{why: decide.KeyNever, target: t, err: err}
-	case !errors.As(err, &met.busy):
+	if !errors.As(err, &met.busy) {
 		return met // while the delivery is over, the reason does not count
 	}
 	switch reason := met.busy.Reason; {
@@ -392,15 +548,15 @@ func (d *delivery) refused(t target, err error) obstacle {
 		met.why = decide.Held
 	}
 	if met.why != decide.Paused { // which may be known from before an outage
-		d.guard.outage.Answered(d.guard.log)
+		f.guard.outage.Answered(f.guard.log)
 	}
 	return met
 }
 
-func (d *delivery) backendError(t target, err error) {
-	d.guard.outage.Failed(d.guard.log, "automutex: Redis cannot be asked for locks; tasks with rules return to asynq, "+
+func (f *facts) backendError(t target, err error) {
+	f.guard.outage.Failed(f.guard.log, "automutex: Redis cannot be asked for locks; tasks with rules return to asynq, "+
 		"their attempts not spent", "key", t.key, "error", err)
-	d.observe(t, Event{Kind: EventBackendError, Err: err})
+	f.observe(t, Event{Kind: EventBackendError, Err: err})
 }
 
 // report observes and logs what the task has met, unless the delivery is over, it was reported, or the task waits for
@@ -419,7 +575,7 @@ func (d *delivery) report(met obstacle) obstacle {
 	case met.busy != nil:
 		met.told = true
 		d.observe(t, Event{Kind: EventBusy, Policy: met.policy(), Waited: met.busy.Waited, Busy: met.busy})
-	case d.isReplaced(), errors.Is(met.err, errSpent):
+	case d.isToStop(), met.told:
 	case met.why == decide.NoAnswer:
 		d.backendError(t, met.err)
 	case met.why == decide.KeyLater:
@@ -510,11 +666,33 @@ func said(err error) (decide.Said, time.Duration) {
 
 // decideEnd decides by what the handler, or a function in its place, has returned. A task within a task leaves the
 // wait of a RetryAfter to the outer one, which gives its locks back for it.
-func (d *delivery) decideEnd(met *obstacle) decide.Decision {
-	r := decide.Result{Over: d.over(), Last: d.last && d.outer == nil}
+func (f *facts) decideEnd(met *obstacle) decide.Decision {
+	r := decide.Result{Over: f.over(), Last: f.last && f.outer == nil, Spent: met.ran && f.spends(met.err)}
 	r.Said, met.delay = said(met.err)
-	r.TimeUp = r.Last && !d.hasTimeFor(max(met.delay, minStay))
+	r.TimeUp = r.Last && !f.hasTimeFor(max(met.delay, minStay))
 	return decide.End(r)
+}
+
+// leaveLate takes a late task out of its lines. Without an answer it comes back: archived in order, it would hold its
+// key.
+func (d *delivery) leaveLate(decision decide.Decision, met *obstacle) decide.Decision {
+	if met.why != decide.Late || !decision.Final(d.last) {
+		return decision
+	}
+	for _, t := range d.targets {
+		if d.holds(t.key) {
+			continue
+		}
+		if stays := d.at(leaves, t, nil); stays.stops() {
+			*met = d.report(stays)
+			return d.decideStart(met)
+		}
+		if t.rule.Busy.row().parks && !d.request(t).Ordered {
+			// after an error, who calls the task finds that it has ended
+			_ = d.guard.engine.Unpark(d.whole(), engine.Ref{Key: t.key, Limit: t.limit}, d.note)
+		}
+	}
+	return decision
 }
 
 // carryOut returns the result of Middleware, or true if the task stays in its worker and the next look is due.
@@ -546,20 +724,18 @@ func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result erro
 	case decide.Spend:
 		return met.err, false
 	case decide.Drop:
-		if d.claim.superseded || d.isReplaced() {
-			return d.revokeReplaced(met), false
+		if d.isToStop() {
+			return d.revoke(met), false
 		}
 		return met.err, false
-	case decide.ToLine:
-		return d.park(t, met.busy), false
 	case decide.Stay, decide.GiveBack:
 		d.stay(decision, met)
 		return nil, true
 	case decide.Block:
 		return errBlocks, false
-	case decide.Back:
+	case decide.Back, decide.ToLine:
 	}
-	return d.comeBack(decision.When, met), false
+	return d.comeBack(decision, d.late.within(d.delay(decision.When, met)), met), false
 }
 
 // errBlocks is the result of a task that asynq would archive for any result.
@@ -576,33 +752,42 @@ func orBlock(ctx context.Context, result error) error {
 }
 
 // comeBack returns the task to asynq, unspent.
-func (d *delivery) comeBack(when decide.When, met obstacle) error {
-	e := Event{Kind: EventRetried, Policy: met.policy(), Delay: d.delay(when, met)}
-	if when == decide.AsAsked || met.busy == nil {
+func (f *facts) comeBack(decision decide.Decision, delay time.Duration, met obstacle) error {
+	e, parks := Event{Kind: EventRetried, Policy: met.policy(), Delay: delay}, decision.What == decide.ToLine
+	switch {
+	case parks:
+		e.Kind, e.Busy = EventParked, met.busy
+		f.checkInspector()
+	case decision.When == decide.AsAsked, met.busy == nil:
 		e.Err = met.err
 	}
-	if !d.noServerConfig() {
-		d.observe(met.target, e)
+	if parks || !f.noServerConfig() {
+		f.observe(met.target, e)
 	}
 	if met.ran {
 		return met.err // ServerConfig finds the RetryAfter in it
 	}
-	return d.comeBackIn(e.Delay, met.err)
+	if f.server != nil {
+		f.server.noteReturned()
+	}
+	return &verdict{f.guard, goesBack, met.err, delay}
 }
 
-func (d *delivery) delay(when decide.When, met obstacle) time.Duration {
+func (f *facts) delay(when decide.When, met obstacle) time.Duration {
 	left := met.delay
 	switch rule := met.target.rule; {
 	case when == decide.AtGate, when == decide.AtResume:
 		left = met.busy.ExpiresIn
+	case when == decide.AtTurn:
+		left = met.busy.turnIn()
 	case when == decide.AtOutage:
-		left = d.guard.outage.Lasts()
+		left = f.guard.outage.Lasts()
 	case when == decide.AsAsked && met.ran: // ServerConfig rounds it
 		return left
 	case when == decide.Soon && rule != nil && rule.Busy.delay > 0:
-		return d.inTime(rule.Busy.delay)
+		return rule.Busy.delay
 	}
-	return d.inTime(decide.Delay(when, left))
+	return decide.Delay(when, left)
 }
 
 // minStay is the least time after which a task in its worker tries again after a RetryAfter or a lost lease: asynq's
@@ -612,14 +797,14 @@ const minStay = time.Second
 // stay has a task wait in its worker for the next look. Where others hold the lock that look waits, in line.
 func (d *delivery) stay(decision decide.Decision, met obstacle) {
 	if decision.What == decide.GiveBack {
-		d.release(decision, met.err)
+		d.release(decision, met)
 	}
 	d.staying = ""
 	switch {
 	case decision.When == decide.AsAsked, met.why == decide.LeaseLost:
 		d.sleep(max(met.delay, minStay), nil)
 	case met.why == decide.NoAnswer, met.why == decide.KeyLater:
-		d.sleep(d.delay(decide.AtOutage, met), nil)
+		d.sleep(d.late.within(d.delay(decide.AtOutage, met)), nil)
 	case met.why == decide.Held:
 		d.staying = met.target.key
 	default:
@@ -627,8 +812,8 @@ func (d *delivery) stay(decision decide.Decision, met obstacle) {
 	}
 }
 
-func (d *delivery) hasTimeFor(delay time.Duration) bool {
-	deadline, ok := d.ctx.Deadline()
+func (f *facts) hasTimeFor(delay time.Duration) bool {
+	deadline, ok := f.ctx.Deadline()
 	return !ok || time.Until(deadline)-margin > delay
 }
 
@@ -663,11 +848,21 @@ func (v *verdict) Unwrap() []error {
 	return []error{v.err}
 }
 
-func (d *delivery) comeBackIn(delay time.Duration, err error) error {
-	if d.server != nil {
-		d.server.noteReturned()
+// revoke ends a task that another one has asked to stop.
+func (f *facts) revoke(met obstacle) error {
+	e, by, name := Event{Kind: EventReplaced}, &wanted{}, f.task.Type()
+	if errors.As(context.Cause(f.stop), &by); by.lock.rule != nil {
+		e.Policy, name = by.lock.rule.Busy, by.lock.rule.Name
 	}
-	return &verdict{d.guard, goesBack, err, delay}
+	err := fmt.Errorf("rule %q: key %q: %w", name, by.lock.key, ErrReplaced)
+	if e.Waited = time.Since(f.arrived); met.ran {
+		e.Held, e.Waited = met.held, 0
+		if met.err != nil {
+			err = fmt.Errorf("%w: %w", err, met.err)
+		}
+	}
+	f.observe(by.lock, e)
+	return &verdict{guard: f.guard, kind: revoked, err: err}
 }
 
 func (g *Guard) archive(err error) error { return &verdict{guard: g, kind: archived, err: err} }

@@ -163,12 +163,13 @@ func TestAttempt_sleep(t *testing.T) {
 	end()
 	soon, cancel := context.WithTimeout(context.Background(), margin/2)
 	defer cancel()
-	replaced := newReplaceState(false)
-	replaced.requestStop(target{})
+	replaced := &delivery{facts: facts{guard: guard, ctx: context.Background()}}
+	replaced.mayStop()
+	replaced.askToStop(target{})
 	for name, d := range map[string]*delivery{
 		"the task's context ended":   {facts: facts{guard: guard, ctx: ended}},
 		"the margin before deadline": {facts: facts{guard: guard, ctx: soon}},
-		"replaced":                   {facts: facts{guard: guard, ctx: context.Background()}, replacing: replaced},
+		"replaced":                   replaced,
 	} {
 		d.sleep(time.Hour, nil) // or the test would not end
 		if d.over() == decide.Goes && d.hasTimeFor(0) {
@@ -271,8 +272,7 @@ func TestReplace_askedBeforeItRuns(t *testing.T) {
 	targets, err := guard.rules.targets(t.Context(), task, guard.cfg.Prefix)
 	redistest.Must(t, err)
 	d := guard.newDelivery(t.Context(), task)
-	redistest.Must(t, d.arriveAt(targets[0]))
-	d.replacing.requestStop(targets[0])
+	d.askToStop(targets[0])
 	err = d.run(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
 		t.Error("it runs")
 		return nil
@@ -290,8 +290,10 @@ func TestReplace_answer(t *testing.T) {
 	t.Parallel()
 	one, other, cause := &Guard{}, &Guard{}, errors.New("cause")
 	revoke := func(g *Guard, err error) error {
-		d := &delivery{facts: facts{guard: g, task: asynq.NewTask("work", nil)}, claim: taskClaim{key: "k", superseded: true}}
-		return d.revokeReplaced(obstacle{ran: true, err: err})
+		f := &facts{guard: g, task: asynq.NewTask("work", nil)}
+		f.mayStop()
+		f.askToStop(target{key: "k"})
+		return f.revoke(obstacle{ran: true, err: err})
 	}
 	own := revoke(one, cause)
 	for err, ours := range map[error][2]bool{

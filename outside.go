@@ -135,7 +135,8 @@ func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 	d.line.came = time.Now()
 	r := d.request(t)
 	r.Whole, r.MaxHold, r.OnWait = false, t.rule.MaxHold, func(time.Duration) { d.observeWaiting(t) }
-	e, ended := Event{Kind: EventAcquired}, d.observeEnd(t, &r)
+	var taken time.Time
+	e, ended := Event{Kind: EventAcquired}, d.observeEnd(t, &r, &taken)
 	m := &lock.Lock{}
 	*inside.At(m) = engine.Handle{Engine: g.engine, Request: r}
 	lease, err := m.Lock(waits)
@@ -145,7 +146,7 @@ func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 	switch {
 	case err == nil:
 		d.observe(t, e)
-		d.line.came = time.Now() // Held counts from now
+		taken = time.Now()
 		(*inside.At(lease)).WhenEnds(func(cause error) {
 			if errors.Is(cause, lock.ErrLost) { // a release has reported itself
 				go ended(EventLost, cause)
@@ -165,11 +166,11 @@ func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 }
 
 // observeEnd has each release by r observed, and returns what observes the end once.
-func (d *delivery) observeEnd(t target, r *engine.Request) (ended func(kind EventKind, err error)) {
+func (f *facts) observeEnd(t target, r *engine.Request, taken *time.Time) (ended func(kind EventKind, err error)) {
 	var once sync.Once
 	ended = func(kind EventKind, err error) {
 		once.Do(func() {
-			d.observe(t, Event{Kind: kind, Held: time.Since(d.line.came), Err: err})
+			f.observe(t, Event{Kind: kind, Held: time.Since(*taken), Err: err})
 		})
 	}
 	r.OnEnd = func(err error) {
@@ -178,7 +179,7 @@ func (d *delivery) observeEnd(t target, r *engine.Request) (ended func(kind Even
 			return
 		}
 		if err != nil {
-			d.observe(t, Event{Kind: EventBackendError, Err: err})
+			f.observe(t, Event{Kind: EventBackendError, Err: err})
 		}
 		ended(EventReleased, nil)
 	}

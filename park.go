@@ -5,14 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/hibiken/asynq"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/blocked"
-	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
+	"github.com/automutex/automutex/internal/keys"
+	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -47,13 +49,6 @@ func tasksFor(rdb lock.Client, cfg Config, what string) (*blocked.Tasks, error) 
 	return &blocked.Tasks{Inspector: asynq.NewInspectorFromRedisClient(client), Redis: client}, nil
 }
 
-func (d *delivery) park(t target, busy *BusyError) error {
-	delay := d.inTime(decide.Delay(decide.AtTurn, busy.turnIn()))
-	d.checkInspector()
-	d.observe(t, Event{Kind: EventParked, Policy: t.rule.Busy, Delay: delay, Busy: busy})
-	return d.comeBackIn(delay, busy)
-}
-
 // turnIn is about when a parked task's turn comes if the holder's process has died, and each before it holds the key
 // for a second. Behind an archived task that is late: an operator wakes the next one.
 func (e *BusyError) turnIn() time.Duration {
@@ -68,19 +63,19 @@ const inspectorHint = "are the locks on another Redis, or in another database, t
 
 // checkInspector warns once if the Inspector does not see the task that parks. One goroutine asks at a time, until
 // one got an answer. It ends with the timeouts of the Inspector's client; Close waits for it.
-func (d *delivery) checkInspector() {
-	g := d.guard
+func (f *facts) checkInspector() {
+	g := f.guard
 	if !g.inspectorAsked.CompareAndSwap(false, true) {
 		return
 	}
 	g.life.Spawn(func() { // not after Close: nobody has to know
-		_, _, err := g.tasks.Find(d.queue, d.id)
+		_, _, err := g.tasks.Find(f.queue, f.id)
 		switch {
 		case errors.Is(err, asynq.ErrTaskNotFound), errors.Is(err, asynq.ErrQueueNotFound):
 			g.tasks.Blind.Store(true)
 			g.warnOnce("inspector", "Config.Inspector does not see the tasks of this server, so parked tasks are not woken "+
 				"and return late, and a key in order stands when its next task is deleted; "+
-				inspectorHint, "queue", d.queue, "task", d.note)
+				inspectorHint, "queue", f.queue, "task", f.note)
 		case err != nil:
 			g.inspectorAsked.Store(false)
 		}
@@ -92,4 +87,104 @@ func (g *Guard) wakeParked(ctx context.Context, key, note string) engine.Fate {
 		return g.wakeInOrder(ctx, key, item)
 	}
 	return g.tasks.WakeParked(ctx, key, note)
+}
+
+func (g *Guard) reportBlocked(ctx context.Context, e Event) {
+	g.log.Warn("automutex: a task in order is archived and holds its key: run it again, or skip it", "rule", e.Rule, "key",
+		e.Key, "task", tasknote.Of(e.Queue, e.TaskID))
+	e.Kind = EventBlocked
+	g.observe(ctx, e)
+}
+
+func orderedKey(key string) engine.Ref {
+	return engine.Ref{Key: key, Limit: 1, Ordered: true}
+}
+
+// Blocked is an ordered key whose next task does not run, and keeps those behind it waiting.
+type Blocked struct {
+	// Key is the lock's key.
+	Key string
+	// Task is that task, as "queue/id".
+	Task string
+	// Since is since when the key is held, or when a task that is to be retried last came to a worker.
+	Since time.Time
+	// Why says what keeps the task from running, and what ends that.
+	Why string
+	// Behind is how many tasks wait behind it.
+	Behind int
+}
+
+// Blocked returns the keys under the Guard's prefix whose next task, in order, does not run: it is archived and holds
+// its key ([HoldKey]), has failed and is retried later, is gone, or waits in a queue that is paused or that no server
+// serves. Held keys come first, then those whose task has failed, the longest blocked first. A key without a task
+// behind that one is only listed while it is held. Blocked walks all keys with SCAN: call it for operators, not for
+// each task.
+func (g *Guard) Blocked(ctx context.Context) ([]Blocked, error) {
+	found, err := blocked.List(ctx, g.engine, g.tasks.Sighted())
+	if err != nil {
+		return nil, fmt.Errorf("automutex: Blocked: %w", err)
+	}
+	keys := make([]Blocked, len(found))
+	for i, key := range found {
+		keys[i] = Blocked(key)
+	}
+	return keys, nil
+}
+
+// SkipHead gives up the place of task ("queue/id"), the next task of key, as [Guard.Blocked] has them. The task is not
+// changed: if asynq runs it later, it takes its old place again, and may hold the key again.
+//
+// If the task runs now, or is not the next one of the key, that is an error, and nothing has changed. After an error
+// that Is [lock.ErrBackend] the task may be skipped or not.
+func (g *Guard) SkipHead(ctx context.Context, key, task string) error {
+	if err := blocked.Skip(ctx, g.engine, g.tasks.Inspector, key, task, 0); err != nil {
+		return fmt.Errorf("automutex: SkipHead: %w", err)
+	}
+	e := Event{Kind: EventHeadSkipped, Key: key}
+	e.Queue, e.TaskID, _ = tasknote.Parse(task)
+	if rule := g.orderedRule(key); rule != nil {
+		e.Rule = rule.Name
+	}
+	g.observe(ctx, e)
+	g.log.Info("automutex: an operator has skipped the next task of an ordered key", "key", key, "task", task)
+	return nil
+}
+
+// orderedRule is the rule that makes the key. A hashed scope tells only a type that the rule names, or that came here.
+func (g *Guard) orderedRule(key string) (found *compiledRule) {
+	text, _ := strings.CutPrefix(key, g.cfg.Prefix+":{")
+	scope, _, _ := strings.Cut(strings.TrimSuffix(text, "}"), "|")
+	if scope == keys.ControlScope {
+		scope = keys.Controls
+	}
+	came := slices.DeleteFunc(g.served.List(), func(t string) bool { return keys.Scope(t) != scope })
+	for _, rule := range g.rules.rules {
+		switch {
+		case !rule.InOrder:
+		case keys.RuleHas(rule.Scope, rule.Task, scope) && rule.Scope != "":
+			return rule
+		case rule.Scope != "" || found != nil && len(rule.Task) <= len(found.Task):
+		case keys.RuleHas("", rule.Task, scope), len(came) > 0 && slices.Contains(g.rules.match(came[0]), rule):
+			found = rule
+		}
+	}
+	return found
+}
+
+func (g *Guard) wakeInOrder(ctx context.Context, key string, item engine.OrderItem) engine.Fate {
+	queue, id, _ := tasknote.Parse(item.Note)
+	rule := g.orderedRule(key)
+	if rule == nil {
+		return engine.FateUnsure
+	}
+	return g.tasks.WakeInOrder(ctx, blocked.OrderedKey{
+		Engine: g.engine, Key: orderedKey(key), Holds: rule.OnArchive == HoldKey,
+		Archived: func(info *asynq.TaskInfo) {
+			g.reportBlocked(ctx, Event{Rule: rule.Name, Key: key, Task: info.Type, Queue: queue, TaskID: id})
+		},
+		Stands: func(why string) {
+			g.log.Warn("automutex: a key in order stands, since its next task "+why, "rule", rule.Name, "key", key, "task",
+				item.Note)
+		},
+	}, item)
 }

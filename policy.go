@@ -45,6 +45,7 @@ type policyRow struct {
 	name   string
 	busy   decide.Wish // what it asks for when the key is busy
 	parks  bool        // it waits in line without a worker
+	tries  bool        // it tries before it waits, and has holders end
 	asks   bool        // a function decides; busy is what counts where it is not asked
 	yields bool        // its Wait takes no worker that another key's task could have
 }
@@ -56,7 +57,7 @@ var policyRows = [...]policyRow{
 	policySkip:         {name: "skip", busy: decide.WishDone},
 	policyArchive:      {name: "archive", busy: decide.WishArchive},
 	policyFail:         {name: "fail", busy: decide.WishSpend},
-	policyReplace:      {name: "replace", busy: decide.WishBack},
+	policyReplace:      {name: "replace", busy: decide.WishBack, tries: true},
 	policyAllow:        {name: "allow", busy: decide.WishRun},
 	policyAfterFailure: {name: "after failure", busy: decide.WishBack, asks: true},
 }

@@ -147,6 +147,26 @@ type Rule struct {
 	Busy Policy
 }
 
+// OnArchive is what happens to an ordered key with an archived task; see [Rule].OnArchive.
+type OnArchive uint8
+
+const (
+	// HoldKey keeps the key for the archived task: the tasks behind it wait until an operator runs that task, or skips it
+	// with [Guard.SkipHead]. It is the zero value. To delete the task with asynq's tools is not enough, since asynq
+	// deletes old ones by itself.
+	HoldKey OnArchive = iota
+	// Continue runs the next task of the key.
+	Continue
+)
+
+// String returns "hold" or "continue".
+func (o OnArchive) String() string {
+	if o <= Continue {
+		return [...]string{"hold", "continue"}[o]
+	}
+	return fmt.Sprintf("OnArchive %d", uint8(o))
+}
+
 // compiled is a rule with its defaults filled in, ready to be applied.
 type compiledRule struct {
 	Rule
@@ -298,6 +318,32 @@ func (c *compiledRule) check() []*FieldError {
 		mistakes.addf("Late", "%w", err)
 	}
 	return mistakes.all
+}
+
+func (c *compiledRule) checkOrder(mistakes *fieldErrors) {
+	if c.MaxQueued < 0 {
+		mistakes.addf("MaxQueued", "%d is negative; use 0 for no bound", c.MaxQueued)
+	}
+	if c.OnArchive > Continue {
+		mistakes.addf("OnArchive", "%d is neither HoldKey nor Continue", uint8(c.OnArchive))
+	}
+	if !c.InOrder {
+		if c.MaxQueued > 0 {
+			mistakes.addf("MaxQueued", "needs InOrder; set it, or leave MaxQueued out")
+		}
+		if c.OnArchive != HoldKey {
+			mistakes.addf("OnArchive", "needs InOrder; set it, or leave OnArchive out")
+		}
+		return
+	}
+	if c.Limit > 1 || c.isLimitOfTask() {
+		mistakes.addf("InOrder", "needs a Limit of 1, since tasks that run beside each other are in no order; leave "+
+			"Limit, LimitOf and LimitField out")
+	}
+	if c.Busy != Park {
+		mistakes.addf("InOrder", "needs the policy park, not %s: a task that comes before its turn keeps its place; leave "+
+			"Busy out", c.Busy)
+	}
 }
 
 func (c *compiledRule) hasRate() bool { return c.Rate != (Rate{}) || c.RateOf != nil }

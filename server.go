@@ -34,8 +34,7 @@ type server struct {
 	// asynq has called ErrorHandler, IsFailure and RetryDelayFunc for one of them
 	handled, failureAsked, delayAsked atomic.Bool
 
-	// last attempts, by their callers' count, that a context or a death has ended, and that IsFailure is to count
-	cut atomic.Int64
+	cut cuts
 }
 
 // serverKey finds the taskMark of one Guard. Of several guards, each has its own.
@@ -75,7 +74,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 			return false
 		case wantsRetryAfter(err) != nil:
 			return false
-		case stamp.IsCut(err) && mark.takeCut():
+		case mark.cut.take(err):
 			return true
 		case isFailure != nil:
 			return isFailure(err)
@@ -96,7 +95,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 			return decide.Delay(decide.AsAsked, r.delay)
 		}
 		if errors.Is(err, asynq.ErrLeaseExpired) { // asynq asks IsFailure next
-			mark.noteCut(t, stamp.IsLast(t, n), err)
+			mark.cut.note(g, t, stamp.IsLast(t, n), err)
 		}
 		return stamp.CapRedelivery(retryDelay(n, err, t), n, err, t)
 	}
@@ -125,10 +124,10 @@ func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
 		if v != nil && v.kind == goesBack {
 			s.handled.Store(true)
 		}
-		d := s.guard.newDelivery(ctx, t)
-		last := d.place.isLast(&d.facts)
+		f := s.guard.factsOf(ctx, t)
+		last := f.isLast()
 		if !errors.Is(err, asynq.ErrLeaseExpired) { // of which asynq stores nothing before it is found to be lost
-			s.noteCut(t, last && !d.last, err)
+			s.cut.note(s.guard, t, last && !f.last, err)
 		}
 		if theirs != nil && (v == nil || v.kind == archived) && wantsRetryAfter(err) == nil {
 			theirs.HandleError(context.WithValue(ctx, lastAttemptKey{}, last), t, err)
@@ -157,23 +156,6 @@ func (s *server) noteReturned() {
 			"Guard.ServerConfig returned: tasks that go back spend attempts, "+
 			"come back at other times, or are handled as errors; set them in the asynq.Config that is given to ServerConfig")
 	}
-}
-
-// noteCut notes that a task's attempt was cut, if it was the last one that the caller of a Client asked for: IsFailure,
-// which is asked next and does not see the task, counts it whatever the program's own says. Else asynq delivers the
-// task again without bound. Of two cut at once the other one may be counted.
-func (s *server) noteCut(t *asynq.Task, last bool, err error) {
-	if last && stamp.IsCut(err) && s.guard.rules.match(t.Type()) != nil {
-		s.cut.Add(1)
-	}
-}
-
-func (s *server) takeCut() bool {
-	if s.cut.Add(-1) >= 0 {
-		return true
-	}
-	s.cut.Add(1)
-	return false
 }
 
 // taskMark marks the context of one task, and is a part of it.

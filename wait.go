@@ -3,12 +3,14 @@ package automutex
 import (
 	"context"
 	"errors"
+	"math"
 	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/engine"
+	"github.com/automutex/automutex/lock"
 )
 
 // margin is how long before its task's deadline a wait ends: when the task's context ends, asynq fails the attempt.
@@ -22,16 +24,45 @@ type standing struct {
 	waiter  *engine.WorkerWait // as the server's workers know it; nil: it gives way to nobody
 }
 
-// acquire takes a lock. The error is a *BusyError, errSpent, one that Is engine.ErrOrderDone, or lock.ErrBackend.
-// While the delivery is over it may be any.
-func (d *delivery) acquire(t target) error {
-	switch {
-	case d.isOrdered(t):
-		return d.acquireInOrder(t)
-	case t.rule.Busy.kind == policyReplace:
-		return d.replace(t)
+// acquire takes a lock, or returns why the task did not get it. While the delivery is over that may be anything.
+func (d *delivery) acquire(t target) obstacle {
+	err := d.tryAndWait(t)
+	if err != nil {
+		if met := d.at(fails, t, err); met.stops() {
+			return met
+		}
+		return d.refused(t, err)
 	}
-	return d.wait(t, d.waitOf(t))
+	met := d.at(takes, t, nil)
+	if last := len(d.leases) - 1; met.stops() {
+		h := d.leases[last]
+		d.leases = d.leases[:last]
+		if _, failed := h.lease.Release(d.ctx, engine.Ending{}); errors.Is(failed, lock.ErrBackend) {
+			d.backendError(t, failed) // the lease ends at its deadline
+		}
+	}
+	return met
+}
+
+func (d *delivery) tryAndWait(t target) error {
+	w := d.waitOf(t)
+	if !t.rule.Busy.row().tries {
+		return d.wait(t, w)
+	}
+	err := d.ask(d.ctx, t, d.request(t))
+	var busy *BusyError
+	if !errors.As(err, &busy) {
+		return err
+	}
+	switch notNow := busy.SameTask || busy.Pause != nil; {
+	case notNow && !w.pauses:
+		return err
+	case !notNow: // also of a closed gate: it may open too late for this task to stand in line
+		if d.at(tries, t, nil); d.isToStop() {
+			return err
+		}
+	}
+	return d.wait(t, w)
 }
 
 // waiting is how a task waits for one lock. The zero value tries once.
@@ -40,7 +71,7 @@ type waiting struct {
 	inTime bool          // it ends at once if the gate opens only after the wait
 	parks  bool          // it parks where it ends, or where it cannot begin; most does not count
 	yields bool          // it takes no worker that another key's task could have
-	stays  bool          // a pause does not end it
+	pauses bool          // it outlasts a pause
 	open   bool          // a closed gate ends it: the task gives back what it holds
 }
 
@@ -50,38 +81,40 @@ func (d *delivery) waitOf(t target) waiting {
 	switch {
 	case d.last && (d.staying == t.key || policy.returns()):
 		d.warnOneAttempt(t)
-		return waiting{most: 1 << 62, stays: !holds, open: holds} // wait shortens it to the task's deadline
+		return waiting{most: 1 << 62, pauses: !holds, open: holds} // wait shortens it to the task's deadline
 	case t.rule.InOrder && d.outer != nil:
 		return waiting{most: t.rule.TTL, yields: true} // it has no place that it could keep
 	case policy.parks:
 		return waiting{parks: d.note != "", yields: true, open: holds}
 	}
-	return waiting{most: d.waitLeft(t), inTime: true, yields: policy.yields, open: holds}
+	return waiting{most: d.cameTo.waitLeft(t), inTime: true, yields: policy.yields, open: holds}
+}
+
+// firstCame is when a task first met what kept it from a lock that is not its first: it may give back those before.
+type firstCame map[string]time.Time
+
+func (f *firstCame) note(t target, came time.Time) {
+	if *f == nil {
+		*f = firstCame{}
+	}
+	if _, known := (*f)[t.key]; !known {
+		(*f)[t.key] = came
+	}
 }
 
 // waitLeft is what is left of the rule's Wait; under Park, for a gate in its worker, of a second.
-func (d *delivery) waitLeft(t target) time.Duration {
+func (f firstCame) waitLeft(t target) time.Duration {
 	most := t.rule.Wait
-	switch {
-	case t.rule.Busy.row().parks:
+	switch policy := t.rule.Busy.row(); {
+	case policy.parks:
 		most = minStay
-	case t.rule.Busy.kind == policyReplace && most == 0:
+	case policy.tries && most == 0:
 		most = t.rule.TTL
 	}
-	if came, waited := d.cameTo[t.key]; waited {
+	if came, waited := f[t.key]; waited {
 		most -= time.Since(came)
 	}
 	return most
-}
-
-// comeTo notes when a task first came to a lock that is not its first: it may give back those before.
-func (d *delivery) comeTo(t target, came time.Time) {
-	if d.cameTo == nil {
-		d.cameTo = map[string]time.Time{}
-	}
-	if _, known := d.cameTo[t.key]; !known {
-		d.cameTo[t.key] = came
-	}
 }
 
 // stayOut has a task that cannot stand in line wait in its worker. It ends the Wait of one whose worker others may
@@ -101,7 +134,7 @@ func (d *delivery) stayOut(met obstacle) {
 	case d.mark != nil:
 		d.mark.noteWorks() // no wait of others ends this one
 	}
-	d.waitInClaim()
+	d.at(stays, t, nil)
 	if d.sleep(delay, leave) {
 		d.cameTo[t.key] = time.Time{}
 	}
@@ -118,7 +151,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		w.most = min(w.most, time.Until(latest))
 	}
 	// Without a server nobody knows how many workers are free. One that is behind has the first ask park.
-	sifted := w.yields && d.server != nil && !d.server.workers.MayWait(t.key, d.turn(t))
+	sifted := w.yields && d.server != nil && !d.server.workers.MayWait(t.key, turnAt(r.Place))
 	if r.Park = w.parks; sifted || w.parks && d.server == nil || !w.parks && w.most <= 0 {
 		return d.ask(d.ctx, t, r)
 	}
@@ -131,7 +164,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		d.observeWaiting(t)
 	}
 	// ctx ends everything, most only the time in line: a lock that an earlier ask's late answer grants is kept.
-	ctx, cancel := d.untilLate()
+	ctx, cancel := d.late.context()
 	defer cancel()
 	defer context.AfterFunc(d.guard.life.Closing, cancel)()
 	for _, h := range d.leases {
@@ -149,10 +182,10 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	} else {
 		within, cancel := context.WithTimeout(ctx, w.most)
 		defer cancel()
-		r.Within, r.Leaves = within, !w.stays
+		r.Within, r.Leaves = within, !w.pauses
 	}
 	if w.yields && d.server != nil {
-		me := &engine.WorkerWait{Key: t.key, Place: d.turn(t), Leave: leave}
+		me := &engine.WorkerWait{Key: t.key, Place: turnAt(r.Place), Leave: leave}
 		if r.Lender != nil {
 			r.Again, r.Worker = borrows(me, r.Lender, t.limit), me
 		}
@@ -160,8 +193,9 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		defer func() { d.server.workers.End(me, err == nil); d.line.waiter = nil }()
 	}
 	defer d.observeWaited(t)
-	// A newer task may replace this one on a lock that it holds already. Then cancel ends the wait.
-	defer d.watchWhileWaiting(t, cancel)()
+	if d.stop != nil { // also by a task that wants a lock which this one holds already
+		defer context.AfterFunc(d.stop, cancel)()
+	}
 	err = d.ask(ctx, t, r)
 	var busy *BusyError
 	if err != nil && d.guard.life.Closing.Err() != nil && (!errors.As(err, &busy) || !busy.parked) {
@@ -180,6 +214,17 @@ func borrows(me *engine.WorkerWait, from *engine.Lender, limit int) <-chan struc
 		}
 	}
 	return again
+}
+
+// turnAt is 0 for a lock in no order.
+func turnAt(p *engine.Place) int64 {
+	switch {
+	case p == nil:
+		return 0
+	case p.Ticket == 0:
+		return math.MaxInt64
+	}
+	return p.Ticket
 }
 
 func (d *delivery) ask(ctx context.Context, t target, r engine.Request) error {
@@ -216,11 +261,8 @@ func (d *delivery) request(t target) engine.Request {
 	r := t.rule.request
 	r.Name, r.Key, r.Limit, r.Pace, r.Note, r.Whole = t.scope, t.key, t.limit, t.pace, d.note, true
 	r.Notes = d.outer == nil // two tasks within one task have one note
-	if d.isOrdered(t) {
-		r.Ordered, r.Place = true, d.placeIn(t)
-	}
-	if d.replacing != nil {
-		d.replacing.stopBy(&r, t)
+	for _, s := range d.steps {
+		r = s.request(r, t)
 	}
 	if t.rule.LeaveIdle > 0 && d.server != nil {
 		r.Lender = d.server.lender(t.scope, t.rule.LeaveIdle)
@@ -237,7 +279,7 @@ func (d *delivery) observeWaiting(t target) {
 		d.mark.noteWorks() // no wait of others ends this one
 	}
 	d.observe(t, Event{Kind: EventWaiting})
-	d.waitInClaim()
+	d.at(stands, t, nil)
 }
 
 func (d *delivery) observeWaited(t target) {
@@ -246,25 +288,26 @@ func (d *delivery) observeWaited(t target) {
 	}
 	waited := time.Since(d.line.waiting)
 	d.line.waiting = time.Time{}
+	d.at(stood, t, nil)
 	d.observe(t, Event{Kind: EventWaited, Waited: waited})
 }
 
 // sleep blocks the worker for delay, at most until the margin. It ends when the delivery is over, or leave is closed,
 // which it reports.
-func (d *delivery) sleep(delay time.Duration, leave <-chan struct{}) (left bool) {
-	if deadline, ok := d.ctx.Deadline(); ok {
+func (f *facts) sleep(delay time.Duration, leave <-chan struct{}) (left bool) {
+	if deadline, ok := f.ctx.Deadline(); ok {
 		delay = min(delay, time.Until(deadline)-margin)
 	}
-	var replaced <-chan struct{} // nil blocks for ever: no lock of the task has Replace
-	if d.replacing != nil {
-		replaced = d.replacing.stopRequested.Done()
+	var replaced <-chan struct{} // nil blocks for ever
+	if f.stop != nil {
+		replaced = f.stop.Done()
 	}
 	timer := time.NewTimer(delay) // the worker's own; ends with this call
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-	case <-d.ctx.Done():
-	case <-d.guard.life.Closing.Done():
+	case <-f.ctx.Done():
+	case <-f.guard.life.Closing.Done():
 	case <-replaced:
 	case <-leave:
 		return true
@@ -272,12 +315,12 @@ func (d *delivery) sleep(delay time.Duration, leave <-chan struct{}) (left bool)
 	return false
 }
 
-func (d *delivery) warnOneAttempt(t target) {
-	if most, ok := asynq.GetMaxRetry(d.ctx); !ok || most > 0 || !t.rule.Busy.row().parks {
+func (f *facts) warnOneAttempt(t target) {
+	if most, ok := asynq.GetMaxRetry(f.ctx); !ok || most > 0 || !t.rule.Busy.row().parks {
 		return
 	}
-	d.guard.warnOnce("one attempt of "+t.rule.Name, "a rule has the policy park, but its task was enqueued with MaxRetry "+
+	f.guard.warnOnce("one attempt of "+t.rule.Name, "a rule has the policy park, but its task was enqueued with MaxRetry "+
 		"0 or less, and asynq archives a task that returns on its last attempt: "+
 		"it waits in its worker instead; enqueue such tasks with automutex.NewClient, or with a MaxRetry of at least 1",
-		d.about(t)...)
+		f.about(t)...)
 }

@@ -139,13 +139,14 @@ func TestDecisions(t *testing.T) {
 	}
 	table("Start: the delivery is over", ended...)
 
-	results := [][]string{{"handler said", "over", "", "on the last attempt", "and no time"}}
+	results := [][]string{{"handler said", "over", "", "on the last attempt", "and no time", "on its caller's"}}
 	for said, word := range saids {
 		for over, ends := range overs {
 			r := Result{Over: Over(over), Said: Said(said)}
-			last, late := r, r
-			last.Last, late.Last, late.TimeUp = true, true, Said(said) == SaidLater
-			results = append(results, []string{word, ends, End(r).String(), End(last).String(), End(late).String()})
+			last, late, spent := r, r, r
+			last.Last, late.Last, late.TimeUp, spent.Spent = true, true, Said(said) == SaidLater, true
+			results = append(results, []string{word, ends, End(r).String(), End(last).String(), End(late).String(),
+				End(spent).String()})
 		}
 	}
 	table("End: the handler has returned", results...)

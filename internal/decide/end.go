@@ -20,6 +20,7 @@ type Result struct {
 	Said   Said
 	Last   bool // asynq would archive the task for any error but RevokeTask
 	TimeUp bool // Last: its RetryAfter ends after a second before its deadline
+	Spent  bool // its caller allows no attempt more, though asynq does
 }
 
 // End decides about a task whose handler has returned.
@@ -37,7 +38,7 @@ func End(r Result) Decision {
 	switch {
 	case r.Over == Replaced || r.Said == SaidDrop:
 		return Decision{What: Drop}
-	case r.Said == SaidNever:
+	case r.Said == SaidNever, r.Said == SaidError && r.Spent:
 		return Decision{What: Archive}
 	case r.Said == SaidError:
 		return Decision{What: Spend}
