@@ -64,9 +64,9 @@ func (f *facts) spends(err error) bool {
 	return f.reserved && f.isLast() && !errors.As(err, new(*verdict))
 }
 
-// cuts counts last attempts, by their callers' count, that a context or a death has ended, and that IsFailure, which is
-// asked next and does not see the task, is to count whatever the program's own says. Else asynq delivers the task again
-// without bound. Of two cut at once the other one may be counted.
+// cuts counts last attempts, by their callers' count, that a context or a death has ended. IsFailure, which is asked
+// next and does not see the task, counts one whatever the program's own says: else asynq delivers the task again without
+// bound. Of two cut at once the other one may be counted.
 type cuts struct{ atomic.Int64 }
 
 func (c *cuts) note(g *Guard, t *asynq.Task, last bool, err error) {

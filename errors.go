@@ -143,12 +143,10 @@ func (f *facts) toBusyError(t target, err error) error {
 	e.reused = same && (e.Reason == ReasonBehind || e.Reason == ReasonArchived)
 	e.SameTask = same && !e.reused
 	if busy.Paused || busy.Left {
-		pause, left := f.guard.pauseOf(t.key)
-		if busy.Left && pause == nil { // it is over by now; the policy must not apply to the task all the same
-			pause, left = &lock.Control{Target: t.key, Paused: true}, time.Millisecond
-		}
-		if pause != nil {
-			e.Reason, e.Pause, e.ExpiresIn = ReasonPaused, pause, left
+		e.Reason = ReasonPaused
+		if e.Pause, e.ExpiresIn = f.guard.pauseOf(t.key); e.Pause == nil {
+			// it is over by now; the policy must not apply to the task all the same
+			e.Pause, e.ExpiresIn = &lock.Control{Target: t.key, Paused: true}, time.Millisecond
 		}
 	}
 	return e

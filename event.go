@@ -154,13 +154,12 @@ func (f *facts) recordRuns(
 		return
 	}
 	outcome := decide.Became(decision.What, true, f.isToStop())
+	run := history.Run{Task: f.note, Came: started, Start: started, End: time.Now(), Outcome: outcome + ", without the lock"}
 	for key := range without {
-		h.Add(key, history.Run{Task: f.note, Came: started, Start: started, End: time.Now(), Outcome: outcome +
-			", without the lock"})
+		h.Add(key, run)
 	}
 	for _, held := range leases {
-		run := history.Run{Task: f.note, Came: held.takenAt.Add(-held.waited), Start: started,
-			End: held.takenAt.Add(held.heldFor), Outcome: outcome}
+		run.Came, run.End, run.Outcome = held.takenAt.Add(-held.waited), held.takenAt.Add(held.heldFor), outcome
 		if errors.Is(held.endedBefore, lock.ErrLost) || held.endedBefore == nil &&
 			errors.Is(held.releaseErr, lock.ErrNotHeld) {
 			run.Outcome += ", lock lost"

@@ -47,11 +47,6 @@ func (r Rate) String() string {
 
 func (r Rate) burst() int { return max(r.Burst, 1) }
 
-func (r Rate) check() error {
-	_, err := r.pace()
-	return err
-}
-
 // pace is what the rate asks of the engine.
 func (r Rate) pace() (p engine.Pace, err error) {
 	switch {

@@ -46,7 +46,7 @@ type heldLease struct {
 }
 
 // keepLease adds the engine's lease to the delivery's, or makes the engine's error one of the Guard.
-func (d *delivery) keepLease(t target, lease *engine.Lease, err error) error {
+func (d *delivery) keepLease(t target, lender *engine.Lender, lease *engine.Lease, err error) error {
 	if err != nil {
 		return d.toBusyError(t, err)
 	}
@@ -57,24 +57,10 @@ func (d *delivery) keepLease(t target, lease *engine.Lease, err error) error {
 	if h.lease != nil {
 		h = &heldLease{}
 	}
-	h.of, h.target, h.lease, h.takenAt = &d.facts, t, lease, time.Now()
+	h.of, h.target, h.lender, h.lease, h.takenAt = &d.facts, t, lender, lease, time.Now()
 	*inside.At(&h.shown) = lease
 	d.leases = append(d.leases, h)
 	return nil
-}
-
-func (d *delivery) observeAcquired(t target) {
-	h := d.leases[len(d.leases)-1]
-	waited, parked := h.takenAt.Sub(d.line.came), h.lease.Parked()
-	h.waited = max(waited, parked)
-	if d.server != nil && (d.line.stood || parked > 0) {
-		d.server.workers.Granted(t.key, h.waited)
-	}
-	if t.rule.LeaveIdle > 0 && d.server != nil {
-		h.lender = d.server.lender(t.scope, t.rule.LeaveIdle)
-		h.lender.Runs(t.key, t.limit, 1)
-	}
-	d.observe(t, Event{Kind: EventAcquired, Waited: waited, Parked: parked})
 }
 
 // lost finds a lease that ended while the task waited for another lock or for Redis.

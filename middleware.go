@@ -45,7 +45,12 @@ func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
 		g.noteType(t.Type())
 		defer g.enterTask(ctx).leave() // each task keeps a worker busy, with a rule or without
-		return orBlock(ctx, g.process(ctx, t, next))
+		result := g.process(ctx, t, next)
+		if result == errBlocks { //nolint:errorlint // it is never wrapped
+			<-ctx.Done() // the task holds nothing meanwhile, and Close does not wait for it
+			result = context.Cause(ctx)
+		}
+		return result
 	})
 }
 
@@ -522,7 +527,15 @@ func (d *delivery) take(t target) obstacle {
 		return d.report(met)
 	}
 	d.guard.outage.Answered(d.guard.log)
-	d.observeAcquired(t)
+	h := d.leases[len(d.leases)-1]
+	waited, parked := h.takenAt.Sub(d.line.came), h.lease.Parked()
+	if h.waited = max(waited, parked); d.server != nil && (d.line.stood || parked > 0) {
+		d.server.workers.Granted(t.key, h.waited)
+	}
+	if h.lender != nil {
+		h.lender.Runs(t.key, t.limit, 1)
+	}
+	d.observe(t, Event{Kind: EventAcquired, Waited: waited, Parked: parked})
 	d.line = standing{}
 	return nothing
 }
@@ -738,18 +751,9 @@ func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result erro
 	return d.comeBack(decision, d.late.within(d.delay(decision.When, met)), met), false
 }
 
-// errBlocks is the result of a task that asynq would archive for any result.
+// errBlocks is the result of a task that asynq would archive for any result: it blocks until asynq, at the end of its
+// ShutdownTimeout, requeues the task and ends its context.
 var errBlocks = errors.New("automutex: the task blocks until asynq requeues it")
-
-// orBlock returns result. For errBlocks it first blocks until asynq, at the end of its ShutdownTimeout, requeues the
-// task and ends its context. The task holds nothing meanwhile, and Close does not wait for it.
-func orBlock(ctx context.Context, result error) error {
-	if result != errBlocks { //nolint:errorlint // it is never wrapped
-		return result
-	}
-	<-ctx.Done()
-	return context.Cause(ctx)
-}
 
 // comeBack returns the task to asynq, unspent.
 func (f *facts) comeBack(decision decide.Decision, delay time.Duration, met obstacle) error {

@@ -135,8 +135,8 @@ func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 	d.line.came = time.Now()
 	r := d.request(t)
 	r.Whole, r.MaxHold, r.OnWait = false, t.rule.MaxHold, func(time.Duration) { d.observeWaiting(t) }
-	var taken time.Time
-	e, ended := Event{Kind: EventAcquired}, d.observeEnd(t, &r, &taken)
+	e, taken := Event{Kind: EventAcquired}, time.Now()
+	ended := d.observeEnd(t, &r, &taken)
 	m := &lock.Lock{}
 	*inside.At(m) = engine.Handle{Engine: g.engine, Request: r}
 	lease, err := m.Lock(waits)
@@ -145,22 +145,21 @@ func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 	var busy *lock.BusyError
 	switch {
 	case err == nil:
-		d.observe(t, e)
 		taken = time.Now()
-		(*inside.At(lease)).WhenEnds(func(cause error) {
-			if errors.Is(cause, lock.ErrLost) { // a release has reported itself
-				go ended(EventLost, cause)
-			}
-		})
 	case g.life.Closing.Err() != nil:
 		return nil, ErrClosed
 	case errors.As(err, &busy):
 		e.Kind, e.Busy = EventBusy, &BusyError{Rule: t.rule.Name, Key: t.key, Reason: busy.Reason, Holder: busy.Holder,
 			HolderTask: busy.Note, ExpiresIn: busy.ExpiresIn, Waited: busy.Waited, Place: busy.Place, Pause: busy.Pause}
-		d.observe(t, e)
 	default:
 		e.Kind, e.Err = EventBackendError, err
-		d.observe(t, e)
+	}
+	if d.observe(t, e); err == nil {
+		(*inside.At(lease)).WhenEnds(func(cause error) {
+			if errors.Is(cause, lock.ErrLost) { // a release has reported itself
+				go ended(EventLost, cause)
+			}
+		})
 	}
 	return lease, err
 }

@@ -42,18 +42,17 @@ const (
 
 // policyRow is all that the rest of the package knows of a policy, but for Replace, which has a file of its own.
 type policyRow struct {
-	name   string
-	busy   decide.Wish // what it asks for when the key is busy
-	parks  bool        // it waits in line without a worker
-	tries  bool        // it tries before it waits, and has holders end
-	asks   bool        // a function decides; busy is what counts where it is not asked
-	yields bool        // its Wait takes no worker that another key's task could have
+	name  string
+	busy  decide.Wish // what it asks for when the key is busy
+	parks bool        // it waits in line without a worker
+	tries bool        // it tries before it waits, and has holders end
+	asks  bool        // a function decides; busy is what counts where it is not asked
 }
 
 var policyRows = [...]policyRow{
-	policyPark:         {name: "park", busy: decide.WishBack, parks: true, yields: true},
-	policyRetry:        {name: "retry", busy: decide.WishBack, yields: true},
-	policyRetryIn:      {name: "retry in", busy: decide.WishBack, yields: true},
+	policyPark:         {name: "park", busy: decide.WishBack, parks: true},
+	policyRetry:        {name: "retry", busy: decide.WishBack},
+	policyRetryIn:      {name: "retry in", busy: decide.WishBack},
 	policySkip:         {name: "skip", busy: decide.WishDone},
 	policyArchive:      {name: "archive", busy: decide.WishArchive},
 	policyFail:         {name: "fail", busy: decide.WishSpend},
@@ -65,6 +64,9 @@ var policyRows = [...]policyRow{
 func (p Policy) row() policyRow { return policyRows[p.kind] }
 
 func (r policyRow) returns() bool { return r.busy == decide.WishBack && !r.asks }
+
+// yields: its Wait takes no worker that another key's task could have.
+func (r policyRow) yields() bool { return r.returns() && !r.tries }
 
 // The policies that take no argument. Do not assign to them.
 var (

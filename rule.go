@@ -294,7 +294,7 @@ func (c *compiledRule) check() []*FieldError {
 			mistakes.addf(d.field, "%s is too long; at most %s", d.value, d.most)
 		}
 	}
-	if err := c.Rate.check(); err != nil {
+	if _, err := c.Rate.pace(); err != nil {
 		mistakes.addf("Rate", "%w", err)
 	}
 	if c.RateOf != nil && c.Rate != (Rate{}) {

@@ -87,7 +87,7 @@ func (d *delivery) waitOf(t target) waiting {
 	case policy.parks:
 		return waiting{parks: d.note != "", yields: true, open: holds}
 	}
-	return waiting{most: d.cameTo.waitLeft(t), inTime: true, yields: policy.yields, open: holds}
+	return waiting{most: d.cameTo.waitLeft(t), inTime: true, yields: policy.yields(), open: holds}
 }
 
 // firstCame is when a task first met what kept it from a lock that is not its first: it may give back those before.
@@ -124,7 +124,7 @@ func (d *delivery) stayOut(met obstacle) {
 	if left := met.busy.ExpiresIn; left > 0 {
 		delay = min(delay, left+time.Millisecond)
 	}
-	switch yields := !d.last && t.rule.Busy.row().yields && d.server != nil; {
+	switch yields := !d.last && t.rule.Busy.row().yields() && d.server != nil; {
 	case yields && !d.server.workers.MayWait(t.key, 0):
 		close(leave)
 	case yields:
@@ -157,7 +157,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	}
 	if lease, err := d.guard.engine.TakeFree(d.ctx, r); lease != nil || err != nil {
 		d.noteCame(t, -1)
-		return d.keepLease(t, lease, err)
+		return d.keepLease(t, r.Lender, lease, err)
 	}
 	r.Wait, r.OnWait = true, func(sinceCall time.Duration) {
 		d.noteCame(t, sinceCall)
@@ -236,7 +236,7 @@ func (d *delivery) ask(ctx context.Context, t target, r engine.Request) error {
 		sinceCall = lease.SinceCall()
 	}
 	d.noteCame(t, sinceCall)
-	return d.keepLease(t, lease, err)
+	return d.keepLease(t, r.Lender, lease, err)
 }
 
 func (d *delivery) noteCame(t target, sinceCall time.Duration) {
