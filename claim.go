@@ -54,7 +54,7 @@ func (c *claim) note(phase mark.Phase) error {
 	c.noted = phase
 	if !may {
 		c.superseded = true
-		c.askToStop(target{key: c.of.key})
+		c.askToStop(&wanted{target{key: c.of.key}})
 	}
 	return nil
 }

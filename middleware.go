@@ -152,12 +152,12 @@ type facts struct {
 	reserved  bool        // asynq was told one attempt more than the caller asked for
 	// stop ends, with cause *wanted, when another task first asks this one to stop; nil: none can. It has no parent, so
 	// it need not be cancelled.
-	stop    context.Context
-	cancel  context.CancelCauseFunc
-	server  *server // nil: the server was made without ServerConfig
-	mark    *taskMark
-	arrived time.Time
-	outer   *facts // those of the task within whose handler this one runs; nil: it is asynq's own
+	stop      context.Context
+	askToStop context.CancelCauseFunc
+	server    *server // nil: the server was made without ServerConfig
+	mark      *taskMark
+	arrived   time.Time
+	outer     *facts // those of the task within whose handler this one runs; nil: it is asynq's own
 }
 
 func (f *facts) whole() context.Context { return context.WithoutCancel(f.ctx) }
@@ -254,15 +254,13 @@ func (d *delivery) end(e ending) {
 // mayStop lets a step ask the task to end, for another one.
 func (f *facts) mayStop() {
 	if f.stop == nil {
-		f.stop, f.cancel = context.WithCancelCause(context.Background())
+		f.stop, f.askToStop = context.WithCancelCause(context.Background())
 	}
 }
 
-// askToStop: a newer task, or one that a producer has put in this one's place, wants that lock.
-func (f *facts) askToStop(lock target) { f.cancel(&wanted{lock}) }
-
 func (f *facts) isToStop() bool { return f.stop != nil && f.stop.Err() != nil }
 
+// wanted is a lock that a newer task wants, or one that a producer has put in this one's place.
 type wanted struct{ lock target }
 
 func (*wanted) Error() string { return ErrReplaced.Error() }

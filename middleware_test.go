@@ -165,7 +165,7 @@ func TestAttempt_sleep(t *testing.T) {
 	defer cancel()
 	replaced := &delivery{facts: facts{guard: guard, ctx: context.Background()}}
 	replaced.mayStop()
-	replaced.askToStop(target{})
+	replaced.askToStop(&wanted{target{}})
 	for name, d := range map[string]*delivery{
 		"the task's context ended":   {facts: facts{guard: guard, ctx: ended}},
 		"the margin before deadline": {facts: facts{guard: guard, ctx: soon}},
@@ -272,7 +272,7 @@ func TestReplace_askedBeforeItRuns(t *testing.T) {
 	targets, err := guard.rules.targets(t.Context(), task, guard.cfg.Prefix)
 	redistest.Must(t, err)
 	d := guard.newDelivery(t.Context(), task)
-	d.askToStop(targets[0])
+	d.askToStop(&wanted{targets[0]})
 	err = d.run(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
 		t.Error("it runs")
 		return nil
@@ -292,7 +292,7 @@ func TestReplace_answer(t *testing.T) {
 	revoke := func(g *Guard, err error) error {
 		f := &facts{guard: g, task: asynq.NewTask("work", nil)}
 		f.mayStop()
-		f.askToStop(target{key: "k"})
+		f.askToStop(&wanted{target{key: "k"}})
 		return f.revoke(obstacle{ran: true, err: err})
 	}
 	own := revoke(one, cause)

@@ -38,7 +38,7 @@ func newReplacement(f *facts) step {
 // request: the engine asks to stop on a goroutine of its own.
 func (r *replacement) request(its engine.Request, t target) engine.Request {
 	if arrived, ok := r.arrivals[t.key]; ok {
-		its.Arrival, its.OnStop = arrived.at, func() { r.askToStop(t) }
+		its.Arrival, its.OnStop = arrived.at, func() { r.askToStop(&wanted{t}) }
 	}
 	return its
 }
@@ -79,7 +79,7 @@ func (r *replacement) arrive(t target) obstacle {
 	}
 	a.at = at
 	if r.arrivals[t.key] = a; overtaken {
-		r.askToStop(t)
+		r.askToStop(&wanted{t})
 	}
 	return nothing
 }
@@ -88,7 +88,7 @@ func (r *replacement) arrive(t target) obstacle {
 // An error is ignored: the wait that follows asks the same Redis.
 func (r *replacement) askOlderToStop(t target, arrived arrival) {
 	if overtaken, err := r.guard.engine.Stop(r.ctx, arrived.ref, arrived.at); err == nil && overtaken {
-		r.askToStop(t)
+		r.askToStop(&wanted{t})
 	}
 }
 

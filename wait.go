@@ -103,7 +103,7 @@ func (f *firstCame) note(t target, came time.Time) {
 }
 
 // waitLeft is what is left of the rule's Wait; under Park, for a gate in its worker, of a second.
-func (f firstCame) waitLeft(t target) time.Duration {
+func (f *firstCame) waitLeft(t target) time.Duration {
 	most := t.rule.Wait
 	switch policy := t.rule.Busy.row(); {
 	case policy.parks:
@@ -111,7 +111,7 @@ func (f firstCame) waitLeft(t target) time.Duration {
 	case policy.tries && most == 0:
 		most = t.rule.TTL
 	}
-	if came, waited := f[t.key]; waited {
+	if came, waited := (*f)[t.key]; waited {
 		most -= time.Since(came)
 	}
 	return most

@@ -217,6 +217,33 @@ func TestArchitecture_layersOfLock(t *testing.T) {
 	}
 }
 
+// A step goes with its row of steps: no other file names what it declares. delivery has few methods.
+func TestArchitecture_steps(t *testing.T) {
+	t.Parallel()
+	rest, declared := "", []string{}
+	files, err := filepath.Glob("*.go")
+	redistest.Must(t, err)
+	for _, file := range files {
+		code := regexp.MustCompile(`//.*|"[^"\n]*"`).ReplaceAllString(read(t, file), "")
+		if slices.Contains([]string{"order.go", "replace.go", "claim.go"}, file) {
+			for _, match := range regexp.MustCompile(`(?m)^(?:func|type|var) (\w+)`).FindAllStringSubmatch(code, -1) {
+				declared = append(declared, match[1])
+			}
+		} else if !strings.HasSuffix(file, "_test.go") {
+			rest += code
+		}
+	}
+	for _, name := range declared {
+		rows := len(regexp.MustCompile(`\b`+name+`\b`).FindAllString(rest, -1))
+		if isRow := strings.HasPrefix(name, "new"); rows > 1 || rows == 1 != isRow {
+			t.Errorf("other files name %s %d times", name, rows)
+		}
+	}
+	if methods := strings.Count(rest, "\nfunc (d *delivery) "); len(declared) < 6 || methods > 30 {
+		t.Errorf("the steps declare %q; delivery has %d methods", declared, methods)
+	}
+}
+
 // nameOfCode finds names of code with a capital inside, such as handleReply. After a backslash it is an escape.
 var nameOfCode = regexp.MustCompile(`(^|[^\\\w])([a-z]+[A-Z]\w+)`)
 
