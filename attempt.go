@@ -12,11 +12,9 @@ import (
 	"github.com/automutex/automutex/internal/stamp"
 )
 
-// The reserved attempt: a Client tells asynq one retry more than its caller asked for (internal/stamp), so that asynq
-// does not archive a task that only comes back. When the caller's attempts are spent, the Guard has the task archived.
-//
-// What has no result here (runtime.Goexit, a process that dies, a context that ends) asynq counts, and delivers the
-// task once more, see stamp.CapRedelivery. An ordered task is refused then.
+// The reserved attempt: a Client tells asynq one retry more than its caller asked for (internal/stamp), and the Guard
+// has the task archived when those of the caller are spent. What has no result here (runtime.Goexit, a process that
+// dies, a context that ends) asynq counts, and delivers the task once more, see stamp.CapRedelivery.
 
 // isLast reports whether the caller's attempts end with this one.
 func (f *facts) isLast() bool { return f.last || f.reserved && f.retried >= f.stamp.Most }
@@ -65,8 +63,8 @@ func (f *facts) spends(err error) bool {
 }
 
 // cuts counts last attempts, by their callers' count, that a context or a death has ended. IsFailure, which is asked
-// next and does not see the task, counts one whatever the program's own says: else asynq delivers the task again without
-// bound. Of two cut at once the other one may be counted.
+// next and does not see the task, counts one whatever the program's own says: else asynq delivers the task again
+// without bound. Of two cut at once the other one may be counted.
 type cuts struct{ atomic.Int64 }
 
 func (c *cuts) note(g *Guard, t *asynq.Task, last bool, err error) {

@@ -154,7 +154,8 @@ func (f *facts) recordRuns(
 		return
 	}
 	outcome := decide.Became(decision.What, true, f.isToStop())
-	run := history.Run{Task: f.note, Came: started, Start: started, End: time.Now(), Outcome: outcome + ", without the lock"}
+	run := history.Run{Task: f.note, Came: started, Start: started, End: time.Now(),
+		Outcome: outcome + ", without the lock"}
 	for key := range without {
 		h.Add(key, run)
 	}
