@@ -68,9 +68,11 @@ func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) 
 	case d.rules == nil && d.steps == nil:
 		return g.runWithoutRule(d, next)
 	case outer != nil && outer.guard != g && (outer.task == t || outer.guard.rules.match(t.Type()) != nil):
-		return g.archive(fmt.Errorf("automutex: the Middleware of two Guards (prefixes %q and %q) runs this task, and "+
+		text := fmt.Sprintf("the Middleware of two Guards (prefixes %q and %q) runs this task, and "+
 			"both have a rule for its type %q, or its claim: give one Guard all rules of a type, and each a Prefix",
-			outer.guard.cfg.Prefix, g.cfg.Prefix, t.Type()))
+			outer.guard.cfg.Prefix, g.cfg.Prefix, t.Type())
+		g.warnOnce("two Guards", text)
+		return g.archive(errors.New("automutex: " + text))
 	}
 	d.warnNoServerConfig()
 	return d.run(next)

@@ -27,11 +27,9 @@ type server struct {
 	workers engine.Workers
 	lenders sync.Map // by scope: *engine.Lender
 
-	first sync.Once // task, which starts the time of checkGuarded
+	first, returned sync.Once // task, and task that went back to asynq
 
-	returned      atomic.Int64 // tasks that went back to asynq
-	firstReturned atomic.Int64 // when the first of them did, in Unix nanoseconds
-	// asynq has called ErrorHandler, IsFailure and RetryDelayFunc for one of them
+	// asynq has called ErrorHandler, IsFailure and RetryDelayFunc for one that went back
 	handled, failureAsked, delayAsked atomic.Bool
 
 	cut cuts
@@ -144,14 +142,13 @@ func (s *server) lender(scope string, leave int) *engine.Lender {
 	return lender
 }
 
-// noteReturned warns once if asynq has not called the Guard's functions in time, or for so many tasks that some have
-// come back: the program has put others in their place.
-func (s *server) noteReturned() {
-	now := time.Now().UnixNano()
-	s.firstReturned.CompareAndSwap(0, now)
-	due := now-s.firstReturned.Load() > int64(guardedWithin)
-	if n := s.returned.Add(1); (due || n > int64(s.workers.Limit)) &&
-		(!s.handled.Load() || !s.failureAsked.Load() || !s.delayAsked.Load()) {
+// noteReturned starts the time of checkFunctions with the first task that goes back to asynq.
+func (s *server) noteReturned() { s.returned.Do(func() { s.guard.soon(s.checkFunctions) }) }
+
+// checkFunctions warns if asynq has not called all of the Guard's functions for it: the program has put others in their
+// place.
+func (s *server) checkFunctions() {
+	if !s.handled.Load() || !s.failureAsked.Load() || !s.delayAsked.Load() {
 		s.guard.warnOnce("functions", "IsFailure, RetryDelayFunc or ErrorHandler was set on the asynq.Config that "+
 			"Guard.ServerConfig returned: tasks that go back spend attempts, "+
 			"come back at other times, or are handled as errors; set them in the asynq.Config that is given to ServerConfig")
@@ -174,7 +171,7 @@ func (m *taskMark) noteWorks() {
 
 // newTask marks the next task. The first one starts a timer that checks whether the Middleware is installed.
 func (s *server) newTask(base context.Context) *taskMark {
-	s.first.Do(func() { time.AfterFunc(guardedWithin, s.checkGuarded) })
+	s.first.Do(func() { s.guard.soon(s.checkGuarded) })
 	return &taskMark{Context: base, server: s}
 }
 
@@ -186,15 +183,22 @@ func (m *taskMark) Value(key any) any {
 	return m.Context.Value(key)
 }
 
-// guardedWithin is how long a server's first task has to reach the Middleware: only a busy machine needs this time.
-const guardedWithin = time.Second
+// soon checks a server's set-up when its first task has had a second to pass through, which only a busy machine needs.
+// After Close it does not; Close waits for the log line.
+func (g *Guard) soon(check func()) {
+	time.AfterFunc(time.Second, func() {
+		if g.life.Enter() == nil {
+			defer g.life.Done()
+			check()
+		}
+	})
+}
 
 // checkGuarded warns of a server whose tasks do not pass the Middleware, which may wrap some handlers only.
 func (s *server) checkGuarded() {
-	if s.guard.middlewareUsed.Load() || s.guard.life.Enter() != nil {
+	if s.guard.middlewareUsed.Load() {
 		return
 	}
-	defer s.guard.life.Done() // Close waits for the log line
 	s.guard.warnOnce("no Middleware", "tasks run UNGUARDED, without their locks: the asynq server was made with "+
 		"Guard.ServerConfig, but its handler is not wrapped in Guard.Middleware; "+
 		"start the server with guard.Run(srv, mux), or call mux.Use(guard.Middleware) before it starts")
