@@ -1,15 +1,14 @@
 package automutex
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"runtime/debug"
 	"time"
 
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/history"
-	"github.com/automutex/automutex/lock"
 )
 
 // EventKind says what happened; see the constants.
@@ -160,9 +159,9 @@ func (f *facts) recordRuns(
 		h.Add(key, run)
 	}
 	for _, held := range leases {
-		run.Came, run.End, run.Outcome = held.takenAt.Add(-held.waited), held.takenAt.Add(held.heldFor), outcome
-		if errors.Is(held.endedBefore, lock.ErrLost) || held.endedBefore == nil &&
-			errors.Is(held.releaseErr, lock.ErrNotHeld) {
+		run.Came, run.Outcome = held.takenAt.Add(-held.waited), outcome
+		run.End = held.takenAt.Add(cmp.Or(held.lostAfter, held.heldFor))
+		if held.lostAfter > 0 {
 			run.Outcome += ", lock lost"
 		}
 		h.Add(held.target.key, run)

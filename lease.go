@@ -37,6 +37,7 @@ type heldLease struct {
 	takenAt      time.Time
 	waited       time.Duration // in line before, also parked
 	lossReported sync.Once
+	lostAfter    time.Duration  // set when the loss is reported; 0: it is not
 	lender       *engine.Lender // whose workers it may have borrowed; nil: nobody's
 
 	// Set by release.
@@ -98,10 +99,10 @@ func (d *delivery) release(decision decide.Decision, met obstacle) {
 		}
 		_, h.releaseErr = h.lease.Release(d.ctx, ending)
 	}
-	d.recordRuns(d.started, leases, without, decision)
 	for _, h := range slices.Backward(leases) {
 		h.reportReleased(began)
 	}
+	d.recordRuns(d.started, leases, without, decision)
 	d.started = time.Time{}
 }
 
@@ -186,15 +187,17 @@ func (r *handlerRun) reportOverdue() {
 // ended is called when the lease ends. What reports a loss calls the user's functions, and so has a goroutine.
 func (h *heldLease) ended(cause error) {
 	if errors.Is(cause, lock.ErrLost) {
-		go h.reportLost(cause)
+		after := time.Since(h.takenAt)
+		go h.reportLost(cause, after)
 	}
 }
 
-func (h *heldLease) reportLost(cause error) {
+func (h *heldLease) reportLost(cause error, after time.Duration) {
 	h.lossReported.Do(func() {
+		h.lostAfter = after
 		h.of.guard.log.Warn("automutex: lease lost while the handler runs; its context is cancelled",
 			h.of.about(h.target, "cause", cause)...)
-		h.of.observe(h.target, Event{Kind: EventLost, Held: time.Since(h.takenAt), Err: cause})
+		h.of.observe(h.target, Event{Kind: EventLost, Held: after, Err: cause})
 	})
 }
 
@@ -204,10 +207,10 @@ func (h *heldLease) reportReleased(began bool) {
 	switch {
 	case !began && errors.Is(err, lock.ErrNotHeld):
 	case errors.Is(h.endedBefore, lock.ErrLost):
-		h.reportLost(h.endedBefore) // does nothing if ended has reported it
+		h.reportLost(h.endedBefore, h.heldFor) // does nothing if ended has reported it
 	case errors.Is(err, lock.ErrNotHeld) && h.endedBefore == nil:
 		// The key was deleted or evicted, and nobody noticed before.
-		h.reportLost(fmt.Errorf("%w: %w", lock.ErrLost, err))
+		h.reportLost(fmt.Errorf("%w: %w", lock.ErrLost, err), h.heldFor)
 	case errors.Is(err, lock.ErrBackend):
 		h.of.guard.log.Warn("automutex: the key could not be released; it frees itself at its deadline",
 			h.of.about(h.target, "ttl", h.target.rule.TTL, "error", err)...)

@@ -63,8 +63,7 @@ const (
 	mostLanes             = 30   // of runs, and of waits
 	leastWidth            = 0.25 // percent
 
-	// exactTo is how exact times are: the history is written by many processes, over a network. Bars that overlap by less
-	// stand beside each other.
+	// exactTo is what clocks may drift during a run. Bars that overlap by less stand beside each other.
 	exactTo = 20 * time.Millisecond
 )
 

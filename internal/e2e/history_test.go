@@ -31,7 +31,7 @@ func (r *rig) awaitHistory(key string, n int) []history.Run {
 	var runs []history.Run
 	eventually(r.t, func() bool {
 		var err error
-		runs, err = history.Read(context.Background(), r.rdb, key, 100)
+		runs, err = history.Read(context.Background(), r.rdb, key, 1000)
 		redistest.Must(r.t, err)
 		return len(runs) >= n
 	}, "%s has %d runs", key, n)
@@ -90,12 +90,41 @@ func TestHistory(t *testing.T) {
 			t.Errorf("it waited while the other one gave up: %+v", b)
 		}
 		for _, name := range []string{key + ":history", r.cfg.Prefix + ":{stats}:histories"} {
-			eventually(t, func() bool { // the list of all histories is written after them
+			eventually(t, func() bool {
 				left := r.rdb.PTTL(context.Background(), name).Val()
 				return left > 0 && left <= 24*time.Hour
 			}, "%s expires within a day", name)
 		}
 	})
+}
+
+// The runs of a mutex do not overlap, however late their processes write them.
+func TestHistory_runsAreDisjoint(t *testing.T) {
+	t.Parallel()
+	busy := setup{rules: []automutex.Rule{{Busy: automutex.Retry, Wait: patience}}, workers: 99,
+		guarded: keepRuns(1000),
+		handler: func(context.Context, *asynq.Task) error { <-time.After(10 * time.Millisecond); return nil }}
+	first := start(t, redistest.Real(t), busy)
+	late := &redistest.FailHook{}
+	late.Before(func(cmd redis.Cmder) error {
+		if cmd.Name() == "eval" && strings.Contains(fmt.Sprint(cmd.Args()[1]), "history: adds") {
+			<-time.After(50 * time.Millisecond)
+		}
+		return nil
+	})
+	busy.prefix, busy.hook = first.cfg.Prefix, late
+	second := start(t, redistest.Real(t), busy)
+	for range 60 {
+		first.enqueue("work", nil)
+		second.enqueue("work", nil)
+	}
+	runs := first.awaitHistory(first.lockOf("work").Key(), 120)
+	slices.SortFunc(runs, func(a, b history.Run) int { return a.Start.Compare(b.Start) })
+	for i, run := range runs[1:] {
+		if run.Start.Before(runs[i].End) {
+			t.Errorf("%+v, and the next: %+v", runs[i], run)
+		}
+	}
 }
 
 // Under Allow a run without the lock is in the history of the key, beside the run that holds it, and its wait is over

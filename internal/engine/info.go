@@ -47,8 +47,8 @@ type Info struct {
 	// how many tasks of an ordered key are in order and do not hold it; no other number counts them
 	Queued int
 	Head   Head // the first of all that are in order
-	// how long ago the last slot was taken; by the clock of its holder if nobody else wanted it then
-	Granted time.Duration
+	// when the last slot was taken; by the clock of its holder if nobody else wanted it then
+	Taken   time.Time
 	Holders []Holder // first deadline first, at most 1,000
 	Free    int      // how many values of a pool are free
 	Values  []string // the first of them

@@ -149,7 +149,7 @@ func parseInspect(key string, reply any) (Info, error) {
 		fence = takenAt(info.Holders[0].Token)
 	}
 	if fence > 0 {
-		info.Granted = max(0, time.Duration(us-fence)*time.Microsecond)
+		info.Taken = time.UnixMicro(fence)
 	}
 	wrong := f.wrong || holders.wrong || values.wrong
 	if info.Queued > 0 && !wrong {

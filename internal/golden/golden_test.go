@@ -166,7 +166,7 @@ func TestGolden_stored(t *testing.T) {
 		}},
 		{"a run and a wait in the history", func(t *testing.T, l *lock.Locker) {
 			w, key, end := history.New(rdb, "automutex", "owner", 10, slog.Default()), l.Mutex("report").Key(), time.Now()
-			w.Add(key, history.Run{Task: "q/one", Outcome: "done", Came: end.Add(-3 * time.Second), Start: end.Add(-time.Second),
+			w.Add(key, history.Run{Task: "q/one", Outcome: "done", Came: end.Add(-3 * time.Second), Start: end,
 				End: end})
 			w.Add(key, history.Run{Task: "q/two", Outcome: "skipped", Came: end.Add(-2 * time.Second), End: end})
 			w.Close(ctx)

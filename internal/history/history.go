@@ -1,8 +1,7 @@
 // Package history keeps the last runs of each key in Redis, for the page of a key.
 //
-// Each key has a stream of its own, beside its lock and in the lock's Cluster slot. One stream in all would be a
-// single busy key for a whole Cluster, a page would read all of it to show one key, and a busy key would push out the
-// runs of the others. A sorted set names the streams, so that the number of all runs has a bound, too.
+// Each key has a stream of its own, beside its lock and in the lock's Cluster slot: a busy key pushes out no runs of
+// others. A sorted set names the streams, so that the number of all runs has a bound, too.
 package history
 
 import (
@@ -26,7 +25,8 @@ const (
 	flushAfter  = 250 * time.Millisecond
 	flushWithin = 3 * time.Second
 	closeWithin = time.Second
-	maxPending  = 2000 // runs that one flush sends
+	readAfter   = 10 * time.Second // clocks run at different speeds
+	maxPending  = 2000             // runs that one flush sends
 )
 
 // Run is one run of a task, or a wait that ended without one.
@@ -40,35 +40,29 @@ type Run struct {
 }
 
 // A key that is written and its TTL go in one script: a process may die between two commands, and leave a key for ever.
-// Times are by Redis' clock, exact to what the way there takes: processes with clocks of their own would seem to
-// overlap.
 const (
-	nowLua = `local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-`
-	// addScript adds runs to the stream KEYS[1]. ARGV: its TTL in ms, how many it keeps, and for each run five texts and
-	// how long ago it ended (ms).
+	// addScript adds runs to the stream KEYS[1]. ARGV: its TTL in ms, how many it keeps, and six texts for each run.
 	addScript = `-- history: adds runs to a stream
-` + nowLua + `for i = 3, #ARGV, 6 do
+for i = 3, #ARGV, 6 do
   redis.call('XADD', KEYS[1], 'MAXLEN', ARGV[2], '*',
     'task', ARGV[i], 'worker', ARGV[i+1], 'outcome', ARGV[i+2], 'waited', ARGV[i+3],
-    'ran', ARGV[i+4],
-    'end', string.format('%d', now - ARGV[i+5]))
+    'ran', ARGV[i+4], 'end', ARGV[i+5])
 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[1])`
 
-	// nameScript adds names to the sorted set KEYS[1], and returns those that were used longest ago of too many. ARGV: its
-	// TTL in ms, how many there may be, and the names.
+	// nameScript adds names to the sorted set KEYS[1], and returns those that were used longest ago of too many, and the
+	// time in us. ARGV: its TTL in ms, how many there may be, and the names.
 	nameScript = `-- history: names streams
-` + nowLua + `for i = 3, #ARGV do
-  redis.call('ZADD', KEYS[1], string.format('%d', now), ARGV[i])
+local time = redis.call('TIME')
+local now = string.format('%d', time[1] * 1000000 + time[2])
+for i = 3, #ARGV do
+  redis.call('ZADD', KEYS[1], now, ARGV[i])
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[1])
 local excess = redis.call('ZCARD', KEYS[1]) - tonumber(ARGV[2])
-if excess <= 0 then
-  return {}
-end
-return redis.call('ZRANGE', KEYS[1], 0, excess - 1)`
+local oldest = excess > 0 and redis.call('ZRANGE', KEYS[1], 0, excess - 1) or {}
+table.insert(oldest, now)
+return oldest`
 )
 
 func streamOf(key string) string { return key + ":history" }
@@ -93,13 +87,16 @@ type Writer struct {
 	log    *slog.Logger
 	stop   chan struct{} // Close closes it
 
+	// How far Redis' clock is ahead, at least and at most, as it was read then; the goroutine's alone.
+	least, most time.Duration
+	read        time.Time
+
 	mu      sync.Mutex // guards the rest; nobody does I/O under it
 	closed  bool
 	pending []added
-	dropped int           // that did not fit into pending
 	sending chan struct{} // the goroutine closes it when it ends; nil: there is none
-	// runs that were dropped since Redis took all of them; it is logged as it leaves 0, and as it comes back to it
-	missing int
+	// runs that were dropped since Redis took all of them, and as the last flush knew; logged from 0 and back to it
+	missing, told int
 }
 
 type added struct {
@@ -107,7 +104,7 @@ type added struct {
 	run Run
 }
 
-// New makes a Writer that keeps so many runs of a key. It does no I/O and starts nothing.
+// New makes a Writer that keeps so many runs of a key. It does no I/O.
 func New(rdb Sender, prefix, worker string, keep int, log *slog.Logger) *Writer {
 	return &Writer{rdb: rdb, prefix: prefix, worker: worker, keep: keep, log: log, stop: make(chan struct{})}
 }
@@ -123,7 +120,7 @@ func (w *Writer) Add(key string, r Run) {
 	case w.closed:
 		return
 	case len(w.pending) >= maxPending:
-		w.dropped++
+		w.missing++
 		return
 	}
 	w.pending = append(w.pending, added{key, r})
@@ -179,65 +176,78 @@ func (w *Writer) Close(ctx context.Context) {
 
 func (w *Writer) flush() {
 	w.mu.Lock()
-	pending, missing := w.pending, w.dropped
-	w.pending, w.dropped = nil, 0
+	pending := w.pending
+	w.pending = nil
 	w.mu.Unlock()
 	err := w.send(pending)
-	if err != nil {
-		missing += len(pending) // at most: of a Cluster, one node may have failed
-	}
 	w.mu.Lock()
-	before := w.missing
-	if w.missing += missing; missing == 0 {
-		w.missing = 0
+	if err != nil {
+		w.missing += len(pending)
+	}
+	missing, told := w.missing, w.told
+	if w.told = missing; missing == told {
+		w.missing, w.told = 0, 0
 	}
 	w.mu.Unlock()
 	switch {
-	case missing > 0 && before == 0:
+	case missing > 0 && told == 0:
 		w.log.Warn("automutex: Config.History: runs are not kept; it is logged when they are again", "runs", missing, "error",
 			err)
-	case missing == 0 && before > 0:
-		w.log.Info("automutex: Config.History: runs are kept again", "missing", before)
+	case missing == told && told > 0:
+		w.log.Info("automutex: Config.History: runs are kept again", "missing", told)
 	}
 }
 
 func (w *Writer) send(pending []added) error {
 	ctx, cancel := context.WithTimeout(context.Background(), flushWithin)
 	defer cancel()
+	names := append(make([]any, 0, 2+len(pending)), keepFor.Milliseconds(), min(mostKeys, mostRuns/w.keep))
+	for _, a := range pending {
+		names = append(names, streamOf(a.key))
+	}
+	sent, pipe := time.Now(), w.rdb.Pipeline()
+	named := pipe.Eval(ctx, nameScript, []string{index(w.prefix)}, names...)
+	if _, err := pipe.Exec(ctx); err != nil {
+		return err
+	}
+	got := time.Now()
+	tooMany, err := named.StringSlice()
+	if err != nil {
+		return err
+	}
+	last := len(tooMany) - 1
+	us, err := strconv.ParseInt(tooMany[last], 10, 64)
+	if now := time.UnixMicro(us); got.Sub(sent) < w.most-w.least || got.Sub(w.read) > readAfter {
+		w.least, w.most, w.read = now.Sub(got), now.Sub(sent), got
+	}
 	streams := map[string][]any{}
 	for _, a := range pending {
-		r, ran, started := a.run, "", a.run.End
-		if !r.Start.IsZero() {
-			ran, started = millis(r.End.Sub(r.Start)), r.Start
+		r, ran, started, end := a.run, any(""), a.run.End, a.run.End.Add(w.least)
+		if start := r.Start.Add(w.most); !r.Start.IsZero() {
+			// What is not known of Redis' clock shortens a run, so that the next one does not overlap, whoever writes it, and
+			// when. A run that is shorter becomes a moment.
+			if start.After(end) {
+				end = end.Add(start.Sub(end) / 2)
+				start = end
+			}
+			ran, started = end.Sub(start).Microseconds(), r.Start
 		}
 		stream := streamOf(a.key)
 		if streams[stream] == nil {
 			streams[stream] = []any{keepFor.Milliseconds(), w.keep}
 		}
-		streams[stream] = append(streams[stream], r.Task, w.worker, r.Outcome, millis(started.Sub(r.Came)), ran,
-			millis(time.Since(r.End)))
+		streams[stream] = append(streams[stream], r.Task, w.worker, r.Outcome, max(started.Sub(r.Came), 0).Microseconds(),
+			ran, end.UnixMicro())
 	}
-	pipe, names := w.rdb.Pipeline(), make([]any, 0, 2+len(streams))
-	names = append(names, keepFor.Milliseconds(), min(mostKeys, mostRuns/w.keep))
 	for stream, args := range streams {
 		pipe.Eval(ctx, addScript, []string{stream}, args...)
-		names = append(names, stream)
 	}
-	named := pipe.Eval(ctx, nameScript, []string{index(w.prefix)}, names...)
-	if _, err := pipe.Exec(ctx); err != nil {
-		return err
-	}
-	tooMany, err := named.StringSlice()
-	if err != nil || len(tooMany) == 0 {
-		return err
-	}
-	pipe = w.rdb.Pipeline() // a script may not delete keys of other slots
-	for _, stream := range tooMany {
+	for _, stream := range tooMany[:last] { // a script may not delete keys of other slots
 		pipe.Del(ctx, stream)
 		pipe.ZRem(ctx, index(w.prefix), stream)
 	}
-	_, err = pipe.Exec(ctx)
+	if err == nil {
+		_, err = pipe.Exec(ctx)
+	}
 	return err
 }
-
-func millis(d time.Duration) string { return strconv.FormatInt(max(d, 0).Milliseconds(), 10) }

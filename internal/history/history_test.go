@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sync"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,74 +17,37 @@ func TestMain(m *testing.M) { redistest.Main(m) }
 
 const patience = redistest.Patience
 
-// counter is a logger's handler that counts, and keeps the last attributes by their names.
-type counter struct {
-	mu     sync.Mutex
-	levels map[slog.Level]int
-	last   map[string]int64
-}
-
-func (c *counter) Enabled(context.Context, slog.Level) bool { return true }
-func (c *counter) WithAttrs([]slog.Attr) slog.Handler       { return c }
-func (c *counter) WithGroup(string) slog.Handler            { return c }
-
-func (c *counter) Handle(_ context.Context, r slog.Record) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.levels[r.Level]++
-	r.Attrs(func(a slog.Attr) bool {
-		if a.Value.Kind() == slog.KindInt64 {
-			c.last[a.Key] = a.Value.Int64()
-		}
-		return true
-	})
-	return nil
-}
-
-func (c *counter) of(level slog.Level, attr string) (times int, last int64) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.levels[level], c.last[attr]
-}
-
-func newCounter() *counter { return &counter{levels: map[slog.Level]int{}, last: map[string]int64{}} }
-
-// What is written is read back, with texts of any kind; times are exact to a millisecond but for what the way to Redis
-// takes.
+// What is written is read back, with texts of any kind; times are exact but for what the way to Redis takes.
 func TestWriter(t *testing.T) {
 	t.Parallel()
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		ctx, rdb, prefix := context.Background(), s.Client(t), redistest.Name(t)
-		w := New(rdb, prefix, "w\x00\"<b>", 10, slog.New(newCounter()))
+		w := New(rdb, prefix, "w\x00\"<b>", 10, slog.New(slog.DiscardHandler))
 		key, end := prefix+":{a|b}", time.Now().Add(-time.Minute)
 		w.Add(key, Run{Task: "q/\xff<script>", Outcome: "done", Came: end.Add(-3 * time.Second), Start: end.Add(-time.Second),
 			End: end})
 		w.Add(key, Run{Task: "q/2", Outcome: "skipped", Came: end.Add(-2 * time.Second), End: end})
 		w.Close(ctx)
 		w.Add(key, Run{Task: "q/3", End: end}) // after Close
+		var runs []Run
 		redistest.Eventually(t, patience, func() bool {
-			runs, err := Read(ctx, rdb, key, 10)
-			return err == nil &&
-				len(runs) == 2
+			runs, _ = Read(ctx, rdb, key, 10)
+			return len(runs) == 2
 		}, "two runs")
-		runs, err := Read(ctx, rdb, key, 10)
-		if err != nil || len(runs) != 2 {
-			t.Fatalf("%+v, %v", runs, err)
-		}
 		waited, ran := runs[0], runs[1]
-		if ran.Task != "q/\xff<script>" || ran.Worker != "w\x00\"<b>" || ran.Outcome != "done" ||
-			ran.Start.Sub(ran.Came) != 2*time.Second || ran.End.Sub(ran.Start) != time.Second {
+		if took := ran.End.Sub(ran.Start); ran.Task != "q/\xff<script>" || ran.Worker != "w\x00\"<b>" ||
+			ran.Outcome != "done" || ran.Start.Sub(ran.Came) != 2*time.Second || took > time.Second || took < time.Second/2 {
 			t.Errorf("the run: %+v", ran)
 		}
 		if waited.Task != "q/2" || !waited.Start.IsZero() || waited.End.Sub(waited.Came) != 2*time.Second {
 			t.Errorf("the wait: %+v", waited)
 		}
-		if ago := rdb.Time(ctx).Val().Sub(ran.End); ago < time.Minute-time.Millisecond {
+		if ago := rdb.Time(ctx).Val().Sub(ran.End); ago < time.Minute {
 			t.Errorf("it ended %s ago", ago)
 		}
 		// Entries of others are left out.
 		for _, bad := range []map[string]string{{"x": "y"}, {"end": "-1"}, {"end": "1", "waited": "x"},
-			{"end": "99999999999999999"}, {"end": "1", "waited": "1", "ran": "-5"}, {"end": "1", "waited": "9999999999999"}} {
+			{"end": "99999999999999999"}, {"end": "1", "waited": "1", "ran": "-5"}, {"end": "1", "waited": "999999999999999"}} {
 			rdb.XAdd(ctx, &redis.XAddArgs{Stream: streamOf(key), Values: bad})
 		}
 		if runs, err := Read(ctx, rdb, key, 10); err != nil || len(runs) != 2 {
@@ -100,7 +63,7 @@ func TestWriter_bounded(t *testing.T) {
 		const keys = mostRuns/Most + 7
 		ctx, rdb, prefix := context.Background(), s.Client(t), redistest.Name(t)
 		name := func(i int) string { return fmt.Sprintf("%s:{key|%d}", prefix, i) }
-		w := New(rdb, prefix, "w", Most, slog.New(newCounter()))
+		w := New(rdb, prefix, "w", Most, slog.New(slog.DiscardHandler))
 		for i := range keys {
 			w.pending = append(w.pending, added{name(i), Run{End: time.Now()}})
 			if i == 6 || i == keys-1 {
@@ -123,11 +86,11 @@ func TestWriter_bounded(t *testing.T) {
 // all is well again.
 func TestWriter_drops(t *testing.T) {
 	t.Parallel()
-	hook, log, key := &redistest.FailHook{}, newCounter(), redistest.Name(t)+":{a}"
+	hook, log, key := &redistest.FailHook{}, &redistest.Log{}, redistest.Name(t)+":{a}"
 	rdb := redistest.Mini(t).Client(t)
 	redistest.Must(t, rdb.Ping(t.Context()).Err()) // old go-redis connects through hooks
 	rdb.AddHook(hook)
-	w := New(rdb, redistest.Name(t), "w", 10, slog.New(log))
+	w := New(rdb, redistest.Name(t), "w", 10, log.Logger())
 	add := func(n int) {
 		for range n {
 			w.Add(key, Run{End: time.Now()})
@@ -147,22 +110,18 @@ func TestWriter_drops(t *testing.T) {
 	hook.Before(func(redis.Cmder) error { return redistest.ReplyError("OOM command not allowed") })
 	close(goOn)
 	redistest.Eventually(t, patience, func() bool {
-		n, missing := log.of(slog.LevelWarn, "runs")
-		return n == 1 &&
-			missing == maxPending+5
+		return strings.Contains(log.Text(slog.LevelWarn), " runs=6 ")
 	}, "a warning")
 	add(1)
-	redistest.Eventually(t, patience, func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.missing == maxPending+6 },
+	redistest.Eventually(t, patience, func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.missing == maxPending+7 },
 		"one more is missing")
 	hook.Before(nil)
 	add(1)
 	redistest.Eventually(t, patience, func() bool {
-		n, missing := log.of(slog.LevelInfo, "missing")
-		return n == 1 &&
-			missing == maxPending+6
+		return strings.Contains(log.Text(slog.LevelInfo), fmt.Sprint("again missing=", maxPending+7))
 	}, "it is kept again")
-	if n, _ := log.of(slog.LevelWarn, ""); n != 1 {
-		t.Errorf("%d warnings", n)
+	if said := log.Text(slog.LevelInfo); strings.Count(said, "\n") != 2 {
+		t.Error(said)
 	}
 	w.Close(context.Background())
 	(*Writer)(nil).Add(key, Run{})
@@ -177,7 +136,7 @@ func TestWriter_closeIsBounded(t *testing.T) {
 	rdb.AddHook(hook)
 	goOn, ended := make(chan struct{}), make(chan struct{})
 	hook.Before(func(redis.Cmder) error { <-goOn; return nil })
-	w := New(rdb, redistest.Name(t), "w", 10, slog.New(newCounter()))
+	w := New(rdb, redistest.Name(t), "w", 10, slog.New(slog.DiscardHandler))
 	w.Add("{a}", Run{End: time.Now()})
 	sending := w.sending
 	ctx, cancel := context.WithCancel(context.Background())

@@ -32,10 +32,10 @@ func Read(ctx context.Context, rdb Reader, key string, most int64) ([]Run, error
 func parse(e redis.XMessage) (r Run, ok bool) {
 	text := func(field string) string { s, _ := e.Values[field].(string); return s }
 	end, err := strconv.ParseInt(text("end"), 10, 64)
-	if err != nil || end < 0 || end > 1<<50 { // 35,000 years
+	if err != nil || end < 0 || end > 1<<60 { // 36,000 years
 		return Run{}, false
 	}
-	r = Run{Task: text("task"), Worker: text("worker"), Outcome: text("outcome"), End: time.UnixMilli(end)}
+	r = Run{Task: text("task"), Worker: text("worker"), Outcome: text("outcome"), End: time.UnixMicro(end)}
 	r.Came = r.End
 	if ran := text("ran"); ran != "" {
 		took, fine := span(ran)
@@ -50,9 +50,8 @@ func parse(e redis.XMessage) (r Run, ok bool) {
 	return r, fine
 }
 
-// span reads milliseconds, ten years at most.
+// span reads microseconds, nine years at most.
 func span(text string) (time.Duration, bool) {
-	const most = 10 * 365 * 24 * int64(time.Hour/time.Millisecond)
 	n, err := strconv.ParseInt(text, 10, 64)
-	return time.Duration(n) * time.Millisecond, err == nil && n >= 0 && n <= most
+	return time.Duration(n) * time.Microsecond, err == nil && n >= 0 && n < 1<<48
 }

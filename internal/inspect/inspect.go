@@ -149,8 +149,8 @@ func lockOf(info engine.Info, orders []control.Order, now time.Time) Lock {
 	if h := info.Head; info.Queued > 0 && !h.Runs {
 		l.Next = &Next{Task: h.Note, Since: h.Since.UTC(), Blocked: h.Blocks(), Held: h.Held(), Head: h}
 	}
-	if info.Held > 0 && info.Granted > 0 {
-		at := now.Add(-info.Granted).UTC()
+	if info.Held > 0 && !info.Taken.IsZero() {
+		at := info.Taken.UTC()
 		l.Since = &at
 	}
 	if info.Gate.OpensIn > 0 {
