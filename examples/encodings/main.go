@@ -22,10 +22,9 @@ type order struct {
 	Customer string `msgpack:"customer"`
 }
 
-// encodingRules take one lock for each customer. Struct stands for a message type of
-// your own here.
-func encodingRules() []automutex.Rule {
-	rules := []automutex.Rule{
+// keyMaker makes keys as a Guard with that Config does, and needs no Redis.
+func keyMaker() (*automutex.KeyMaker, error) {
+	return automutex.NewKeyMaker(automutex.Config{Decode: unwrap, Rules: []automutex.Rule{
 		{Task: "invoice:send", Key: automutex.KeyWith(func(payload []byte) (*structpb.Struct, error) {
 			m := &structpb.Struct{} // your message type
 			return m, proto.Unmarshal(payload, m)
@@ -39,12 +38,12 @@ func encodingRules() []automutex.Rule {
 		}, func(o order) []string {
 			return []string{o.Customer}
 		})},
-	}
-	return rules
+
+		{Task: "mail:send", On: []string{"to"}},
+	}})
 }
 
-// unwrap returns the payload inside the envelope {"trace": ..., "data": ...}, in which
-// the other tasks of this program come.
+// unwrap returns the payload inside the envelope {"trace": ..., "data": ...} of some tasks.
 func unwrap(t *asynq.Task) ([]byte, error) {
 	if t.Type() != "mail:send" {
 		return t.Payload(), nil // no envelope
@@ -57,14 +56,6 @@ func unwrap(t *asynq.Task) ([]byte, error) {
 		return nil, &automutex.KeyError{Task: t.Type(), Field: "data"}
 	}
 	return envelope.Data, nil
-}
-
-// keyMaker makes keys as a Guard with that Config does, and needs no Redis.
-func keyMaker() (*automutex.KeyMaker, error) {
-	return automutex.NewKeyMaker(automutex.Config{
-		Rules:  append(encodingRules(), automutex.Rule{Task: "mail:send", On: []string{"to"}}),
-		Decode: unwrap,
-	})
 }
 
 func run(out io.Writer) error {

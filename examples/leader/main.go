@@ -78,10 +78,10 @@ func run(out io.Writer, ticks int) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel() // kills the replicas; those who read them end with that
 	type tick struct {
-		of   *exec.Cmd
-		when string
+		of         *exec.Cmd
+		name, when string
 	}
-	said, names := make(chan tick), map[*exec.Cmd]string{}
+	said := make(chan tick)
 	for _, name := range []string{"A", "B"} {
 		cmd := exec.CommandContext(ctx, program)
 		cmd.Env, cmd.Stderr = append(os.Environ(), replicaEnv+"="+server.Addr()), os.Stderr
@@ -92,10 +92,9 @@ func run(out io.Writer, ticks int) error {
 		if err != nil {
 			return fmt.Errorf("starting replica %s: %w", name, err)
 		}
-		names[cmd] = name
 		go func() {
 			for lines := bufio.NewScanner(pipe); lines.Scan(); {
-				said <- tick{cmd, lines.Text()}
+				said <- tick{cmd, name, lines.Text()}
 			}
 			_ = cmd.Wait() // killed
 		}()
@@ -108,12 +107,12 @@ func run(out io.Writer, ticks int) error {
 		case <-time.After(time.Minute):
 			return errors.New("no tick within a minute")
 		}
-		fmt.Fprintf(out, "%s  replica %s enqueues the tick\n", t.when, names[t.of])
+		fmt.Fprintf(out, "%s  replica %s enqueues the tick\n", t.when, t.name)
 		if seen[t.when] {
 			return fmt.Errorf("the tick of %s was enqueued twice", t.when)
 		}
 		if seen[t.when] = true; i == ticks {
-			fmt.Fprintf(out, "replica %s, which leads, is killed; its lease lasts %s at most\n", names[t.of], leaseLength)
+			fmt.Fprintf(out, "replica %s, which leads, is killed; its lease lasts %s at most\n", t.name, leaseLength)
 			if err := t.of.Process.Kill(); err != nil {
 				return err
 			}

@@ -17,7 +17,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -43,8 +42,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 		return 0
 	}
 	if err == nil && (flags.NArg() > 0 || d.changes < 1 || d.every < time.Millisecond || d.work < 0) {
-		err = errors.New("-changes takes at least 1, -every at least 1ms, -work at least 0s, and there are no arguments " +
-			"beside the flags; see -h")
+		err = errors.New("these flags do not fit; see -h")
 	}
 	if err == nil {
 		err = d.run(*address)
@@ -56,7 +54,6 @@ func run(args []string, stdout, stderr io.Writer) int {
 	return d.report(stdout)
 }
 
-// demo is one run.
 type demo struct {
 	changes     int
 	every, work time.Duration
@@ -174,9 +171,8 @@ func (d *demo) report(out io.Writer) (exit int) {
 	fmt.Fprintf(out, "a document changes %d times, every %s; each change asks for a task of %s\n\n", d.changes, d.every,
 		d.work)
 	fmt.Fprintf(out, "%-12s        0 %s %5s\n", "", strings.Repeat("─", columns-8), end.Round(10*time.Millisecond))
-	table := &strings.Builder{}
-	tab := tabwriter.NewWriter(table, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(tab, "rule\tasked\taccepted\truns\tlast run saw\tmeans")
+	table, line := &strings.Builder{}, "%-13v%-7v%-10v%-6v%-20v%s\n"
+	fmt.Fprintf(table, line, "rule", "asked", "accepted", "runs", "last run saw", "means")
 	for _, w := range wishes(changing) {
 		asked, runs := []rune(strings.Repeat(" ", columns)), []rune(strings.Repeat(" ", columns))
 		accepted, last, overlap := 0, 0, false
@@ -198,13 +194,12 @@ func (d *demo) report(out io.Writer) (exit int) {
 		}
 		n := len(d.ran[w.task])
 		fmt.Fprintf(out, "%-12s asked  %s\n%-12s runs   %s\n", w.task, string(asked), "", string(runs))
-		fmt.Fprintf(tab, "%s\t%d\t%d\t%d\tversion %d of %d\t%s\n", w.task, d.changes, accepted, n, last, d.changes, w.text)
+		fmt.Fprintf(table, line, w.task, d.changes, accepted, n, fmt.Sprintf("version %d of %d", last, d.changes), w.text)
 		if w.newest && last != d.changes || w.most > 0 && n > w.most || w.rule != nil && overlap {
 			exit = 1
 			fmt.Fprintf(out, "             this is not what the rule promises\n")
 		}
 	}
-	_ = tab.Flush()
 	fmt.Fprintf(out, "\n+ accepted   · a duplicate   ▌ a run begins\n\n%s", table)
 	return exit
 }

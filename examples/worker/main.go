@@ -1,8 +1,8 @@
 // Command worker shows tasks taking turns. It enqueues webhook deliveries of a few repositories,
 // works them off with an asynq server whose guard lets one task per repository run at a time, and
-// draws who ran when. With -unguarded the same happens without the guard, with -in-order also in the
-// order of enqueueing, through failures. With -noisy a tenant has a backlog, and another one a task now and then: first
-// without the guard, then with it.
+// draws who ran when. With -input the tasks are yours, with -unguarded they run without the guard,
+// with -in-order also in the order of enqueueing, through failures. With -noisy a tenant has a backlog,
+// and another one a task now and then: first without the guard, then with it.
 //
 // All that asynq and automutex need is in this file. Package examples/internal/demo has the rest.
 package main
@@ -54,6 +54,9 @@ func once(ctx context.Context, d *demo.Demo, stderr io.Writer) int {
 	work, config := asynq.Handler(handler(d)), serverConfig(d)
 
 	rules := guardConfig(d)
+	if err := d.Begin(rules); err != nil {
+		return demo.Refuse(stderr, err)
+	}
 	var guard *automutex.Guard
 	producer := asynq.NewClientFromRedisClient(d.Redis)
 	client := automutex.Enqueuer(producer)
@@ -71,12 +74,14 @@ func once(ctx context.Context, d *demo.Demo, stderr io.Writer) int {
 			}
 		}
 	}
-	closePage, err := servePage(d, rules)
-	if err != nil {
+	if err := servePage(d, rules); err != nil {
 		return demo.Refuse(stderr, err)
 	}
-	defer closePage()
-	return d.Report(workOff(ctx, d, asynq.NewServerFromRedisClient(d.Redis, config), work, guard, client))
+	exit := d.Report(workOff(ctx, d, asynq.NewServerFromRedisClient(d.Redis, config), work, guard, client))
+	if d.Page != nil {
+		<-ctx.Done()
+	}
+	return exit
 }
 
 // handler works on one task. It knows nothing of locks.
@@ -84,11 +89,11 @@ func handler(d *demo.Demo) asynq.HandlerFunc {
 	return func(ctx context.Context, _ *asynq.Task) error { return d.Work(ctx) }
 }
 
-// guardConfig says who takes turns: tasks with equal -on fields, of whatever github: type.
+// guardConfig says who takes turns: tasks with equal -on fields, of whatever type that begins so.
 func guardConfig(d *demo.Demo) automutex.Config {
 	cfg := automutex.Config{
 		Rules: []automutex.Rule{{
-			Task: "github:", Scope: "repository", On: d.On, // every task type that begins so
+			Task: d.Type, Scope: "repository", On: d.On,
 			Limit: d.Limit, Busy: d.Busy, Wait: d.Wait, InOrder: d.InOrder,
 		}},
 		Prefix: d.Name, Logger: d.Log, Observe: d.Observe,
@@ -100,9 +105,9 @@ func guardConfig(d *demo.Demo) automutex.Config {
 }
 
 // servePage serves the page for operators, with -web. A program with a login gives each of its users their Access.
-func servePage(d *demo.Demo, rules automutex.Config) (closePage func(), err error) {
+func servePage(d *demo.Demo, rules automutex.Config) error {
 	if d.Page == nil {
-		return func() {}, nil
+		return nil
 	}
 	access := func(r *http.Request) web.Access {
 		if demo.IsLocal(r.Host) {
@@ -112,16 +117,15 @@ func servePage(d *demo.Demo, rules automutex.Config) (closePage func(), err erro
 	}
 	page, err := web.New(d.Redis, web.Options{Prefix: rules.Prefix, Rules: rules.Rules, Logger: d.Log, Access: access})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	server := &http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second}
-	go func() { _ = server.Serve(d.Page) }() // ends with closePage
-	return func() {
+	go func() { // ends with d.Close
+		_ = (&http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second}).Serve(d.Page)
 		if closer, ok := page.(io.Closer); ok { // web.New says that it is one
 			_ = closer.Close()
 		}
-		_ = server.Close()
-	}, nil
+	}()
+	return nil
 }
 
 // serverConfig is an ordinary asynq configuration, with shorter intervals than asynq's own.

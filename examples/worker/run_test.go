@@ -1,10 +1,15 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
-	"fmt"
 	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -22,8 +27,7 @@ func TestMain(m *testing.M) {
 type outcome struct {
 	exit           int
 	stdout, stderr string
-	// What the last line counts.
-	tasks, done, skipped, replaced, archived, lost, overlaps int
+	n              map[string]int // what the last line counts
 }
 
 // try runs the program with words of flags; the last line of its output must be the result.
@@ -32,13 +36,14 @@ func try(t *testing.T, ctx context.Context, flags string) (o outcome) {
 	var stdout, stderr bytes.Buffer
 	o.exit = run(ctx, strings.Fields(flags), &stdout, &stderr)
 	o.stdout, o.stderr = stdout.String(), stderr.String()
-	_, result, _ := strings.Cut(o.stdout, "\nresult: ")
-	if !strings.Contains(result, "replaced=") {
-		result = strings.Replace(result, " archived", " replaced=0 archived", 1)
+	_, result, told := strings.Cut(o.stdout, "\nresult: ")
+	result, _, _ = strings.Cut(result, "\n") // of -noisy the first
+	if o.n = map[string]int{}; !told {
+		t.Fatal(flags, o.stdout, o.stderr)
 	}
-	if _, err := fmt.Sscanf(result, "tasks=%d done=%d skipped=%d replaced=%d archived=%d lost=%d overlaps=%d\n",
-		&o.tasks, &o.done, &o.skipped, &o.replaced, &o.archived, &o.lost, &o.overlaps); err != nil {
-		t.Fatalf("%q: %v in the last line of\n%s\nstderr:\n%s", flags, err, o.stdout, o.stderr)
+	for _, pair := range strings.Fields(result) {
+		name, n, _ := strings.Cut(pair, "=")
+		o.n[name], _ = strconv.Atoi(n)
 	}
 	return o
 }
@@ -46,7 +51,8 @@ func try(t *testing.T, ctx context.Context, flags string) (o outcome) {
 // expect checks the exit status and how many tasks there were, done, or ended by the policy. Redis may be late.
 func (o outcome) expect(t *testing.T, exit, tasks int) {
 	t.Helper()
-	if o.exit != exit || o.tasks != tasks || o.done+o.skipped+o.replaced+o.archived != tasks || exit == 0 &&
+	ended := o.n["done"] + o.n["skipped"] + o.n["replaced"] + o.n["archived"]
+	if o.exit != exit || o.n["tasks"] != tasks || ended != tasks || exit == 0 &&
 		strings.Count(o.stderr, "\n") != strings.Count(o.stderr, "the controls can") {
 		t.Errorf("exit %d, want %d with %d tasks, nothing lost or said\nstdout:\n%s\nstderr:\n%s", o.exit, exit, tasks,
 			o.stdout, o.stderr)
@@ -56,19 +62,17 @@ func (o outcome) expect(t *testing.T, exit, tasks int) {
 // With the guard nobody overlaps and nobody is lost, whatever the policy, on every kind of Redis.
 func TestRun_guarded(t *testing.T) {
 	t.Parallel()
-	for flags, ends := range map[string]func(o outcome) bool{
-		"": nil, "-limit 2": nil, "-busy park": nil, "-busy park -workers 1": nil, "-on sender.login -work 3ms": nil,
-		"-in-order":              nil,
-		"-busy skip -wait 0s":    func(o outcome) bool { return o.skipped > 0 },
-		"-busy archive -wait 0s": func(o outcome) bool { return o.archived > 0 },
-		"-busy replace":          func(o outcome) bool { return o.replaced > 0 },
+	for flags, ends := range map[string]string{
+		"": "done", "-limit 2": "done", "-busy retry": "done", "-workers 1": "done", "-on sender.login -work 3ms": "done",
+		"-in-order":           "done",
+		"-busy skip -wait 0s": "skipped", "-busy archive -wait 0s": "archived", "-busy replace": "replaced",
 	} {
 		t.Run(flags, func(t *testing.T) {
 			t.Parallel()
 			o := try(t, t.Context(), "-tasks 60 "+flags)
 			o.expect(t, 0, 60)
-			if ends == nil && o.done != 60 || ends != nil && !ends(o) || o.overlaps > 0 {
-				t.Errorf("%s", o.stdout)
+			if o.n[ends] == 0 || ends == "done" && o.n["done"] != 60 || o.n["overlaps"] > 0 {
+				t.Error(o.stdout)
 			}
 			if strings.Contains(flags, "order") && !strings.Contains(o.stdout, "in order: 0 tasks began after one") {
 				t.Errorf("the report lacks the order:\n%s", o.stdout)
@@ -80,37 +84,82 @@ func TestRun_guarded(t *testing.T) {
 		if s.Kind() == redistest.KindCluster {
 			address = strings.Join(s.Addrs(), ",")
 		}
-		try(t, t.Context(), "-busy park -tasks 60 -work 3ms -redis "+address).expect(t, 0, 60)
+		try(t, t.Context(), "-tasks 60 -work 3ms -redis "+address).expect(t, 0, 60)
 	})
 }
 
-// The verdict comes from what the handlers did: without the guard tasks overlap, as in the first run of -noisy, and so
-// they do under a policy that lets them.
+// The tasks of a file run, of whatever type; a line that cannot is named, and nothing runs.
+func TestRun_input(t *testing.T) {
+	t.Parallel()
+	flags := "-on tenant -input " + filepath.Join(t.TempDir(), "tasks")
+	const good = `{"type": "report", "payload": {"tenant": 7}}` + "\n" + `{"tenant": "7", "type": "a"}` + "\n"
+	for text, wrong := range map[string]string{
+		good + "x": "tasks:3: ", good + "\n" + good: "tasks:3: ", "null": "task 1: ", good: "",
+		`{"type": 1, "payload": {}}`: "tasks:1: ", good + `{"tenants": 1}`: "task 3: ",
+	} {
+		redistest.Must(t, os.WriteFile(strings.Fields(flags)[3], []byte(text), 0o600))
+		if wrong != "" {
+			refused(t, flags, wrong)
+		} else if o := try(t, t.Context(), flags); o.n["done"] != 2 || !strings.Contains(o.stdout, "\n7  ") {
+			t.Error(o.stdout)
+		}
+	}
+}
+
+// With -web it stays until it is interrupted.
+func TestRun_web(t *testing.T) {
+	t.Parallel()
+	ctx, interrupt := context.WithCancel(t.Context())
+	out, in := io.Pipe()
+	go func() { // ends with interrupt
+		defer in.Close()
+		run(ctx, strings.Fields("-tasks 5 -web 127.0.0.1:0"), in, io.Discard)
+	}()
+	told, lines := "", bufio.NewScanner(out)
+	for lines.Scan() && !strings.HasPrefix(lines.Text(), "result: ") {
+		told += lines.Text() + " "
+	}
+	got, err := http.Get(regexp.MustCompile(`http://\S+`).FindString(told))
+	redistest.Must(t, err)
+	if redistest.Must(t, got.Body.Close()); !strings.Contains(told, " tasks run, ") {
+		t.Error(told)
+	}
+	interrupt()
+	_, _ = io.Copy(io.Discard, out) // until it returns
+}
+
+// Without the guard tasks overlap, as in the first run of -noisy, and so they do under a policy that lets them.
 func TestRun_overlaps(t *testing.T) { // by itself: beside others tasks may not overlap
 	for flags, exit := range map[string]int{"-unguarded": 0, "-noisy -work 5ms": 0, "-busy allow -wait 0s": 1} {
 		o := try(t, t.Context(), "-tasks 60 "+flags)
 		o.expect(t, exit, 60)
-		if o.overlaps == 0 || o.done != 60 || strings.Contains(o.stdout, "without the rule") == (flags[1] != 'n') {
+		if o.n["overlaps"] == 0 || o.n["done"] != 60 || strings.Contains(o.stdout, "without the rule") == (flags[1] != 'n') {
 			t.Errorf("%q: no overlaps:\n%s", flags, o.stdout)
 		}
+	}
+}
+
+func refused(t *testing.T, flags, why string) {
+	t.Helper()
+	var stdout, stderr bytes.Buffer
+	if exit := run(t.Context(), strings.Fields(flags), &stdout, &stderr); exit != 2 ||
+		strings.Contains(stdout.String(), "result") || !strings.Contains(stderr.String(), why) {
+		t.Error(flags, exit, stdout.String(), stderr.String(), "want", why)
 	}
 }
 
 func TestRun_refuses(t *testing.T) {
 	t.Parallel()
 	for _, flags := range []string{
-		"-workers 0", "-limit -1", "-busy never", "-on a..b", "-wait -1s", "-redis nonsense", "-redis redis://127.0.0.1:1",
-		"-web 0.0.0.0:0", "-web x", "-in-order -unguarded", "-noisy -unguarded", "stray", "-nosuch",
+		"-workers 0", "-limit -1", "-busy never", "-on a..b", "-busy retry -wait -1s", "-redis nonsense",
+		"-redis redis://127.0.0.1:1", "-web 0.0.0.0:0", "-web x", "-in-order -unguarded", "-noisy -unguarded", "stray",
+		"-nosuch", "-input nosuch",
 	} {
-		var stdout, stderr bytes.Buffer
-		if exit := run(t.Context(), strings.Fields(flags), &stdout, &stderr); exit != 2 ||
-			!strings.Contains(stderr.String(), "worker: ") {
-			t.Errorf("%q: exit %d, stderr %q", flags, exit, stderr.String())
-		}
+		refused(t, flags, "worker: ")
 	}
 	var stderr bytes.Buffer
 	if exit := run(t.Context(), []string{"-h"}, io.Discard, &stderr); exit != 0 ||
 		!strings.Contains(stderr.String(), "-unguarded") {
-		t.Errorf("exit %d, stderr %q", exit, stderr.String())
+		t.Error(exit, stderr.String())
 	}
 }

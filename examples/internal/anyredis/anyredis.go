@@ -13,8 +13,8 @@ import (
 )
 
 // Usage describes the flag.
-const Usage = "a Redis: host:port, a `URL` such as redis://user:password@localhost:6379/0, or the nodes of a " +
-	"Cluster as host:port,host:port (default: one inside this program)"
+const Usage = "a Redis: host:port, a `URL` such as redis://user:password@localhost:6379/0 (rediss:// for TLS, %XX for " +
+	"odd characters), or a Cluster's host:port,host:port (default: one inside this program)"
 
 // Store is a Redis. asynq's client, server and inspector and the guard share its one client.
 type Store struct {
@@ -23,8 +23,7 @@ type Store struct {
 	Close  func()
 }
 
-// Open connects to the Redis at address and makes sure that it answers. Without an address it
-// starts one in this process. Errors never repeat the address, which may hold a password.
+// Open connects to the Redis at address, or starts one in this process. Errors do not repeat a password.
 func Open(ctx context.Context, address string) (*Store, error) {
 	if address == "" {
 		mini := miniredis.NewMiniRedis()
@@ -42,8 +41,7 @@ func Open(ctx context.Context, address string) (*Store, error) {
 	if strings.ContainsAny(address, "/@") {
 		one, err := redis.ParseURL(address)
 		if err != nil {
-			return nil, errors.New("-redis: want host:port, the nodes of a Cluster as host:port,host:port, or a URL: " +
-				"redis://user:password@localhost:6379/0 (special characters in a password as %XX), or rediss:// for TLS")
+			return nil, errors.New("-redis: want " + Usage)
 		}
 		o = &redis.UniversalOptions{Addrs: []string{one.Addr}, Username: one.Username, Password: one.Password, DB: one.DB,
 			TLSConfig: one.TLSConfig}

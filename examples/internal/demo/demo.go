@@ -1,21 +1,25 @@
-// Package demo is the part of examples/worker that has nothing to do with locks: it reads the flags, makes the tasks,
-// notes what the handlers did, and draws it. Overlaps and disorder are those of the handlers, whatever the guard says.
+// Package demo is the part of examples/worker that has nothing to do with locks: it reads the flags, makes or reads the
+// tasks, notes what the handlers did, and draws it. Overlaps and disorder are those of the handlers, whatever the guard
+// says.
 package demo
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
 	"log/slog"
 	"maps"
+	"math"
 	mathrand "math/rand/v2"
 	"net"
+	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -30,7 +34,8 @@ import (
 // Demo is one run, from the flags to the result.
 type Demo struct {
 	Unguarded, InOrder bool
-	Noisy              bool // two runs, the first one unguarded; see Again
+	Noisy              bool   // two runs, the first one unguarded; see Again
+	Type               string // that of each task begins so
 	On                 []string
 	Busy               automutex.Policy
 	Limit, Workers     int
@@ -43,21 +48,20 @@ type Demo struct {
 
 	count       int
 	work        time.Duration
-	keys        *automutex.KeyMaker // a row of the picture is a key
+	todo        []*asynq.Task
 	store       *anyredis.Store
 	inspector   *asynq.Inspector
 	out, errOut io.Writer
-	start       time.Time
+	start, told time.Time
 
-	mu    sync.Mutex // guards tasks, byID and what is in them
-	tasks []*task    // as enqueued
+	mu    sync.Mutex // guards tasks and what is in them
+	tasks []*task    // of todo
 	first []*task    // with Noisy: those of the first run
-	byID  map[string]*task
 }
 
 // task is what is known of one task; times count from the start of the demo.
 type task struct {
-	id, row string
+	id, row string // a row of the picture is a key
 	queued  time.Duration
 	ended   string // done, skipped or replaced; empty: not yet, or asynq knows
 	runs    []span
@@ -70,26 +74,25 @@ type span struct{ from, to time.Duration }
 var policies = []automutex.Policy{automutex.Retry, automutex.Skip, automutex.Archive, automutex.Fail, automutex.Allow,
 	automutex.Park, automutex.Replace}
 
-// Open reads the flags, connects to Redis, and says what is about to run. Close the Demo after use.
+// Open reads the flags and connects to Redis. Close the Demo after use.
 func Open(ctx context.Context, args []string, stdout, stderr io.Writer) (*Demo, error) {
-	d := &Demo{out: stdout, errOut: stderr, start: time.Now(), byID: map[string]*task{}}
+	d := &Demo{Type: "github:", out: stdout, errOut: stderr}
 	flags := flag.NewFlagSet("worker", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	address := flags.String("redis", "", anyredis.Usage)
-	page := flags.String("web", "", "serve the page at this `address`, such as 127.0.0.1:8081; without -tasks with 2000 "+
-		"tasks of 150ms")
+	page := flags.String("web", "", "serve the page at this `address`, such as 127.0.0.1:8081, until Ctrl-C; without "+
+		"-tasks with 2000 tasks of 150ms")
+	input := flags.String("input", "", "run the tasks of a `file`: {\"type\": ..., \"payload\": ...} a line, or payloads")
 	flags.BoolVar(&d.Unguarded, "unguarded", false, "run without the guard")
-	flags.BoolVar(&d.InOrder, "in-order", false, "run the tasks of one key in order; one in ten fails once")
-	flags.BoolVar(&d.Noisy, "noisy", false, "show how long B waits behind the backlog of A, without a rule and with")
-	on := flags.String("on", "repository.full_name", "payload `fields` (comma-separated) that make the key, such as "+
-		"sender.login; empty: one lock for everything")
-	busy := flags.String("busy", "retry", fmt.Sprintf("the `policy` for a task that did not get its lock: %v", policies))
-	flags.IntVar(&d.Limit, "limit", 1, "how many tasks of one key may run at once")
-	flags.DurationVar(&d.Wait, "wait", 2*time.Second,
-		"the longest time in line before the policy applies; park knows none")
-	flags.IntVar(&d.Workers, "workers", 10, "tasks that the server runs at once")
+	flags.BoolVar(&d.InOrder, "in-order", false, "run tasks of a key in order; one in ten fails once")
+	flags.BoolVar(&d.Noisy, "noisy", false, "show B wait behind A's backlog, without a rule and with")
+	on := flags.String("on", "repository.full_name", "payload `fields` of the key; empty: one lock for all")
+	busy := flags.String("busy", "park", fmt.Sprintf("the `policy` of a task whose key is busy: %v", policies))
+	flags.IntVar(&d.Limit, "limit", 1, "how many of a key run at once")
+	flags.DurationVar(&d.Wait, "wait", 2*time.Second, "time in line before the policy applies; park knows none")
+	flags.IntVar(&d.Workers, "workers", 10, "how many run at once")
 	flags.IntVar(&d.count, "tasks", 300, "how many tasks")
-	flags.DurationVar(&d.work, "work", 20*time.Millisecond, "how long a handler works, give or take half")
+	flags.DurationVar(&d.work, "work", 20*time.Millisecond, "time of a handler, on average")
 	err := flags.Parse(args)
 	if err != nil {
 		return nil, err
@@ -99,17 +102,23 @@ func Open(ctx context.Context, args []string, stdout, stderr io.Writer) (*Demo, 
 	case *page != "" && !IsLocal(*page):
 		return nil, errors.New("-web: the page has no login: serve it at 127.0.0.1:PORT")
 	case flags.NArg() > 0 || at < 0 || d.Workers < 1 || d.count < 1 || d.work < 0 || d.InOrder && d.Unguarded,
-		d.Noisy && (d.InOrder || d.Unguarded || *page != "" || d.Limit > 1 && d.Limit >= d.Workers):
-		return nil, errors.New("these flags do not fit together; see -h")
+		d.Noisy && (d.InOrder || d.Unguarded || *page+*input != ""):
+		return nil, errors.New("these flags do not fit; see -h")
 	}
 	d.Busy = policies[at]
 	d.defaults(*page != "")
 	if *on != "" {
 		d.On = strings.Split(*on, ",")
 	}
-	if d.keys, err = automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{{Task: "github:", Scope: "repository",
-		On: d.On}}}); err != nil {
+	if *input == "" {
+		d.makeUp()
+	} else if err = d.read(*input); err != nil {
 		return nil, err
+	}
+	if *page != "" {
+		if d.Page, err = (&net.ListenConfig{}).Listen(ctx, "tcp", *page); err != nil {
+			return nil, err
+		}
 	}
 	if d.store, err = anyredis.Open(ctx, *address); err != nil {
 		return nil, err
@@ -117,16 +126,56 @@ func Open(ctx context.Context, args []string, stdout, stderr io.Writer) (*Demo, 
 	d.Redis, d.inspector = d.store.Client, asynq.NewInspectorFromRedisClient(d.store.Client)
 	d.Name = "automutex-demo-" + strings.ToLower(rand.Text()[:8])
 	d.Log = slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
-	fmt.Fprintf(stdout, "%d tasks, %d workers, %s of work each, on %s; a key is %s: limit %d, wait %s, then %s; "+
-		"unguarded: %t\n\n",
-		d.count, d.Workers, d.work, d.store.Name, *on, d.Limit, d.Wait, d.Busy, d.Unguarded)
-	if *page != "" {
-		if d.Page, err = (&net.ListenConfig{}).Listen(ctx, "tcp", *page); err != nil {
-			return nil, err
-		}
-		fmt.Fprintf(stdout, "the page for operators is at http://%s/ until the demo ends (Ctrl-C)\n\n", d.Page.Addr())
-	}
 	return d, nil
+}
+
+// read reads -input.
+func (d *Demo) read(path string) error {
+	text, err := os.ReadFile(path)
+	if err == nil && len(text) == 0 {
+		err = io.EOF
+	}
+	if err != nil {
+		return fmt.Errorf("-input: %w", err)
+	}
+	d.Type = "input:"
+	for line := range bytes.Lines(text) {
+		var fields map[string]json.RawMessage
+		kind, err := "payload", json.Unmarshal(line, &fields)
+		if payload := fields["payload"]; len(fields) == 2 && payload != nil && fields["type"] != nil {
+			line, err = payload, json.Unmarshal(fields["type"], &kind)
+		}
+		if err != nil {
+			return fmt.Errorf("-input: %s:%d: want a payload, or its type and it: %w", path, len(d.todo)+1, err)
+		}
+		d.todo = append(d.todo, asynq.NewTask(d.Type+kind, line))
+	}
+	return nil
+}
+
+// Begin says what is about to run under these rules.
+func (d *Demo) Begin(rules automutex.Config) error {
+	keys, err := automutex.NewKeyMaker(rules)
+	if err != nil {
+		return err
+	}
+	d.tasks, d.start = nil, time.Now()
+	for i, one := range d.todo {
+		its, err := keys.Keys(context.Background(), one)
+		if err != nil {
+			return fmt.Errorf("task %d: %w; see -on", i+1, err)
+		}
+		t := &task{id: fmt.Sprintf("event-%06d", i+1)}
+		_, t.row, _ = strings.Cut(strings.Trim(its[0], "{}"), "|")
+		d.tasks = append(d.tasks, t)
+	}
+	fmt.Fprintf(d.out, "%d tasks, %d workers, %s of work each, on %s; a key is %s: limit %d, wait %s, then %s; "+
+		"unguarded: %t\n", len(d.todo), d.Workers, d.work, d.store.Name, strings.Join(d.On, ","), d.Limit, d.Wait, d.Busy,
+		d.Unguarded)
+	if d.Page != nil {
+		fmt.Fprintf(d.out, "the page for operators is at http://%s/ until Ctrl-C\n", d.Page.Addr())
+	}
+	return nil
 }
 
 // defaults are what some flags say of others.
@@ -146,7 +195,7 @@ func (d *Demo) defaults(page bool) {
 	}
 }
 
-// Refuse says why there is no run, and returns the exit status.
+// Refuse says why nothing runs, and returns the exit status.
 func Refuse(stderr io.Writer, err error) int {
 	if fmt.Fprintf(stderr, "worker: %v\n", err); errors.Is(err, flag.ErrHelp) {
 		return 0
@@ -159,12 +208,17 @@ func (d *Demo) Again(exit int) bool {
 	if !d.Noisy || d.first != nil || exit != 0 {
 		return false
 	}
-	d.Unguarded, d.first, d.tasks, d.byID, d.start = false, d.tasks, nil, map[string]*task{}, time.Now()
+	d.Unguarded, d.first = false, d.tasks
 	return true
 }
 
-// Close closes the client of Redis.
-func (d *Demo) Close() { d.store.Close() }
+// Close closes the client of Redis and the page.
+func (d *Demo) Close() {
+	d.store.Close()
+	if d.Page != nil {
+		_ = d.Page.Close()
+	}
+}
 
 // IsLocal reports whether an address is one that only this machine reaches. A name of another site may lead here, too.
 func IsLocal(address string) bool {
@@ -174,15 +228,14 @@ func IsLocal(address string) bool {
 
 const ofB = 20 // tasks of -noisy
 
-// EachTask has enqueue hand the tasks, made-up webhooks, to asynq until ctx ends. The first repository is the busiest:
-// the second has half as many as it, the third a third, and so on. With Noisy all are A's, but for the last, which are
-// B's and come one after the other.
-func (d *Demo) EachTask(ctx context.Context, enqueue func(task *asynq.Task, id string) error) (err error) {
+// makeUp makes webhooks. The first repository is the busiest: the second has half as many as it, the third a third, and
+// so on. With Noisy all are A's, but for the last, which are B's.
+func (d *Demo) makeUp() {
 	random := mathrand.New(mathrand.NewPCG(1, 0)) // the same tasks each time
 	kinds := []string{"push", "push", "pull_request", "issues"}
 	repositories := []string{"octo/hello", "octo/website", "gopher/burrow", "gopher/docs", "acme/anvil",
 		"acme/rocket-skates", "solo/dotfiles", "solo/notes"}
-	for i := 0; i < d.count && err == nil && ctx.Err() == nil; i++ {
+	for i := range d.count {
 		n, left := 0, random.Float64()*2.7178 // 1 + 1/2 + ... + 1/8
 		for ; left > 1/float64(n+1) && n < len(repositories)-1; n++ {
 			left -= 1 / float64(n+1)
@@ -191,19 +244,28 @@ func (d *Demo) EachTask(ctx context.Context, enqueue func(task *asynq.Task, id s
 		if d.Noisy {
 			if name = "A"; i >= d.count-ofB {
 				name = "B"
-				<-time.After(5 * d.work)
 			}
 		}
-		webhook := asynq.NewTask("github:"+kinds[random.IntN(len(kinds))],
-			fmt.Appendf(nil, `{"repository": {"full_name": %q}, "sender": {"login": "octocat"}}`, name))
-		t := &task{id: fmt.Sprintf("event-%06d", i+1), row: "(no key)", queued: time.Since(d.start)}
-		if keys, err := d.keys.Keys(ctx, webhook); err == nil {
-			_, t.row, _ = strings.Cut(strings.Trim(keys[0], "{}"), "|")
+		d.todo = append(d.todo, asynq.NewTask(d.Type+kinds[random.IntN(len(kinds))],
+			fmt.Appendf(nil, `{"repository": {"full_name": %q}, "sender": {"login": "octocat"}}`, name)))
+	}
+}
+
+// EachTask has enqueue hand the tasks to asynq until ctx ends; with Noisy those of B one after the other.
+func (d *Demo) EachTask(ctx context.Context, enqueue func(task *asynq.Task, id string) error) (err error) {
+	for i, t := range d.tasks {
+		if err != nil || ctx.Err() != nil {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.tasks = d.tasks[:i]
+			break
 		}
-		d.mu.Lock()
-		d.tasks, d.byID[t.id] = append(d.tasks, t), t
-		d.mu.Unlock()
-		err = enqueue(webhook, t.id)
+		if d.Noisy && i >= d.count-ofB {
+			<-time.After(5 * d.work)
+			_, _ = d.left()
+		}
+		d.note(t.id, func(t *task, now time.Duration) { t.queued = now })
+		err = enqueue(d.todo[i], t.id)
 	}
 	return err
 }
@@ -212,8 +274,10 @@ func (d *Demo) EachTask(ctx context.Context, enqueue func(task *asynq.Task, id s
 func (d *Demo) note(id string, change func(t *task, now time.Duration)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if t := d.byID[id]; t != nil {
-		change(t, time.Since(d.start))
+	for _, t := range d.tasks {
+		if t.id == id {
+			change(t, time.Since(d.start))
+		}
 	}
 }
 
@@ -253,16 +317,26 @@ func (d *Demo) Observe(_ context.Context, e automutex.Event) {
 // Drain waits until nothing in the queue is left to run, or ctx ends.
 func (d *Demo) Drain(ctx context.Context) error {
 	for ctx.Err() == nil {
-		q, err := d.inspector.GetQueueInfo(d.Name)
-		switch {
-		case errors.Is(err, asynq.ErrQueueNotFound), err == nil && q.Pending+q.Active+q.Scheduled+q.Retry == 0:
-			return nil
-		case err != nil:
+		if n, err := d.left(); n == 0 {
 			return err
 		}
 		<-time.After(20 * time.Millisecond)
 	}
 	return nil
+}
+
+// left is how many tasks are in asynq, which it tells each second.
+func (d *Demo) left() (int, error) {
+	q, err := d.inspector.GetQueueInfo(d.Name)
+	if err != nil {
+		return 0, err
+	}
+	wait := q.Pending + q.Scheduled + q.Retry
+	if now := time.Now(); now.Sub(d.told) > time.Second {
+		d.told = now
+		fmt.Fprintf(d.out, "%6s: %d tasks run, %d wait\n", round(now.Sub(d.start)), q.Active, wait)
+	}
+	return wait + q.Active, nil
 }
 
 // Report draws who ran when, counts what became of each task, and removes the queue. It takes the error that the run
@@ -287,14 +361,10 @@ func (d *Demo) Report(err error) int {
 		counts[became]++
 	}
 	overlaps, disorder := d.draw()
-	if counts["queued"] > 0 {
-		fmt.Fprintf(d.out, "queued=%d in asynq queue %s of %s; to remove it: asynq queue rm --force %[2]s\n",
-			counts["queued"], d.Name, d.store.Name)
-	} else { // asynq keeps its statistics
-		base, day := "asynq:{"+d.Name+"}:", ":"+d.start.UTC().Format(time.DateOnly)
-		_ = d.inspector.DeleteQueue(d.Name, true) // it may be lost
-		_ = d.Redis.Del(context.Background(), base+"processed", base+"processed"+day, base+"failed", base+"failed"+day)
-	}
+	// asynq keeps its statistics
+	base, day := "asynq:{"+d.Name+"}:", ":"+d.start.UTC().Format(time.DateOnly)
+	_ = d.inspector.DeleteQueue(d.Name, true) // it may be lost
+	_ = d.Redis.Del(context.Background(), base+"processed", base+"processed"+day, base+"failed", base+"failed"+day)
 	if err != nil {
 		fmt.Fprintf(d.errOut, "worker: %v\n", err)
 	}
@@ -306,12 +376,15 @@ func (d *Demo) Report(err error) int {
 		bad = bad || disorder > 0
 		fmt.Fprintf(d.out, "in order: %d tasks began after one of their key that was enqueued later\n", disorder)
 	}
-	skipped := strconv.Itoa(counts["skipped"])
-	if n := counts["replaced"]; n > 0 {
-		skipped += fmt.Sprintf(" replaced=%d", n)
+	more := func(became string) string {
+		if n := counts[became]; n > 0 {
+			return fmt.Sprintf(" %s=%d", became, n)
+		}
+		return ""
 	}
-	fmt.Fprintf(d.out, "result: tasks=%d done=%d skipped=%s archived=%d lost=%d overlaps=%d\n",
-		len(d.tasks), counts["done"], skipped, counts["archived"], counts["lost"], overlaps)
+	// queued: not begun when Ctrl-C came, and deleted
+	fmt.Fprintf(d.out, "result: tasks=%d done=%d skipped=%d%s%s archived=%d lost=%d overlaps=%d\n", len(d.tasks),
+		counts["done"], counts["skipped"], more("replaced"), more("queued"), counts["archived"], counts["lost"], overlaps)
 	if bad {
 		return 1
 	}
@@ -321,36 +394,35 @@ func (d *Demo) Report(err error) int {
 // beside draws both runs of Noisy.
 func (d *Demo) beside() {
 	const rows, wide = 12, 14
-	var waiting [2][rows]int          // of A's tasks, in a piece of the time
-	var waited [2][rows]time.Duration // by B's tasks that were enqueued then, at most
-	end, longest := time.Since(d.start), time.Millisecond
+	var cells [rows][2][2]float64 // of each run A's backlog, and how long B's tasks of then waited (s)
+	end, longest := time.Since(d.start), .001
 	for run, tasks := range [][]*task{d.first, d.tasks} {
 		for _, t := range tasks {
 			began := end
 			if len(t.runs) > 0 {
 				began = t.runs[0].from
 			}
-			for i := range rows {
-				if from := end * time.Duration(i) / rows; t.row == "A" && t.queued < from+end/rows && from < began {
-					waiting[run][i]++
-				} else if t.row == "B" && from <= t.queued && t.queued < from+end/rows {
-					waited[run][i] = max(waited[run][i], began-t.queued)
-					longest = max(longest, waited[run][i])
+			for i := range cells {
+				from, to, c := end*time.Duration(i)/rows, end*time.Duration(i+1)/rows, &cells[i][run]
+				if t.row == "A" && t.queued < to && from < began {
+					c[0]++
+				} else if t.row == "B" && from <= t.queued && t.queued < to {
+					c[1] = max(c[1], (began - t.queued).Seconds())
+					longest = max(longest, c[1])
 				}
 			}
 		}
 	}
-	bar := func(part, whole int64) string {
-		n := int((part*wide + whole - 1) / whole)
+	bar := func(part, whole float64) string {
+		n := int(math.Ceil(part / whole * wide))
 		return strings.Repeat("█", n) + strings.Repeat("·", wide-n)
 	}
-	fmt.Fprintf(d.out, "%6s %-40s %s\n%6s", "", "  without the rule", fmt.Sprintf("  Limit: %d, Busy: Park", d.Limit), "")
+	fmt.Fprintf(d.out, "%6s %-40s   Limit: %d, Busy: Park\n%6s", "", "  without the rule", d.Limit, "")
 	fmt.Fprintln(d.out, strings.Repeat(fmt.Sprintf("   %-14s      %-14s       ", "A's backlog", "B waits"), 2))
-	for i := range rows {
+	for i, row := range cells {
 		fmt.Fprintf(d.out, "%5.1fs", (end * time.Duration(i) / rows).Seconds())
-		for run := range waiting {
-			fmt.Fprintf(d.out, "   %s %-4d %s %5.2fs", bar(int64(waiting[run][i]), int64(len(d.tasks))), waiting[run][i],
-				bar(int64(waited[run][i]), int64(longest)), waited[run][i].Seconds())
+		for _, c := range row {
+			fmt.Fprintf(d.out, "   %s %-4.0f %s %5.2fs", bar(c[0], float64(len(d.tasks))), c[0], bar(c[1], longest), c[1])
 		}
 		fmt.Fprintln(d.out)
 	}
@@ -367,12 +439,10 @@ func (d *Demo) draw() (overlaps, disorder int) {
 		rows[t.row] = append(rows[t.row], t)
 	}
 	axis := strings.Repeat("─", columns-3-len(round(end).String()))
-	fmt.Fprintf(d.out, "%-20.20s  0 %s %s  runs  overlaps  parked  p50 wait  p95 wait\n", strings.Join(d.On, ", "), axis,
+	fmt.Fprintf(d.out, "\n%-20.20s  0 %s %s  runs  overlaps  parked  p50 wait  p95 wait\n", strings.Join(d.On, ", "), axis,
 		round(end))
-	for _, label := range slices.SortedFunc(maps.Keys(rows), func(a,
-		b string) int {
-		return cmp.Or(len(rows[b])-len(rows[a]), cmp.Compare(a, b))
-	}) {
+	busier := func(a, b string) int { return cmp.Or(len(rows[b])-len(rows[a]), cmp.Compare(a, b)) }
+	for _, label := range slices.SortedFunc(maps.Keys(rows), busier) {
 		runs, waits := []span{}, []time.Duration{}
 		parked, over, later := 0, 0, end // later: the first begin of those that were enqueued later
 		for _, t := range slices.Backward(rows[label]) {

@@ -33,7 +33,7 @@ func TestDraw(t *testing.T) {
 	if overlaps, disorder := d.draw(); overlaps != 2 || disorder != 1 {
 		t.Errorf("%d overlaps, %d in disorder; want 2 and 1", overlaps, disorder)
 	}
-	lines := strings.Split(out.String(), "\n")
+	lines := strings.Split(out.String(), "\n")[1:]
 	for i, want := range []string{"repository.full_name ", "overlaps ", "overtaken ", "turns "} {
 		if !strings.HasPrefix(lines[i], want) {
 			t.Errorf("line %d is %q, want %q", i, lines[i], want)
