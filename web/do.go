@@ -14,10 +14,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/hibiken/asynq"
+
 	"github.com/automutex/automutex/internal/blocked"
 	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
+	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -39,9 +42,8 @@ type action struct {
 	back   string // the view that it belongs to, for who came from none
 	typed  field  // what the operator types besides the reason
 	// read reads what a link or a form says of it, and returns why that is no such action.
-	read func(p *page, f *form, v url.Values) (wrong string)
-	// describe sets the question and the effects of v.
-	describe func(v *askView)
+	read     func(p *page, f *form, v url.Values) (wrong string)
+	question func(v *askView) string // templates/ask.html has the effects
 	// look adds to v what Redis has of it, and returns why there is nothing to do; nil: there is always something.
 	look func(ctx context.Context, p *page, v *askView) (status int, wrong string)
 	// do does it, and says in a sentence what changed, unless there is an error.
@@ -61,80 +63,66 @@ var actions = map[string]*action{
 			f.Tokens = v["token"]
 			return readKey(p, f, v)
 		},
-		describe: func(v *askView) {
+		question: func(v *askView) string {
 			gate := ""
-			if v.Effects = []string{
-				"The context of each holder's handler ends with lock.ErrLost, at its next renewal at the latest. Until then the " +
-					"handler may still be at work.",
-				"The first in line gets the lock at once, unless it is paused or its gate is closed.",
-				"Only the holders below lose the lock, and nobody who came meanwhile.",
-			}; v.Gate {
+			if v.Gate {
 				gate = ", and open its gate"
-				v.Effects = append(v.Effects, "A hold or a cooldown ends now, whoever ordered it.")
 			}
-			v.Question = "Take the lock " + v.lock() + " from " + printable.Count(len(v.Holders), "holder") + gate + "?"
+			return "Take the lock " + v.lock() + " from " + printable.Count(len(v.Holders), "holder") + gate + "?"
 		},
 		do: func(ctx context.Context, p *page, f form, _ string) (string, error) { return p.breakLock(ctx, f) },
 	},
 	"sweep": {
 		button: "Sweep", back: "keys",
-		read: func(*page, *form, url.Values) string { return "" },
-		describe: func(v *askView) {
-			v.Question = "Remove what dead processes left behind?"
-			v.Effects = []string{
-				"Holders whose lease has ended, and waiters that have ceased to ask, are removed from all locks.",
-				"Nothing depends on it: each lock does the same when a task asks for it.",
-			}
-		},
+		read:     func(*page, *form, url.Values) string { return "" },
+		question: func(*askView) string { return "Remove what dead processes left behind?" },
 		do: func(ctx context.Context, p *page, _ form, _ string) (string, error) {
 			removed, err := p.engine.Sweep(ctx)
 			return fmt.Sprintf("Dead entries removed: %d.", removed), err
 		},
 	},
+	"run": {
+		button: "Run", back: "blocked", read: readTask,
+		question: func(v *askView) string { return "Run task " + printable.Short(v.Task) + " of " + v.lock() + " again?" },
+		do: func(_ context.Context, p *page, f form, _ string) (string, error) {
+			queue, id, _ := tasknote.Parse(f.Task)
+			info, err := p.o.Inspector.GetTaskInfo(queue, id)
+			if err == nil && info.State != asynq.TaskStateArchived {
+				err = fmt.Errorf("the task is %s, not archived", info.State)
+			}
+			if err == nil {
+				err = p.o.Inspector.RunTask(queue, id)
+			}
+			return "Task " + printable.Short(f.Task) + " is on its way to a worker.", err
+		},
+	},
 	"skip": {
 		button: "Skip", back: "blocked", read: readTask,
-		describe: func(v *askView) {
-			v.Question = "Skip task " + printable.Short(v.Task) + " of " + v.lock() + "?"
-			v.Effects = []string{
-				"The task gives up its place, and the next task of the key goes on at once.",
-				"The task itself is not changed. If asynq runs it later, it takes its old place, before those that still wait.",
-				"A task that runs now, or that is not the next one of its key any more, is not skipped.",
-			}
-		},
+		question: func(v *askView) string { return "Skip task " + printable.Short(v.Task) + " of " + v.lock() + "?" },
 		do: func(ctx context.Context, p *page, f form, _ string) (string, error) {
 			return "Task " + printable.Short(f.Task) + " was skipped: the next one of its key goes on.",
 				blocked.Skip(ctx, p.engine, p.o.Inspector, f.Key, f.Task, f.ticket)
 		},
 	},
 	"pause": giving(control.Pauses, "Pause", "Pause %s?",
-		field{"for", "For how long (30m, 2h; empty: until somebody resumes it)"},
-		"Nobody new gets a lock of this target; who holds one keeps it.",
-		"Tasks go back to asynq, their attempts not spent, whatever the policy of their rule."),
-	"resume": ending(control.Pauses, "Resume", "Resume %s?",
-		"Tasks get the locks of this target again. A pause of the whole scope stays in force for one key of it."),
+		field{"for", "For how long (30m, 2h; empty: until somebody resumes it)"}),
+	"resume": ending(control.Pauses, "Resume", "Resume %s?"),
 	"limit": giving(control.Limits, "Limit", "Set another limit for %s?",
-		field{"limit", "How many at once (0: as the program says)"},
-		"So many may hold a lock of this target at once, in place of the number in the program. A lower number takes "+
-			"effect as holders leave.",
-		"Ordered keys go on with one at a time, whatever the number."),
+		field{"limit", "How many at once (0: as the program says)"}),
 	"rate": giving(control.Rates, "Rate", "Set another rate for %s?",
-		field{"rate", "How often (100/1m, 100/1m burst 10; empty: as the program says)"},
-		"Handlers start so often on a lock of this target, in place of the rate in the program, or where that has none."),
+		field{"rate", "How often (100/1m, 100/1m burst 10; empty: as the program says)"}),
 }
 
 // giving gives an order of that kind, or ends it if that is typed.
-func giving(kind *control.Kind, button, question string, typed field, effects ...string) *action {
-	a := ending(kind, button, question, effects...)
+func giving(kind *control.Kind, button, question string, typed field) *action {
+	a := ending(kind, button, question)
 	a.typed, a.gives, a.ends = typed, true, false
 	return a
 }
 
-func ending(kind *control.Kind, button, question string, effects ...string) *action {
-	effects = append(effects, "Every worker obeys within two seconds; it outlives restarts.")
+func ending(kind *control.Kind, button, question string) *action {
 	a := &action{button: button, back: "rules", read: readTarget, kind: kind, ends: true}
-	a.describe = func(v *askView) {
-		v.Question, v.Effects = fmt.Sprintf(question, printable.Short(v.Target)), effects
-	}
+	a.question = func(v *askView) string { return fmt.Sprintf(question, printable.Short(v.Target)) }
 	a.do = func(ctx context.Context, p *page, f form, by string) (string, error) {
 		controls, done := p.asOperator(by)
 		defer done()
@@ -263,11 +251,10 @@ func readTyped(f *form) bool {
 type askView struct {
 	frame
 	form
-	Question, Button string
-	Effects          []string
-	Back             string // where the operator goes who leaves it as it is
-	Holders          []inspect.Holder
-	Unknown          string // why no task has Target
+	Button  string
+	Back    string // where the operator goes who leaves it as it is
+	Holders []inspect.Holder
+	Unknown string // why no task has Target
 }
 
 // operators lets nobody but operators through.
@@ -303,8 +290,7 @@ func (p *page) show(w http.ResponseWriter, r *http.Request, status int, f form) 
 		}
 	}
 	v.Unknown = p.unknownTo(r.Context(), f)
-	f.its().describe(v)
-	v.Title, v.Button = v.Question, f.its().button
+	v.Title, v.Button = f.its().question(v), f.its().button
 	p.render(w, status, "ask", v)
 }
 
@@ -352,11 +338,7 @@ func (p *page) do(w http.ResponseWriter, r *http.Request) {
 		p.fail(w, http.StatusBadRequest, wrong)
 		return
 	}
-	if !readTyped(&f) {
-		p.show(w, r, http.StatusUnprocessableEntity, f)
-		return
-	}
-	if p.unknownTo(r.Context(), f) != "" {
+	if !readTyped(&f) || p.unknownTo(r.Context(), f) != "" {
 		p.show(w, r, http.StatusUnprocessableEntity, f)
 		return
 	}

@@ -420,6 +420,21 @@ func TestBlocked(t *testing.T) {
 	})
 }
 
+// An archived head is run again from the page, and nothing else is.
+func TestRunHead(t *testing.T) {
+	t.Parallel()
+	v, _ := operator(t, redistest.StartMini(t))
+	key := blockedKey(t, v)
+	do := url.Values{"action": {"run"}, "key": {key}, "task": {"default/first"}}
+	_, err := asynq.NewClientFromRedisClient(v.rdb).Enqueue(asynq.NewTask("pay", nil), asynq.TaskID("first"))
+	redistest.Must(t, err)
+	redistest.Must(t, v.page.o.Inspector.ArchiveTask("default", "first"))
+	v.get("/locks/blocked").want(200, "Run…", "Skip…")
+	v.get("/locks/do?"+do.Encode()).want(200, "out of its archive")
+	v.post("/locks/do", do).want(303)
+	v.post("/locks/do", do).want(409, "is pending, not archived")
+}
+
 // While asynq's Redis hangs, what Redis itself tells of a blocked key is shown.
 func TestBlocked_asynqHangs(t *testing.T) {
 	t.Parallel()

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/automutex/automutex/internal/control"
@@ -67,6 +68,7 @@ type keysQuery struct {
 	Rule            string
 	Waiting, Closed bool
 	Longer          string // as typed
+	Sort            string // key or held; otherwise the most contended come first
 	longer          time.Duration
 	Page            int
 	typed           url.Values
@@ -75,7 +77,7 @@ type keysQuery struct {
 // parseKeysQuery reads the form. The error is for the viewer.
 func parseKeysQuery(v url.Values) (q keysQuery, err error) {
 	q = keysQuery{Search: v.Get("q"), Rule: v.Get("rule"), Waiting: v.Get("waiting") != "", Closed: v.Get("closed") != "",
-		Longer: v.Get("longer"), Page: 1, typed: v}
+		Longer: v.Get("longer"), Sort: v.Get("sort"), Page: 1, typed: v}
 	if q.Longer != "" {
 		if q.longer, err = time.ParseDuration(q.Longer); err != nil || q.longer < 0 {
 			q.longer = 0
@@ -90,7 +92,7 @@ func parseKeysQuery(v url.Values) (q keysQuery, err error) {
 
 func (q keysQuery) values(page int) string {
 	v := url.Values{}
-	for _, name := range []string{"q", "rule", "longer", "waiting", "closed"} {
+	for _, name := range []string{"q", "rule", "longer", "waiting", "closed", "sort"} {
 		if value := q.typed.Get(name); value != "" {
 			v.Set(name, value)
 		}
@@ -183,6 +185,12 @@ func (q keysQuery) find(rows []row, k *known) (found []row) {
 			continue
 		}
 		found = append(found, r)
+	}
+	switch q.Sort {
+	case "key":
+		slices.SortFunc(found, func(a, b row) int { return strings.Compare(a.Key, b.Key) })
+	case "held":
+		slices.SortStableFunc(found, func(a, b row) int { return cmp.Compare(b.held(), a.held()) })
 	}
 	return found
 }

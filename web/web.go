@@ -106,7 +106,7 @@ const (
 type Action struct {
 	// At is when it ended, by the clock of the page's process.
 	At time.Time
-	// Do is the kind of the action: "break", "sweep", "pause", "resume", "limit", "rate" or "skip".
+	// Do is the kind of the action: "break", "sweep", "pause", "resume", "limit", "rate", "run" or "skip".
 	Do string
 	// Target is the Redis key of the lock, or the target of a control; empty for a sweep.
 	Target string

@@ -28,8 +28,8 @@
     return [0, 1, 2, 3].map((column) => rows.map((row) => row[column]));
   };
 
-  // A mark at each whole minute or number at least: no label twice.
-  const minutes = [1, 2, 5, 10, 15, 30].map((n) => n * 60);
+  // A mark at each whole second or number at least: no label twice.
+  const times = [5, 10, 15, 30].concat([1, 2, 5, 10, 15, 30].map((n) => n * 60));
   const whole = [0, 1, 2, 3, 4, 5, 6].flatMap((zeros) => [1, 2, 5].map((n) => n * 10 ** zeros));
 
   // The chart's times are UTC, as all times on the page are.
@@ -51,9 +51,9 @@
       width: box.clientWidth || 600, height: 160,
       // Without a pointer over the chart the legend has names only.
       hooks: { setCursor: [(chart) => box.classList.toggle("still", chart.cursor.idx == null)] },
-      scales: { x: { range: (_, min, max) => [Math.min(min, max - 300), max] }, y: { range: (_, min, max) => [0, Math.max(1, max)] } },
+      scales: { x: { range: (_, min, max) => [Math.min(min, max - 10), max] }, y: { range: (_, min, max) => [0, Math.max(1, max)] } },
       tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
-      axes: [{ ...axis, incrs: minutes, space: 44, values: (_, times) => times.map((t) => clock(t, 5)) }, { ...axis, incrs: whole }],
+      axes: [{ ...axis, incrs: times, space: 64, values: (_, marks, axis, space, step) => marks.map((t) => clock(t, step < 60 ? 8 : 5)) }, { ...axis, incrs: whole }],
       series: [{ label: "Time (UTC)", value: (_, t) => (t == null ? "--" : clock(t, 8)) }, ...["held", "waiting", "parked"].map((name) => ({ label: name, stroke: colour("--" + name), width: 1.5, spanGaps: false }))],
     }, values(data), box);
   };
