@@ -45,7 +45,7 @@ func TestRuns_history(t *testing.T) {
 		)
 		a := v.get(keyPath(m.Key())).want(200, "Who ran when", "Last runs",
 			`<a href="/asynq/queues/q/tasks/first">q/first</a>`,
-			`q/&lt;script&gt;x\u0000 on w&#34;&lt;1&gt;`, "waited 25s, ran 20s from", "failed&#34;&gt;&lt;b&gt;",
+			`q/&lt;script&gt;x\u0000 on w&#34;&lt;1&gt;`, "waited 25s, ran ", "failed&#34;&gt;&lt;b&gt;",
 			`data-name="Waited">10s</td>`, `data-name="Outcome">skipped</td>`).
 			without("<script>x", "<b>", "Config.History", "--</")
 		for class, n := range map[string]int{"run": 1, "run bad": 1, "wait": 1, "wait other": 1} {
