@@ -142,12 +142,8 @@ func (f *facts) toBusyError(t target, err error) error {
 	same := f.note != "" && who.Note == f.note && f.outer == nil
 	e.reused = same && (e.Reason == ReasonBehind || e.Reason == ReasonArchived)
 	e.SameTask = same && !e.reused
-	if busy.Paused || busy.Left {
-		e.Reason = ReasonPaused
-		if e.Pause, e.ExpiresIn = f.guard.pauseOf(t.key); e.Pause == nil {
-			// it is over by now; the policy must not apply to the task all the same
-			e.Pause, e.ExpiresIn = &lock.Control{Target: t.key, Paused: true}, time.Millisecond
-		}
+	if pause, left := f.guard.pause(busy.Pause); pause != nil {
+		e.Reason, e.Pause, e.ExpiresIn = ReasonPaused, pause, left
 	}
 	return e
 }

@@ -205,7 +205,7 @@ func (c *compiledRule) limitOf(ctx context.Context, t *asynq.Task) (int, error) 
 	if err == nil && n < 1 {
 		err = unfitBound(t, "LimitOf", fmt.Sprintf("%d, and the least is 1", n))
 	}
-	return min(n, math.MaxInt32), c.failed("the rule's LimitOf", err)
+	return min(n, Unlimited), c.failed("the rule's LimitOf", err)
 }
 
 // paceOf returns the rate for the key of t, and its cost.

@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/history"
 	"github.com/automutex/automutex/internal/inside"
@@ -153,14 +154,14 @@ func (g *Guard) Close(ctx context.Context) error {
 	return err
 }
 
-// pauseOf returns the pause of a key, nil if it is not paused, and how long it lasts; 0 if it has no end.
-func (g *Guard) pauseOf(key string) (*lock.Control, time.Duration) {
-	stop, left := g.engine.Controls().StopOf(key)
-	if stop == nil {
+// pause is an order as a BusyError has it, and how long it lasts; nil: none.
+func (g *Guard) pause(by *control.Order) (*lock.Control, time.Duration) {
+	left, ok := g.engine.Controls().Lasts(by)
+	if !ok {
 		return nil, 0
 	}
-	return &lock.Control{Target: stop.Target, Paused: true, PausedUntil: stop.PausedUntil, Why: stop.Why, By: stop.By,
-		Since: stop.Since}, left
+	return &lock.Control{Target: by.Target, Paused: true, PausedUntil: by.PausedUntil, Why: by.Why, By: by.By,
+		Since: by.Since}, left
 }
 
 func (rs *ruleSet) isScope(name string) bool {

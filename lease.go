@@ -11,6 +11,7 @@ import (
 
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
+	"github.com/automutex/automutex/internal/engine/workers"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/lock"
 )
@@ -37,8 +38,8 @@ type heldLease struct {
 	takenAt      time.Time
 	waited       time.Duration // in line before, also parked
 	lossReported sync.Once
-	lostAfter    time.Duration  // set when the loss is reported; 0: it is not
-	lender       *engine.Lender // whose workers it may have borrowed; nil: nobody's
+	lostAfter    time.Duration   // set when the loss is reported; 0: it is not
+	lender       *workers.Lender // whose workers it may have borrowed; nil: nobody's
 
 	// Set by release.
 	endedBefore error         // Err of the lease before release; nil: it was held
@@ -47,7 +48,7 @@ type heldLease struct {
 }
 
 // keepLease adds the engine's lease to the delivery's, or makes the engine's error one of the Guard.
-func (d *delivery) keepLease(t target, lender *engine.Lender, lease *engine.Lease, err error) error {
+func (d *delivery) keepLease(t target, lender *workers.Lender, lease *engine.Lease, err error) error {
 	if err != nil {
 		return d.toBusyError(t, err)
 	}

@@ -424,7 +424,7 @@ func (d *delivery) lookAhead() obstacle {
 	met.later = true
 	d.cameTo.note(t, time.Now())
 	if r := d.request(t); shut != nil && !d.last && d.note != "" && t.rule.Busy.row().parks && !d.waitsFor(met) {
-		r.Park, r.Ahead = true, true
+		r.Line = &engine.Line{Yield: engine.AtOnce, Ahead: true}
 		var busy *BusyError
 		if err := d.ask(d.ctx, t, r); !errors.As(err, &busy) || busy.SameTask {
 			met = d.refused(t, err)
@@ -440,7 +440,7 @@ func (d *delivery) lookAhead() obstacle {
 func (d *delivery) shutSince() (is bool, met obstacle) {
 	met.why = decide.Nothing
 	for key := range d.without { // Allow runs without a lock, but not while that is paused
-		if pause, _ := d.guard.pauseOf(key); pause != nil {
+		if d.guard.engine.Controls().PauseOf(key) != nil {
 			return true, met
 		}
 	}

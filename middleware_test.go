@@ -14,8 +14,10 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
+	"github.com/automutex/automutex/internal/engine/workers"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/lock"
@@ -204,7 +206,7 @@ func TestPark_atHalfOfItsTime(t *testing.T) {
 	defer cancel()
 	d := guard.newDelivery(ctx, asynq.NewTask("work", nil))
 	d.note, d.arrived, d.server = "q/id", time.Now().Add(-19*time.Second),
-		&server{guard: guard, workers: engine.Workers{Limit: 10}}
+		&server{guard: guard, workers: workers.Server{Limit: 10}}
 	at := target{rule: guard.rules.match("work")[0], scope: "work", key: guard.cfg.Prefix + ":{work}", limit: 1}
 	held, err := guard.engine.Take(t.Context(), engine.Request{Ref: engine.Ref{Key: at.key, Limit: 1}, Name: "work",
 		TTL: time.Minute})
@@ -384,11 +386,13 @@ func TestBusyError_afterAPause(t *testing.T) {
 	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
 	d := guard.newDelivery(t.Context(), asynq.NewTask("work", nil))
 	at := target{rule: guard.rules.match("work")[0], key: guard.cfg.Prefix + ":{work}"}
-	for left, want := range map[bool]string{true: ReasonPaused, false: ReasonHeld} {
+	for pause, want := range map[*control.Order]string{{Kind: control.Pauses}: ReasonPaused, control.Unread: ReasonPaused,
+		nil: ReasonHeld} {
 		var busy *BusyError
-		err := d.toBusyError(at, &engine.Busy{Answer: engine.Answer{ServerUS: 1, Holder: "token|worker|"}, Left: left})
-		if !errors.As(err, &busy) || busy.Reason != want || busy.Holder != "worker" || left != (busy.Pause != nil) {
-			t.Errorf("left at a pause: %v; the error is %+v", left, busy)
+		err := d.toBusyError(at, &engine.Busy{Answer: engine.Answer{ServerUS: 1, Holder: "token|worker|", Pause: pause}})
+		if !errors.As(err, &busy) || busy.Reason != want || busy.Holder != "worker" ||
+			(want == ReasonPaused) != (busy.Pause != nil) {
+			t.Errorf("%+v: the error is %+v", pause, busy)
 		}
 	}
 }

@@ -134,9 +134,9 @@ func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 	defer context.AfterFunc(g.life.Closing, cancel)()
 	d.line.came = time.Now()
 	r := d.request(t)
-	r.Whole, r.MaxHold, r.OnWait = false, t.rule.MaxHold, func(time.Duration) { d.observeWaiting(t) }
+	r.Whole, r.MaxHold = false, t.rule.MaxHold
+	r.Line = &engine.Line{OnWait: func(time.Duration) { d.observeWaiting(t) }}
 	e, taken := Event{Kind: EventAcquired}, time.Now()
-	ended := d.observeEnd(t, &r, &taken)
 	m := &lock.Lock{}
 	*inside.At(m) = engine.Handle{Engine: g.engine, Request: r}
 	lease, err := m.Lock(waits)
@@ -155,24 +155,20 @@ func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 		e.Kind, e.Err = EventBackendError, err
 	}
 	if d.observe(t, e); err == nil {
-		(*inside.At(lease)).WhenEnds(func(cause error) {
-			if errors.Is(cause, lock.ErrLost) { // a release has reported itself
-				go ended(EventLost, cause)
-			}
-		})
+		d.observeEnd(t, *inside.At(lease), taken)
 	}
 	return lease, err
 }
 
-// observeEnd has each release by r observed, and returns what observes the end once.
-func (f *facts) observeEnd(t target, r *engine.Request, taken *time.Time) (ended func(kind EventKind, err error)) {
+// observeEnd has the end of a lease, and each release, observed.
+func (f *facts) observeEnd(t target, le *engine.Lease, taken time.Time) {
 	var once sync.Once
-	ended = func(kind EventKind, err error) {
+	ended := func(kind EventKind, err error) {
 		once.Do(func() {
-			f.observe(t, Event{Kind: kind, Held: time.Since(*taken), Err: err})
+			f.observe(t, Event{Kind: kind, Held: time.Since(taken), Err: err})
 		})
 	}
-	r.OnEnd = func(err error) {
+	le.OnEnd = func(err error) {
 		if errors.Is(err, lock.ErrNotHeld) {
 			ended(EventLost, fmt.Errorf("%w: %w", lock.ErrLost, err))
 			return
@@ -182,5 +178,9 @@ func (f *facts) observeEnd(t target, r *engine.Request, taken *time.Time) (ended
 		}
 		ended(EventReleased, nil)
 	}
-	return ended
+	le.WhenEnds(func(cause error) {
+		if errors.Is(cause, lock.ErrLost) { // a release has reported itself
+			go ended(EventLost, cause)
+		}
+	})
 }

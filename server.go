@@ -16,7 +16,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/decide"
-	"github.com/automutex/automutex/internal/engine"
+	"github.com/automutex/automutex/internal/engine/workers"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/lock"
@@ -24,8 +24,8 @@ import (
 
 type server struct {
 	guard   *Guard
-	workers engine.Workers
-	lenders sync.Map // by scope: *engine.Lender
+	workers workers.Server
+	lenders sync.Map // by scope: *workers.Lender
 
 	first, returned sync.Once // task, and task that went back to asynq
 
@@ -56,8 +56,8 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		interval = time.Second // as asynq has it
 	}
 	// With an empty queue asynq pauses for between a half and three halves of the interval.
-	mark := &server{guard: g, workers: engine.Workers{
-		Limit: concurrency, Gap: min(engine.BehindAfter, interval/2), Usual: interval, Check: g.engine.CheckSoon,
+	mark := &server{guard: g, workers: workers.Server{
+		Limit: concurrency, Gap: min(workers.BehindAfter, interval/2), Usual: interval, Check: g.engine.CheckSoon,
 	}}
 	g.warnLeaveIdle(concurrency)
 	if g.rules.parks {
@@ -133,12 +133,12 @@ func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
 	})
 }
 
-func (s *server) lender(scope string, leave int) *engine.Lender {
+func (s *server) lender(scope string, leave int) *workers.Lender {
 	known, ok := s.lenders.Load(scope)
 	if !ok {
-		known, _ = s.lenders.LoadOrStore(scope, &engine.Lender{Workers: &s.workers, Scope: scope, Leave: leave})
+		known, _ = s.lenders.LoadOrStore(scope, &workers.Lender{Server: &s.workers, Scope: scope, Leave: leave})
 	}
-	lender, _ := known.(*engine.Lender)
+	lender, _ := known.(*workers.Lender)
 	return lender
 }
 

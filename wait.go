@@ -1,6 +1,7 @@
 package automutex
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math"
@@ -10,6 +11,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/engine"
+	"github.com/automutex/automutex/internal/engine/workers"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -19,9 +21,9 @@ const margin = time.Second
 type standing struct {
 	key     string
 	came    time.Time
-	stood   bool               // in the lock's line, at some time
-	waiting time.Time          // since when it is in line; zero: it is not
-	waiter  *engine.WorkerWait // as the server's workers know it; nil: it gives way to nobody
+	stood   bool          // in the lock's line, at some time
+	waiting time.Time     // since when it is in line; zero: it is not
+	waiter  *workers.Wait // as the server's workers know it; nil: it gives way to nobody
 }
 
 // acquire takes a lock, or returns why the task did not get it. While the delivery is over that may be anything.
@@ -73,6 +75,16 @@ type waiting struct {
 	yields bool          // it takes no worker that another key's task could have
 	pauses bool          // it outlasts a pause
 	open   bool          // a closed gate ends it: the task gives back what it holds
+}
+
+func (w waiting) gateBy(within context.Context) (by time.Time) {
+	switch {
+	case w.open:
+		by = time.Now()
+	case w.inTime:
+		by, _ = within.Deadline()
+	}
+	return by
 }
 
 // On its last attempt a task waits where others return.
@@ -128,7 +140,7 @@ func (d *delivery) stayOut(met obstacle) {
 	case yields && !d.server.workers.MayWait(t.key, 0):
 		close(leave)
 	case yields:
-		me := &engine.WorkerWait{Key: t.key, Leave: sync.OnceFunc(func() { close(leave) })}
+		me := &workers.Wait{Key: t.key, Leave: sync.OnceFunc(func() { close(leave) })}
 		d.server.workers.Begin(me)
 		defer func() { d.server.workers.End(me, false) }()
 	case d.mark != nil:
@@ -145,24 +157,26 @@ func (d *delivery) stayOut(met obstacle) {
 // worker. If the task parked, the error is a *BusyError with parked set.
 func (d *delivery) wait(t target, w waiting) (err error) {
 	r := d.request(t)
-	r.InTime, r.Open = w.inTime, w.open
 	latest, bounded := d.ctx.Deadline()
 	if latest = latest.Add(-margin); bounded {
 		w.most = min(w.most, time.Until(latest))
 	}
 	// Without a server nobody knows how many workers are free. One that is behind has the first ask park.
 	sifted := w.yields && d.server != nil && !d.server.workers.MayWait(t.key, turnAt(r.Place))
-	if r.Park = w.parks; sifted || w.parks && d.server == nil || !w.parks && w.most <= 0 {
+	if sifted || w.parks && d.server == nil || !w.parks && w.most <= 0 {
+		if w.parks {
+			r.Line = &engine.Line{Yield: engine.AtOnce}
+		}
 		return d.ask(d.ctx, t, r)
 	}
 	if lease, err := d.guard.engine.TakeFree(d.ctx, r); lease != nil || err != nil {
 		d.noteCame(t, -1)
 		return d.keepLease(t, r.Lender, lease, err)
 	}
-	r.Wait, r.OnWait = true, func(sinceCall time.Duration) {
+	r.Line = &engine.Line{OnWait: func(sinceCall time.Duration) {
 		d.noteCame(t, sinceCall)
 		d.observeWaiting(t)
-	}
+	}}
 	// ctx ends everything, most only the time in line: a lock that an earlier ask's late answer grants is kept.
 	ctx, cancel := d.late.context()
 	defer cancel()
@@ -173,7 +187,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	leave := cancel
 	if w.parks {
 		parkNow := make(chan struct{})
-		r.Yield = parkNow
+		r.Line.Yield = parkNow
 		leave = sync.OnceFunc(func() { close(parkNow) })
 		if bounded {
 			// Stop does not wait for a timer that fires now: nobody reads parkNow any more.
@@ -182,12 +196,13 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	} else {
 		within, cancel := context.WithTimeout(ctx, w.most)
 		defer cancel()
-		r.Within, r.Leaves = within, !w.pauses
+		r.Line.Within, r.Line.Leaves = within, !w.pauses
 	}
+	r.Line.GateBy = w.gateBy(cmp.Or(r.Line.Within, ctx))
 	if w.yields && d.server != nil {
-		me := &engine.WorkerWait{Key: t.key, Place: turnAt(r.Place), Leave: leave}
+		me := &workers.Wait{Key: t.key, Place: turnAt(r.Place), Leave: leave}
 		if r.Lender != nil {
-			r.Again, r.Worker = borrows(me, r.Lender, t.limit), me
+			r.Line.Again, r.Line.Worker = borrows(me, r.Lender, t.limit), me
 		}
 		d.line.waiter = me // observeWaiting adds it to the server's
 		defer func() { d.server.workers.End(me, err == nil); d.line.waiter = nil }()
@@ -205,7 +220,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 }
 
 // borrows has a wait ask for a worker of the lender when the channel says so.
-func borrows(me *engine.WorkerWait, from *engine.Lender, limit int) <-chan struct{} {
+func borrows(me *workers.Wait, from *workers.Lender, limit int) <-chan struct{} {
 	again := make(chan struct{}, 1) // never blocks the workers: one ask does for several reasons
 	me.Lender, me.Limit, me.Ask = from, limit, func() {
 		select {

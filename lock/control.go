@@ -5,12 +5,13 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/control"
+	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/engine/rate"
 	"github.com/automutex/automutex/internal/inside"
 )
 
 // ReasonPaused is the [BusyError].Reason of a lock that an operator has paused; see [Controls].
-const ReasonPaused = "paused"
+const ReasonPaused = engine.ReasonPaused
 
 // Control is what operators have ordered for a target: a pause, another limit, another rate. See [Controls].
 type Control struct {

@@ -101,8 +101,8 @@ func TestControls_pause(t *testing.T) {
 		})
 		rdb.AddHook(hook)
 		mustBePaused(t, once)
-		if pause, _ := engineOf(l).Controls().StopOf(once.Key()); pause == nil || asked.Load() > 0 {
-			t.Errorf("StopOf: %v, want a pause; asked for %d times", pause, asked.Load())
+		if pause := engineOf(l).Controls().PauseOf(once.Key()); pause == nil || asked.Load() > 0 {
+			t.Errorf("PauseOf: %v, want a pause; asked for %d times", pause, asked.Load())
 		}
 
 		resume(t, operator, "report")

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/redisx"
@@ -35,10 +36,10 @@ var (
 // Why a lock is busy: values of [BusyError].Reason, as is [ReasonPaused]. All but ReasonHeld close the lock's gate:
 // nobody gets the lock before it opens, even if slots are free.
 const (
-	ReasonHeld     = "held"     // others hold every slot, or are in line before the caller
-	ReasonRate     = "rate"     // the lock was taken as often as its [Rate] allows
-	ReasonClosed   = "closed"   // a task's handler has called automutex.CloseGate
-	ReasonCooldown = "cooldown" // the last holder left a cooldown; see [Lease.Cooldown]
+	ReasonHeld     = engine.ReasonHeld     // others hold every slot, or are in line before the caller
+	ReasonRate     = engine.ReasonRate     // the lock was taken as often as its [Rate] allows
+	ReasonClosed   = engine.ReasonClosed   // a task's handler has called automutex.CloseGate
+	ReasonCooldown = engine.ReasonCooldown // the last holder left a cooldown; see [Lease.Cooldown]
 )
 
 // BusyError says why a lock was not acquired. It unwraps to [ErrBusy] and, if a context ended the wait, to that
@@ -105,8 +106,8 @@ func (m *Lock) busyOr(err error) error {
 	who := b.Who()
 	e := &BusyError{Name: m.name(), Holder: who.Owner, Note: who.Note, Waited: b.Waited, Place: b.Place, cause: b.Cause}
 	e.Reason, e.ExpiresIn = b.Because()
-	if stop, left := m.engine().Controls().StopOf(m.Key()); stop != nil && b.Paused {
-		c := newControl(stop.Control)
+	if left, paused := m.engine().Controls().Lasts(b.Pause); paused && b.Pause != control.Unread {
+		c := newControl(b.Pause.Control)
 		e.Reason, e.Pause, e.ExpiresIn = ReasonPaused, &c, left
 	}
 	return e

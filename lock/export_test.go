@@ -25,7 +25,7 @@ func LockOrPark(ctx context.Context, m *Lock, parkNow <-chan struct{}) (*Lease, 
 		return nil, h.Err
 	}
 	r := h.Request
-	r.Wait, r.Park, r.Yield = true, parkNow != nil, parkNow
+	r.Line = &engine.Line{Yield: parkNow}
 	le, err := h.Engine.Take(ctx, r)
 	if busy := (*engine.Busy)(nil); errors.As(err, &busy) {
 		return nil, &Refused{m.busyOr(err).(*BusyError), busy.Parked, busy.InLine}

@@ -124,9 +124,11 @@ func (m *Lock) TryLock(ctx context.Context) (*Lease, error) {
 // to about 15 s. If too few replicas acknowledge ([Options].MinReplicas), Lock returns ErrNotReplicated.
 func (m *Lock) Lock(ctx context.Context) (*Lease, error) {
 	r := inside.At(m).Request
-	r.Wait = true
+	r.Line = cmp.Or(r.Line, inLine)
 	return m.take(ctx, r)
 }
+
+var inLine = &engine.Line{}
 
 // Acquire takes the lock, and reports with ok whether it did: a busy lock is no error. within is the longest wait in
 // line. 0 tries once, as [Lock.TryLock]; a negative within is an error. Acquire takes a free lock however short within
@@ -141,7 +143,7 @@ func (m *Lock) Acquire(ctx context.Context, within time.Duration) (lease *Lease,
 	if within > 0 {
 		bound, cancel := context.WithTimeout(ctx, within)
 		defer cancel()
-		r.Wait, r.Within = true, bound
+		r.Line = &engine.Line{Within: bound}
 	}
 	lease, err = m.take(ctx, r)
 	if errors.Is(err, ErrBusy) {

@@ -42,7 +42,7 @@ func (m *Lock) Holders(ctx context.Context) ([]Holder, error) {
 	}
 	holders := make([]Holder, 0, len(info.Holders))
 	for _, h := range info.Holders {
-		holders = append(holders, Holder{Token: h.Token, Owner: h.Owner, Note: h.Note, ExpiresIn: h.ExpiresIn})
+		holders = append(holders, Holder(h))
 	}
 	return holders, err
 }

@@ -132,8 +132,8 @@ func TestSlots(t *testing.T) {
 		"pause a:b:d", `{"by":"bob"}`, "pause long", `{"paused_until":"2500-01-01T00:00:00Z"}`,
 		"pause over", `{"paused_until":"2001-01-01T00:00:00Z"}`)
 	r := newReader(t, c, &redistest.Log{})
-	if got := r.Bounds("p:{a:b:d}", Bounds{Slots: 1}).Slots; got != 0 {
-		t.Errorf("%d slots before anything was read", got)
+	if got := r.Bounds("p:{a:b:d}", Bounds{Slots: 1}); got.Slots != 0 || got.Pause != Unread {
+		t.Errorf("%+v before anything was read", got)
 	}
 	redistest.Eventually(t, redistest.Patience, func() bool { return r.Latest() != nil },
 		"a read that Slots has asked for")
@@ -146,8 +146,9 @@ func TestSlots(t *testing.T) {
 		if got := r.Bounds(key, Bounds{Slots: 1}).Slots; got != want {
 			t.Errorf("%s: %d slots, want %d", key, got, want)
 		}
-		if pause, left := r.StopOf(key); (pause != nil) != (want == 0) || (left > 0) != (key == "p:{long}") {
-			t.Errorf("%s: %+v, %s", key, pause, left)
+		left, paused := r.Lasts(r.PauseOf(key))
+		if paused != (want == 0) || (left > 0) != (key == "p:{long}") {
+			t.Errorf("%s: %v, %s", key, paused, left)
 		}
 	}
 	for key, want := range map[string]time.Duration{
@@ -268,7 +269,8 @@ func TestChange(t *testing.T) {
 		redistest.Must(t, r.Give(ctx, Pauses, "kept",
 			Control{Paused: true, PausedUntil: time.Now().Add(time.Hour), Why: "two"}))
 		redistest.Must(t, r.Give(ctx, Pauses, "a b", Control{Paused: true}))
-		if pause, left := r.StopOf(kept); pause == nil || left < 59*time.Minute || left > time.Hour+time.Second ||
+		pause := r.PauseOf(kept)
+		if left, _ := r.Lasts(pause); pause == nil || left < 59*time.Minute || left > time.Hour+time.Second ||
 			pause.By != "alice" || pause.Why != "two" {
 			t.Errorf("%+v, %s", pause, left)
 		}

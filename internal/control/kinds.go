@@ -39,27 +39,27 @@ var (
 			}
 			return "paused " + when
 		},
-		apply: func(o *Order, b Bounds) Bounds { b.Slots, b.Stop = 0, o; return b },
+		apply: func(o *Order, b Bounds) Bounds { b.Slots, b.Pause = 0, o; return b },
 	}
 	Limits = &Kind{
 		Name: "limit", Ended: "has the limit of its program", None: "has no limit of an operator",
 		Typed: func(text string) (c Control, err error) {
-			if c.Limit, err = strconv.Atoi(text); err != nil || c.Limit < 0 || c.Limit > maxLimit {
-				err = fmt.Errorf("%q is not a whole number from 0 to %d", printable.Short(text), maxLimit)
+			if c.Limit, err = strconv.Atoi(text); err != nil || c.Limit < 0 || c.Limit > MaxLimit {
+				err = fmt.Errorf("%q is not a whole number from 0 to %d", printable.Short(text), MaxLimit)
 			}
 			return c, err
 		},
 		has:   func(c Control) bool { return c.Limit != 0 },
 		merge: func(to *Control, from Control) { to.Limit = from.Limit },
 		check: func(c Control) error {
-			if c.Limit < 1 || c.Limit > maxLimit {
-				return fmt.Errorf("a limit of %d: from 1 to %d; to let nobody acquire it, use Pause", c.Limit, maxLimit)
+			if c.Limit < 1 || c.Limit > MaxLimit {
+				return fmt.Errorf("a limit of %d: from 1 to %d; to let nobody acquire it, use Pause", c.Limit, MaxLimit)
 			}
 			return nil
 		},
 		text: func(c Control, _ string) string { return fmt.Sprintf("limited to %d", c.Limit) },
 		apply: func(o *Order, b Bounds) Bounds {
-			if b.Slots > 0 {
+			if b.Limited = true; b.Slots > 0 {
 				b.Slots = o.Limit
 			}
 			return b
@@ -96,7 +96,8 @@ var (
 	Kinds = [...]*Kind{Pauses, Limits, Rates}
 )
 
-const maxLimit = 1<<31 - 1
+// MaxLimit is the highest limit of a lock.
+const MaxLimit = 1<<31 - 1
 
 // shortestPause is the shortest that an operator may type.
 const shortestPause = 100 * time.Millisecond
@@ -120,10 +121,14 @@ func typedPause(text string) (Control, error) {
 // Bounds are what bounds who may hold a lock, and how often one takes it.
 type Bounds struct {
 	Slots        int           // how many may hold it; 0: nobody is granted it
+	Limited      bool          // an operator has said so
 	Every, Spare time.Duration // its rate, see rate.Rate; 0: none
-	Stop         *Order        // why nobody is granted it; nil: no order says so
+	Pause        *Order        // why nobody is granted it: an operator's order, or Unread; nil: nothing keeps callers out
 	Known        any           // when the orders were read that are in it (us, an int64), as an argument of the scripts
 }
+
+// Unread is the pause of each lock while it is not known what operators have ordered.
+var Unread = &Order{}
 
 // Control has the fields of lock.Control, which says what they mean. Its JSON is what the command prints, and what
 // Redis has without Target and Paused, which the field says.
@@ -138,8 +143,8 @@ type Control struct {
 	Since       time.Time `json:"since"`
 }
 
-// Text says what is ordered, and nothing of who did. It ends with how long after now that lasts; if now is zero, with
-// the time itself.
+// Text says what is ordered, and not by whom. Of a pause with an end it says in how long after now that is; if now is
+// zero, at what time.
 func (c Control) Text(now time.Time) string {
 	when := ""
 	switch {

@@ -36,15 +36,7 @@ const (
 //go:embed lua/*.lua
 var files embed.FS
 
-func script(name string) *redisx.Script {
-	b, err := files.ReadFile("lua/" + name + ".lua")
-	if err != nil {
-		panic(err) // a name that no file has: every test finds it
-	}
-	return redisx.NewScript("control_"+name, string(b))
-}
-
-var readScript, writeScript = script("read"), script("write")
+var readScript, writeScript = redisx.Load(files, "control_read", "read"), redisx.Load(files, "control_write", "write")
 
 // Reader reads the controls for a Locker and keeps the last state that it has read. Safe for concurrent use.
 //
@@ -128,8 +120,8 @@ func Old(t, now time.Time) bool {
 }
 
 // Bounds is what bounds the lock with that Redis key now, of which the program says what bounds it. Slots is what the
-// scripts get. It is 0 while an order stops the lock, so that the scripts grant it to nobody and keep the line, and
-// while the controls are not known. Bounds does no I/O, and is called for each command.
+// scripts get. It is 0 with a Pause, so that the scripts grant the lock to nobody and keep the line. Bounds does no I/O,
+// and is called for each command.
 func (r *Reader) Bounds(key string, program Bounds) Bounds {
 	text, ours := r.inBraces(key)
 	if !ours {
@@ -140,7 +132,7 @@ func (r *Reader) Bounds(key string, program Bounds) Bounds {
 		if v.state == nil { // nobody has called Know; the next call of Bounds may know
 			r.o.Life.Spawn(r.start)
 		}
-		program.Slots = 0
+		program.Slots, program.Pause = 0, Unread
 	}
 	if v.state != nil {
 		program.Known = v.state.known
@@ -148,17 +140,27 @@ func (r *Reader) Bounds(key string, program Bounds) Bounds {
 	return v.state.bounds(text, program)
 }
 
-// StopOf returns the order that stops the lock with that Redis key, nil if none does, and how long it lasts, 0 if it
-// has no end.
-func (r *Reader) StopOf(key string) (stop *Order, left time.Duration) {
-	state := r.Latest()
-	if text, ours := r.inBraces(key); ours {
-		stop = state.bounds(text, Bounds{}).Stop
+// PauseOf returns the order that pauses the lock with that Redis key; nil: none does.
+func (r *Reader) PauseOf(key string) *Order {
+	text, ours := r.inBraces(key)
+	if !ours {
+		return nil
 	}
-	if stop != nil && !stop.PausedUntil.IsZero() {
-		left = max(time.Millisecond, stop.PausedUntil.Sub(state.Now()))
+	return r.Latest().bounds(text, Bounds{}).Pause
+}
+
+// Lasts returns how long a pause lasts yet; 0: it has no end. nil is no pause, and not ok; Unread lasts for a moment.
+func (r *Reader) Lasts(pause *Order) (left time.Duration, ok bool) {
+	switch pause {
+	case nil:
+		return 0, false
+	case Unread:
+		return time.Millisecond, true
 	}
-	return stop, left
+	if !pause.PausedUntil.IsZero() {
+		left = max(time.Millisecond, pause.PausedUntil.Sub(r.Latest().Now()))
+	}
+	return left, true
 }
 
 // Know returns when the controls are known that were in force Delay ago, or cannot be read. Only the first calls of a

@@ -187,9 +187,10 @@ func TestArchitecture_layersOfLock(t *testing.T) {
 		"internal/redisx": {},
 		"internal/control": {"internal/engine/rate", "internal/inside", "internal/keys", "internal/life",
 			"internal/printable", "internal/redisx"},
-		"internal/engine/rate": {"internal/inside", "internal/printable"},
-		"internal/mark":        {"internal/inside", "internal/life", "internal/redisx"},
-		"internal/engine": {"internal/control", "internal/engine/rate", "internal/inside", "internal/keys", "internal/life",
+		"internal/engine/rate":    {"internal/inside", "internal/printable"},
+		"internal/engine/workers": {},
+		"internal/mark":           {"internal/inside", "internal/life", "internal/redisx"},
+		"internal/engine": {"internal/control", "internal/engine/workers", "internal/inside", "internal/keys", "internal/life",
 			"internal/mark", "internal/printable", "internal/redisx"},
 	} {
 		files, err := filepath.Glob(filepath.Join(part, "*.go"))

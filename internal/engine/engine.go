@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/control"
+	"github.com/automutex/automutex/internal/engine/workers"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/mark"
@@ -53,17 +54,15 @@ const (
 	maxFirstAsks, maxFirstKeys = 8, 32
 	// maxGrant is the longest lease that a release grants to a waiter, which may have died unnoticed.
 	maxGrant = 3 * time.Second
-	// MaxLimit is the highest limit of a lock.
-	MaxLimit = 1<<31 - 1
 )
 
 // Ref names a lock, and says what its scripts have to know of it.
 type Ref struct {
 	Key     string
-	Limit   int     // how many may hold the lock, for this caller
-	Pool    bool    // its slots are its values
-	Ordered bool    // it is given in the order of its tasks
-	Lender  *Lender // whose workers hold the lock beyond Limit; nil: nobody's
+	Limit   int             // how many may hold the lock, for this caller
+	Pool    bool            // its slots are its values
+	Ordered bool            // it is given in the order of its tasks
+	Lender  *workers.Lender // whose workers hold the lock beyond Limit; nil: nobody's
 
 	Pace       // the caller's
 	Rated bool // its rate is known; else a look after parked work leaves the lock's rate as it is
@@ -92,7 +91,7 @@ func (r *Ref) keys() []string {
 
 // bounds are asked for each command.
 func (e *Engine) bounds(r *Ref) control.Bounds {
-	b := control.Bounds{Slots: min(r.Limit, MaxLimit), Every: r.Every, Spare: r.Spare, Known: int64(0)}
+	b := control.Bounds{Slots: min(r.Limit, control.MaxLimit), Every: r.Every, Spare: r.Spare, Known: int64(0)}
 	if e.controls != nil {
 		b = e.controls.Bounds(r.Key, b)
 	}
@@ -109,9 +108,17 @@ func rateArgs(r *Ref, b control.Bounds) []any {
 	return []any{b.Every.Microseconds(), b.Spare.Microseconds(), b.Known}
 }
 
-// hasOrder reports whether an operator's limit, or a pause, counts for the lock.
-func (e *Engine) hasOrder(key string) bool {
-	return e.controls != nil && e.controls.Bounds(key, control.Bounds{Slots: MaxLimit + 1}).Slots <= MaxLimit
+// borrows reports whether the lock may be held beyond its limit: not beyond that of an operator.
+func (r *Ref) borrows(b control.Bounds) bool { return r.Lender != nil && b.Slots > 0 && !b.Limited }
+
+// known is bounds once the orders of operators are known. The caller has called Enter.
+func (e *Engine) known(ctx context.Context, r *Ref) (b control.Bounds, err error) {
+	for b.Pause = control.Unread; b.Pause == control.Unread && err == nil; b = e.bounds(r) {
+		if e.controls != nil {
+			err = e.controls.Know(ctx, r.Key)
+		}
+	}
+	return b, err
 }
 
 // Engine is one process' side of its locks. Safe for concurrent use.
@@ -190,8 +197,7 @@ func (e *Engine) Life() *life.Life { return e.life }
 // Mark returns the mark beside the lock with that key.
 func (e *Engine) Mark(key string) mark.Mark { return mark.Of(e.life, e.conn, key) }
 
-// Close ends all waits with ErrClosed, and waits for what is under way. Leases are renewed no more, their contexts end,
-// and they can still be released.
+// Close is lock.Locker.Close.
 func (e *Engine) Close() {
 	ended := e.life.End()
 	e.mu.Lock()
@@ -222,23 +228,33 @@ type Request struct {
 	Arrival int64  // see Arrive; 0: none
 	OnStop  func() // with Arrival: called when a newer one asks this holder or waiter to stop; it must not block
 	Place   *Place // with Ref.Ordered
+	Whole   bool   // the first exchange is waited for even if ctx ends, which saves a goroutine
+	Line    *Line  // nil: the answer comes at once
+}
 
-	Wait   bool            // in line until Within ends; else the answer comes at once
-	Within context.Context // nil: that of Take
-	Whole  bool            // the first exchange is waited for even if ctx ends, which saves a goroutine
-	InTime bool            // the wait ends at once if the gate opens after the deadline of Within
-	Open   bool            // with Wait: a closed gate ends it; with Park too, the caller parks if that lasts
-	Park   bool            // the caller may leave its note in line, and return
-	Ahead  bool            // with Park: it does that, and does not get the lock if that is free
-	Yield  <-chan struct{} // with Wait and Park: when it is closed the caller parks
-	Worker *WorkerWait     // with Ref.Lender and Wait: the caller's wait, as the workers know it
-	Again  <-chan struct{} // so, too: the caller asks again
-	Leaves bool            // with Wait: a pause ends it
+// Line is how a caller waits in line. It does not change.
+type Line struct {
+	Within context.Context // ends the wait; nil: that of Take
+	GateBy time.Time       // the wait ends at once if the gate opens later; zero: it does not
+	Leaves bool            // a pause ends the wait
+	// Yield parks the caller when it is closed: it leaves its note in line, and returns. So do a pause, and a gate that is
+	// closed for long. nil: the caller does not park
+	Yield  <-chan struct{}
+	Ahead  bool            // with AtOnce: a free lock is not taken
+	Again  <-chan struct{} // has the caller ask again; nil: nothing does
+	Worker *workers.Wait   // with Ref.Lender: the wait of the caller's worker; nil: there is none
 	// OnWait is called once at most, when Redis has said that the caller has to wait. sinceCall: as Lease.SinceCall.
 	OnWait func(sinceCall time.Duration)
-	OnEnd  func(err error) // called by each Release, with its error
-	ifFree bool            // see TakeFree
 }
+
+// AtOnce is the Yield of who parks with the first ask.
+var AtOnce = func() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+var noLine = &Line{}
 
 // Handle is a lock as a program has it: what it asks of which Engine, and its error.
 type Handle struct {
@@ -250,8 +266,6 @@ type Handle struct {
 // Busy is the error of a request that did not get its lock.
 type Busy struct {
 	Answer
-	Paused bool
-	Left   bool // a pause has ended the wait, see Request.Leaves
 	Waited time.Duration
 	Cause  error // what ended the wait, or nil
 }
@@ -265,11 +279,11 @@ func (r *Request) grant() time.Duration { return min(r.TTL, maxGrant) }
 
 // askCall asks within those bounds. With no slots it gives back a grant, and is in line by the ticket.
 func (e *Engine) askCall(le *Lease, mode askMode, b control.Bounds, ticket int64) *redisx.Call {
-	r := &le.request
+	r, line := &le.request, le.request.Line
 	if le.every, le.spare = b.Every, b.Spare; r.Ordered {
 		return e.orderAsk(le, mode, b)
 	}
-	if r.Ahead {
+	if line.Ahead {
 		b.Slots = 0
 	}
 	if b.Slots > 0 {
@@ -277,9 +291,9 @@ func (e *Engine) askCall(le *Lease, mode askMode, b control.Bounds, ticket int64
 	}
 	args := []any{
 		&le.body.Text, r.TTL.Milliseconds(), mode.lifetime(), r.grant().Milliseconds(), int64(b.Slots),
-		oneOrZero(mode == askPark), oneOrZero((r.Notes || r.Park) && r.Note != ""), b.Known, b.Every.Microseconds(),
-		b.Spare.Microseconds(), ticket,
-		oneOrZero(b.Slots > 0 && r.Lender != nil && !e.hasOrder(r.Key) && r.Lender.lend(&r.Ref, r.Worker)), r.cost(),
+		oneOrZero(mode == askPark), oneOrZero((r.Notes || line.Yield != nil) && r.Note != ""), b.Known,
+		b.Every.Microseconds(), b.Spare.Microseconds(), ticket,
+		oneOrZero(r.borrows(b) && r.Lender.Lend(r.Key, r.Limit, line.Worker)), r.cost(),
 	}
 	args = shorten(args, int64(0), args[1], int64(1), int64(0), int64(0), int64(0), int64(0), int64(0), int64(0), int64(0),
 		int64(1))
@@ -320,7 +334,25 @@ func (e *Engine) newLease(r Request) *Lease {
 
 // Take takes a lock. The error Is a *Busy if others hold it, and the caller holds nothing and has no place in line,
 // unless Busy.Parked. After any other error the lock may be taken until a lease ends, if Redis cannot be told.
-func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
+func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) { return e.take(ctx, r, askTry) }
+
+// TakeFree tries to take a lock that is probably free, by one command. It returns nil without an error if the lock
+// seems, or is, not free.
+func (e *Engine) TakeFree(ctx context.Context, r Request) (le *Lease, err error) {
+	le, err = e.take(ctx, r, askFree)
+	if busy, is := err.(*Busy); is && busy.Cause == nil { //nolint:errorlint // errors.As allocates
+		err = nil
+	}
+	return le, err
+}
+
+// take tries by mode, or waits with r.Line.
+func (e *Engine) take(ctx context.Context, r Request, mode askMode) (*Lease, error) {
+	if r.Line != nil {
+		mode = askJoin
+	} else {
+		r.Line = noLine
+	}
 	if err := ctx.Err(); err != nil {
 		return nil, &Busy{Cause: err}
 	}
@@ -328,22 +360,15 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 		return nil, err
 	}
 	defer e.life.Done()
-	if r.Within == nil {
-		r.Within = ctx
-	}
 	for {
 		looked := time.Now()
-		if e.controls != nil {
-			if err := e.controls.Know(ctx, r.Key); err != nil {
-				return nil, err
-			}
+		b, err := e.known(ctx, &r.Ref)
+		if err != nil {
+			return nil, err
 		}
-		le, err := e.takeOnce(ctx, r)
-		if busy, is := err.(*Busy); is && busy.Paused && busy.Waited == 0 && e.controls != nil { //nolint:errorlint // errors.As allocates
-			// What was known may be too old, and the pause over.
-			if e.controls.Know(ctx, r.Key) == nil && e.limit(&r.Ref) > 0 {
-				continue
-			}
+		le, err := e.takeOnce(ctx, r, mode, b)
+		if busy, is := err.(*Busy); is && busy.Pause == control.Unread && busy.Waited == 0 { //nolint:errorlint // errors.As allocates
+			continue
 		}
 		if err != nil {
 			return nil, err
@@ -351,11 +376,10 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 		// An order may be read, or the process be stopped, between the look at the orders and here. So a try looks again, and
 		// a wait, in which turn looks, that is late: after a pause nothing starts, and after a rate nothing uncounted.
 		uncounted := false
-		if e.controls != nil && (!r.Wait && !r.Park || control.Old(looked, time.Now())) && ctx.Err() == nil {
-			err = e.controls.Know(ctx, r.Key)
-			b := e.bounds(&r.Ref)
-			if uncounted = b.Every > 0 && (b.Every != le.every || b.Spare != le.spare); err == nil && b.Slots == 0 {
-				err = &Busy{Paused: true}
+		if (mode != askJoin || control.Old(looked, time.Now())) && ctx.Err() == nil {
+			b, err = e.known(ctx, &r.Ref)
+			if uncounted = b.Every > 0 && (b.Every != le.every || b.Spare != le.spare); err == nil && b.Pause != nil {
+				err = pausedBy(b)
 			}
 		}
 		switch {
@@ -368,24 +392,15 @@ func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) {
 			return le, nil
 		}
 		e.giveBack(le)
-		if err != nil && (!r.Wait || ctx.Err() != nil || r.Within.Err() != nil) {
+		if err != nil && (mode != askJoin || ctx.Err() != nil || cmp.Or(r.Line.Within, ctx).Err() != nil) {
 			return nil, err
 		}
-		r.OnWait = nil // it is called once
-	}
-}
-
-// TakeFree is Take for a lock that is probably free, by one command. It returns nil without an error if the lock
-// seems, or is, not free.
-func (e *Engine) TakeFree(ctx context.Context, r Request) (le *Lease, err error) {
-	if free, _ := e.seems(&r, e.bounds(&r.Ref)); free {
-		r.ifFree, r.Park = true, false
-		le, err = e.Take(ctx, r)
-		if busy, is := err.(*Busy); is && busy.Cause == nil { //nolint:errorlint // errors.As allocates
-			err = nil
+		if r.Line.OnWait != nil {
+			line := *r.Line
+			line.OnWait = nil // it is called once
+			r.Line = &line
 		}
 	}
-	return le, err
 }
 
 // seems: free: nobody here saw it taken of late, so a SET may get it; thin: take may say who has it.
@@ -395,13 +410,24 @@ func (e *Engine) seems(r *Request, b control.Bounds) (free, thin bool) {
 	return plain && !taken, plain && !fat && b.Slots == 1 && r.Lender == nil
 }
 
-func (e *Engine) takeOnce(ctx context.Context, r Request) (*Lease, error) {
+func pausedBy(b control.Bounds) *Busy { return &Busy{Answer: Answer{Pause: b.Pause}} }
+
+var errNotFree = &Busy{}
+
+func (e *Engine) takeOnce(ctx context.Context, r Request, mode askMode, b control.Bounds) (*Lease, error) {
+	free, thin := e.seems(&r, b)
+	switch {
+	case b.Pause != nil && (mode != askJoin || r.Line.Leaves):
+		return nil, pausedBy(b)
+	case mode == askFree && !free:
+		return nil, errNotFree
+	}
 	le := e.newLease(r)
 	var err error
-	if r.Park || r.Wait && (!r.Leaves || e.limit(&r.Ref) > 0) {
-		err = e.wait(ctx, le)
+	if mode == askJoin {
+		err = e.wait(ctx, le, free, b.Pause != nil)
 	} else {
-		err = e.try(ctx, le)
+		err = e.try(ctx, le, mode, free, thin)
 	}
 	if err == nil {
 		if r.OnStop != nil {
@@ -412,35 +438,35 @@ func (e *Engine) takeOnce(ctx context.Context, r Request) (*Lease, error) {
 	return le, err
 }
 
-func (e *Engine) try(ctx context.Context, le *Lease) error {
-	if e.limit(&le.request.Ref) == 0 {
-		return &Busy{Paused: true, Left: le.request.Leaves}
-	}
-	for {
-		a, sent, err := e.ask(ctx, le, askTry)
+func (e *Engine) try(ctx context.Context, le *Lease, mode askMode, free, thin bool) error {
+	for ; ; free, thin = false, false {
+		a, sent, err := e.ask(ctx, le, mode, free, thin)
 		switch {
 		case err != nil:
 			return err
 		case a.Yours:
-			e.hold(le, a.Fence, a.Value, sent, le.request.TTL, false)
+			e.mu.Lock()
+			e.hold(le, a.Fence, a.Value, sent, false)
+			e.mu.Unlock()
 			return nil
 		case !isStopped(a):
-			return &Busy{Answer: a, Paused: a.NoSlots}
+			return &Busy{Answer: a}
 		case ctx.Err() != nil: // ask does not look at it if the request is Whole
 			return &Busy{Answer: a, Cause: ctx.Err()}
 		}
 	}
 }
 
-// ask sends one ask by itself: a SET or take, if the lock is probably free. What is unknown is given back.
-func (e *Engine) ask(ctx context.Context, le *Lease, mode askMode) (a Answer, sent time.Time, err error) {
+// ask sends one ask by itself: first a SET or take, if the lock is probably free. What is unknown is given back.
+func (e *Engine) ask(
+	ctx context.Context, le *Lease, mode askMode, free, thin bool,
+) (a Answer, sent time.Time, err error) {
 	r := &le.request
 	sent = time.Now()
 	if r.Whole {
 		ctx = e.conn.Whole(ctx)
 	}
-	b := e.bounds(&r.Ref)
-	if free, thin := e.seems(r, b); free || thin && mode == askTry {
+	if free || thin && mode == askTry {
 		fat := uint32(0)
 		if free && !r.Fenced {
 			a.Yours, err = e.conn.SetNX(ctx, le.keyArg, &le.body.Text, &le.ttlMS)
@@ -461,20 +487,18 @@ func (e *Engine) ask(ctx context.Context, le *Lease, mode askMode) (a Answer, se
 			return a, sent, nil
 		}
 		e.contended.note(r.Key, fat)
-		if thin && mode == askTry && a.Holder != "" {
+		if mode == askFree || thin && mode == askTry && a.Holder != "" {
 			return a, sent, nil
 		}
-		sent, b = time.Now(), e.bounds(&r.Ref)
+		sent = time.Now()
 	}
-	if r.ifFree {
-		return a, sent, nil
-	}
+	b := e.bounds(&r.Ref)
 	c := e.askCall(le, mode, b, 0)
 	reply, err := e.conn.Run(ctx, c.Script, c.Keys, c.Args...)
 	if a, err = e.noteAsk(le, reply, err); err != nil {
 		e.loseReply(le, err)
 	}
-	a.NoSlots = b.Slots == 0
+	a.Pause = b.Pause
 	return a, sent, err
 }
 
@@ -483,8 +507,8 @@ func (e *Engine) noteAsk(le *Lease, reply any, err error) (a Answer, _ error) {
 	if refused := refusalOf(reply); refused != nil {
 		return a, fmt.Errorf("%w: %q", refused, r.Name)
 	}
-	if r.Worker != nil && r.Lender != nil {
-		defer func() { r.Lender.answered(r.Worker, a.Yours) }()
+	if me := r.Line.Worker; me != nil {
+		defer func() { me.Answered(a.Yours) }()
 	}
 	if err == nil {
 		var ok bool
@@ -495,7 +519,7 @@ func (e *Engine) noteAsk(le *Lease, reply any, err error) (a Answer, _ error) {
 	if err != nil {
 		return a, redisx.Failed("ask", r.Key, err)
 	}
-	if (!a.Yours || a.Returned) && (r.Wait || r.Park) {
+	if (!a.Yours || a.Returned) && r.Line != noLine {
 		e.contended.note(r.Key, 1)
 	}
 	if a.Returned {
@@ -523,6 +547,11 @@ func (e *Engine) giveBack(le *Lease) {
 		defer close(done)
 		e.releaseUnbegun(le, le.request.TTL)
 	})
+	awaitSoon(done)
+}
+
+// awaitSoon waits a moment for what goes on by itself.
+func awaitSoon(done <-chan struct{}) {
 	timer := time.NewTimer(redisx.AnswerGrace)
 	defer timer.Stop()
 	select {
@@ -623,8 +652,9 @@ func (a agenda) Swap(i, j int) {
 	a[i].place, a[j].place = i+1, j+1
 }
 func (a *agenda) Push(x any) {
-	x.(*entry).place = len(*a) + 1 //nolint:forcetypeassert // set pushes entries only
-	*a = append(*a, x.(*entry))    //nolint:forcetypeassert // so
+	last, _ := x.(*entry) // set pushes nothing else
+	last.place = len(*a) + 1
+	*a = append(*a, last)
 }
 
 func (a *agenda) Pop() any {
@@ -651,14 +681,12 @@ func (a *agenda) set(x *entry, at time.Time) (first bool) {
 }
 
 // planAsk and planHold set what is due, and the alarm. Callers hold mu.
-func (e *Engine) planAsk(w *waiter) {
-	if at := w.turn.next(); e.asks.set(&w.entry, at) {
-		e.alarm.Set(at)
-	}
-}
+func (e *Engine) planAsk(w *waiter) { e.plan(&e.asks, &w.entry, w.turn.next()) }
 
-func (e *Engine) planHold(le *Lease) {
-	if at := le.next(); e.holds.set(&le.entry, at) {
+func (e *Engine) planHold(le *Lease) { e.plan(&e.holds, &le.entry, le.next()) }
+
+func (e *Engine) plan(a *agenda, x *entry, at time.Time) {
+	if a.set(x, at) {
 		e.alarm.Set(at)
 	}
 }

@@ -32,7 +32,7 @@ func request(t *testing.T) Request {
 }
 
 func inLine(r Request) Request {
-	r.Wait = true
+	r.Line = &Line{}
 	return r
 }
 
@@ -124,7 +124,7 @@ func TestGrantCountsFromTheAsk(t *testing.T) {
 		return nil
 	})
 	r = inLine(r)
-	r.OnWait = func(time.Duration) { close(in) }
+	r.Line.OnWait = func(time.Duration) { close(in) }
 	var wg sync.WaitGroup
 	var le *Lease
 	var err error
@@ -168,8 +168,8 @@ func TestCrowdOfFreeLocks(t *testing.T) {
 	for i := range 4 * maxFirstKeys {
 		r := inLine(request(t))
 		r.Key = fmt.Sprintf("automutex:{%s|%d}", redistest.Name(t), i)
-		r.OnWait = func(time.Duration) { t.Error("waits for a lock that is free") }
-		r.Within = ended // and nobody else waits
+		r.Line.OnWait = func(time.Duration) { t.Error("waits for a lock that is free") }
+		r.Line.Within = ended // and nobody else waits
 		redistest.Go(&wg, func() {
 			le, err := take(e, r)
 			for tries := 1; errors.Is(err, redisx.ErrBackend) && tries < 6; tries++ { // no reply came in time
@@ -220,8 +220,8 @@ func TestFreeKeyBesideACrowd(t *testing.T) {
 	if n := sent.Load(); n > maxFirstAsks+maxSenders {
 		t.Errorf("the crowd sends %d commands at a time", n)
 	}
-	late := crowd
-	late.OnWait = func(time.Duration) { t.Error("waits, though Redis has said nothing") }
+	late := inLine(crowd)
+	late.Line.OnWait = func(time.Duration) { t.Error("waits, though Redis has said nothing") }
 	ctx, end := context.WithCancel(t.Context())
 	left := make(chan error, 1)
 	go func() { _, err := e.Take(ctx, late); left <- err }()
@@ -240,7 +240,7 @@ func TestOrder_behindItsID(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		e := start(t, s)
 		r := inLine(request(t))
-		r.Ordered, r.Park, r.Note = true, true, "default/same"
+		r.Ordered, r.Note = true, "default/same"
 		var tickets []int64
 		for _, nonce := range []string{"gone", "new"} {
 			ticket, _, _, err := e.Stamp(t.Context(), r.Ref, r.Note, nonce, time.Hour, 0)
@@ -248,7 +248,8 @@ func TestOrder_behindItsID(t *testing.T) {
 			tickets = append(tickets, ticket)
 		}
 		r.Place = &Place{Nonce: "new", Ticket: tickets[1], Most: -1}
-		r.OnWait = func(time.Duration) {
+		r.Line.Yield = make(chan struct{})
+		r.Line.OnWait = func(time.Duration) {
 			for _, act := range []OrderAct{ActWithdraw, ActConfirm} { // a late confirm does not bring it back
 				redistest.Must(t, e.Act(t.Context(), r.Ref, act, OrderItem{Nonce: "gone", Ticket: tickets[0], Note: r.Note}, 0))
 			}
@@ -307,7 +308,7 @@ func (o ordered) run(t *testing.T, outcome Outcome) {
 
 func (o ordered) parks(t *testing.T) {
 	t.Helper()
-	o.r.Park = true
+	o.r.Line = &Line{Yield: AtOnce}
 	_, err := o.e.Take(t.Context(), o.r)
 	if busy := (*Busy)(nil); !errors.As(err, &busy) || !busy.Parked {
 		t.Fatalf("%s: %v, want parked", o.r.Note, err)
@@ -410,23 +411,20 @@ func TestLeaves_pausedBeforeItStands(t *testing.T) {
 	r := Request{Ref: Ref{Key: e.o.Prefix + ":{work}", Limit: 1}, TTL: 30 * time.Second}
 	held := must(t, e, r)
 	r = inLine(r)
-	r.Leaves = true
-	r.OnWait = func(time.Duration) {
+	r.Line.Leaves = true
+	r.Line.OnWait = func(time.Duration) {
 		redistest.Must(t, e.Controls().Give(t.Context(), control.Pauses, "work", control.Control{Paused: true}))
-		redistest.Eventually(t, redistest.Patience, func() bool {
-			pause, _ := e.Controls().StopOf(r.Key)
-			return pause != nil
-		}, "news")
+		redistest.Eventually(t, redistest.Patience, func() bool { return e.Controls().PauseOf(r.Key) != nil }, "news")
 		e.AskAll()
 	}
 	within, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	var busy *Busy
-	if _, err := e.Take(within, r); !errors.As(err, &busy) || !busy.Left {
+	if _, err := e.Take(within, r); !errors.As(err, &busy) || busy.Pause == nil || busy.Cause != nil {
 		t.Errorf("%v, want the wait's end", err)
 	}
-	if a, _, err := e.ask(t.Context(), e.newLease(r), askTry); err != nil || !a.NoSlots {
-		t.Errorf("%+v, %v; want it known that it had none", a, err)
+	if a, _, err := e.ask(t.Context(), e.newLease(r), askTry, false, false); err != nil || a.Pause == nil {
+		t.Errorf("%+v, %v; want the order that keeps it out", a, err)
 	}
 	release(t, held)
 }
@@ -492,7 +490,7 @@ func TestBrokenBeforeItIsHeld(t *testing.T) {
 		e, r := start(t, s), request(t)
 		le := must(t, e, r)
 		waits := inLine(r)
-		waits.OnWait = func(time.Duration) {
+		waits.Line.OnWait = func(time.Duration) {
 			e.mu.Lock()
 			var token string
 			for token = range e.waiters {

@@ -29,11 +29,10 @@ const (
 	FateMissing Fate = "missing"
 )
 
-// Holder is one holder of a lock or a pool; see lock.Holder. Only a pool's has a Value.
+// Holder is one holder of a lock or a pool; see lock.Holder.
 type Holder struct {
 	Token, Owner, Note string
 	ExpiresIn          time.Duration
-	Value              string
 }
 
 // Info is what Redis stores of one lock.
@@ -52,6 +51,7 @@ type Info struct {
 	Holders []Holder // first deadline first, at most 1,000
 	Free    int      // how many values of a pool are free
 	Values  []string // the first of them
+	Taken   []string // those that Holders have; empty texts for a lock that is no pool
 }
 
 // InUse reports a holder, a closed gate, a waiter or parked work.
@@ -61,7 +61,7 @@ func (i Info) InUse() bool {
 
 // Gate is a closed gate: until it opens nobody gets the lock, though slots may be free.
 type Gate struct {
-	Reason  string        // lock.ReasonRate, lock.ReasonClosed or lock.ReasonCooldown
+	Reason  string        // ReasonRate, ReasonClosed or ReasonCooldown
 	OpensIn time.Duration // 0: it is open
 }
 
@@ -98,10 +98,15 @@ const (
 // OrderLook is after how long a task of an ordered key that does not come is looked for; see order_release.lua.
 const OrderLook = 5 * time.Second
 
-// Why a lock is busy, as lock.BusyError.Reason says it. Only package automutex has ordered keys.
+// Why a lock is busy, as lock.BusyError.Reason says it, which tells of the first five. The others are those of ordered
+// keys.
 const (
-	ReasonHeld   = "held"   // lock.ReasonHeld
-	ReasonBehind = "behind" // nobody holds the lock, and an earlier task comes first; BusyError.Note is that task
+	ReasonHeld     = "held"
+	ReasonRate     = "rate"
+	ReasonClosed   = "closed"
+	ReasonCooldown = "cooldown"
+	ReasonPaused   = "paused"
+	ReasonBehind   = "behind" // nobody holds the lock, and an earlier task comes first; BusyError.Note is that task
 	// ReasonFailed: so, and that task failed, and asynq retries it: at BusyError.ExpiresIn, if that is longer than
 	// OrderLook.
 	ReasonFailed   = "failed"

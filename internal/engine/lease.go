@@ -13,8 +13,7 @@ import (
 	"github.com/automutex/automutex/internal/redisx"
 )
 
-// Lease is the right of one holder to a lock, until a deadline. It is renewed until it is released. A lease whose
-// deadline passes without a renewal is lost, and stays lost. Safe for concurrent use.
+// Lease is a lock.Lease, renewed until it is released. Safe for concurrent use.
 type Lease struct {
 	engine  *Engine
 	request Request
@@ -22,6 +21,9 @@ type Lease struct {
 	keyArg  any            // request.Key, boxed once
 	ttlMS   int64          // request.TTL
 	body    redisx.Counted // token|owner|note, as Redis has it; its count is the one release's under way
+
+	// OnEnd is called by each Release, with its error; nil: nothing is. It is set before others have the lease.
+	OnEnd func(err error)
 
 	// set before the lease is handed out:
 	fence   int64 // 0: the lock was taken by SET
@@ -78,8 +80,9 @@ type binding struct {
 // speeds.
 func believe(length time.Duration) time.Duration { return length - length/1000 - time.Millisecond }
 
-// margin returns how long before it can be taken over a lease counts as lost here, so that its work has time to stop:
-// a tenth of the TTL and at least 100 ms, but at most a fifth. A shorter lease has the same share.
+// margin returns how long before it can be taken over a lease counts as lost here, so that its work has time to stop: a
+// tenth of the TTL; below a TTL of a second 100 ms; below one of half a second a fifth of it. Of a lease shorter than
+// the TTL it is the same share.
 func (r *Request) margin(length time.Duration) time.Duration {
 	margin := max(r.TTL/10, min(leastMargin, r.TTL/5))
 	if length >= r.TTL {
@@ -88,14 +91,13 @@ func (r *Request) margin(length time.Duration) time.Duration {
 	return time.Duration(float64(margin) * float64(length) / float64(r.TTL))
 }
 
-// hold makes le held for length from sent.
-func (e *Engine) hold(le *Lease, fence int64, value string, sent time.Time, length time.Duration, granted bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.holdLocked(le, fence, value, sent, length, granted)
-}
-
-func (e *Engine) holdLocked(le *Lease, fence int64, value string, sent time.Time, length time.Duration, granted bool) {
+// hold makes le held, by an ask sent then; granted: by a message, for a short while, so it is renewed soon. Callers
+// hold mu.
+func (e *Engine) hold(le *Lease, fence int64, value string, sent time.Time, granted bool) {
+	length := le.request.TTL
+	if granted {
+		length = le.request.grant()
+	}
 	le.fence, le.value, le.takenAt, le.state = fence, value, sent, held
 	if granted || le.request.MaxHold > 0 {
 		le.takenAt = time.Now() // the reply may have taken seconds
@@ -296,11 +298,7 @@ func (e *Engine) replicate(ctx context.Context, le *Lease) error {
 	if e.o.Replicas == 0 {
 		return nil
 	}
-	within := min(ReplicasWithin, le.request.TTL/4)
-	if end, ok := ctx.Deadline(); ok {
-		within = min(within, max(time.Until(end), redisx.AnswerGrace))
-	}
-	err := e.extend(ctx, le, le.request.TTL, within, ErrNotReplicated)
+	err := e.extend(ctx, le, le.request.TTL, ErrNotReplicated)
 	if err != nil {
 		e.giveBack(le)
 	}
@@ -308,7 +306,11 @@ func (e *Engine) replicate(ctx context.Context, le *Lease) error {
 }
 
 // extend makes le last for length, on enough replicas. If le was lost, the error Is lost; on another le is unchanged.
-func (e *Engine) extend(ctx context.Context, le *Lease, length, within time.Duration, lost error) error {
+func (e *Engine) extend(ctx context.Context, le *Lease, length time.Duration, lost error) error {
+	within := min(ReplicasWithin, le.request.TTL/4)
+	if end, ok := ctx.Deadline(); ok {
+		within = min(within, max(time.Until(end), redisx.AnswerGrace))
+	}
 	sent := time.Now()
 	c := e.renewCall(le, length)
 	e.renew(ctx, []*Lease{le}, []*redisx.Call{c}, within)
@@ -355,7 +357,7 @@ func (le *Lease) Fence() (int64, error) {
 // Value is what was taken out of a pool, escaped.
 func (le *Lease) Value() string { return le.value }
 
-// Deadline is until when the lease is certainly held, on the local monotonic clock.
+// Deadline is lock.Lease.Deadline.
 func (le *Lease) Deadline() time.Time {
 	le.engine.mu.Lock()
 	defer le.engine.mu.Unlock()
@@ -389,8 +391,7 @@ func (le *Lease) SinceCall() time.Duration { return le.sinceCall }
 // Parked is how long the lease's note was in line before it got the lock, if it was parked.
 func (le *Lease) Parked() time.Duration { return le.parked }
 
-// Extend makes the lease last at least length from now, or until its MaxHold. It works on a context that has ended,
-// too.
+// Extend is lock.Lease.Extend.
 func (le *Lease) Extend(ctx context.Context, length time.Duration) error {
 	e, r := le.engine, &le.request
 	if err := r.checkLength("Extend by", length); err != nil {
@@ -402,12 +403,10 @@ func (le *Lease) Extend(ctx context.Context, length time.Duration) error {
 	if left := time.Until(le.takenAt.Add(r.MaxHold)); r.MaxHold > 0 && left < length {
 		length = min(length, left+r.TTL) // so that the slot is free then
 	}
-	return e.extend(context.WithoutCancel(ctx), le, WholeMS(length), min(ReplicasWithin, r.TTL/4), ErrNotHeld)
+	return e.extend(context.WithoutCancel(ctx), le, WholeMS(length), ErrNotHeld)
 }
 
-// CloseGate closes the gate of the lock for length from now: nobody gets the lock, however many slots are free.
-// Holders go on. A gate that is closed for longer stays so. It outlives the lease; a break ends it. It works on a
-// context that has ended, too.
+// CloseGate closes the gate of the lock as automutex.CloseGate does, also on a context that has ended.
 func (le *Lease) CloseGate(ctx context.Context, length time.Duration) error {
 	e, r := le.engine, &le.request
 	if err := r.checkLength("CloseGate for", length); err != nil {
@@ -429,11 +428,10 @@ func (le *Lease) CloseGate(ctx context.Context, length time.Duration) error {
 	case e.o.Replicas == 0:
 		return nil
 	}
-	return e.extend(ctx, le, time.Millisecond, min(ReplicasWithin, r.TTL/4), ErrNotHeld) // never shortens the lease
+	return e.extend(ctx, le, time.Millisecond, ErrNotHeld) // never shortens the lease
 }
 
-// Bind returns a context derived from parent that ends with the lease: its cause is ErrLost, or context.Canceled if it
-// is released.
+// Bind is lock.Lease.Bind.
 func (le *Lease) Bind(parent context.Context) context.Context {
 	ctx, cancel := context.WithCancelCause(parent)
 	le.bind(binding{ctx, cancel})
@@ -471,13 +469,10 @@ type Ending struct {
 	Consume  bool          // its value leaves the pool
 }
 
-// Release gives the lock back, and returns how many slots are free then. One that was sent before the deadline, and
-// again, and finds nothing is a success. It ends the lease whatever it returns: ErrNotHeld if the lease had ended
-// before, an error of Redis if the release is tried again in the background while the lease lasts. Only the values of
-// ctx count.
+// Release is lock.Lease.Release. One that was sent before the deadline, and again, and finds nothing is a success.
 func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) {
-	if le.request.OnEnd != nil {
-		defer func() { le.request.OnEnd(err) }()
+	if le.OnEnd != nil {
+		defer func() { le.OnEnd(err) }()
 	}
 	e := le.engine
 	was := e.drop(le)

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strconv"
@@ -13,41 +14,38 @@ import (
 	"github.com/automutex/automutex/internal/redisx"
 )
 
-// waiter is one caller that waits. Engine.mu guards all but lease and done, which never change. turn.mode and
+// waiter is one caller that waits. Engine.mu guards all but lease, within and done, which never change. turn.mode and
 // turn.ticket do not change while an ask is under way, so its sender reads them without mu.
 type waiter struct {
 	entry
-	lease *Lease
-	turn  turn
-	first chan struct{} // closed with the first reply, of an ask in a pipeline; then nil
-	done  chan struct{} // closed when the wait has ended by itself
-	left  chan struct{} // closed when the leave was sent
-	ended step          // with done: how
-	err   error         // with failed: what Take returns
+	lease  *Lease
+	within context.Context // with it the wait ends
+	turn   turn
+	first  chan struct{} // closed with the first reply, of an ask in a pipeline; then nil
+	done   chan struct{} // closed when the wait has ended by itself
+	left   chan struct{} // closed when the leave was sent
+	ended  step          // with done: how
+	err    error         // with failed: what Take returns
 }
 
-func (e *Engine) wait(ctx context.Context, le *Lease) error {
-	r := &le.request
-	began, grant := time.Now(), r.grant()
-	until, _ := r.Within.Deadline()
-	if r.Open {
-		until = began
-	}
-	w := &waiter{lease: le, done: make(chan struct{}), left: make(chan struct{})}
+// free and paused are how the lock seems now.
+func (e *Engine) wait(ctx context.Context, le *Lease, free, paused bool) error {
+	r, line := &le.request, le.request.Line
+	began, grant, mayPark := time.Now(), r.grant(), line.Yield != nil
+	w := &waiter{lease: le, within: cmp.Or(line.Within, ctx), done: make(chan struct{}), left: make(chan struct{})}
 	w.waiter = w
-	parkNow := r.Park && (!r.Wait || isClosed(r.Yield) || e.limit(&r.Ref) == 0)
 	w.turn = newTurn(terms{
-		until: until, inTime: r.InTime || r.Open, mayPark: r.Park, leavesPaused: r.Leaves,
+		gateBy: line.GateBy, mayPark: mayPark, leaves: line.Leaves,
 		grant: grant, counted: believe(grant), short: grant < r.TTL && r.NoRenew,
-	}, parkNow)
+	}, isClosed(line.Yield) || mayPark && paused)
 
-	a, asked, err := e.askFirst(ctx, w, began)
+	a, asked, err := e.askFirst(ctx, w, began, free)
 	if err != nil {
 		return err
 	}
 	// a head is another task with its ID
 	own := r.Notes && r.Note != "" && holderOf(a.Holder).Note == r.Note && !strings.HasPrefix(a.Holder, "o:")
-	if r.Park && !a.Yours && !a.Parked && own && !isClosed(w.done) {
+	if mayPark && !a.Yours && !a.Parked && own && !isClosed(w.done) {
 		return &Busy{Answer: e.leave(w)} // its own earlier run: it returns
 	}
 	select {
@@ -61,7 +59,7 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 	if r.Ordered {
 		e.parking.checkOrder(r.Ref)
 	}
-	if r.OnWait != nil && asked {
+	if line.OnWait != nil && asked {
 		sinceCall := time.Duration(-1) // not the lease's: a sender may write that
 		if a.Returned {
 			sinceCall = a.SinceCall
@@ -72,14 +70,16 @@ func (e *Engine) wait(ctx context.Context, le *Lease) error {
 				e.leave(w)
 			}
 		}()
-		r.OnWait(sinceCall)
+		line.OnWait(sinceCall)
 		returned = true
 	}
 	return e.stand(w, began)
 }
 
 // askFirst sends the first ask of w: in a pipeline if many are under way.
-func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (a Answer, asked bool, err error) {
+func (e *Engine) askFirst(
+	ctx context.Context, w *waiter, began time.Time, free bool,
+) (a Answer, asked bool, err error) {
 	le, r := w.lease, &w.lease.request
 	e.mu.Lock()
 	e.waiters[le.token] = w // before it asks: a grant may be published before the reply is read
@@ -92,7 +92,7 @@ func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (a An
 		bound, end := context.WithCancel(ctx)
 		defer end()
 		// A free lock is had, though the reply comes after Within.
-		defer context.AfterFunc(r.Within, func() { time.AfterFunc(redisx.Timeout, end) })()
+		defer context.AfterFunc(w.within, func() { time.AfterFunc(redisx.Timeout, end) })()
 		select { // it does not wait for the lock before Redis has said that others hold it
 		case <-first:
 		case <-bound.Done():
@@ -104,7 +104,7 @@ func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (a An
 	}
 	e.firsts[r.Key]++
 	e.mu.Unlock()
-	a, sent, err := e.ask(ctx, le, w.turn.mode)
+	a, sent, err := e.ask(ctx, le, w.turn.mode, free, false)
 	e.mu.Lock()
 	if e.firsts[r.Key]--; e.firsts[r.Key] == 0 {
 		delete(e.firsts, r.Key)
@@ -120,8 +120,8 @@ func (e *Engine) askFirst(ctx context.Context, w *waiter, began time.Time) (a An
 }
 
 func (e *Engine) stand(w *waiter, began time.Time) error {
-	r := &w.lease.request
-	yield := r.Yield
+	line := w.lease.request.Line
+	yield := line.Yield
 	for {
 		select {
 		case <-w.done:
@@ -132,7 +132,7 @@ func (e *Engine) stand(w *waiter, began time.Time) error {
 			w.turn.parkSoon(time.Now())
 			e.planAsk(w)
 			e.mu.Unlock()
-		case <-r.Again:
+		case <-line.Again:
 			e.mu.Lock()
 			w.turn.askAgain(time.Now())
 			e.planAsk(w)
@@ -142,8 +142,8 @@ func (e *Engine) stand(w *waiter, began time.Time) error {
 				return &Busy{Answer: last, Waited: time.Since(began), Cause: ErrClosed}
 			}
 			return ErrClosed
-		case <-r.Within.Done():
-			return &Busy{Answer: e.leave(w), Waited: time.Since(began), Cause: r.Within.Err(), Paused: e.limit(&r.Ref) == 0}
+		case <-w.within.Done():
+			return &Busy{Answer: e.leave(w), Waited: time.Since(began), Cause: w.within.Err()}
 		}
 	}
 }
@@ -162,11 +162,11 @@ func (e *Engine) result(w *waiter, waited time.Duration) error {
 	case won, granted:
 		return nil
 	case parkedOrRefused:
-		return &Busy{Answer: w.turn.last, Waited: waited, Paused: e.limit(&w.lease.request.Ref) == 0}
+		return &Busy{Answer: w.turn.last, Waited: waited}
 	case tooLate:
 		return &Busy{Answer: e.leave(w), Waited: waited, Cause: context.DeadlineExceeded}
 	case paused:
-		return &Busy{Answer: e.leave(w), Waited: waited, Left: true}
+		return &Busy{Answer: e.leave(w), Waited: waited}
 	}
 	e.leave(w)
 	return w.err
@@ -180,12 +180,7 @@ func (e *Engine) leave(w *waiter) Answer {
 	e.asks.set(&w.entry, time.Time{})
 	e.act(w, w.turn.giveUp(), askReply{})
 	e.mu.Unlock()
-	timer := time.NewTimer(redisx.AnswerGrace)
-	defer timer.Stop()
-	select {
-	case <-w.left:
-	case <-timer.C:
-	}
+	awaitSoon(w.left)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return w.turn.last
@@ -207,13 +202,8 @@ func (e *Engine) sendAsks(batch []*waiter) {
 }
 
 func (e *Engine) handleReply(w *waiter, r askReply) {
-	if r.err == nil {
-		r.slots = e.limit(&w.lease.request.Ref)
-	}
-	if w.lease.request.Leaves && e.controls != nil {
-		stop, _ := e.controls.StopOf(w.lease.request.Key)
-		r.paused = stop != nil
-	}
+	b := e.bounds(&w.lease.request.Ref) // a pause may have come since it was asked
+	r.slots, r.Pause = b.Slots, b.Pause
 	e.mu.Lock()
 	now := time.Now()
 	e.act(w, w.turn.replied(r, now), r)
@@ -243,9 +233,9 @@ func (e *Engine) act(w *waiter, next step, r askReply) {
 		})
 		return
 	case won:
-		e.holdLocked(w.lease, r.Fence, r.Value, r.sent, w.lease.request.TTL, false)
+		e.hold(w.lease, r.Fence, r.Value, r.sent, false)
 	case granted:
-		e.holdLocked(w.lease, w.turn.hint.fence, w.turn.hint.value, w.turn.askedAt, w.lease.request.grant(), true)
+		e.hold(w.lease, w.turn.hint.fence, w.turn.hint.value, w.turn.askedAt, true)
 	case failed:
 		w.err = r.err
 	case parkedOrRefused, tooLate, paused:
@@ -281,7 +271,7 @@ func (e *Engine) note(msg message) {
 		w.turn.gateOpens(msg.serverUS, time.Duration(us)*time.Microsecond, now)
 		e.planAsk(w)
 	case msg.fence > 0 && w != nil:
-		e.act(w, w.turn.noteGrant(msg, e.limit(&w.lease.request.Ref), now), askReply{})
+		e.act(w, w.turn.noteGrant(msg, e.bounds(&w.lease.request.Ref).Pause != nil, now), askReply{})
 		e.planAsk(w)
 	}
 	e.mu.Unlock()

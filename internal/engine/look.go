@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/redisx"
 )
 
@@ -17,17 +18,17 @@ func (e *Engine) Look(ctx context.Context, locks []Ref, held bool) (at int, shut
 	calls := make([]*redisx.Call, len(locks))
 	for i := range locks {
 		r := &locks[i]
-		if err := e.Know(ctx, r.Key); err != nil {
+		b, err := e.known(ctx, r)
+		if err != nil {
 			return i, nil, err
 		}
-		limit := e.limit(r)
-		if limit == 0 {
-			return i, &Busy{Paused: true, Left: true}, nil
+		if b.Pause != nil {
+			return i, pausedBy(b), nil
 		}
 		if held {
-			limit = MaxLimit
+			b.Slots = control.MaxLimit
 		}
-		calls[i] = &redisx.Call{Script: gatesScript, Keys: r.keys()[:6], Args: []any{int64(limit)}}
+		calls[i] = &redisx.Call{Script: gatesScript, Keys: r.keys()[:6], Args: []any{int64(b.Slots)}}
 	}
 	e.conn.Pipeline(context.WithoutCancel(ctx), calls)
 	for i, c := range calls {
@@ -38,7 +39,7 @@ func (e *Engine) Look(ctx context.Context, locks []Ref, held bool) (at int, shut
 		switch {
 		case !ok:
 			return i, nil, redisx.Failed("look", c.Keys[0], unexpected(c.Reply))
-		case a.Gate > 0 && (!held || a.Reason != "rate"):
+		case a.Gate > 0 && (!held || a.Reason != ReasonRate):
 			return i, &Busy{Answer: a}, nil
 		}
 	}

@@ -108,7 +108,7 @@ func (e *Engine) Inspect(ctx context.Context, r Ref, most int) (Info, error) {
 	return info, nil
 }
 
-// Available returns the number of free slots; 0 while the lock is paused or its gate is closed.
+// Available is lock.Lock.Available.
 func (e *Engine) Available(ctx context.Context, r Ref) (int, error) {
 	if err := e.Know(ctx, r.Key); err != nil {
 		return 0, err
@@ -141,7 +141,7 @@ func parseInspect(key string, reply any) (Info, error) {
 			return Info{}, errForeign
 		}
 		value, _ := taken.at(i / 2).(string)
-		one.Value = keys.Unescape(value)
+		info.Taken = append(info.Taken, keys.Unescape(value))
 		one.ExpiresIn = time.Duration(holders.score(i+1))*time.Millisecond - time.Duration(us)*time.Microsecond
 		info.Holders = append(info.Holders, one)
 	}
@@ -327,13 +327,10 @@ func isForeign(err error) bool {
 
 // lockOf returns the key of the lock that a key under the prefix is of: the word, or, if lost, the record beside it.
 func (e *Engine) lockOf(name string) (key string, ok bool) {
-	text, ours := strings.CutPrefix(name, e.o.Prefix+":{")
+	key = strings.TrimSuffix(name, ":info")
+	text, ours := strings.CutPrefix(strings.TrimSuffix(key, LeaderKey), e.o.Prefix+":{")
 	text, after, closed := strings.Cut(text, "}")
-	after = strings.TrimPrefix(after, LeaderKey)
-	if !ours || !closed || text == "" || text == keys.Controls || after != "" && after != ":info" {
-		return "", false
-	}
-	return strings.TrimSuffix(name, after), true
+	return key, ours && closed && text != "" && after == "" && text != keys.Controls
 }
 
 // scanner is a client of one server. Another may hide a Cluster, of which SCAN would walk one node.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/redisx"
@@ -325,7 +326,7 @@ func TestLook(t *testing.T) {
 			}
 			for _, reason := range want {
 				at, shut, err := e.Look(over, locks, held)
-				if err != nil || shut == nil || shut.Reason != reason || shut.Gate <= 0 || shut.Paused ||
+				if err != nil || shut == nil || shut.Reason != reason || shut.Gate <= 0 || shut.Pause != nil ||
 					!strings.HasSuffix(locks[at].Key, reason+"}") {
 					t.Fatalf("held %v: %d, %+v, %v; want %s", held, at, shut, err, reason)
 				}
@@ -626,7 +627,7 @@ func TestPut(t *testing.T) {
 			t.Errorf("an empty value: %d, %v", n, err)
 		}
 		waits, in := inLine(asked(r, "n")), make(chan struct{})
-		waits.OnWait = func(time.Duration) { close(in) }
+		waits.Line.OnWait = func(time.Duration) { close(in) }
 		var wg sync.WaitGroup
 		var le *Lease
 		var err error
@@ -641,7 +642,7 @@ func TestPut(t *testing.T) {
 		redistest.Must(t, err)
 		put(1, append(values, "new")...)
 		info := inspect(t, e, r)
-		if h := info.Holders; info.Held != 1 || len(h) != 1 || h[0].Value != "a |%" || h[0].Note != "n" ||
+		if h := info.Holders; info.Held != 1 || len(h) != 1 || info.Taken[0] != "a |%" || h[0].Note != "n" ||
 			h[0].Token != le.Token() {
 			t.Errorf("%+v", info)
 		}
@@ -656,7 +657,7 @@ func TestPut(t *testing.T) {
 			must(t, e, asked(r, ""))
 		}
 		info = inspect(t, e, r)
-		if len(info.Holders) != 151 || slices.ContainsFunc(info.Holders, func(h Holder) bool { return h.Value == "" }) {
+		if len(info.Holders) != 151 || slices.Contains(info.Taken, "") {
 			t.Errorf("%+v", info.Holders)
 		}
 		// One is broken: its value is free again. And all of it goes.
@@ -823,7 +824,7 @@ func TestLimit_huge(t *testing.T) {
 		r.Limit = math.MaxInt
 		one, two := must(t, e, r), must(t, e, inLine(r))
 		release(t, one)
-		if back, err := two.Release(t.Context(), Ending{}); err != nil || back < MaxLimit-1 {
+		if back, err := two.Release(t.Context(), Ending{}); err != nil || back < control.MaxLimit-1 {
 			t.Errorf("%d are free, %v", back, err)
 		}
 	})

@@ -251,7 +251,7 @@ func holderOf(body string) Holder {
 func GateText(reason string) string { return gateTexts[reason] }
 
 var gateTexts = map[string]string{
-	"rate": "its rate allows no start", "closed": "closed for now", "cooldown": "cooling down",
+	ReasonRate: "its rate allows no start", ReasonClosed: "closed for now", ReasonCooldown: "cooling down",
 }
 
 // Who is the holder that a busy reply names, or the head of an ordered key.

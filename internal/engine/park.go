@@ -62,11 +62,12 @@ func newParking(e *Engine, caller Caller) *parking {
 // wanted returns arguments of release and check: how much called and waiting work the lock is to have, how long called
 // work has to arrive (ms), and how many workers it may borrow, with the releaser's.
 func (p *parking) wanted(r Ref, releases bool) (inbound, life, lend int64) {
-	if p.caller == nil || p.engine.limit(&r) == 0 {
+	b := p.engine.bounds(&r)
+	if p.caller == nil || b.Slots == 0 {
 		return 0, minCallLife.Milliseconds(), 0
 	}
-	if !p.engine.hasOrder(r.Key) {
-		lend = int64(r.Lender.calls(&r, releases))
+	if r.borrows(b) {
+		lend = int64(r.Lender.Calls(r.Key, r.Limit, releases))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -113,11 +114,12 @@ func (p *parking) noteParked(r Ref, note string, a Answer, called bool) {
 	if !a.Parked || p.caller == nil {
 		return
 	}
+	b := p.engine.bounds(&r)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := p.line(r)
 	n.noteParked(note, called || a.SinceCall >= 0)
-	r.Lender.parked(&r, !p.engine.hasOrder(r.Key))
+	r.Lender.Parked(r.Key, r.Limit, r.borrows(b))
 	p.noteSeen(n, -1)
 }
 
@@ -136,22 +138,22 @@ func (p *parking) noteNamed(r Ref, back named, sent time.Time) {
 	if p.caller == nil {
 		return
 	}
-	paused := p.engine.limit(&r) == 0
+	b := p.engine.bounds(&r)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if back.parked == 0 && len(back.called) == 0 {
 		if n := p.lines[r.Key]; n != nil && n.noteNothing(sent) {
-			n.ref.Lender.parked(&n.ref, false)
+			n.ref.Lender.Parked(n.key, n.ref.Limit, false)
 			p.parkedOn--
 			p.plan(n)
 		}
 		return
 	}
 	n := p.line(r)
-	for _, note := range n.noteNamed(back.called, paused, n.callLife(p.leastLife), time.Now()) {
+	for _, note := range n.noteNamed(back.called, b.Slots == 0, n.callLife(p.leastLife), time.Now()) {
 		p.queueCall(n, note)
 	}
-	n.ref.Lender.parked(&n.ref, !paused && !back.gated && len(n.notNow) == 0 && !p.engine.hasOrder(r.Key))
+	n.ref.Lender.Parked(n.key, n.ref.Limit, !back.gated && len(n.notNow) == 0 && r.borrows(b))
 	p.noteSeen(n, back.opens)
 }
 
@@ -203,7 +205,7 @@ func (e *Engine) CheckSoon(key string) {
 func (p *parking) plan(n *parkedLine) {
 	at := n.checkAt
 	if l := n.ref.Lender; l != nil && len(n.calls) != n.counted {
-		l.on(len(n.calls) - n.counted)
+		l.Calling(len(n.calls) - n.counted)
 		n.counted = len(n.calls)
 	}
 	switch {

@@ -170,7 +170,7 @@ func startCalling(
 // park parks notes on the lock of r, which somebody holds.
 func park(t *testing.T, e *Engine, r Request, notes ...string) {
 	t.Helper()
-	r.Park = true
+	r.Line = &Line{Yield: AtOnce}
 	for _, note := range notes {
 		r.Note = note
 		_, err := e.Take(context.Background(), r)
@@ -185,9 +185,9 @@ func park(t *testing.T, e *Engine, r Request, notes ...string) {
 // comeBack has a parked note take the lock, or waits in vain.
 func comeBack(t *testing.T, e *Engine, r Request, note string) *Lease {
 	t.Helper()
-	r.Note = note
+	r.Note, r.Line = note, noLine
 	le := e.newLease(r)
-	a, _, err := e.ask(context.Background(), le, askTry)
+	a, _, err := e.ask(context.Background(), le, askTry, false, false)
 	if err != nil || !a.Yours {
 		t.Fatalf("%s: %+v, %v; want the lock", note, a, err)
 	}

@@ -2,6 +2,8 @@ package engine
 
 import (
 	"time"
+
+	"github.com/automutex/automutex/internal/engine/workers"
 )
 
 const (
@@ -141,7 +143,7 @@ func (n *parkedLine) noteReturned(note string, sinceCall time.Duration, own bool
 	if sinceCall < 0 {
 		return
 	}
-	n.avgReturn = average(n.avgReturn, sinceCall)
+	n.avgReturn = workers.Average(n.avgReturn, sinceCall)
 	if !own || sinceCall <= idleLimit || others == 0 {
 		return
 	}
@@ -149,7 +151,7 @@ func (n *parkedLine) noteReturned(note string, sinceCall time.Duration, own bool
 	// time: that takes a while to arrive, and arrives together.
 	most := float64(maxInbound)
 	if l := n.ref.Lender; l != nil { // who borrows always finds the lock idle
-		most = min(most, float64(2*l.Workers.Limit))
+		most = min(most, float64(2*l.Server.Limit))
 	}
 	switch {
 	case n.vain > 0:

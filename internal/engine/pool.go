@@ -11,8 +11,7 @@ import (
 // values that one script adds
 const putTogether = 100
 
-// Put adds values to the end of a pool, and grants them to its waiters. It returns how many it has certainly added,
-// also with an error. It leaves out those that the pool has, free or taken. If one is empty it adds none.
+// Put adds values to a pool, as pool.Pool.Put says, and grants them to its waiters.
 func (e *Engine) Put(ctx context.Context, r Ref, values []string) (added int, err error) {
 	args := make([]any, len(values))
 	for i, value := range values {

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"embed"
-	"strings"
 
 	"github.com/automutex/automutex/internal/redisx"
 )
@@ -12,26 +11,11 @@ import (
 //go:embed lua/*.lua
 var files embed.FS
 
-func source(name string) string {
-	file, err := files.ReadFile("lua/" + name + ".lua")
-	if err != nil {
-		panic(err) // a name that no file has: every test finds it
-	}
-	var text strings.Builder
-	for line := range strings.Lines(string(file)) {
-		if section, ok := strings.CutPrefix(strings.TrimSpace(line), "--@include "); ok {
-			line = source(section)
-		}
-		text.WriteString(line)
-	}
-	return text.String()
-}
-
 // Scripts are all of them.
 var Scripts []*redisx.Script
 
 func script(name string) *redisx.Script {
-	s := redisx.NewScript(name, source(name))
+	s := redisx.Load(files, name, name)
 	Scripts = append(Scripts, s)
 	return s
 }

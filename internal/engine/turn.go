@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/life"
 )
 
@@ -35,6 +36,7 @@ const (
 	askJoin                      // join the line, or stay in it, for entryLifetime
 	askJoinOrPark                // so; but park if it is an ordered key, whose head is away
 	askPark                      // keep a place in line without a goroutine
+	askFree                      // nothing; nor is it sent, but for the SET of a lock that seems free
 )
 
 // lifetime is how long an ask's line entry lives (ms); 0: it does not join the line.
@@ -47,18 +49,17 @@ func (a askMode) lifetime() int64 {
 
 // terms do not change.
 type terms struct {
-	until        time.Time     // when its wait ends, or for a closed gate; zero: never
-	inTime       bool          // it ends at once, tooLate, if the gate opens after until
-	mayPark      bool          // it may park
-	leavesPaused bool          // a pause ends it
-	grant        time.Duration // how long a lease lasts that a message grants
-	counted      time.Duration // the part of grant that the holder counts on
+	gateBy  time.Time     // it ends at once, tooLate, if the gate opens later; zero: it does not
+	mayPark bool          // it may park
+	leaves  bool          // a pause ends it
+	grant   time.Duration // how long a lease lasts that a message grants
+	counted time.Duration // the part of grant that the holder counts on
 	// grant is less than the caller wants, and not renewed: it asks for the rest first
 	short bool
 }
 
 func (t *terms) isTooLate(opens time.Time) bool {
-	return t.inTime && !t.until.IsZero() && t.until.Before(opens)
+	return !t.gateBy.IsZero() && t.gateBy.Before(opens)
 }
 
 // step is what line.go does next. All but stay end the wait.
@@ -70,7 +71,7 @@ const (
 	granted                     // hand out the lock that a message gave: see hint
 	parkedOrRefused             // it is parked, or refused because a holder has its note: see last
 	failed                      // return the error of the ask
-	tooLate                     // return that it is busy: the gate opens after the wait ends
+	tooLate                     // return that it is busy: the gate opens too late
 	paused                      // return that it is busy: an operator has paused the lock
 	leave                       // send the leave: the caller has given up, and no ask is under way any more
 )
@@ -148,11 +149,10 @@ func (w *turn) due(now time.Time) bool {
 
 type askReply struct {
 	Answer
-	err    error     // instead of Answer
-	final  bool      // asking again does not change err
-	sent   time.Time // when the ask was sent
-	slots  int       // 0: the lock is paused, or not known
-	paused bool      // an operator has paused the lock
+	err   error     // instead of Answer
+	final bool      // asking again does not change err
+	sent  time.Time // when the ask was sent
+	slots int       // how many may hold the lock
 }
 
 func (w *turn) replied(r askReply, now time.Time) step {
@@ -172,7 +172,7 @@ func (w *turn) replied(r askReply, now time.Time) step {
 	case r.Yours && w.hint.fence == brokenFence && r.Fence < w.hint.serverUS: // it was taken away since the ask ran
 		w.hint, w.refreshAt, w.slotFreeAt = message{}, now, time.Time{}
 		return stay
-	case r.Yours && r.slots == 0: // it was asked with more
+	case r.Yours && r.Pause != nil: // it was asked with more
 		w.repliedAt = now
 		return w.regret(now)
 	case r.Yours:
@@ -197,7 +197,7 @@ func (w *turn) noteBusy(r askReply, now time.Time) step {
 	if w.hintAt.Before(r.sent) {
 		w.hint = message{} // the caller did not hold the lock at this later reply
 	}
-	if w.terms.mayPark && (r.Gate > longGate || r.slots == 0) {
+	if w.terms.mayPark && (r.Gate > longGate || r.Pause != nil) {
 		w.parkNext = true // nobody may take the lock for a while
 	}
 	w.refreshAt, w.slotFreeAt = now.Add(refreshEvery), time.Time{}
@@ -212,16 +212,16 @@ func (w *turn) noteBusy(r askReply, now time.Time) step {
 		w.slotFreeAt = now.Add(r.Deadline + time.Millisecond)
 	}
 	switch {
-	case r.paused && w.terms.leavesPaused:
+	case r.Pause != nil && r.Pause != control.Unread && w.terms.leaves:
 		return w.end(paused)
 	case r.Gate > 0 && !w.parkNext && w.terms.isTooLate(now.Add(r.Gate)):
 		return w.end(tooLate)
 	}
-	return w.takeGrant(r.slots, now)
+	return w.takeGrant(r.Pause != nil, now)
 }
 
-// noteGrant takes a grant; slots: how many the lock has now. While an ask is under way, its reply decides.
-func (w *turn) noteGrant(m message, slots int, now time.Time) step {
+// noteGrant takes a grant; paused: the lock is. While an ask is under way, its reply decides.
+func (w *turn) noteGrant(m message, paused bool, now time.Time) step {
 	if w.over || m.serverUS <= w.hint.serverUS {
 		return stay
 	}
@@ -229,7 +229,7 @@ func (w *turn) noteGrant(m message, slots int, now time.Time) step {
 	if w.asking {
 		return stay
 	}
-	return w.takeGrant(slots, now)
+	return w.takeGrant(paused, now)
 }
 
 // noteBroken takes a message that a lease granted by message was broken: the caller asks again, without a place.
@@ -245,11 +245,11 @@ func (w *turn) noteBroken(m message, now time.Time) {
 //
 // The lease counts from when the ask with that reply was sent: before the grant, so the caller never counts on it for
 // longer than Redis. If less than half is left, or the lease is short, it asks for a new one instead.
-func (w *turn) takeGrant(slots int, now time.Time) step {
+func (w *turn) takeGrant(paused bool, now time.Time) step {
 	if w.hint.serverUS <= w.last.ServerUS || w.hint.fence == brokenFence {
 		return stay
 	}
-	if slots == 0 {
+	if paused {
 		return w.regret(now)
 	}
 	if left := w.askedAt.Add(w.terms.counted).Sub(now); w.terms.short || left < w.terms.grant/2 {
@@ -301,7 +301,8 @@ type Answer struct {
 	Holder   string        // busy: the body of one holder, or the head of an ordered key; empty: none
 	Gate     time.Duration // busy: until the gate opens, if the asker waits for that; else 0
 	Reason   string        // busy: what closed the gate
-	NoSlots  bool          // it was asked with none, as in a pause
+	// Pause keeps the asker out, whatever the script says: see control.Bounds; nil: none does.
+	Pause *control.Order
 
 	// Returned: the asker's note was parked or called before, or this ask parked it. The fields below are zero otherwise.
 	Returned     bool

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/automutex/automutex/internal/control"
 )
 
 // TestWaits plays the stories of testdata/waits.txt, whose head says how to read them.
@@ -34,11 +36,11 @@ func (s *toldWait) event(e *event, now time.Time) (step, error) {
 	redis := func() int64 { return now.Add(-e.Duration("redis-is-behind", 0)).UnixMicro() }
 	switch e.Name {
 	case "waits":
-		t := terms{inTime: e.Has("in-time"), mayPark: e.Has("may-park"), leavesPaused: e.Has("leaves-paused"),
-			short: e.Has("short"), grant: e.Duration("grant", 3*time.Second)}
+		t := terms{mayPark: e.Has("may-park"), leaves: e.Has("leaves-paused"), short: e.Has("short"),
+			grant: e.Duration("grant", 3*time.Second)}
 		t.counted = t.grant
-		if end := e.Duration("until", 0); end > 0 {
-			t.until = began.Add(end)
+		if end := e.Duration("gate-by", 0); end > 0 {
+			t.gateBy = began.Add(end)
 		}
 		w := newTurn(t, e.Has("park-now"))
 		s.wait, s.sent = &w, now
@@ -55,16 +57,22 @@ func (s *toldWait) event(e *event, now time.Time) (step, error) {
 		if !s.wait.asking {
 			return 0, errors.New("no ask is under way")
 		}
-		r := askReply{sent: s.sent, slots: e.Number("slots", 1), paused: e.Has("paused")}
+		r := askReply{sent: s.sent, slots: e.Number("slots", 1)}
 		r.ServerUS, r.Deadline, r.Place, r.Gate = redis(), e.Duration("deadline", -1), e.Number("place", 0),
 			e.Duration("gate", 0)
 		r.Yours, r.Parked, r.Fence = e.Name == "yours", e.Name == "parked", r.ServerUS
+		if r.slots == 0 {
+			r.Pause = control.Unread
+		}
+		if e.Has("paused") {
+			r.Pause = &control.Order{Kind: control.Pauses}
+		}
 		if e.Name == "error" {
 			r = askReply{err: errors.New("an error"), final: e.Has("final"), sent: s.sent}
 		}
 		return s.wait.replied(r, now), nil
 	case "granted":
-		return s.wait.noteGrant(message{fence: 7, serverUS: redis()}, e.Number("slots", 1), now), nil
+		return s.wait.noteGrant(message{fence: 7, serverUS: redis()}, e.Number("slots", 1) == 0, now), nil
 	case "broken":
 		s.wait.noteBroken(message{fence: brokenFence, serverUS: redis()}, now)
 	case "gate":

@@ -16,17 +16,7 @@ import (
 //go:embed lua/*.lua
 var files embed.FS
 
-func script(name string) *redisx.Script {
-	var source []byte
-	for _, part := range []string{"shared", name} {
-		b, err := files.ReadFile("lua/" + part + ".lua")
-		if err != nil {
-			panic(err) // a name that no file has: every test finds it
-		}
-		source = append(source, b...)
-	}
-	return redisx.NewScript("claim_"+name, string(source))
-}
+func script(name string) *redisx.Script { return redisx.Load(files, "claim_"+name, "shared", name) }
 
 var takeScript, keepScript, startScript, dropScript = script("take"), script("keep"), script("start"), script("drop")
 

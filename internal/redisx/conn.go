@@ -33,7 +33,7 @@ type Conn struct {
 	jobs       chan func() // to idle workers, see onWorker
 	closing    <-chan struct{}
 	slotsKnown atomic.Bool  // the client knows which master has which slots
-	refused    atomic.Int32 // how many of compareDeletes a server has refused: the first ones
+	refused    atomic.Int32 // how many commands of DeleteIfEqual a server has refused
 	deadlines  deadlines
 }
 
@@ -170,26 +170,19 @@ func (c *Conn) SetNX(ctx context.Context, key, body, ttl any) (ok bool, err erro
 	return err == nil, err
 }
 
-// compareDeletes are commands that delete a string if it has a given value, for a quarter of what a script costs the
-// server: of Redis 8.4 and later, and of Valkey 9 and later. Which one a server has is found by sending it; after a
-// lost connection, anew.
-var compareDeletes = [...]func(key, body any) []any{
-	func(key, body any) []any { return []any{"delex", key, "ifeq", body} },
-	func(key, body any) []any { return []any{"delifeq", key, body} },
-}
-
 // DeleteIfEqual deletes the string at key if it is body, by a command of the server, or by script, which replies 1 if
 // it has deleted the key. deleted is false without an error if the key is another string, of another type, or not
 // there.
+//
+// Redis 8.4 has DELEX, Valkey 9 DELIFEQ, for a quarter of what a script costs the server. What a server has is found by
+// sending it; after a lost connection, anew.
 func (c *Conn) DeleteIfEqual(ctx context.Context, script *Script, key, body any) (deleted bool, err error) {
-	for n := c.refused.Load(); int(n) < len(compareDeletes); n = c.refused.Load() {
-		reply, err := c.Within(ctx, func(bound context.Context) (any, error) {
-			cmd := redis.NewCmd(bound, compareDeletes[n](key, body)...)
-			cmd.SetFirstKeyPos(1) // where a Cluster sends it: go-redis may not know the command
-			reply, err := replyOf(cmd, c.rdb.Process(bound, cmd))
-			c.noteUnreached(err)
-			return reply, err
-		})
+	for n := c.refused.Load(); n < 2; n = c.refused.Load() {
+		words := []any{"delex", key, "ifeq", body}
+		if n > 0 {
+			words = []any{"delifeq", key, body}
+		}
+		reply, err := c.Do(ctx, words...)
 		switch {
 		case err == nil:
 			return reply == any(int64(1)), nil
@@ -200,7 +193,6 @@ func (c *Conn) DeleteIfEqual(ctx context.Context, script *Script, key, body any)
 			return false, err
 		}
 		c.refused.CompareAndSwap(n, n+1)
-		forgetSent(body)
 	}
 	reply, err := c.run(ctx, script, []any{nil, nil, 1, key, body})
 	if IsWrongType(err) {

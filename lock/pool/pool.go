@@ -95,9 +95,8 @@ func (p *Pool) Inspect(ctx context.Context) (Info, error) {
 	}
 	content, err := h.Engine.Inspect(ctx, h.Request.Ref, engine.MaxHolders)
 	info := Info{Free: content.Free, Taken: content.Held, Waiting: content.Waiting, Values: content.Values}
-	for _, h := range content.Holders {
-		info.Holders = append(info.Holders, Holder{lock.Holder{Token: h.Token, Owner: h.Owner, Note: h.Note,
-			ExpiresIn: h.ExpiresIn}, h.Value})
+	for i, h := range content.Holders {
+		info.Holders = append(info.Holders, Holder{lock.Holder(h), content.Taken[i]})
 	}
 	return info, err
 }

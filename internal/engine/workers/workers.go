@@ -1,4 +1,6 @@
-package engine
+// Package workers decides which waits of a server's workers end, so that none takes a worker that another key's task
+// could have, and which keys borrow workers. Its stories: testdata/workers.txt.
+package workers
 
 import (
 	"cmp"
@@ -8,8 +10,7 @@ import (
 	"time"
 )
 
-// Workers decides which waits of a server's workers end, so that none takes a worker that another key's task could
-// have. Safe for concurrent use; the zero value with a Limit is ready. Its stories: testdata/workers.txt.
+// Server is the workers of one. Safe for concurrent use; the zero value with a Limit is ready.
 //
 // A server is full when all its workers have been busy for BehindAfter, gaps shorter than Gap included. Then the
 // newest wait is told to end. If tasks come that nobody called, asynq has more of them than it can take: it is behind,
@@ -18,17 +19,19 @@ import (
 //
 // Some waits are kept: those of keys whose slots turn over faster than a parked task comes. While the server is
 // behind, they hold at most half of the workers, and leave one that neither works nor waits.
-type Workers struct {
+type Server struct {
 	Limit int              // of tasks at once
 	Gap   time.Duration    // 0: BehindAfter
 	Usual time.Duration    // how long a parked task takes to be called and to come, before any has
-	Check func(key string) // looks after the parked work of a key, which may borrow; called on a goroutine of its own
+	Check func(key string) // looks after the parked work of a key, which may borrow; on a goroutine of its own; nil: nobody
 
-	mu      sync.Mutex  // guards what follows; never held across I/O, and no other lock is taken while it is held
+	// mu guards what follows; never held across I/O. Leave and Ask are called while it is held: they take no lock under
+	// which a method of a Server is called.
+	mu      sync.Mutex
 	timer   *time.Timer // calls change; nil: it never did
 	busy    int
 	working int // of these, those that work, or wait for as long as they like
-	waiting []*WorkerWait
+	waiting []*Wait
 	leaving int // told to end in the last second, workers not free yet
 	paces   map[string]pace
 
@@ -39,9 +42,9 @@ type Workers struct {
 	fresh   int       // tasks nobody called since it is full, less called ones
 	freshAt time.Time // when the last of these came
 
-	shares map[string]map[string]*share // by scope and key: who borrows
-	coming int                          // called work of keys that borrow, on its way
-	freed  bool                         // a worker has become idle since one was last lent
+	shares map[string]*share // by key: who borrows
+	coming int               // called work of keys that borrow, on its way
+	freed  bool              // a worker has become idle since one was last lent
 }
 
 const (
@@ -53,8 +56,8 @@ const (
 	paceLasts = 10 * time.Second
 )
 
-// WorkerWait is the wait of one worker in line.
-type WorkerWait struct {
+// Wait is the wait of one worker in line.
+type Wait struct {
 	Key   string
 	Place int64  // its place in the order of the key; 0: the key is not ordered
 	Leave func() // ends the wait; called once at most, maybe after its end. It must not block
@@ -76,7 +79,8 @@ type pace struct {
 	comes time.Duration // from call to arrival, so too
 }
 
-func average(before, measured time.Duration) time.Duration {
+// Average moves an average towards what was measured; 0: nothing was before.
+func Average(before, measured time.Duration) time.Duration {
 	if before == 0 {
 		return max(measured, 1)
 	}
@@ -84,25 +88,22 @@ func average(before, measured time.Duration) time.Duration {
 }
 
 // Started counts a worker as busy: a task has come.
-func (w *Workers) Started() {
-	w.change(func(now time.Time) {
-		w.busy++
-		w.free = now
-	})
+func (w *Server) Started() {
+	w.change(func(now time.Time) { w.busy, w.free = w.busy+1, now })
 }
 
 // Came says how long ago a task that has come was called for its key; below 0: it was not. Such a one has the next
 // wait of a full server end at once.
-func (w *Workers) Came(key string, sinceCall time.Duration) {
+func (w *Server) Came(key string, sinceCall time.Duration) {
 	w.change(func(now time.Time) { w.came(key, sinceCall, now) })
 }
 
-func (w *Workers) came(key string, sinceCall time.Duration, now time.Time) {
+func (w *Server) came(key string, sinceCall time.Duration, now time.Time) {
 	switch {
 	case sinceCall >= 0:
 		w.fresh = max(0, w.fresh-1)
 		if p, known := w.paces[key]; known {
-			p.comes = average(p.comes, sinceCall)
+			p.comes = Average(p.comes, sinceCall)
 			w.paces[key] = p
 		}
 	case w.isFull(now):
@@ -111,10 +112,10 @@ func (w *Workers) came(key string, sinceCall time.Duration, now time.Time) {
 }
 
 // Works says that a task works, or waits for as long as it likes.
-func (w *Workers) Works() { w.change(func(time.Time) { w.working++ }) }
+func (w *Server) Works() { w.change(func(time.Time) { w.working++ }) }
 
 // Ended counts a worker as free; worked: Works was called for its task.
-func (w *Workers) Ended(worked bool) {
+func (w *Server) Ended(worked bool) {
 	w.change(func(now time.Time) {
 		if w.busy--; w.free.IsZero() {
 			w.free = now
@@ -128,14 +129,14 @@ func (w *Workers) Ended(worked bool) {
 }
 
 // Granted notes that a task which waited, or was parked, got the lock of the key: a slot has turned over.
-func (w *Workers) Granted(key string, waited time.Duration) {
+func (w *Server) Granted(key string, waited time.Duration) {
 	w.change(func(now time.Time) { w.granted(key, waited, now) })
 }
 
-func (w *Workers) granted(key string, waited time.Duration, now time.Time) {
+func (w *Server) granted(key string, waited time.Duration, now time.Time) {
 	p, known := w.paces[key]
 	if every := now.Sub(p.last); known && every < paceLasts {
-		p.every = average(p.every, min(every, waited))
+		p.every = Average(p.every, min(every, waited))
 	} else {
 		p.every = 0
 		maps.DeleteFunc(w.paces, func(_ string, old pace) bool { return now.Sub(old.last) >= paceLasts })
@@ -148,10 +149,10 @@ func (w *Workers) granted(key string, waited time.Duration, now time.Time) {
 }
 
 // MayWait reports whether a task may begin to wait: otherwise it would be told to end its wait at once.
-func (w *Workers) MayWait(key string, place int64) (may bool) {
+func (w *Server) MayWait(key string, place int64) (may bool) {
 	w.change(func(now time.Time) {
 		if may = !w.isBehind(now); !may {
-			me := &WorkerWait{Key: key, Place: place, since: now}
+			me := &Wait{Key: key, Place: place, since: now}
 			may = slices.Contains(w.kept(append(slices.Clone(w.waiting), me), w.room(), now), me)
 		}
 	})
@@ -159,7 +160,7 @@ func (w *Workers) MayWait(key string, place int64) (may bool) {
 }
 
 // Begin adds a wait.
-func (w *Workers) Begin(me *WorkerWait) {
+func (w *Server) Begin(me *Wait) {
 	w.change(func(now time.Time) {
 		me.since = now
 		w.waiting = append(w.waiting, me)
@@ -167,16 +168,16 @@ func (w *Workers) Begin(me *WorkerWait) {
 }
 
 // End removes a wait, if it began; granted: it has the lock, and its worker works on.
-func (w *Workers) End(me *WorkerWait, granted bool) {
+func (w *Server) End(me *Wait, granted bool) {
 	w.change(func(time.Time) {
-		w.waiting = slices.DeleteFunc(w.waiting, func(other *WorkerWait) bool { return other == me })
+		w.waiting = slices.DeleteFunc(w.waiting, func(other *Wait) bool { return other == me })
 		if granted && me.told {
 			w.leaving = max(0, w.leaving-1)
 		}
 	})
 }
 
-func (w *Workers) change(what func(now time.Time)) {
+func (w *Server) change(what func(now time.Time)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	leave, ask, check, next := w.at(time.Now(), what)
@@ -200,7 +201,7 @@ func (w *Workers) change(what func(now time.Time)) {
 
 // at returns the waits that are to end, those that are to ask again, a key whose parked work may borrow, and when time
 // alone changes something; 0: it does not.
-func (w *Workers) at(now time.Time, what func(time.Time)) (leave, ask []*WorkerWait, check string, next time.Duration) {
+func (w *Server) at(now time.Time, what func(time.Time)) (leave, ask []*Wait, check string, next time.Duration) {
 	gap := cmp.Or(w.Gap, BehindAfter)
 	if !w.since.IsZero() && !w.free.IsZero() && now.Sub(w.free) >= gap {
 		w.since, w.tellAt, w.fresh, w.freed = time.Time{}, time.Time{}, 0, true
@@ -218,7 +219,7 @@ func (w *Workers) at(now time.Time, what func(time.Time)) (leave, ask []*WorkerW
 	if w.isFull(now) && len(w.waiting) > 0 {
 		leave = w.giveWay(now)
 	}
-	if w.freed && len(w.shares) > 0 && !w.isBehind(now) {
+	if w.freed && !w.isBehind(now) {
 		ask, check = w.borrowers()
 	}
 	switch w.freed = false; {
@@ -233,17 +234,17 @@ func (w *Workers) at(now time.Time, what func(time.Time)) (leave, ask []*WorkerW
 	return leave, ask, check, next
 }
 
-func (w *Workers) isFull(now time.Time) bool {
+func (w *Server) isFull(now time.Time) bool {
 	return !w.since.IsZero() && now.Sub(w.since) >= BehindAfter
 }
 
-func (w *Workers) isBehind(now time.Time) bool {
+func (w *Server) isBehind(now time.Time) bool {
 	return w.fresh > 2 && now.Sub(w.freshAt) < BehindAfter
 }
 
 // giveWay returns the waits of a full server that are to end: if it is behind, all that are not kept. Else one, while
 // no worker is free or will be: the newest that no key needs, or each BehindAfter one that is not kept.
-func (w *Workers) giveWay(now time.Time) []*WorkerWait {
+func (w *Server) giveWay(now time.Time) []*Wait {
 	leave := w.without(w.kept(w.waiting, w.room(), now))
 	if len(leave) > 0 && !w.isBehind(now) {
 		needless := w.without(w.kept(w.waiting, w.Limit, now))
@@ -263,12 +264,12 @@ func (w *Workers) giveWay(now time.Time) []*WorkerWait {
 	return leave
 }
 
-// room is how many waits are kept while the server is behind.
-func (w *Workers) room() int { return min(w.Limit/2, w.Limit-1-w.working) }
+// room is how many waits a full server keeps at most: half of its workers, and fewer than do not work. Below 1: none.
+func (w *Server) room() int { return min(w.Limit/2, w.Limit-1-w.working) }
 
 // kept returns the waits that need not end, most at most. Of a key they are the first: if an ordered key's next one
 // parked, those behind it would wait in their workers.
-func (w *Workers) kept(waits []*WorkerWait, most int, now time.Time) (kept []*WorkerWait) {
+func (w *Server) kept(waits []*Wait, most int, now time.Time) (kept []*Wait) {
 	left := map[string]int{} // by key: how many more it keeps
 	for _, wait := range slices.SortedStableFunc(slices.Values(waits), byPlace) {
 		if _, known := left[wait.Key]; !known {
@@ -282,11 +283,11 @@ func (w *Workers) kept(waits []*WorkerWait, most int, now time.Time) (kept []*Wo
 	return kept
 }
 
-func byPlace(a, b *WorkerWait) int { return cmp.Compare(a.Place, b.Place) }
+func byPlace(a, b *Wait) int { return cmp.Compare(a.Place, b.Place) }
 
 // without returns the waits neither kept nor told to end: those of ordered keys last.
-func (w *Workers) without(kept []*WorkerWait) []*WorkerWait {
-	others := slices.DeleteFunc(slices.Clone(w.waiting), func(wait *WorkerWait) bool {
+func (w *Server) without(kept []*Wait) []*Wait {
+	others := slices.DeleteFunc(slices.Clone(w.waiting), func(wait *Wait) bool {
 		return wait.told || slices.Contains(kept, wait)
 	})
 	slices.SortStableFunc(others, byPlace)
@@ -295,7 +296,7 @@ func (w *Workers) without(kept []*WorkerWait) []*WorkerWait {
 
 // keeps returns how many waits feed the key of its first one while a parked task comes: none if that has waited for so
 // long, and no slot has turned over.
-func (w *Workers) keeps(first *WorkerWait, now time.Time) int {
+func (w *Server) keeps(first *Wait, now time.Time) int {
 	p := w.paces[first.Key]
 	comes := min(cmp.Or(p.comes, w.Usual), time.Second)
 	every := max(p.every, min(now.Sub(first.since), now.Sub(p.last)))

@@ -1,6 +1,9 @@
-package engine
+package workers
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // Lender is a server's workers as the keys of one scope borrow them: a lock is held beyond its limit while Leave
 // workers stay idle. A wait that may end counts as idle, and while the server is behind nobody borrows. An ask borrows,
@@ -10,44 +13,45 @@ import "time"
 // Keys share what they borrow: one that runs two more here than another, for each slot of its own limit, borrows no
 // further worker while the other has tasks that could begin now. (One more is not told from a task that is on its way.)
 type Lender struct {
-	Workers *Workers
-	Scope   string
-	Leave   int
+	Server *Server
+	Scope  string
+	Leave  int
 }
 
 type share struct {
+	scope       string
 	limit, runs int
 	ready       bool // it has parked work that could begin now
 }
 
-// lend reports whether the ask about to be sent may borrow. me: the asker's wait, or nil; lent a worker, it is not
+// Lend reports whether the ask about to be sent may borrow. me: the asker's wait, or nil; lent a worker, it is not
 // idle until it is answered.
-func (l *Lender) lend(r *Ref, me *WorkerWait) (may bool) {
-	w := l.Workers
+func (l *Lender) Lend(key string, limit int, me *Wait) (may bool) {
+	w := l.Server
 	w.change(func(now time.Time) {
-		if may = w.idle(me) >= l.Leave && !w.isBehind(now) && w.isFair(l.Scope, r.Key, r.Limit); may && me != nil {
+		if may = w.idle(me) >= l.Leave && !w.isBehind(now) && w.isFair(l.Scope, key, limit); may && me != nil {
 			me.borrows = true
 		}
 	})
 	return may
 }
 
-func (l *Lender) answered(me *WorkerWait, yours bool) {
-	l.Workers.change(func(time.Time) { me.borrows, me.asked = me.borrows && yours, false })
+// Answered notes the answer to the ask of a wait with a Lender.
+func (w *Wait) Answered(yours bool) {
+	w.Lender.Server.change(func(time.Time) { w.borrows, w.asked = w.borrows && yours, false })
 }
 
-// calls is how many parked tasks may be called to borrow; releases: the caller's worker is about to be free.
-func (l *Lender) calls(r *Ref, releases bool) (n int) {
-	if l == nil {
-		return 0
-	}
-	w := l.Workers
+// Calls is how many parked tasks may be called to borrow; releases: the caller's worker is about to be free.
+func (l *Lender) Calls(key string, limit int, releases bool) (n int) {
+	w := l.Server
 	w.change(func(now time.Time) {
-		if !w.isBehind(now) && w.isFair(l.Scope, r.Key, r.Limit) {
-			n = max(0, w.idle(nil)+int(oneOrZero(releases))-l.Leave-w.coming)
+		if !w.isBehind(now) && w.isFair(l.Scope, key, limit) {
+			if n = w.idle(nil) - l.Leave - w.coming; releases {
+				n++
+			}
 		}
 	})
-	return n
+	return max(0, n)
 }
 
 // Runs counts the tasks of a key that run here.
@@ -55,37 +59,34 @@ func (l *Lender) Runs(key string, limit, more int) {
 	l.share(key, limit, func(s *share) { s.runs += more })
 }
 
-func (l *Lender) parked(r *Ref, ready bool) {
+// Parked says whether a key has parked work that could begin now. A nil Lender does nothing.
+func (l *Lender) Parked(key string, limit int, ready bool) {
 	if l != nil {
-		l.share(r.Key, r.Limit, func(s *share) { s.ready = ready })
+		l.share(key, limit, func(s *share) { s.ready = ready })
 	}
 }
 
-func (l *Lender) on(more int) { l.Workers.change(func(time.Time) { l.Workers.coming += more }) }
+// Calling counts called work that is on its way.
+func (l *Lender) Calling(more int) { l.Server.change(func(time.Time) { l.Server.coming += more }) }
 
 // share forgets one that has nothing.
 func (l *Lender) share(key string, limit int, change func(*share)) {
-	w := l.Workers
+	w := l.Server
 	w.change(func(time.Time) {
-		if w.shares == nil {
-			w.shares = map[string]map[string]*share{}
-		}
-		if w.shares[l.Scope] == nil {
-			w.shares[l.Scope] = map[string]*share{}
-		}
-		s := w.shares[l.Scope][key]
-		if s == nil {
-			s = &share{}
-		}
-		s.limit, w.shares[l.Scope][key] = limit, s
-		if change(s); s.runs == 0 && !s.ready {
-			delete(w.shares[l.Scope], key)
+		s := cmp.Or(w.shares[key], &share{scope: l.Scope})
+		s.limit = limit
+		change(s)
+		if delete(w.shares, key); s.runs > 0 || s.ready {
+			if w.shares == nil {
+				w.shares = map[string]*share{}
+			}
+			w.shares[key] = s
 		}
 	})
 }
 
 // idle is how many workers are free, or in waits that may end, beside me.
-func (w *Workers) idle(me *WorkerWait) int {
+func (w *Server) idle(me *Wait) int {
 	n := w.Limit - w.busy
 	for _, wait := range w.waiting {
 		if wait != me && wait.mayStart() {
@@ -95,10 +96,10 @@ func (w *Workers) idle(me *WorkerWait) int {
 	return n
 }
 
-func (w *WorkerWait) mayStart() bool { return !w.told && !w.borrows }
+func (w *Wait) mayStart() bool { return !w.told && !w.borrows }
 
-func (w *Workers) isFair(scope, key string, limit int) bool {
-	mine := w.shares[scope][key]
+func (w *Server) isFair(scope, key string, limit int) bool {
+	mine := w.shares[key]
 	if mine == nil || mine.runs < 2 {
 		return true
 	}
@@ -106,8 +107,8 @@ func (w *Workers) isFair(scope, key string, limit int) bool {
 	for _, wait := range w.waiting {
 		ready[wait.Key] = ready[wait.Key] || wait.mayStart()
 	}
-	for other, s := range w.shares[scope] {
-		if other != key && (s.ready || ready[other]) && s.runs*limit < (mine.runs-1)*s.limit {
+	for other, s := range w.shares {
+		if other != key && s.scope == scope && (s.ready || ready[other]) && s.runs*limit < (mine.runs-1)*s.limit {
 			return false
 		}
 	}
@@ -115,7 +116,7 @@ func (w *Workers) isFair(scope, key string, limit int) bool {
 }
 
 // borrowers returns waits that ask again; if none, the key with parked work that runs least here for each slot.
-func (w *Workers) borrowers() (ask []*WorkerWait, check string) {
+func (w *Server) borrowers() (ask []*Wait, check string) {
 	for _, wait := range w.waiting {
 		if l := wait.Lender; l != nil && wait.mayStart() && !wait.asked && w.idle(wait)-len(ask) >= l.Leave &&
 			w.isFair(l.Scope, wait.Key, wait.Limit) {
@@ -127,11 +128,9 @@ func (w *Workers) borrowers() (ask []*WorkerWait, check string) {
 		return ask, ""
 	}
 	var least *share
-	for _, keys := range w.shares {
-		for key, s := range keys {
-			if s.ready && (least == nil || s.runs*least.limit < least.runs*s.limit) {
-				check, least = key, s
-			}
+	for key, s := range w.shares {
+		if s.ready && (least == nil || s.runs*least.limit < least.runs*s.limit) {
+			check, least = key, s
 		}
 	}
 	return nil, check

@@ -1,0 +1,162 @@
+package workers
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/automutex/automutex/internal/redistest"
+)
+
+var update = flag.Bool("update", false, "write the stories anew")
+
+// Who of a server's workers gives way, and when. A line of a story is
+//
+//	<when> <event> [<wait or key>] [<detail>=<value> ...] -> <what it leads to>
+func TestWorkers_stories(t *testing.T) {
+	t.Parallel()
+	const file = "testdata/workers.txt"
+	b, err := os.ReadFile(file)
+	redistest.Must(t, err)
+	lines, s, events := strings.Split(string(b), "\n"), &story{}, 0
+	for i, line := range lines {
+		text, _, isEvent := strings.Cut(line, "->")
+		switch {
+		case strings.HasPrefix(line, "## "):
+			s = &story{server: Server{Limit: 10, Usual: 50 * time.Millisecond}, names: map[*Wait]string{}}
+		case isEvent && !strings.HasPrefix(line, "#"):
+			told, err := s.play(strings.Fields(text))
+			if events++; err != nil {
+				t.Fatalf("%s:%d: %v", file, i+1, err)
+			}
+			lines[i] = fmt.Sprintf("%-64s -> %s", strings.TrimSpace(text), told)
+		}
+	}
+	if events < 50 {
+		t.Fatalf("only %d events", events)
+	}
+	redistest.Golden(t, *update, file, strings.Join(lines, "\n"))
+}
+
+type story struct {
+	server Server
+	names  map[*Wait]string
+}
+
+func (s *story) play(words []string) (string, error) {
+	at, err := time.ParseDuration(words[0])
+	now := time.Unix(1_800_000_000, 0).Add(at)
+	key, call, times, n, place := "a", -time.Nanosecond, 1, 10, 0
+	for _, word := range words[2:] {
+		switch name, value, isDetail := strings.Cut(word, "="); {
+		case err != nil:
+		case !isDetail:
+			key = word
+		case name == "call":
+			call, err = time.ParseDuration(value)
+		case !slices.Contains([]string{"times", "n", "place"}, name):
+			err = fmt.Errorf("no detail %q", name)
+		default:
+			_, err = fmt.Sscan(value, map[string]*int{"times": &times, "n": &n, "place": &place}[name])
+		}
+	}
+	leave, _, _, next := s.server.at(now, func(now time.Time) {
+		for range times {
+			if err == nil {
+				err = s.event(words[1], key, call, n, place, now)
+			}
+		}
+	})
+	return s.tell(leave, next, now), err
+}
+
+func (s *story) event(name, key string, call time.Duration, n, place int, now time.Time) error {
+	w := &s.server
+	i := slices.IndexFunc(w.waiting, func(wait *Wait) bool { return s.names[wait] == key })
+	if (name == "parks" || name == "gets") && i < 0 {
+		return fmt.Errorf("no wait is %q", key)
+	}
+	comes := func() {
+		w.busy, w.free = w.busy+1, now
+		w.came(key, call, now)
+	}
+	ended := func(worked bool) { // as Ended
+		w.busy--
+		if w.free.IsZero() {
+			w.free = now
+		}
+		if worked {
+			w.working--
+		} else {
+			w.leaving = max(0, w.leaving-1)
+		}
+	}
+	switch name {
+	case "workers":
+		w.Limit = n
+	case "works":
+		comes()
+		w.working++
+	case "waits":
+		wait := &Wait{Key: key, Place: int64(place), since: now}
+		s.names[wait] = fmt.Sprintf("%s%d", key, len(s.names)+1)
+		comes()
+		w.waiting = append(w.waiting, wait)
+	case "asks":
+		if comes(); !w.isBehind(now) {
+			return fmt.Errorf("%s may wait", key)
+		}
+		ended(false)
+	case "parks":
+		w.waiting = slices.Delete(slices.Clone(w.waiting), i, i+1)
+		ended(false)
+	case "gets":
+		w.granted(w.waiting[i].Key, now.Sub(w.waiting[i].since), now)
+		w.waiting = slices.Delete(slices.Clone(w.waiting), i, i+1)
+		w.working++
+	case "ends":
+		ended(true)
+	case "looks":
+	default:
+		return fmt.Errorf("no event %q", name)
+	}
+	return nil
+}
+
+func (s *story) tell(leave []*Wait, next time.Duration, now time.Time) string {
+	told := []string{fmt.Sprintf("%d busy", s.server.busy)}
+	if len(leave) > 0 {
+		told = append(told, "told to end:")
+		for _, wait := range leave {
+			told = append(told, s.names[wait])
+		}
+	}
+	switch {
+	case s.server.isBehind(now):
+		told = append(told, "(behind)")
+	case s.server.isFull(now):
+		told = append(told, "(full)")
+	}
+	if next > 0 {
+		told = append(told, "look in "+next.String())
+	}
+	return strings.Join(told, " ")
+}
+
+// The timer of the workers has a wait end of which nothing else is told.
+func TestWorkers(t *testing.T) {
+	t.Parallel()
+	w, left := &Server{Limit: 2}, make(chan struct{}, 2)
+	for range 2 {
+		w.Started()
+		w.Begin(&Wait{Key: "a", Leave: func() { left <- struct{}{} }})
+	}
+	redistest.Eventually(t, redistest.Patience, func() bool { return len(left) == 1 }, "one of two waits ends")
+	if w.Ended(false); len(left) > 1 {
+		t.Error("the other one ends too, though a worker is free")
+	}
+}
