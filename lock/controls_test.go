@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -167,77 +166,34 @@ func TestControls_limit(t *testing.T) {
 	})
 }
 
-// A rate that an operator sets bounds the starts of a lock that has none, from ControlDelay on, whoever takes it; and
-// each change of it does. Without it the lock is thin again.
+// A rate that an operator sets bounds the starts of a lock that has none, from ControlDelay on, whoever takes it, until
+// it is cleared. What it bounds, and that a change of it does: TestRate_orderedWithCost.
 func TestControls_rate(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		prefix, rdb := ownPrefix(t), s.Client(t)
-		operator := newLocker(t, rdb, prefix)
-		var mu sync.Mutex
-		var starts []int64 // by Redis' clock (us), as fences are
-		since := func(from time.Time) (list []int64) {
-			mu.Lock()
-			defer mu.Unlock()
-			for _, at := range starts {
-				if at >= from.UnixMicro() {
-					list = append(list, at)
-				}
-			}
-			slices.Sort(list)
-			return list
+		operator, other := twoProcesses(t, s)
+		name := redistest.Name(t)
+		m, theirs := operator.Mutex(name), other.Mutex(name)
+		rate := lock.ControlRate{Starts: 1, Per: time.Hour, Burst: 2}
+		redistest.Must(t, operator.Controls().SetRate(t.Context(), name, rate.Starts, rate.Per, rate.Burst, "a test"))
+		list, err := operator.Controls().List(t.Context())
+		if err != nil || len(list) != 1 || list[0].Rate != rate || list[0].Why != "a test" {
+			t.Fatalf("List: %+v, %v", list, err)
 		}
-		var wg sync.WaitGroup
-		ctx, stop := context.WithCancel(t.Context())
-		defer wg.Wait()
-		defer stop()
+		fresh(t, other)
+		mustUnlock(t, mustTry(t, theirs))
+		mustUnlock(t, mustTry(t, m))
+		for _, m := range []*lock.Lock{m, theirs} {
+			var busy *lock.BusyError
+			if _, err := m.TryLock(t.Context()); !errors.As(err, &busy) || busy.Reason != lock.ReasonRate {
+				t.Errorf("a third start: %v", err)
+			}
+		}
+		redistest.Must(t, operator.Controls().ClearRate(t.Context(), name))
+		fresh(t, other)
 		for range 3 {
-			m := lockerOn(t, s, prefix).Mutex("report", lock.Fenced())
-			for range 2 {
-				redistest.Go(&wg, func() {
-					for ctx.Err() == nil {
-						le, err := m.Lock(ctx)
-						if err != nil {
-							continue
-						}
-						fence, _ := le.Fence()
-						mu.Lock()
-						starts = append(starts, fence)
-						mu.Unlock()
-						_ = le.Unlock(context.Background())
-					}
-				})
-			}
+			mustUnlock(t, mustTry(t, theirs))
+			mustUnlock(t, mustTry(t, m))
 		}
-		for _, rate := range []lock.ControlRate{{Starts: 10, Per: time.Second}, {Starts: 2, Per: time.Second, Burst: 2},
-			{Starts: 10, Per: time.Second, Burst: 3}} {
-			redistest.Must(t, operator.Controls().SetRate(ctx, "report", rate.Starts, rate.Per, rate.Burst, "a test"))
-			list, err := operator.Controls().List(ctx)
-			if err != nil || len(list) != 1 || list[0].Rate != rate || list[0].Why != "a test" {
-				t.Fatalf("List: %+v, %v", list, err)
-			}
-			inForce := list[0].Since.Add(lock.ControlDelay)
-			eventually(t, func() bool { return len(since(inForce)) > 4 }, "starts at %s", rate)
-			every, all := rate.Per.Microseconds()/int64(rate.Starts), since(inForce)
-			for i, from := range all {
-				for j, to := range all[i:] {
-					if most := int64(max(1, rate.Burst)) + (to-from)/every; int64(j+1) > most {
-						t.Errorf("%s: %d starts within %d us, and the bucket allows %d", rate, j+1, to-from, most)
-					}
-				}
-			}
-		}
-		redistest.Must(t, operator.Controls().ClearRate(ctx, "report"))
-		n := len(since(time.Time{}))
-		eventually(t, func() bool { return len(since(time.Time{})) > n+50 }, "starts without a rate")
-		stop()
-		wg.Wait()
-		m := operator.Mutex("report")
-		free(t, m)
-		le := mustTry(t, m)
-		if word := rdb.Get(t.Context(), m.Key()).Val(); strings.HasPrefix(word, "+") {
-			t.Errorf("the lock is fat: %q", word)
-		}
-		mustUnlock(t, le)
 	})
 }
 

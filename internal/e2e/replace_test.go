@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -157,66 +155,6 @@ func runs(cmd redis.Cmder, name string) bool {
 	args := cmd.Args()
 	script := engine.Scripts[slices.IndexFunc(engine.Scripts, func(s *redisx.Script) bool { return s.Name == name })]
 	return len(args) > 3 && (args[1] == script.SHA || args[1] == script.Source)
-}
-
-// Many come at once, to several processes: the last one runs to its end, each
-// other is revoked or done, and no two are at work at once.
-func TestReplace_manyAtOnce(t *testing.T) {
-	each(t, func(t *testing.T, s *redistest.Server) {
-		const all = 20
-		shared := newStage()
-		prefix := redistest.Name(t)
-		var rigs []*rig
-		for range 2 {
-			rigs = append(rigs, start(t, s, setup{
-				rules: []automutex.Rule{replacing(automutex.Rule{Wait: time.Hour})}, prefix: prefix, workers: all,
-				handler: shared.ProcessTask,
-			}))
-		}
-		t.Cleanup(shared.end) // before the rigs stop
-		ids := map[string]*rig{}
-		first := rigs[0].enqueueOne()
-		holder := shared.next(t)
-		ids[first] = rigs[0]
-		var wg sync.WaitGroup
-		var mu sync.Mutex // guards ids
-		for i := range all - 1 {
-			redistest.Go(&wg, func() {
-				r := rigs[i%len(rigs)]
-				id := r.enqueueOne()
-				mu.Lock()
-				defer mu.Unlock()
-				ids[id] = r
-			})
-		}
-		wg.Wait()
-		// The holder does not return before all but one are gone.
-		eventually(t, func() bool {
-			return len(rigs[0].seen.list(automutex.EventReplaced))+len(rigs[1].seen.list(automutex.EventReplaced)) == all-2
-		}, "all but the holder and the newest are revoked")
-		rigs[0].awaitLine(1, "work", "1")
-		holder.returns(holder.awaitEnd(t))
-		last := shared.next(t)
-		newest := rigs[0].rdb.ZRevRange(t.Context(), rigs[0].lockOf("work", "1").Key()+":arrivals", 0, 0).Val()
-		if len(newest) != 1 || !strings.HasSuffix(newest[0], "/"+last.id) {
-			t.Errorf("%s runs, but %s is the newest", last.id, newest)
-		}
-		if last.ctx.Err() != nil {
-			t.Errorf("the newest was stopped: %v", context.Cause(last.ctx))
-		}
-		last.returns(nil)
-		for id, r := range ids {
-			if id == last.id {
-				r.awaitDone(id)
-			} else {
-				r.awaitRevoked(id)
-			}
-		}
-		if shared.count() != 2 || shared.mostAtOnce("work") != 1 {
-			t.Errorf("%d runs, %d at once", shared.count(), shared.mostAtOnce("work"))
-		}
-		rigs[0].awaitForgotten("work", "1")
-	})
 }
 
 // A task that failed and comes back is as old as it was: it stops nobody newer, and is revoked, also when that one is

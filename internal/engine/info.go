@@ -51,7 +51,7 @@ type Info struct {
 	Holders []Holder // first deadline first, at most 1,000
 	Free    int      // how many values of a pool are free
 	Values  []string // the first of them
-	Taken   []string // those that Holders have; empty texts for a lock that is no pool
+	Lent    []string // those that Holders have; empty texts for a lock that is no pool
 }
 
 // InUse reports a holder, a closed gate, a waiter or parked work.

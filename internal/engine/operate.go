@@ -141,7 +141,7 @@ func parseInspect(key string, reply any) (Info, error) {
 			return Info{}, errForeign
 		}
 		value, _ := taken.at(i / 2).(string)
-		info.Taken = append(info.Taken, keys.Unescape(value))
+		info.Lent = append(info.Lent, keys.Unescape(value))
 		one.ExpiresIn = time.Duration(holders.score(i+1))*time.Millisecond - time.Duration(us)*time.Microsecond
 		info.Holders = append(info.Holders, one)
 	}

@@ -642,7 +642,7 @@ func TestPut(t *testing.T) {
 		redistest.Must(t, err)
 		put(1, append(values, "new")...)
 		info := inspect(t, e, r)
-		if h := info.Holders; info.Held != 1 || len(h) != 1 || info.Taken[0] != "a |%" || h[0].Note != "n" ||
+		if h := info.Holders; info.Held != 1 || len(h) != 1 || info.Lent[0] != "a |%" || h[0].Note != "n" ||
 			h[0].Token != le.Token() {
 			t.Errorf("%+v", info)
 		}
@@ -657,7 +657,7 @@ func TestPut(t *testing.T) {
 			must(t, e, asked(r, ""))
 		}
 		info = inspect(t, e, r)
-		if len(info.Holders) != 151 || slices.Contains(info.Taken, "") {
+		if len(info.Holders) != 151 || slices.Contains(info.Lent, "") {
 			t.Errorf("%+v", info.Holders)
 		}
 		// One is broken: its value is free again. And all of it goes.

@@ -151,7 +151,7 @@ func (n *parkedLine) noteReturned(note string, sinceCall time.Duration, own bool
 	// time: that takes a while to arrive, and arrives together.
 	most := float64(maxInbound)
 	if l := n.ref.Lender; l != nil { // who borrows always finds the lock idle
-		most = min(most, float64(2*l.Server.Limit))
+		most = min(most, l.Most())
 	}
 	switch {
 	case n.vain > 0:

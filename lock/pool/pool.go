@@ -96,7 +96,7 @@ func (p *Pool) Inspect(ctx context.Context) (Info, error) {
 	content, err := h.Engine.Inspect(ctx, h.Request.Ref, engine.MaxHolders)
 	info := Info{Free: content.Free, Taken: content.Held, Waiting: content.Waiting, Values: content.Values}
 	for i, h := range content.Holders {
-		info.Holders = append(info.Holders, Holder{lock.Holder(h), content.Taken[i]})
+		info.Holders = append(info.Holders, Holder{lock.Holder(h), content.Lent[i]})
 	}
 	return info, err
 }
