@@ -41,7 +41,7 @@ type Run struct {
 
 // A key that is written and its TTL go in one script: a process may die between two commands, and leave a key for ever.
 const (
-	// addScript adds runs to the stream KEYS[1]. ARGV: its TTL in ms, how many it keeps, and six texts for each run.
+	// addScript: KEYS[1] is the stream; ARGV its TTL in ms, how many it keeps, and six texts for each run.
 	addScript = `-- history: adds runs to a stream
 for i = 3, #ARGV, 6 do
   redis.call('XADD', KEYS[1], 'MAXLEN', ARGV[2], '*',
@@ -50,8 +50,8 @@ for i = 3, #ARGV, 6 do
 end
 return redis.call('PEXPIRE', KEYS[1], ARGV[1])`
 
-	// nameScript adds names to the sorted set KEYS[1], and returns those that were used longest ago of too many, and the
-	// time in us. ARGV: its TTL in ms, how many there may be, and the names.
+	// nameScript returns the names that were used longest ago of too many, and the time in us. ARGV: the TTL in ms, how
+	// many there may be, and the names.
 	nameScript = `-- history: names streams
 local time = redis.call('TIME')
 local now = string.format('%d', time[1] * 1000000 + time[2])
