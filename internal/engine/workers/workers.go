@@ -76,7 +76,7 @@ type Wait struct {
 type pace struct {
 	last  time.Time     // the last grant
 	every time.Duration // from grant to grant, or a wait if that is less, a moving average; 0: none
-	comes time.Duration // from call to arrival: the longest of late, which the average lowers
+	comes time.Duration // from call to arrival, so too
 }
 
 // Average moves an average towards what was measured; 0: nothing was before.
@@ -103,7 +103,7 @@ func (w *Server) came(key string, sinceCall time.Duration, now time.Time) {
 	case sinceCall >= 0:
 		w.fresh = max(0, w.fresh-1)
 		if p, known := w.paces[key]; known {
-			p.comes = max(Average(p.comes, sinceCall), sinceCall)
+			p.comes = Average(p.comes, sinceCall)
 			w.paces[key] = p
 		}
 	case w.isFull(now):
