@@ -211,10 +211,14 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	if d.stop != nil { // also by a task that wants a lock which this one holds already
 		defer context.AfterFunc(d.stop, cancel)()
 	}
-	err = d.ask(ctx, t, r)
+	return d.guard.orClosed(d.ask(ctx, t, r))
+}
+
+// orClosed returns ErrClosed for the error of a wait that Close has ended, and not the policy.
+func (g *Guard) orClosed(err error) error {
 	var busy *BusyError
-	if err != nil && d.guard.life.Closing.Err() != nil && (!errors.As(err, &busy) || !busy.parked) {
-		return ErrClosed // Close ended the wait, and not the policy
+	if err != nil && g.life.Closing.Err() != nil && (!errors.As(err, &busy) || !busy.parked) {
+		return ErrClosed
 	}
 	return err
 }

@@ -120,8 +120,8 @@ func Old(t, now time.Time) bool {
 }
 
 // Bounds is what bounds the lock with that Redis key now, of which the program says what bounds it. Slots is what the
-// scripts get. It is 0 with a Pause, so that the scripts grant the lock to nobody and keep the line. Bounds does no I/O,
-// and is called for each command.
+// scripts get: 0 with a Pause, so that the scripts grant the lock to nobody and keep the line. Bounds does no I/O, and
+// is called for each command.
 func (r *Reader) Bounds(key string, program Bounds) Bounds {
 	text, ours := r.inBraces(key)
 	if !ours {

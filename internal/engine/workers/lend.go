@@ -66,8 +66,8 @@ func (l *Lender) Parked(key string, limit int, ready bool) {
 	}
 }
 
-// Most is how much called work a key may have: the keys that borrow here share twice the workers. More would wait behind
-// that of another key, which has to borrow first.
+// Most is how much called work a key may have: the keys that borrow here share twice the workers. More would wait
+// behind that of another key, which has to borrow first.
 func (l *Lender) Most() (most float64) {
 	w := l.Server
 	w.change(func(time.Time) { most = max(1, float64(2*w.Limit)/float64(max(1, len(w.shares)))) })
