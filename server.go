@@ -27,7 +27,8 @@ type server struct {
 	workers workers.Server
 	lenders sync.Map // by scope: *workers.Lender
 
-	first, returned sync.Once // task, and task that went back to asynq
+	lasts           atomic.Int64 // waits on a last attempt
+	first, returned sync.Once    // task, and task that went back to asynq
 
 	// asynq has called ErrorHandler, IsFailure and RetryDelayFunc for one that went back
 	handled, failureAsked, delayAsked atomic.Bool

@@ -133,6 +133,7 @@ func (f *firstCame) waitLeft(t target) time.Duration {
 // need.
 func (d *delivery) stayOut(met obstacle) {
 	t, delay, leave := met.target, minStay, make(chan struct{})
+	defer d.countLast()()
 	if left := met.busy.ExpiresIn; left > 0 {
 		delay = min(delay, left+time.Millisecond)
 	}
@@ -173,6 +174,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		d.noteCame(t, -1)
 		return d.keepLease(t, r.Lender, lease, err)
 	}
+	defer d.countLast()()
 	r.Line = &engine.Line{OnWait: func(sinceCall time.Duration) {
 		d.noteCame(t, sinceCall)
 		d.observeWaiting(t)
@@ -332,6 +334,19 @@ func (f *facts) sleep(delay time.Duration, leave <-chan struct{}) (left bool) {
 		return true
 	}
 	return false
+}
+
+// countLast counts a wait on a last attempt until its end, and warns once if half of the server's workers are in such.
+func (f *facts) countLast() (ended func()) {
+	if !f.last || f.server == nil {
+		return func() {}
+	}
+	if n := f.server.lasts.Add(1); 2*n >= int64(f.server.workers.Limit) {
+		f.guard.warnOnce("last attempts", "tasks on their last attempt wait in half of a server's workers or more, since "+
+			"asynq would archive them if they went back: enqueue tasks with automutex.NewClient, which gives each an attempt "+
+			"to go back with", "waiting", n)
+	}
+	return func() { f.server.lasts.Add(-1) }
 }
 
 func (f *facts) warnOneAttempt(t target) {

@@ -334,9 +334,10 @@ func TestPolicies_withEachField(t *testing.T) {
 	redistest.Golden(t, *updatePolicies, filepath.Join("testdata", "policies.txt"), b.String()+"\n"+notes.String())
 }
 
-// A task that was enqueued with one attempt cannot park. The Guard says so once for its rule.
+// A task that was enqueued with one attempt cannot park. The Guard says so once for its rule, and once that such tasks
+// wait in half of the workers.
 func TestPark_oneAttemptIsWarnedOf(t *testing.T) {
-	eachRig(t, setup{rules: []automutex.Rule{{Busy: automutex.Park},
+	eachRig(t, setup{workers: 2, rules: []automutex.Rule{{Busy: automutex.Park},
 		{Task: "again", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
 		for _, task := range []string{"again", "work", "work"} {
 			lease := r.take(task)
@@ -345,8 +346,10 @@ func TestPark_oneAttemptIsWarnedOf(t *testing.T) {
 			r.free(lease)
 			r.finish(id)
 		}
-		if n := strings.Count(r.log.Text(slog.LevelWarn), "MaxRetry 0 or less"); n != 1 {
-			t.Errorf("warned %d times, want once: %s", n, r.log.Text(slog.LevelWarn))
+		for _, text := range []string{"MaxRetry 0 or less", "in half of a server's workers"} {
+			if n := strings.Count(r.log.Text(slog.LevelWarn), text); n != 1 {
+				t.Errorf("warned %d times, want once: %s", n, r.log.Text(slog.LevelWarn))
+			}
 		}
 	})
 }
