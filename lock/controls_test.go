@@ -167,7 +167,7 @@ func TestControls_limit(t *testing.T) {
 }
 
 // A rate that an operator sets bounds the starts of a lock that has none, from ControlDelay on, whoever takes it, until
-// it is cleared. What it bounds, and that a change of it does: TestRate_orderedWithCost.
+// it is cleared. See TestRate_orderedWithCost.
 func TestControls_rate(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		operator, other := twoProcesses(t, s)

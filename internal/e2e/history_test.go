@@ -120,7 +120,8 @@ func TestHistory_runsAreDisjoint(t *testing.T) {
 	}
 	runs := first.awaitHistory(first.lockOf("work").Key(), 120)
 	slices.SortFunc(runs, func(a, b history.Run) int { return a.Start.Compare(b.Start) })
-	for i, run := range runs[1:] {
+	runs = slices.DeleteFunc(runs, func(r history.Run) bool { return r.End.Equal(r.Start) })
+	for i, run := range runs[min(1, len(runs)):] {
 		if run.Start.Before(runs[i].End) {
 			t.Errorf("%+v, and the next: %+v", runs[i], run)
 		}
