@@ -37,6 +37,7 @@ func TestKeys_byContention(t *testing.T) {
 		quiet := v.locker.Mutex("mail:welcome")
 		busy := v.locker.Mutex("report", lock.Parts("acme"), lock.Note("crit%25ical/id-7"))
 		v.hold(quiet)
+		time.Sleep(50 * time.Millisecond) // longer, by any clock
 		v.hold(busy)
 		v.wait(busy)
 		v.wait(busy)

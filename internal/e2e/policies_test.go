@@ -334,8 +334,7 @@ func TestPolicies_withEachField(t *testing.T) {
 	redistest.Golden(t, *updatePolicies, filepath.Join("testdata", "policies.txt"), b.String()+"\n"+notes.String())
 }
 
-// A task that was enqueued with one attempt cannot park. The Guard says so once for its rule, and once that such tasks
-// wait in half of the workers.
+// A task that was enqueued with one attempt cannot park. The Guard says so once.
 func TestPark_oneAttemptIsWarnedOf(t *testing.T) {
 	eachRig(t, setup{workers: 2, rules: []automutex.Rule{{Busy: automutex.Park},
 		{Task: "again", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
