@@ -23,7 +23,7 @@ type Server struct {
 	Limit int              // of tasks at once
 	Gap   time.Duration    // 0: BehindAfter
 	Usual time.Duration    // how long a parked task takes to be called and to come, before any has
-	Check func(key string) // looks after the parked work of a key, which may borrow; called on its own goroutine; nil: nobody
+	Check func(key string) // looks after a key's parked work, which may borrow; on a goroutine of its own; nil: nobody
 
 	// mu guards what follows; never held across I/O. Leave and Ask are called while it is held: they take no lock under
 	// which a method of a Server is called.
