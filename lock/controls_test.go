@@ -166,8 +166,8 @@ func TestControls_limit(t *testing.T) {
 	})
 }
 
-// A rate that an operator sets bounds the starts of a lock that has none, from ControlDelay on, whoever takes it, until
-// it is cleared. See TestRate_orderedWithCost.
+// An operator's rate bounds every process' starts of a lock without a rate, until it is cleared. See
+// TestRate_orderedWithCost.
 func TestControls_rate(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		operator, other := twoProcesses(t, s)
