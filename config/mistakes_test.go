@@ -117,8 +117,7 @@ func TestParse_mistakes(t *testing.T) {
 
 		"rules: [{task: a, limit: 1, rate: {starts: 5}}]": `1:35 rule "a": rate: it needs both starts and per, such as 100 per minute`,
 
-		"rules: [{task: a, <<: {ttl: 1m}}]": "1:19 anchors, aliases, merge keys and tags are not " +
-			"read here",
+		"rules: [{task: a, <<: {ttl: 1m}}]": "1:19 anchors, aliases, merge keys and tags are not read here",
 		"<<: 1\nrules: [{task: a}]":         "1:1 anchors,\n1:1 go-yaml load error",
 		"rules: [{task: a, ttl: !!str 1m}]": "1:24 ttl: anchors,",
 		"a: &a [x]\nb: &b [*a, *a]\nrules: []": "1:1 unknown key \"a\"\n1:4 a: anchors,\n2:1 unknown " +

@@ -310,8 +310,7 @@ func (c *connection) environment(cmd *cobra.Command) (err error) {
 // one.
 func (c *connection) options() (o *redis.UniversalOptions, where string, err error) {
 	wrong := usage("--uri: want host:port or a URL: redis://user:password@host:6379/0 (special characters in a " +
-		"password as %%XX), rediss://, " +
-		"redis-socket:///run/redis.sock?db=0 or redis-sentinel://host:26379?master=name")
+		"password as %%XX), rediss://, redis-socket:///run/redis.sock?db=0 or redis-sentinel://host:26379?master=name")
 	uri := c.uri
 	if !strings.Contains(uri, "://") {
 		uri = "redis://" + uri

@@ -61,8 +61,7 @@ func CheckClient(rdb redisx.Client) error {
 	}
 	if _, ring := rdb.(*redis.Ring); ring {
 		return errors.New("lock: *redis.Ring cannot hold locks (a shard that is away would let a second holder in on " +
-			"another): " +
-			"use *redis.Client or *redis.ClusterClient")
+			"another): use *redis.Client or *redis.ClusterClient")
 	}
 	return nil
 }

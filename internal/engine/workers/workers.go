@@ -39,6 +39,7 @@ type Server struct {
 	free    time.Time // since when one is free and no task has come; zero: none is
 	tellAt  time.Time // while the server is full: when the next kept wait may be told to end
 	toldAt  time.Time // when the last was
+	endedAt time.Time // when work last did
 	fresh   int       // tasks nobody called since it is full, less called ones
 	freshAt time.Time // when the last of these came
 
@@ -115,17 +116,17 @@ func (w *Server) came(key string, sinceCall time.Duration, now time.Time) {
 func (w *Server) Works() { w.change(func(time.Time) { w.working++ }) }
 
 // Ended counts a worker as free; worked: Works was called for its task.
-func (w *Server) Ended(worked bool) {
-	w.change(func(now time.Time) {
-		if w.busy--; w.free.IsZero() {
-			w.free = now
-		}
-		if w.freed = true; worked {
-			w.working--
-		} else {
-			w.leaving = max(0, w.leaving-1)
-		}
-	})
+func (w *Server) Ended(worked bool) { w.change(func(now time.Time) { w.ended(worked, now) }) }
+
+func (w *Server) ended(worked bool, now time.Time) {
+	if w.busy--; w.free.IsZero() {
+		w.free = now
+	}
+	if w.freed = true; worked {
+		w.working, w.endedAt = w.working-1, now
+	} else {
+		w.leaving = max(0, w.leaving-1)
+	}
 }
 
 // Granted notes that a task which waited, or was parked, got the lock of the key: a slot has turned over.
@@ -243,13 +244,14 @@ func (w *Server) isBehind(now time.Time) bool {
 }
 
 // giveWay returns the waits of a full server that are to end: if it is behind, all that are not kept. Else one, while
-// no worker is free or will be: the newest that no key needs, or each BehindAfter one that is not kept.
+// no worker is free, will be, or just was: the newest that no key needs, or each BehindAfter one that is not kept.
 func (w *Server) giveWay(now time.Time) []*Wait {
 	leave := w.without(w.kept(w.waiting, w.room(), now))
 	if len(leave) > 0 && !w.isBehind(now) {
 		needless := w.without(w.kept(w.waiting, w.Limit, now))
 		switch {
-		case !w.free.IsZero() || w.leaving > 0 || len(needless) == 0 && w.tellAt.After(now):
+		case !w.free.IsZero() || w.leaving > 0 || now.Sub(w.endedAt) < BehindAfter/2,
+			len(needless) == 0 && w.tellAt.After(now):
 			return nil
 		case len(needless) > 0:
 			leave = needless

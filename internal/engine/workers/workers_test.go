@@ -84,17 +84,6 @@ func (s *story) event(name, key string, call time.Duration, n, place int, now ti
 		w.busy, w.free = w.busy+1, now
 		w.came(key, call, now)
 	}
-	ended := func(worked bool) { // as Ended
-		w.busy--
-		if w.free.IsZero() {
-			w.free = now
-		}
-		if worked {
-			w.working--
-		} else {
-			w.leaving = max(0, w.leaving-1)
-		}
-	}
 	switch name {
 	case "workers":
 		w.Limit = n
@@ -110,16 +99,16 @@ func (s *story) event(name, key string, call time.Duration, n, place int, now ti
 		if comes(); !w.isBehind(now) {
 			return fmt.Errorf("%s may wait", key)
 		}
-		ended(false)
+		w.ended(false, now)
 	case "parks":
 		w.waiting = slices.Delete(slices.Clone(w.waiting), i, i+1)
-		ended(false)
+		w.ended(false, now)
 	case "gets":
 		w.granted(w.waiting[i].Key, now.Sub(w.waiting[i].since), now)
 		w.waiting = slices.Delete(slices.Clone(w.waiting), i, i+1)
 		w.working++
 	case "ends":
-		ended(true)
+		w.ended(true, now)
 	case "looks":
 	default:
 		return fmt.Errorf("no event %q", name)
