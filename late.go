@@ -125,9 +125,8 @@ func (l *lateness) check(met obstacle) obstacle {
 	return obstacle{why: decide.Late, target: l.target, err: &busy, busy: &busy}
 }
 
-// begin notes that the handler begins, for when the task comes back, on a goroutine that ends with the command;
-// Close waits for it. Written before the start, a note whose reply is lost would let a task start late that never
-// began.
+// begin notes that the handler begins, for when the task comes back, on a goroutine that ends with the command; Close
+// waits for it. Written before the start, a note whose reply is lost would let a task start late that never began.
 func (l *lateness) begin() {
 	if !l.by.IsZero() {
 		noting := make(chan error, 1) // end receives, maybe after the goroutine has ended

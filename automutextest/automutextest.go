@@ -217,8 +217,7 @@ type Server struct {
 // Serve starts an asynq server with the Guard's ServerConfig, which ends with the test. handler must include
 // guard.Middleware: pass the program's own mux, or guard.Middleware(handler). The server has ten workers and the queue
 // "default"; adjust functions may change that. Tasks that asynq keeps for later (handed back, failed, or scheduled)
-// stay there until [Task.Again] or [Server.Drain]. Parked tasks run by themselves when their turn
-// comes.
+// stay there until [Task.Again] or [Server.Drain]. Parked tasks run by themselves when their turn comes.
 func Serve(tb testing.TB, g *Guard, handler asynq.Handler, adjust ...func(*asynq.Config)) *Server {
 	tb.Helper()
 	cfg := asynq.Config{Concurrency: 10, Queues: map[string]int{"default": 1}, TaskCheckInterval: 5 * time.Millisecond,

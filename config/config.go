@@ -56,10 +56,9 @@ import (
 	"github.com/automutex/automutex/unique"
 )
 
-// Load reads the file at path. The first result has the rules, the second the unique rules;
-// both have the file's prefix and hash_keys. The error joins an [*Error] for each mistake, in
-// the order of the file, also for what [automutex.New] and [unique.New] would refuse; or it says
-// why the file could not be read. With an error both results are zero values.
+// Load reads the file at path. The first result has the rules, the second the unique rules; both have the file's prefix
+// and hash_keys. The error joins an [*Error] for each mistake, in the order of the file, also for what [automutex.New]
+// and [unique.New] would refuse; or it says why the file could not be read. With an error both results are zero values.
 func Load(path string) (automutex.Config, unique.Config, error) {
 	data, err := os.ReadFile(path) //nolint:gosec // the file is the caller's to name
 	if err != nil {

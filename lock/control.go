@@ -51,9 +51,8 @@ func (c Control) String() string {
 }
 
 // Controls sets and reads the orders of operators: a pause, another limit or another rate, for all locks of a scope or
-// for one lock.
-// Every Locker with the same prefix on the same Redis obeys these orders. Get Controls with [Locker.Controls]. Safe for
-// concurrent use.
+// for one lock. Every Locker with the same prefix on the same Redis obeys these orders. Get Controls with
+// [Locker.Controls]. Safe for concurrent use.
 //
 // A target is what a person types; escaping is ours. "report" is the scope of that very name, with whatever characters
 // it has ("a%20b" is the scope a%20b, not "a b"), and is for all its locks. "report:" is also every scope that begins

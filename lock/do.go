@@ -56,10 +56,9 @@ const campaignPause = 2 * time.Second
 // process that runs f is the leader. Each call, also of one process, is a candidate of its own.
 //
 // Lead campaigns: it waits in the line of the lock "<prefix>:{<name>}:lead", which no [Lock] is, no rule shares and no
-// order of an operator is for (see [Controls]). When it has the lease, it calls f. f's context ends
-// when ctx ends, and with cause ErrLost when the lease is lost; f should then stop and return. If the lease was lost
-// Lead campaigns again, and may call f again, in a new term. Otherwise Lead releases the lease and returns f's error,
-// or nil.
+// order of an operator is for (see [Controls]). When it has the lease, it calls f. f's context ends when ctx ends, and
+// with cause ErrLost when the lease is lost; f should then stop and return. If the lease was lost Lead campaigns again,
+// and may call f again, in a new term. Otherwise Lead releases the lease and returns f's error, or nil.
 //
 // An outage of Redis does not end a campaign: Lead logs it and tries again, after two to four seconds. When ctx ends
 // before f is called, Lead returns the cause of ctx. When the Locker is closed it returns ErrClosed: end ctx first. An

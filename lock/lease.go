@@ -28,8 +28,7 @@ func FromContext(ctx context.Context) (*Lease, bool) {
 // Fence returns a number that grows from holder to holder of a mutex with the option [Fenced]. Send it with each write,
 // and have the receiver refuse a number lower than one that it has seen. A semaphore's numbers differ, and order
 // nothing: an ask that was sent again gets a later one than who came after it. docs/guarantees.md lists the conditions.
-// Fence does no I/O, and works after the lease has ended.
-// ErrNotFenced: the lock was made without Fenced.
+// Fence does no I/O, and works after the lease has ended. ErrNotFenced: the lock was made without Fenced.
 func (le *Lease) Fence() (int64, error) { return le.inner().Fence() }
 
 // Token returns the text that identifies this lease. No two leases have the same token.

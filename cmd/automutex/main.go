@@ -1,6 +1,5 @@
-// Command automutex shows operators what the locks of automutex are doing, and
-// lets them step in. Everything it knows of a lock it has from package lock;
-// everything it knows of a task, from asynq's Inspector.
+// Command automutex shows operators what the locks of automutex are doing, and lets them step in. Everything it knows
+// of a lock it has from package lock; everything it knows of a task, from asynq's Inspector.
 package main
 
 import (

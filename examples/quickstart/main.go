@@ -1,5 +1,4 @@
-// Command quickstart is the smallest complete worker: one rule, one handler, an
-// orderly end. The README shows it.
+// Command quickstart is the smallest complete worker: one rule, one handler, an orderly end. The README shows it.
 package main
 
 import (

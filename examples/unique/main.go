@@ -1,6 +1,5 @@
-// Command unique shows the rules of package unique side by side. A document
-// changes many times within a few seconds; each change asks every rule for a
-// task. The chart has, for each rule, a line of what was asked and a line of what
+// Command unique shows the rules of package unique side by side. A document changes many times within a few seconds;
+// each change asks every rule for a task. The chart has, for each rule, a line of what was asked and a line of what
 // ran; the table tells which version of the document the last run saw.
 //
 // What automutex needs is in rules.go. The rest is an ordinary asynq program.

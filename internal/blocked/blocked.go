@@ -128,9 +128,8 @@ func undelivered(inspector *asynq.Inspector, queue string) string {
 //
 // "Queue not found" is not "no such task". asynq's client lists a queue once in its life, so a queue that was deleted,
 // or that Redis has lost, is not listed again while producers run on. If rdb has the task, Find lists its queue, and
-// asks again. If the Inspector still does not see the task, it looks at another database: gone
-// is false. If rdb has no such task, it is gone if asynq works where the Inspector looks; without rdb, if no server
-// serves it.
+// asks again. If the Inspector still does not see the task, it looks at another database: gone is false. If rdb has no
+// such task, it is gone if asynq works where the Inspector looks; without rdb, if no server serves it.
 func Find(
 	inspector *asynq.Inspector, rdb redis.UniversalClient, queue, id string,
 ) (info *asynq.TaskInfo, gone bool, err error) {

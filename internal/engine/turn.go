@@ -17,9 +17,8 @@ const (
 	refreshEvery = time.Second
 	// what is due so soon goes with what is due now
 	together = refreshEvery / 4
-	// entryLifetime is how long a line entry lives in Redis without another ask. With less, one slow exchange would
-	// cost a live waiter its place. With more, more waiters of a dead process would be granted the lock, each for its
-	// lease.
+	// entryLifetime is how long a line entry lives in Redis without another ask. With less, one slow exchange would cost a
+	// live waiter its place. With more, more waiters of a dead process would be granted the lock, each for its lease.
 	entryLifetime = 3 * refreshEvery
 	// how long a waiter goes on asking while Redis does not answer. After entryLifetime a grant may drop its entry,
 	// and the next ask joins at the end of the line.

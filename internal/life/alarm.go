@@ -5,9 +5,8 @@ import (
 	"time"
 )
 
-// Alarm calls Ring, on a goroutine of its own, at or soon after the earliest
-// time asked for. It costs no goroutine while it waits. Ring finds out what is
-// due and asks for the next time; it may be called early or in vain.
+// Alarm calls Ring, on a goroutine of its own, at or soon after the earliest time asked for. It costs no goroutine
+// while it waits. Ring finds out what is due and asks for the next time; it may be called early or in vain.
 type Alarm struct {
 	Ring func()
 

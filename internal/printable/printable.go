@@ -1,5 +1,4 @@
-// Package printable shows texts that are anybody's, such as task IDs, labels and
-// notes, in errors, logs and tables.
+// Package printable shows texts that are anybody's, such as task IDs, labels and notes, in errors, logs and tables.
 package printable
 
 import (
@@ -44,8 +43,7 @@ func Short(s string) string {
 	return fmt.Sprintf("%s... (%d bytes)", Text(s[:end]), len(s))
 }
 
-// OneLine is Text of an error, however it was made: on one line, of a length that people
-// read.
+// OneLine is Text of an error, however it was made: on one line, of a length that people read.
 func OneLine(s string) string {
 	const limit = 1000 // characters
 	s = strings.Join(strings.Fields(s), " ")
@@ -97,8 +95,7 @@ func Exact(d time.Duration) string {
 	return text
 }
 
-// Timed is a text that may end with a duration, as "retry in 1m0s" does, with that
-// duration as Exact has it.
+// Timed is a text that may end with a duration, as "retry in 1m0s" does, with that duration as Exact has it.
 func Timed(text string) string {
 	last := strings.LastIndexByte(text, ' ') + 1
 	d, err := time.ParseDuration(text[last:])

@@ -11,8 +11,7 @@ import (
 // any character, so the queue is escaped: two tasks never have the same note.
 func Of(queue, id string) string { return url.PathEscape(queue) + "/" + id }
 
-// Parse returns the queue and the ID of a note. It returns false for a text that Of did
-// not make.
+// Parse returns the queue and the ID of a note. It returns false for a text that Of did not make.
 func Parse(note string) (queue, id string, ok bool) {
 	escaped, id, found := strings.Cut(note, "/")
 	queue, err := url.PathUnescape(escaped)
