@@ -11,10 +11,8 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// This file is what a Guard says of itself; see internal/fleet.
-
-// announce writes what the Guard says of itself until Close, and then removes it. Close waits a second at most: Redis
-// may hang.
+// announce writes what the Guard says of itself until Close, and then removes it; see internal/fleet. Close waits a
+// second at most: Redis may hang.
 func (g *Guard) announce() {
 	defer close(g.announced)
 	if !g.cfg.Private && len(g.cfg.Rules) > 0 {
@@ -43,7 +41,6 @@ func (g *Guard) noteType(taskType string) {
 
 type described = inside.Of[[]fleet.Rule]
 
-// describe puts rules into words, in their order.
 func describe(rs *ruleSet) []fleet.Rule {
 	all := make([]fleet.Rule, len(rs.rules))
 	for i, r := range rs.rules {

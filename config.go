@@ -88,21 +88,15 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-func checkConfig(cfg Config) []*FieldError {
-	var mistakes fieldErrors
-	if err := engine.CheckPrefix(cfg.Prefix); err != nil {
-		mistakes.addf("Prefix", "%w", err)
-	}
-	if cfg.Prefix == "asynq" {
+func (c Config) check(mistakes *fieldErrors) {
+	mistakes.add("Prefix", -1, engine.CheckPrefix(c.Prefix))
+	if c.Prefix == "asynq" {
 		mistakes.addf("Prefix", `"asynq" is what asynq's own keys start with; choose another, such as "myapp"`)
 	}
-	if err := engine.CheckSecret(cfg.HashKeys); err != nil {
-		mistakes.addf("HashKeys", "%w", err)
+	mistakes.add("HashKeys", -1, engine.CheckSecret(c.HashKeys))
+	if c.History < 0 || c.History > history.Most {
+		mistakes.addf("History", "%d is not from 0 to %d; use 0 to keep no runs", c.History, history.Most)
 	}
-	if cfg.History < 0 || cfg.History > history.Most {
-		mistakes.addf("History", "%d is not from 0 to %d; use 0 to keep no runs", cfg.History, history.Most)
-	}
-	return mistakes.all
 }
 
 func (rs *ruleSet) warn(log *slog.Logger) {

@@ -39,31 +39,19 @@ const (
 //
 // It unwraps to [ErrBusy], is immutable and may be shared.
 type BusyError struct {
-	// Rule is the name of the rule.
-	Rule string
-	// Key is the lock's key, as [Guard.Keys] returns it.
-	Key string
-	// Reason is [ReasonHeld] or one of the other constants.
-	Reason string
-	// Holder is the owner label of one holder, see Config.Owner; empty if nobody holds the key.
-	Holder string
-	// HolderTask is "queue/task-id" of that holder; empty if it is no task.
-	HolderTask string
-	// SameTask is true if the holder is an earlier attempt of this task that is still running.
-	SameTask bool
+	Rule       string // the name of the rule
+	Key        string // the lock's key, as [Guard.Keys] returns it
+	Reason     string // [ReasonHeld] or one of the other constants
+	Holder     string // the owner label of one holder, see Config.Owner; empty if nobody holds the key
+	HolderTask string // "queue/task-id" of that holder; empty if it is no task
+	SameTask   bool   // the holder is an earlier attempt of this task that is still running
 	// ExpiresIn is the time until the reason ends: the earliest deadline of a holder, a hint, since holders renew and
 	// release; the opening of the gate; or the end of the pause, 0 if it has none.
 	ExpiresIn time.Duration
-	// Waited is how long this task stood in line before it gave up.
-	Waited time.Duration
-	// Place is the task's place in line when it gave up: 0 is the head, or not in line.
-	Place int
-
-	// LateBy is by how much the task is late, for [ReasonLate].
-	LateBy time.Duration
-
-	// Pause is the operator's order, for [ReasonPaused].
-	Pause *lock.Control
+	Waited    time.Duration // how long this task stood in line before it gave up
+	Place     int           // the task's place in line when it gave up: 0 is the head, or not in line
+	LateBy    time.Duration // by how much the task is late, for [ReasonLate]
+	Pause     *lock.Control // the operator's order, for [ReasonPaused]
 
 	reused bool // HolderTask is an earlier task with the ID of this one
 	failed bool // ReasonBehind: the other task failed, and asynq retries it
@@ -194,12 +182,9 @@ func (e *EnqueueError) Unwrap() error { return e.Err }
 // KeyError says that no key can be made from a task. The task is archived with this text as its last error, except
 // under [Allow]. A KeyFunc, [Rule].LimitOf, RateOf and Cost, and [Config].Decode may return a KeyError of their own.
 type KeyError struct {
-	// Task is the type of the task.
-	Task string
-	// Field is the path in the payload, or the header, that is wrong. Empty if the error concerns no single field.
-	Field string
-	// Err is the cause, or nil. Error shows its text only if a function of yours has set it.
-	Err error
+	Task  string // the type of the task
+	Field string // the path in the payload, or the header, that is wrong; empty if the error concerns no single field
+	Err   error  // the cause, or nil; Error shows its text only if a function of yours has set it
 
 	source string // what Field is: "header", else a field
 	reason string
@@ -260,16 +245,11 @@ func (c *compiledRule) failed(function string, err error) error {
 // FieldError is one mistake in a [Config]. The error of [New], and that of unique.New, joins one for each mistake;
 // errors.As finds the first.
 type FieldError struct {
-	// Rule is the index of the rule in Config.Rules, or -1 for a field of Config itself.
-	Rule int
-	// RuleName is the rule's Name, or the one that New gives it; empty for Config itself.
-	RuleName string
-	// Field is the name of the Go field, such as "OnHeaders".
-	Field string
-	// Element is the index in Field if Field is a list, or else -1.
-	Element int
-	// Err says what is wrong and what to do, without the rule and the field.
-	Err error
+	Rule     int    // the index of the rule in Config.Rules, or -1 for a field of Config itself
+	RuleName string // the rule's Name, or the one that New gives it; empty for Config itself
+	Field    string // the name of the Go field, such as "OnHeaders"
+	Element  int    // the index in Field if Field is a list, or else -1
+	Err      error  // what is wrong and what to do, without the rule and the field
 }
 
 // Error names the rule and the field.
@@ -289,21 +269,31 @@ func (e *FieldError) Unwrap() error { return e.Err }
 
 func ruleAt(name string, index int) string { return fmt.Sprintf("rule %q (Rules[%d])", name, index) }
 
-// fieldErrors collects the mistakes of a Config, or of one rule.
+// fieldErrors collects the mistakes in a Config.
 type fieldErrors struct {
-	rule *compiledRule // nil: of Config itself
-	all  []*FieldError
+	rule *compiledRule // whose fields they are now; nil: those of Config itself
+	all  []error
 }
 
 func (f *fieldErrors) addf(field, format string, args ...any) {
 	f.add(field, -1, fmt.Errorf(format, args...))
 }
 
-// add adds a mistake in an element of a field; -1: in the field itself.
+// add adds a mistake in an element of a field; -1: in the field itself. A nil err is no mistake.
 func (f *fieldErrors) add(field string, element int, err error) {
+	if err == nil {
+		return
+	}
 	e := &FieldError{Rule: -1, Field: field, Element: element, Err: err}
 	if f.rule != nil {
 		e.Rule, e.RuleName = f.rule.index, f.rule.Name
 	}
-	f.all = append(f.all, e)
+	f.all = append(f.all, fmt.Errorf("automutex: %w", e))
+}
+
+// configError is one mistake in a field of Config.
+func configError(field, format string, args ...any) error {
+	var mistakes fieldErrors
+	mistakes.addf(field, format, args...)
+	return mistakes.all[0]
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"time"
 
 	"github.com/automutex/automutex/internal/decide"
@@ -92,15 +93,12 @@ type Event struct {
 // JoinObservers returns a function for [Config].Observe that calls each observer in this order, but for those that are
 // nil.
 func JoinObservers(observers ...func(context.Context, Event)) func(context.Context, Event) {
-	var all []func(context.Context, Event)
-	for _, observe := range observers {
-		if observe != nil {
-			all = append(all, observe)
-		}
-	}
+	observers = slices.Clone(observers)
 	return func(ctx context.Context, e Event) {
-		for _, observe := range all {
-			observe(ctx, e)
+		for _, observe := range observers {
+			if observe != nil {
+				observe(ctx, e)
+			}
 		}
 	}
 }

@@ -26,12 +26,9 @@ import (
 // For a task that comes too early the key is busy with [ReasonRate], and [BusyError].ExpiresIn is the time until the
 // next start. A start counts when the task gets this lock, also if the task then does not start.
 type Rate struct {
-	// Starts is how many handlers start in each Per: at least 1, at most one a microsecond.
-	Starts int
-	// Per is the period: more than 0, at most a year.
-	Per time.Duration
-	// Burst is how many may start at once after a pause. 0 means 1.
-	Burst int
+	Starts int           // how many handlers start in each Per: at least 1, at most one a microsecond
+	Per    time.Duration // the period: more than 0, at most a year
+	Burst  int           // how many may start at once after a pause; 0 means 1
 }
 
 // Unlimited is the [Rule].Limit of a rule whose tasks only a [Rate] or a Cooldown bounds.
@@ -193,7 +190,6 @@ func (l *LimitField) read(path *keys.Fields, t *asynq.Task) (int, error) {
 	return n, nil
 }
 
-// limitOf returns how many tasks may hold the key of t at once.
 func (c *compiledRule) limitOf(ctx context.Context, t *asynq.Task) (int, error) {
 	switch {
 	case c.LimitField != nil:
@@ -236,6 +232,5 @@ func (c *compiledRule) paceOf(ctx context.Context, t *asynq.Task) (engine.Pace, 
 
 // unfitBound is the error of a function whose result no key can have.
 func unfitBound(t *asynq.Task, function, gave string) error {
-	return &KeyError{Task: t.Type(), reason: "the rule's " + function + " gave " + gave,
-		advice: "see the rule's " + function}
+	return noKey(t, "the rule's "+function+" gave "+gave, "see the rule's "+function)
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -162,8 +161,4 @@ func (g *Guard) pause(by *control.Order) (*lock.Control, time.Duration) {
 	}
 	return &lock.Control{Target: by.Target, Paused: true, PausedUntil: by.PausedUntil, Why: by.Why, By: by.By,
 		Since: by.Since}, left
-}
-
-func (rs *ruleSet) isScope(name string) bool {
-	return slices.ContainsFunc(rs.rules, func(c *compiledRule) bool { return c.scope(c.Task) == name })
 }

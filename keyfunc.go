@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -185,25 +184,25 @@ func KeyWith[T any](decode func(payload []byte) (T, error), fn func(T) []string)
 	}
 }
 
-// callKey calls the Key of a rule and checks the parts.
 func callKey(ctx context.Context, fn KeyFunc, t *asynq.Task) ([]string, error) {
 	parts, err := fn(ctx, t)
 	if err != nil {
 		return nil, err
 	}
-	reason := ""
 	if len(parts) == 0 {
-		reason = "the rule's Key gave no part"
+		return nil, unfitBound(t, "Key", "no part")
 	}
-	for i, part := range slices.Backward(parts) {
-		if part == "" {
-			reason = fmt.Sprintf("part %d that the rule's Key gave is empty", i)
-		} else if !utf8.ValidString(part) {
-			reason = fmt.Sprintf("part %d that the rule's Key gave is not valid UTF-8", i)
+	for i, part := range parts {
+		wrong := ""
+		switch {
+		case part == "":
+			wrong = "empty"
+		case !utf8.ValidString(part):
+			wrong = "not valid UTF-8"
+		default:
+			continue
 		}
-	}
-	if reason != "" {
-		return nil, noKey(t, reason, "see the rule's Key")
+		return nil, noKey(t, fmt.Sprintf("part %d that the rule's Key gave is %s", i, wrong), "see the rule's Key")
 	}
 	return parts, nil
 }
@@ -255,19 +254,4 @@ func (k *KeyMaker) Keys(ctx context.Context, t *asynq.Task) ([]string, error) {
 		keys[i] = target.key
 	}
 	return keys, nil
-}
-
-func joinFieldErrors(all []*FieldError) error {
-	problems := make([]error, len(all))
-	for i, e := range all {
-		problems[i] = fmt.Errorf("automutex: %w", e)
-	}
-	return errors.Join(problems...)
-}
-
-// configError is one mistake in a field of Config.
-func configError(field, format string, args ...any) error {
-	var mistakes fieldErrors
-	mistakes.addf(field, format, args...)
-	return joinFieldErrors(mistakes.all)
 }

@@ -143,7 +143,6 @@ type handlerRun struct {
 	returned  atomic.Bool
 }
 
-// Value finds the run.
 func (r *handlerRun) Value(key any) any {
 	if key == (runKey{}) {
 		return r
@@ -151,7 +150,6 @@ func (r *handlerRun) Value(key any) any {
 	return r.Context.Value(key)
 }
 
-// end is called when the handler has returned.
 func (r *handlerRun) end() {
 	r.unwatch()
 	if r.returned.Store(true); r.ends != nil {

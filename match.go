@@ -59,6 +59,10 @@ func ordered(rules []*compiledRule) *compiledRule {
 	return nil
 }
 
+func (rs *ruleSet) isScope(name string) bool {
+	return slices.ContainsFunc(rs.rules, func(c *compiledRule) bool { return c.scope(c.Task) == name })
+}
+
 // targets returns the locks that a task needs, in the order of locking: by the rank of the scope, then by key. All
 // tasks take the same locks in the same order, so tasks cannot wait for each other in a circle. Rules with equal keys
 // share one target, under the rule declared first. A rule whose Key returns NoLock has none.

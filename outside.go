@@ -164,9 +164,7 @@ func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 func (f *facts) observeEnd(t target, le *engine.Lease, taken time.Time) {
 	var once sync.Once
 	ended := func(kind EventKind, err error) {
-		once.Do(func() {
-			f.observe(t, Event{Kind: kind, Held: time.Since(taken), Err: err})
-		})
+		once.Do(func() { f.observe(t, Event{Kind: kind, Held: time.Since(taken), Err: err}) })
 	}
 	le.OnEnd = func(err error) {
 		if errors.Is(err, lock.ErrNotHeld) {

@@ -102,16 +102,11 @@ func orderedKey(key string) engine.Ref {
 
 // Blocked is an ordered key whose next task does not run, and keeps those behind it waiting.
 type Blocked struct {
-	// Key is the lock's key.
-	Key string
-	// Task is that task, as "queue/id".
-	Task string
-	// Since is since when the key is held, or when a task that is to be retried last came to a worker.
-	Since time.Time
-	// Why says what keeps the task from running, and what ends that.
-	Why string
-	// Behind is how many tasks wait behind it.
-	Behind int
+	Key    string    // the lock's key
+	Task   string    // that task, as "queue/id"
+	Since  time.Time // since when the key is held, or when a task that is to be retried last came to a worker
+	Why    string    // what keeps the task from running, and what ends that
+	Behind int       // how many tasks wait behind it
 }
 
 // Blocked returns the keys under the Guard's prefix whose next task, in order, does not run: it is archived and holds

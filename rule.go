@@ -167,7 +167,7 @@ func (o OnArchive) String() string {
 	return fmt.Sprintf("OnArchive %d", uint8(o))
 }
 
-// compiled is a rule with its defaults filled in, ready to be applied.
+// compiledRule is a rule with its defaults filled in, ready to be applied.
 type compiledRule struct {
 	Rule
 	index int // place in Config.Rules
@@ -179,17 +179,10 @@ type compiledRule struct {
 }
 
 // where names the rule in an error or a log line.
-func (c *compiledRule) where() string {
-	return ruleAt(c.Name, c.index)
-}
+func (c *compiledRule) where() string { return ruleAt(c.Name, c.index) }
 
-// scope is the scope of the rule's locks for a task of the given type.
-func (c *compiledRule) scope(taskType string) string {
-	if c.Scope != "" {
-		return c.Scope
-	}
-	return taskType
-}
+// scope is that of the rule's locks for a task of that type.
+func (c *compiledRule) scope(taskType string) string { return cmp.Or(c.Scope, taskType) }
 
 // readsPayload reports whether the rule makes its key or its bounds from the payload. A rule with a Key may do so; one
 // with OnHeaders alone, or for a whole scope, does not.
@@ -197,7 +190,6 @@ func (c *compiledRule) readsPayload() bool {
 	return c.Key != nil || c.isLimitOfTask() || c.RateOf != nil || c.Cost != nil || len(c.On) > 0
 }
 
-// isLimitOfTask reports whether each task has a limit of its own.
 func (c *compiledRule) isLimitOfTask() bool { return c.LimitOf != nil || c.LimitField != nil }
 
 // compile checks the whole configuration and makes the rules ready. The error joins a *FieldError for each mistake.
@@ -208,21 +200,22 @@ func compile(cfg Config) (*ruleSet, error) {
 	}
 	nameRules(rules)
 
-	problems := checkConfig(cfg)
+	mistakes := &fieldErrors{}
+	cfg.check(mistakes)
 	for _, rule := range rules {
-		problems = append(problems, rule.check()...)
+		mistakes.rule = rule
+		rule.check(mistakes)
 		rule.fillDefaults()
 	}
-	problems = append(problems, checkTogether(rules)...)
-	if len(problems) > 0 {
-		return nil, joinFieldErrors(problems)
+	checkTogether(rules, mistakes)
+	if len(mistakes.all) > 0 {
+		return nil, errors.Join(mistakes.all...)
 	}
 	rs := newRuleSet(rules)
 	rs.secret, rs.decode = cfg.HashKeys, cfg.Decode
 	return rs, nil
 }
 
-// nameRules gives a Name to the rules that have none.
 func nameRules(rules []*compiledRule) {
 	unnamed := map[string]int{}
 	for _, rule := range rules {
@@ -256,9 +249,8 @@ func (c *compiledRule) fillDefaults() {
 	c.request.Pace, _ = c.Rate.pace()
 }
 
-// check returns the mistakes in the rule by itself, as declared.
-func (c *compiledRule) check() []*FieldError {
-	mistakes := fieldErrors{rule: c}
+// check adds the mistakes in the rule by itself, as declared.
+func (c *compiledRule) check(mistakes *fieldErrors) {
 	switch trimmed := strings.TrimSpace(c.Task); {
 	case trimmed == "":
 		mistakes.addf("Task", "%q is blank; name the task type that the rule is for, or its beginning", c.Task)
@@ -270,10 +262,10 @@ func (c *compiledRule) check() []*FieldError {
 	if c.Key != nil && len(c.On)+len(c.OnHeaders) > 0 {
 		mistakes.addf("Key", "excludes On and OnHeaders; keep the one or the other")
 	}
-	c.checkOn(&mistakes)
-	c.checkHeaders(&mistakes)
+	c.checkOn(mistakes)
+	c.checkHeaders(mistakes)
 
-	c.checkLimit(&mistakes)
+	c.checkLimit(mistakes)
 	for _, d := range []struct {
 		field       string
 		value       time.Duration
@@ -294,9 +286,8 @@ func (c *compiledRule) check() []*FieldError {
 			mistakes.addf(d.field, "%s is too long; at most %s", d.value, d.most)
 		}
 	}
-	if _, err := c.Rate.pace(); err != nil {
-		mistakes.addf("Rate", "%w", err)
-	}
+	_, wrong := c.Rate.pace()
+	mistakes.add("Rate", -1, wrong)
 	if c.RateOf != nil && c.Rate != (Rate{}) {
 		mistakes.addf("RateOf", "excludes Rate, which is %s; keep the one or the other", c.Rate)
 	}
@@ -306,18 +297,13 @@ func (c *compiledRule) check() []*FieldError {
 	if c.Optional && len(c.On)+len(c.OnHeaders) == 0 {
 		mistakes.addf("Optional", "needs On or OnHeaders, whose fields may be missing; a Key returns NoLock instead")
 	}
-	c.checkOrder(&mistakes)
+	c.checkOrder(mistakes)
 	if c.Fence && (c.Limit > 1 || c.isLimitOfTask()) {
 		mistakes.addf("Fence", "needs a Limit of 1: fences of holders at the same time protect nothing; leave Fence or "+
 			"the limit out")
 	}
-	if err := c.Busy.check(); err != nil {
-		mistakes.addf("Busy", "%w", err)
-	}
-	if err := c.Late.checkLate(); err != nil {
-		mistakes.addf("Late", "%w", err)
-	}
-	return mistakes.all
+	mistakes.add("Busy", -1, c.Busy.check())
+	mistakes.add("Late", -1, c.Late.checkLate())
 }
 
 func (c *compiledRule) checkOrder(mistakes *fieldErrors) {
@@ -348,7 +334,6 @@ func (c *compiledRule) checkOrder(mistakes *fieldErrors) {
 
 func (c *compiledRule) hasRate() bool { return c.Rate != (Rate{}) || c.RateOf != nil }
 
-// checkLimit adds the mistakes in the three ways to say the limit.
 func (c *compiledRule) checkLimit(mistakes *fieldErrors) {
 	if c.hasRate() && c.Limit == 0 && !c.isLimitOfTask() && !c.InOrder {
 		mistakes.addf("Limit", "is 0, and the rule has a Rate: say 1 if its tasks also run one at a time, or "+
@@ -364,9 +349,7 @@ func (c *compiledRule) checkLimit(mistakes *fieldErrors) {
 		if c.LimitOf != nil {
 			mistakes.addf("LimitField", "excludes LimitOf; keep the one or the other")
 		}
-		if err := c.LimitField.check(c.Payload); err != nil {
-			mistakes.addf("LimitField", "%w", err)
-		}
+		mistakes.add("LimitField", -1, c.LimitField.check(c.Payload))
 	}
 	c.checkLeaveIdle(mistakes)
 	if c.Limit < 0 {
@@ -374,7 +357,6 @@ func (c *compiledRule) checkLimit(mistakes *fieldErrors) {
 	}
 }
 
-// checkLeaveIdle adds the mistakes in LeaveIdle.
 func (c *compiledRule) checkLeaveIdle(mistakes *fieldErrors) {
 	switch {
 	case c.LeaveIdle < 0:
@@ -434,10 +416,9 @@ func (c *compiledRule) shared() []sharedField {
 	}
 }
 
-// checkTogether returns the mistakes that several rules make together, such as a Name that two of them have. Defaults
-// are filled in.
-func checkTogether(rules []*compiledRule) []*FieldError {
-	var mistakes fieldErrors
+// checkTogether adds the mistakes that several rules make together, such as a Name that two of them have. Defaults are
+// filled in.
+func checkTogether(rules []*compiledRule, mistakes *fieldErrors) {
 	names, tasks, scopes := map[string]*compiledRule{}, map[string]int{}, map[string]*compiledRule{}
 	ordered := map[string]*compiledRule{}
 	for _, rule := range rules {
@@ -475,5 +456,4 @@ func checkTogether(rules []*compiledRule) []*FieldError {
 			}
 		}
 	}
-	return mistakes.all
 }

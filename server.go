@@ -107,7 +107,6 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	return cfg
 }
 
-// warnLeaveIdle warns of rules that leave all workers of a server idle.
 func (g *Guard) warnLeaveIdle(concurrency int) {
 	for _, rule := range g.rules.rules {
 		if rule.LeaveIdle >= concurrency {
@@ -176,7 +175,6 @@ func (s *server) newTask(base context.Context) *taskMark {
 	return &taskMark{Context: base, server: s}
 }
 
-// Value finds the mark.
 func (m *taskMark) Value(key any) any {
 	if key == (serverKey{m.server.guard}) {
 		return m
@@ -187,12 +185,7 @@ func (m *taskMark) Value(key any) any {
 // soon checks a server's set-up when its first task has had a second to pass through, which only a busy machine needs.
 // After Close it does not; Close waits for the log line.
 func (g *Guard) soon(check func()) {
-	time.AfterFunc(time.Second, func() {
-		if g.life.Enter() == nil {
-			defer g.life.Done()
-			check()
-		}
-	})
+	time.AfterFunc(time.Second, func() { g.life.Spawn(check) })
 }
 
 // checkGuarded warns of a server whose tasks do not pass the Middleware, which may wrap some handlers only.
