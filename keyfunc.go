@@ -193,7 +193,7 @@ func callKey(ctx context.Context, fn KeyFunc, t *asynq.Task) ([]string, error) {
 		return nil, unfitBound(t, "Key", "no part")
 	}
 	for i, part := range parts {
-		wrong := ""
+		var wrong string
 		switch {
 		case part == "":
 			wrong = "empty"

@@ -38,7 +38,8 @@ var files embed.FS
 
 var readScript, writeScript = redisx.Load(files, "control_read", "read"), redisx.Load(files, "control_write", "write")
 
-// Reader reads the controls for a Locker and keeps the last state that it has read. Safe for concurrent use.
+// Reader reads the controls for a Locker and keeps the last state that it has read. A nil Reader bounds no lock. Safe
+// for concurrent use.
 //
 // A state that was asked for more than Delay ago is not relied on, however that came about: the process was stopped, a
 // reply is slow, a connection hangs. Then a call waits for a read (Know), and nothing is granted (Slots). So whoever is

@@ -89,7 +89,7 @@ func wider(target string) string {
 // inBraces returns what stands between the braces of the key of a mutex or semaphore with the Reader's prefix. No other
 // key (a pool's, a claim's) is ok: no control is for it.
 func (r *Reader) inBraces(key string) (text string, ok bool) {
-	if !strings.HasPrefix(key, r.keyStart) {
+	if r == nil || !strings.HasPrefix(key, r.keyStart) {
 		return "", false
 	}
 	return InBraces(key)

@@ -91,11 +91,8 @@ func (r *Ref) keys() []string {
 
 // bounds are asked for each command.
 func (e *Engine) bounds(r *Ref) control.Bounds {
-	b := control.Bounds{Slots: min(r.Limit, control.MaxLimit), Every: r.Every, Spare: r.Spare, Known: int64(0)}
-	if e.controls != nil {
-		b = e.controls.Bounds(r.Key, b)
-	}
-	return b
+	return e.controls.Bounds(r.Key, control.Bounds{Slots: min(r.Limit, control.MaxLimit), Every: r.Every, Spare: r.Spare,
+		Known: int64(0)})
 }
 
 func (e *Engine) limit(r *Ref) int { return e.bounds(r).Slots }
@@ -114,9 +111,7 @@ func (r *Ref) borrows(b control.Bounds) bool { return r.Lender != nil && b.Slots
 // known is bounds once the orders of operators are known. The caller has called Enter.
 func (e *Engine) known(ctx context.Context, r *Ref) (b control.Bounds, err error) {
 	for b.Pause = control.Unread; b.Pause == control.Unread && err == nil; b = e.bounds(r) {
-		if e.controls != nil {
-			err = e.controls.Know(ctx, r.Key)
-		}
+		err = e.controls.Know(ctx, r.Key)
 	}
 	return b, err
 }
@@ -866,7 +861,7 @@ func (e *Engine) Arrive(ctx context.Context, r Ref, note string) (arrival int64,
 	f := fieldsOf(reply)
 	arrival, overtaken = f.num(0), f.num(1) == 1
 	if f.wrong || arrival <= 0 {
-		return 0, false, redisx.Failed("arrive", r.Key, unexpected(reply))
+		return 0, false, wrongReply("arrive", r.Key, reply)
 	}
 	return arrival, overtaken, nil
 }

@@ -33,8 +33,7 @@ type Lease struct {
 
 	every, spare time.Duration // the rate that its last ask gave; who asks owns them
 
-	parked    time.Duration // how long its note was in line, if it was parked
-	sinceCall time.Duration // from its note's call until it came; below 0: no call
+	parked, sinceCall time.Duration // see Parked and SinceCall
 
 	// an Outcome, set before the lease ends; read by each release, also in the background
 	outcome atomic.Int32
@@ -339,7 +338,7 @@ func (e *Engine) noteRenewal(le *Lease, c *redisx.Call, length time.Duration, se
 		}
 		return isHeld, nil
 	}
-	return true, redisx.Failed("renew", le.request.Key, unexpected(c.Reply))
+	return true, wrongReply("renew", le.request.Key, c.Reply)
 }
 
 // Token identifies the lease.
@@ -424,7 +423,7 @@ func (le *Lease) CloseGate(ctx context.Context, length time.Duration) error {
 		e.lose(le, ErrLost)
 		return fmt.Errorf("%w: %q was lost before CloseGate", ErrNotHeld, r.Name)
 	case reply != int64(1):
-		return redisx.Failed("close the gate", r.Key, unexpected(reply))
+		return wrongReply("close the gate", r.Key, reply)
 	case e.o.Replicas == 0:
 		return nil
 	}

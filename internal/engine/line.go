@@ -123,20 +123,13 @@ func (e *Engine) stand(w *waiter, began time.Time) error {
 	line := w.lease.request.Line
 	yield := line.Yield
 	for {
+		change := (*turn).askAgain
 		select {
+		case <-line.Again:
+		case <-yield:
+			yield, change = nil, (*turn).parkSoon
 		case <-w.done:
 			return e.result(w, time.Since(began))
-		case <-yield:
-			yield = nil
-			e.mu.Lock()
-			w.turn.parkSoon(time.Now())
-			e.planAsk(w)
-			e.mu.Unlock()
-		case <-line.Again:
-			e.mu.Lock()
-			w.turn.askAgain(time.Now())
-			e.planAsk(w)
-			e.mu.Unlock()
 		case <-e.life.Closing.Done():
 			if last := e.leave(w); last.Parked {
 				return &Busy{Answer: last, Waited: time.Since(began), Cause: ErrClosed}
@@ -145,6 +138,10 @@ func (e *Engine) stand(w *waiter, began time.Time) error {
 		case <-w.within.Done():
 			return &Busy{Answer: e.leave(w), Waited: time.Since(began), Cause: w.within.Err()}
 		}
+		e.mu.Lock()
+		change(&w.turn, time.Now())
+		e.planAsk(w)
+		e.mu.Unlock()
 	}
 }
 

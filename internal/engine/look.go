@@ -38,7 +38,7 @@ func (e *Engine) Look(ctx context.Context, locks []Ref, held bool) (at int, shut
 		a, ok := parseAsk([]any{int64(0), int64(0), int64(0), c.Reply}, false)
 		switch {
 		case !ok:
-			return i, nil, redisx.Failed("look", c.Keys[0], unexpected(c.Reply))
+			return i, nil, wrongReply("look", c.Keys[0], c.Reply)
 		case a.Gate > 0 && (!held || a.Reason != ReasonRate):
 			return i, &Busy{Answer: a}, nil
 		}

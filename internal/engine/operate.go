@@ -58,39 +58,18 @@ func (e *Engine) code(ctx context.Context, most int64, s *redisx.Script, keys []
 	}
 	n, is := reply.(int64)
 	if !is || n < 0 || n > most {
-		return 0, redisx.Failed(s.Name, keys[0], unexpected(reply))
+		return 0, wrongReply(s.Name, keys[0], reply)
 	}
 	return n, nil
 }
 
 // Know waits until the orders of operators are known.
 func (e *Engine) Know(ctx context.Context, key string) error {
-	if e.controls == nil {
-		return nil
-	}
 	if err := e.life.Enter(); err != nil {
 		return err
 	}
 	defer e.life.Done()
 	return e.controls.Know(ctx, key)
-}
-
-func fieldsOf(reply any) *fields {
-	list, isList := reply.([]any)
-	return &fields{list, !isList}
-}
-
-func (f *fields) sub(i int) *fields {
-	sub := fieldsOf(f.at(i))
-	f.wrong = f.wrong || sub.wrong
-	return sub
-}
-
-// score is the number at i, a member's score.
-func (f *fields) score(i int) int64 {
-	n, err := strconv.ParseFloat(f.text(i), 64)
-	f.wrong = f.wrong || err != nil
-	return int64(n)
 }
 
 // Inspect returns what Redis stores of a lock, and at most so many of its holders; with none it does not know whether
@@ -101,11 +80,7 @@ func (e *Engine) Inspect(ctx context.Context, r Ref, most int) (Info, error) {
 	if err != nil {
 		return Info{}, err
 	}
-	info, err := parseInspect(r.Key, reply)
-	if err != nil {
-		return Info{}, redisx.Failed("inspect", r.Key, err)
-	}
-	return info, nil
+	return parseInspect(r.Key, reply)
 }
 
 // Available is lock.Lock.Available.
@@ -138,7 +113,7 @@ func parseInspect(key string, reply any) (Info, error) {
 	for i := 0; i < len(holders.list); i += 2 {
 		one := holderOf(holders.text(i))
 		if one.Token == "" {
-			return Info{}, errForeign
+			return Info{}, redisx.Failed("inspect", key, errForeign)
 		}
 		value, _ := taken.at(i / 2).(string)
 		info.Lent = append(info.Lent, keys.Unescape(value))
@@ -159,7 +134,7 @@ func parseInspect(key string, reply any) (Info, error) {
 		}
 	}
 	if wrong {
-		return Info{}, unexpected(reply)
+		return Info{}, wrongReply("inspect", key, reply)
 	}
 	return info, nil
 }
@@ -205,7 +180,7 @@ func (e *Engine) Line(ctx context.Context, r Ref, info Info, most int) ([]Waiter
 		line = append(line, w)
 	}
 	if f.wrong {
-		return nil, redisx.Failed("line", r.Key, unexpected(reply))
+		return nil, wrongReply("line", r.Key, reply)
 	}
 	return line[:min(len(line), most)], nil
 }
@@ -220,7 +195,7 @@ func (e *Engine) List(ctx context.Context) iter.Seq2[Info, error] {
 			switch {
 			case errors.Is(err, errForeign):
 			case err != nil:
-				return redisx.Failed("inspect", c.Keys[0], err)
+				return err
 			case info.InUse() && !yield(info, nil):
 				return errStop
 			}
@@ -246,7 +221,7 @@ func (e *Engine) Sweep(ctx context.Context) (removed int, err error) {
 			f := fieldsOf(c.Reply)
 			n, from, more := f.num(0), f.text(1), f.num(2)
 			if f.wrong {
-				return redisx.Failed("sweep", c.Keys[0], unexpected(c.Reply))
+				return wrongReply("sweep", c.Keys[0], c.Reply)
 			}
 			if calls == 0 {
 				left = more // the rest is for the next sweep, so this ends
@@ -321,8 +296,8 @@ func (e *Engine) walk(
 
 // isForeign reports whether a script has found what no lock has: see head.lua.
 func isForeign(err error) bool {
-	return redisx.IsWrongType(err) || err != nil && strings.Contains(err.Error(),
-		"the word of this lock is none of a lock")
+	const other = "the word of this lock is none of a lock"
+	return redisx.IsWrongType(err) || err != nil && strings.Contains(err.Error(), other)
 }
 
 // lockOf returns the key of the lock that a key under the prefix is of: the word, or, if lost, the record beside it.
@@ -388,8 +363,11 @@ func (e *Engine) Break(ctx context.Context, r Ref, how BreakKind, tokens ...stri
 			return taken, err
 		}
 	}
-	list := map[bool]string{true: "key", false: "list"}
-	n, bodies, _, err := e.breakSome(ctx, &r, list[how == BreakKey], nil)
+	act := "list"
+	if how == BreakKey {
+		act = "key"
+	}
+	n, bodies, _, err := e.breakSome(ctx, &r, act, nil)
 	if err != nil {
 		return taken, err
 	}
@@ -437,7 +415,7 @@ func (e *Engine) breakSome(
 		bodies = append(bodies, f.text(i))
 	}
 	if f.wrong {
-		err = redisx.Failed("break", r.Key, unexpected(reply))
+		err = wrongReply("break", r.Key, reply)
 	}
 	return n, bodies, counted.Resent(), err
 }

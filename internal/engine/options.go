@@ -163,11 +163,8 @@ func (r *Request) checkLength(what string, d time.Duration) error {
 
 // Host names this machine.
 func Host() string {
-	host, err := os.Hostname()
-	if err != nil {
-		return "unknown-host"
-	}
-	return host
+	host, _ := os.Hostname() // empty at an error
+	return cmp.Or(host, "unknown-host")
 }
 
 // Process returns host:pid, the label of a process without another.

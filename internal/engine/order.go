@@ -52,7 +52,7 @@ func (e *Engine) Stamp(
 		look = append(look, item)
 	}
 	if f.wrong {
-		return 0, 0, nil, redisx.Failed("order_stamp", r.Key, unexpected(reply))
+		return 0, 0, nil, wrongReply("order_stamp", r.Key, reply)
 	}
 	return 0, queued, look, nil
 }
@@ -174,9 +174,7 @@ var outcomes = [...]string{OutcomeStays: "stays", OutcomeUnbegun: "unbegun", Out
 	OutcomeLeft: "left"}
 
 // End sets how the attempt that holds le has ended. It does nothing for a lock that is not ordered.
-func (le *Lease) End(o Outcome) {
-	le.outcome.Store(int32(o))
-}
+func (le *Lease) End(o Outcome) { le.outcome.Store(int32(o)) }
 
 func (e *Engine) orderAsk(le *Lease, mode askMode, b control.Bounds) *redisx.Call {
 	r, park := &le.request, oneOrZero(mode == askPark)+2*oneOrZero(mode == askJoinOrPark)
@@ -203,35 +201,30 @@ func refusalOf(reply any) error {
 // Because returns why the lock is busy, and in how long that ends. The reason is empty if the caller left before Redis
 // replied.
 func (b *Busy) Because() (reason string, ends time.Duration) {
-	if b.Gate > 0 {
+	head, isBehind := strings.CutPrefix(b.Holder, "o:")
+	switch {
+	case b.Gate > 0:
 		return b.Reason, b.Gate
-	}
-	if reason, ends = b.behind(); reason != "" {
-		return reason, ends
-	}
-	if b.ServerUS > 0 || b.Holder != "" {
+	case isBehind:
+		return b.behind(head)
+	case b.ServerUS > 0 || b.Holder != "":
 		reason = ReasonHeld
 	}
 	return reason, max(0, b.Deadline)
 }
 
 // behind returns why an asker is behind a head that does not hold the lock, and in how long that comes or is looked
-// for; empty: it is not.
-func (b *Busy) behind() (reason string, comes time.Duration) {
-	head, ok := strings.CutPrefix(b.Holder, "o:")
-	if !ok {
-		return "", 0
-	}
+// for.
+func (b *Busy) behind(head string) (reason string, comes time.Duration) {
 	record, _ := parseTask(head) // the script wrote it
 	switch {
 	case record.state == "h":
 		return ReasonArchived, 0
 	case record.state != "a":
 		return ReasonBehind, 0
-	case record.begun > 0:
+	}
+	if reason = ReasonBehind; record.begun > 0 {
 		reason = ReasonFailed
-	default:
-		reason = ReasonBehind
 	}
 	return reason, max(0, time.Duration(record.since-b.ServerUS/1000)*time.Millisecond)
 }

@@ -243,8 +243,8 @@ func (p *parking) startChecks() {
 	p.mu.Unlock()
 	p.alarm.Set(next)
 	left := len(due) // of this round; mu guards it
-	key, check := func(n *parkedLine) string { return n.key }, func(batch []*parkedLine) { p.check(batch, &left) }
-	redisx.InBatches(e.conn, e.life.Branch, due, key, check)
+	redisx.InBatches(e.conn, e.life.Branch, due, func(n *parkedLine) string { return n.key },
+		func(batch []*parkedLine) { p.check(batch, &left) })
 }
 
 func (p *parking) hasRoom() bool {

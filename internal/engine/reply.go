@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/automutex/automutex/internal/redisx"
 )
 
 // ok is false for a reply that ask.lua does not list.
@@ -100,10 +102,30 @@ func parseRelease(reply any) (r released, err error) {
 
 func unexpected(reply any) error { return fmt.Errorf("unexpected reply %v", reply) }
 
+func wrongReply(op, key string, reply any) error { return redisx.Failed(op, key, unexpected(reply)) }
+
 // fields reads a list. wrong: a field was missing or of another type.
 type fields struct {
 	list  []any
 	wrong bool
+}
+
+func fieldsOf(reply any) *fields {
+	list, isList := reply.([]any)
+	return &fields{list, !isList}
+}
+
+func (f *fields) sub(i int) *fields {
+	sub := fieldsOf(f.at(i))
+	f.wrong = f.wrong || sub.wrong
+	return sub
+}
+
+// score is the number at i, a member's score.
+func (f *fields) score(i int) int64 {
+	n, err := strconv.ParseFloat(f.text(i), 64)
+	f.wrong = f.wrong || err != nil
+	return int64(n)
 }
 
 func (f *fields) isNum(i int) bool {

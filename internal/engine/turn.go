@@ -270,7 +270,7 @@ func (w *turn) gateOpens(serverUS int64, in time.Duration, now time.Time) {
 	}
 }
 
-// askAgain has the caller ask at once, or after the ask under way: a message may have been missed.
+// askAgain has the caller ask at once, or after the ask under way.
 func (w *turn) askAgain(now time.Time) { w.refreshAt, w.repeat = now, true }
 
 // parkSoon makes the next ask a parking one, due at once. A caller that is granted the lock meanwhile does not park.

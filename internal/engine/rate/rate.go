@@ -2,6 +2,7 @@
 package rate
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -21,17 +22,16 @@ type Rate struct {
 
 // Parse reads what String writes.
 func Parse(text string) (r Rate, err error) {
-	wrong := fmt.Errorf("%q is no rate: write 100/1m, or 100/1m burst 10", printable.Short(text))
-	text, burst, hasBurst := strings.Cut(text, " burst ")
-	starts, per, _ := strings.Cut(text, "/")
-	if r.Starts, err = strconv.Atoi(starts); err != nil {
-		return Rate{}, wrong
+	var wrong [3]error
+	often, burst, hasBurst := strings.Cut(text, " burst ")
+	starts, per, _ := strings.Cut(often, "/")
+	r.Starts, wrong[0] = strconv.Atoi(starts)
+	r.Per, wrong[1] = time.ParseDuration(per)
+	if hasBurst {
+		r.Burst, wrong[2] = strconv.Atoi(burst)
 	}
-	if r.Per, err = time.ParseDuration(per); err != nil {
-		return Rate{}, wrong
-	}
-	if r.Burst, err = strconv.Atoi(burst); err != nil && hasBurst {
-		return Rate{}, wrong
+	if errors.Join(wrong[:]...) != nil {
+		return Rate{}, fmt.Errorf("%q is no rate: write 100/1m, or 100/1m burst 10", printable.Short(text))
 	}
 	_, _, err = r.Bucket()
 	return r, err
