@@ -140,9 +140,6 @@ func (a *app) place(ctx context.Context, rdb redis.UniversalClient) error {
 	if a.conn.force || len(guards) > 0 || err != nil || failed != nil {
 		return nil //nolint:nilerr // what needs Redis says so itself
 	}
-	if one, isOne := rdb.(*redis.Client); isOne {
-		nodes = []*redis.Client{one}
-	}
 	var others []string
 	for _, node := range nodes {
 		found := node.Scan(ctx, 0, "*:{*}*", 1000).Iterator()

@@ -170,7 +170,6 @@ func (k OrderedKey) follows(
 			return lookWake, 0
 		}
 		return engine.ActPresent, max(0, time.Until(info.NextProcessAt)) + time.Second
-	case asynq.TaskStateActive, asynq.TaskStatePending, asynq.TaskStateAggregating:
 	}
 	return engine.ActPresent, 0
 }

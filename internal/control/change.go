@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -26,11 +27,8 @@ func (r *Reader) Give(ctx context.Context, kind *Kind, typed string, c Control) 
 	if wrong == nil {
 		wrong = checkOrder(kind, typed, c)
 	}
-	switch {
-	case r.o.Life.Unfit() != nil:
-		return r.o.Life.Unfit()
-	case wrong != nil:
-		return wrong
+	if err := cmp.Or(r.o.Life.Unfit(), wrong); err != nil {
+		return err
 	}
 	state, err := r.Fetch(ctx)
 	if err != nil {
@@ -82,10 +80,7 @@ func checkOrder(kind *Kind, typed string, c Control) (err error) {
 // End ends the order of that kind for the target, and reports whether it was in force.
 func (r *Reader) End(ctx context.Context, kind *Kind, typed string) (was bool, err error) {
 	target, err := r.target(typed)
-	if r.o.Life.Unfit() != nil {
-		return false, r.o.Life.Unfit()
-	}
-	if err != nil {
+	if err = cmp.Or(r.o.Life.Unfit(), err); err != nil {
 		return false, err
 	}
 	raw, err := r.write(ctx, kind.Name+" "+target, "", "")

@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/redisx"
@@ -102,9 +100,9 @@ type Options struct {
 
 // New makes a Reader. It reads nothing before the first call that needs the controls.
 func New(o Options) *Reader {
+	keyStart := o.Prefix + ":{"
 	r := &Reader{
-		o: o, Keys: []string{o.Prefix + ":{" + keys.Controls + "}"}, Channel: o.Prefix + ":control", keyStart: o.Prefix +
-			":{",
+		o: o, keyStart: keyStart, Keys: []string{keyStart + keys.Controls + "}"}, Channel: o.Prefix + ":control",
 		soon: make(chan struct{}, 1), news: make(chan struct{}),
 	}
 	r.view.Store(&view{})
@@ -232,8 +230,7 @@ func (r *Reader) await(ctx context.Context, key string, done func(last read) (bo
 		select {
 		case <-news:
 		case <-ctx.Done():
-			return redisx.Failed("read the controls for", key, fmt.Errorf("%w before the context ended: %w", redisx.ErrNoAnswer,
-				ctx.Err()))
+			return redisx.Failed("read the controls for", key, redisx.LeftAtEndOf(ctx))
 		case <-r.o.Life.Closing.Done():
 			return life.ErrClosed
 		}
@@ -360,17 +357,13 @@ func (r *Reader) note(ended read, now time.Time) {
 		r.noteChange(before, next)
 	case r.o.Life.Closing.Err() == nil && !mayBeRead(ended.err) && !Old(ended.sent, now):
 		// one that took longer says nothing of now
-		var said redis.Error
-		r.turnBlind(now, errors.Is(ended.err, errManyControls) || errors.As(ended.err, &said), ended.err)
+		r.turnBlind(now, errors.Is(ended.err, errManyControls) || redisx.IsServers(ended.err), ended.err)
 	}
 	r.tell(&ended)
 }
 
 // mayBeRead reports whether a failed read may succeed soon: the server is loading, or the like.
-func mayBeRead(err error) bool {
-	var said redis.Error
-	return errors.As(err, &said) && redisx.IsTransient(err)
-}
+func mayBeRead(err error) bool { return redisx.IsServers(err) && redisx.IsTransient(err) }
 
 // turnBlind notes that the controls cannot be read, and logs that once until they can.
 func (r *Reader) turnBlind(now time.Time, refused bool, err error) {
@@ -405,9 +398,8 @@ func (r *Reader) tell(ended *read) {
 func (r *Reader) noteChange(before, now *view) {
 	for name, f := range now.state.fields {
 		if f.wrong != nil && (before.state == nil || before.state.fields[name] != f) {
-			r.o.Log.Error("automutex: a control cannot be read and is not in force; the others are", "key", r.Keys[0], "field",
-				name, "problem", f.wrong,
-				"fix", "remove it with HDEL KEY FIELD")
+			r.o.Log.Error("automutex: a control cannot be read and is not in force; the others are", "key", r.Keys[0],
+				"field", name, "problem", f.wrong, "fix", "remove it with HDEL KEY FIELD")
 		}
 	}
 	if slices.Equal(before.inForce, now.inForce) {
@@ -419,9 +411,8 @@ func (r *Reader) noteChange(before, now *view) {
 		}
 	}
 	for _, o := range before.inForce {
-		if !slices.ContainsFunc(now.inForce, func(its Order) bool {
-			return its.Target == o.Target && its.Kind == o.Kind
-		}) {
+		isSame := func(its Order) bool { return its.Target == o.Target && its.Kind == o.Kind }
+		if !slices.ContainsFunc(now.inForce, isSame) {
 			r.o.Log.Info("automutex: a control has ended", "target", o.Target, "was", o.String())
 		}
 	}

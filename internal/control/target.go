@@ -2,6 +2,7 @@ package control
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -26,10 +27,9 @@ func (r *Reader) target(typed string) (text string, err error) {
 func Stored(prefix, secret string, isScope func(text string) bool, typed string) (text string, err error) {
 	keyStart := prefix + ":{"
 	refuse := func(text, reason string) (string, error) {
-		return text, fmt.Errorf("lock: control for %s: %s; a target is a scope (\"report\"), a scope and the parts of a "+
-			"key (\"report|acme\"), "+
-			"or a whole key as Lock.Key and Guard.Keys return it and automutex key prints it",
-			printable.Short(fmt.Sprintf("%q", typed)), reason)
+		return text, fmt.Errorf(`lock: control for %s: %s; a target is a scope ("report"), a scope and the parts of a key `+
+			`("report|acme"), or a whole key as Lock.Key and Guard.Keys return it and automutex key prints it`,
+			printable.Short(strconv.Quote(typed)), reason)
 	}
 	if text, whole := strings.CutPrefix(typed, keyStart); whole {
 		text, closed := strings.CutSuffix(text, "}")

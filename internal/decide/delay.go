@@ -31,7 +31,6 @@ func Delay(when When, d time.Duration) time.Duration {
 		return wholly(d)
 	case AtTurn: // if no process wakes it
 		return min(d+upTo(max(1, d/4)), 10*minute-upTo(5*minute))
-	case Unsaid, Soon:
 	}
 	return time.Second + upTo(4*time.Second)
 }

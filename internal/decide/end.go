@@ -33,7 +33,6 @@ func End(r Result) Decision {
 		return Decision{What: Spend}
 	case SaidDone:
 		return Decision{What: Done}
-	case SaidError, SaidLater, SaidNever, SaidDrop:
 	}
 	switch {
 	case r.Over == Replaced || r.Said == SaidDrop:

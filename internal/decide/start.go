@@ -98,9 +98,8 @@ func Start(s Situation) Decision {
 		return s.comeBack(AtResume)
 	case Cooldown, Rate:
 		return s.policy(AtGate)
-	case Held:
 	}
-	return s.policy(Soon)
+	return s.policy(Soon) // Held
 }
 
 // late is what Rule.Late makes of a task that did not start in time: WishDone is Skip, all else Archive.
@@ -111,18 +110,12 @@ func (s Situation) late() Decision {
 	return Decision{What: Archive}
 }
 
+var wished = map[Wish]What{WishRun: Run, WishDone: Done, WishArchive: Archive, WishSpend: Spend}
+
 // policy is what the rule's policy makes of a busy key. when: it comes back then.
 func (s Situation) policy(when When) Decision {
-	switch s.Wish {
-	case WishRun:
-		return Decision{What: Run}
-	case WishDone:
-		return Decision{What: Done}
-	case WishArchive:
-		return Decision{What: Archive}
-	case WishSpend:
-		return Decision{What: Spend}
-	case WishBack:
+	if what, ends := wished[s.Wish]; ends {
+		return Decision{What: what}
 	}
 	return s.comeBack(when)
 }

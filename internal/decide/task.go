@@ -66,7 +66,6 @@ func (d Decision) Final(last bool) bool {
 		return true
 	case Spend, Leave:
 		return last
-	case Run, Back, ToLine, Stay, GiveBack, Block:
 	}
 	return false
 }
@@ -90,7 +89,6 @@ func Became(what What, ran, replaced bool) string {
 		return "dropped"
 	case Leave:
 		return "cut short"
-	case Run, Back, ToLine, Stay, GiveBack, Block:
 	}
 	return "comes back"
 }

@@ -64,9 +64,6 @@ func Examine(ctx context.Context, rdb redis.UniversalClient, prefix string, cfg 
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", lock.ErrBackend, err)
 	}
-	if one, isOne := rdb.(*redis.Client); isOne {
-		nodes = []*redis.Client{one}
-	}
 	for _, d.node = range nodes {
 		if len(nodes) > 1 {
 			d.of = " of " + d.node.Options().Addr
@@ -89,11 +86,10 @@ type check struct {
 
 func (d *doctor) look(ctx context.Context, checks ...check) error {
 	for _, c := range checks {
-		err, reply := c.look(ctx), redis.Error(nil)
-		switch {
+		switch err := c.look(ctx); {
 		case redisx.HasCode(err, "NOPERM"):
 			d.foundf(Note, c.what, "could not be looked at: %s", printable.OneLine(err.Error()))
-		case errors.As(err, &reply):
+		case redisx.IsServers(err):
 			d.foundf(Bad, c.what, "could not be looked at: %s", printable.OneLine(err.Error()))
 		case errors.Is(err, lock.ErrBackend):
 			return err
@@ -249,7 +245,7 @@ func (d *doctor) rights(ctx context.Context) error {
 		} else {
 			err = d.rdb.Do(ctx, args...).Err()
 		}
-		if reply := redis.Error(nil); err != nil && !errors.As(err, &reply) {
+		if err != nil && !redisx.IsServers(err) {
 			return err
 		} else if redisx.HasCode(err, "NOPERM") {
 			missing = append(missing, fmt.Sprint(args[0]))

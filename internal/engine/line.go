@@ -235,7 +235,6 @@ func (e *Engine) act(w *waiter, next step, r askReply) {
 		e.hold(w.lease, w.turn.hint.fence, w.turn.hint.value, w.turn.askedAt, true)
 	case failed:
 		w.err = r.err
-	case parkedOrRefused, tooLate, paused:
 	}
 	w.ended = next
 	delete(e.waiters, w.lease.token)

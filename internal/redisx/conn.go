@@ -42,14 +42,16 @@ func New(rdb Client, closing <-chan struct{}) *Conn {
 	c := &Conn{rdb: rdb, jobs: make(chan func()), closing: closing}
 	switch rdb := rdb.(type) {
 	case *redis.Client:
-		c.bounded = rdb.Options().ContextTimeoutEnabled || isWithinTimeout(rdb.Options().ReadTimeout)
+		c.bounded = isBounded(rdb.Options().ContextTimeoutEnabled, rdb.Options().ReadTimeout)
 	case *redis.ClusterClient:
-		c.bounded = rdb.Options().ContextTimeoutEnabled || isWithinTimeout(rdb.Options().ReadTimeout)
+		c.bounded = isBounded(rdb.Options().ContextTimeoutEnabled, rdb.Options().ReadTimeout)
 	}
 	return c
 }
 
-func isWithinTimeout(read time.Duration) bool { return read > 0 && read <= Timeout }
+func isBounded(byContext bool, read time.Duration) bool {
+	return byContext || read > 0 && read <= Timeout
+}
 
 // ErrNoAnswer is the error of an exchange whose caller returned before there was a reply. The command may have run, or
 // may run yet.
@@ -97,7 +99,7 @@ func (c *Conn) runThroughMove(ctx, bound context.Context, s *Script, words []any
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return nil, leftAtEndOf(ctx)
+			return nil, LeftAtEndOf(ctx)
 		}
 	}
 }
@@ -186,10 +188,10 @@ func (c *Conn) DeleteIfEqual(ctx context.Context, script *Script, key, body any)
 		switch {
 		case err == nil:
 			return reply == any(int64(1)), nil
-		case HasCode(err, "WRONGTYPE"), isServers(err) && strings.Contains(err.Error(), "should be of string type"):
+		case HasCode(err, "WRONGTYPE"), IsServers(err) && strings.Contains(err.Error(), "should be of string type"):
 			// of DELEX, without a code
 			return false, nil
-		case !isServers(err) || IsNotRun(err):
+		case !IsServers(err) || IsNotRun(err):
 			return false, err
 		}
 		c.refused.CompareAndSwap(n, n+1)
@@ -228,7 +230,7 @@ func (c *Conn) Within(ctx context.Context, f func(bound context.Context) (any, e
 	case r := <-done:
 		return r.v, r.err
 	case <-timer.C:
-		return nil, goesOn{leftAtEndOf(ctx), done}
+		return nil, goesOn{LeftAtEndOf(ctx), done}
 	}
 }
 
@@ -275,8 +277,8 @@ func AwaitEnd(err error, stop <-chan struct{}) {
 	}
 }
 
-// leftAtEndOf returns the error of a caller that returned because ctx ended.
-func leftAtEndOf(ctx context.Context) error {
+// LeftAtEndOf returns the error of a caller that returned because ctx ended.
+func LeftAtEndOf(ctx context.Context) error {
 	return fmt.Errorf("%w before the context ended: %w", ErrNoAnswer, ctx.Err())
 }
 

@@ -25,7 +25,7 @@ var refusal = regexp.MustCompile("(?i)^NOPERM |ACL failure in script|unknown (re
 
 // explain returns err, and says where the rights stand if the server refuses a command to this client.
 func explain(err error) error {
-	if isServers(err) && refusal.MatchString(err.Error()) {
+	if IsServers(err) && refusal.MatchString(err.Error()) {
 		return fmt.Errorf("%w; docs/redis.md has the ACL line that suffices", err)
 	}
 	return err
@@ -53,16 +53,13 @@ func replyOf(cmd *redis.Cmd, exec error) (any, error) {
 // answers for a command within a script, inside of "ERR Error running script (call to f_<hash>): @user_script:7:
 // @user_script: 7: -OOM command not allowed...".
 func HasCode(err error, codes ...string) bool {
-	if err == nil {
+	its := servers(err)
+	if its == nil {
 		return false
 	}
-	var said redis.Error // allocated, so only for errors
-	if !errors.As(err, &said) {
-		return false
-	}
-	_, inner, wrapped := strings.Cut(said.Error(), "Error running script (call to ")
+	_, inner, wrapped := strings.Cut(its.Error(), "Error running script (call to ")
 	return slices.ContainsFunc(codes, func(code string) bool {
-		return redis.HasErrorPrefix(said, code) || wrapped && (strings.Contains(inner, ": -"+code+" ") ||
+		return redis.HasErrorPrefix(its, code) || wrapped && (strings.Contains(inner, ": -"+code+" ") ||
 			strings.Contains(inner, ": "+code+" "))
 	})
 }
@@ -70,7 +67,7 @@ func HasCode(err error, codes ...string) bool {
 // IsTransient reports whether a repeated command may succeed: after an error of the network, or of a server that is
 // loading, failing over, moving slots or busy. Other errors of Redis (a missing right, a wrong type) come again.
 func IsTransient(err error) bool {
-	if !isServers(err) {
+	if !IsServers(err) {
 		return !errors.Is(err, redis.ErrClosed)
 	}
 	return isSlotMoving(err) || HasCode(err, "LOADING", "READONLY", "BUSY", "MOVED", "ASK", "CLUSTERDOWN", "MASTERDOWN",
@@ -81,27 +78,29 @@ func IsTransient(err error) bool {
 // write: nothing has changed.
 func IsNotRun(err error) bool {
 	return HasCode(err, "OOM", "READONLY", "LOADING", "MISCONF", "MASTERDOWN", "NOREPLICAS", "CLUSTERDOWN", "MOVED", "ASK",
-		"TRYAGAIN",
-		"BUSY", "NOAUTH", "WRONGPASS", "NOSCRIPT")
+		"TRYAGAIN", "BUSY", "NOAUTH", "WRONGPASS", "NOSCRIPT")
 }
 
 // IsWrongType reports whether a key has another type than the command expects. Before Redis 7 an error inside a script
 // is wrapped.
 func IsWrongType(err error) bool { return err != nil && strings.Contains(err.Error(), "WRONGTYPE ") }
 
-// isServers reports whether err is a reply of a server.
-func isServers(err error) bool {
+// IsServers reports whether err is a reply of a server.
+func IsServers(err error) bool { return servers(err) != nil }
+
+func servers(err error) redis.Error {
 	if err == nil {
-		return false
+		return nil
 	}
-	var said redis.Error // allocated, so only for errors
-	return errors.As(err, &said)
+	var reply redis.Error // allocated, so only for errors
+	errors.As(err, &reply)
+	return reply
 }
 
 // isSlotMoving reports whether err is that of a script in a slot that a Cluster is moving: some of its keys are on the
 // other node already, or not there at all, or go-redis was redirected more often than it follows. Each version of Redis
 // words the second text in another way.
 func isSlotMoving(err error) bool {
-	return HasCode(err, "TRYAGAIN", "MOVED", "ASK") || isServers(err) &&
+	return HasCode(err, "TRYAGAIN", "MOVED", "ASK") || IsServers(err) &&
 		strings.Contains(err.Error(), "attempted to access a non local key in a cluster node")
 }

@@ -15,19 +15,20 @@ type clusterClient interface {
 	ForEachMaster(ctx context.Context, f func(ctx context.Context, master *redis.Client) error) error
 }
 
-// Masters returns the masters of a Cluster, in no order; of another client none.
+// Masters returns the masters of a Cluster, in no order, or a *redis.Client itself; of another client none.
 func Masters(ctx context.Context, rdb Client) (masters []*redis.Client, err error) {
-	cluster, isCluster := rdb.(clusterClient)
-	if !isCluster {
-		return nil, nil
+	switch rdb := rdb.(type) {
+	case *redis.Client:
+		masters = append(masters, rdb)
+	case clusterClient:
+		var mu sync.Mutex // guards masters: ForEachMaster calls from several goroutines, and waits for them
+		err = rdb.ForEachMaster(ctx, func(_ context.Context, master *redis.Client) error {
+			mu.Lock()
+			defer mu.Unlock()
+			masters = append(masters, master)
+			return nil
+		})
 	}
-	var mu sync.Mutex // guards masters: ForEachMaster calls from several goroutines, and waits for them
-	err = cluster.ForEachMaster(ctx, func(_ context.Context, master *redis.Client) error {
-		mu.Lock()
-		defer mu.Unlock()
-		masters = append(masters, master)
-		return nil
-	})
 	return masters, err
 }
 
@@ -95,7 +96,7 @@ func InBatches[T any](c *Conn, branch func(f func()), items []T, key func(T) str
 // command that go-redis itself has routed, which a dead node does not do, and once a minute. By then leases on that
 // node would be lost. The reload runs in the background, one at a time. What comes up may be a newer server.
 func (c *Conn) noteUnreached(err error) {
-	if err == nil || isServers(err) && !HasCode(err, "MOVED") || errors.Is(err, redis.Nil) ||
+	if err == nil || IsServers(err) && !HasCode(err, "MOVED") || errors.Is(err, redis.Nil) ||
 		errors.Is(err, redis.ErrClosed) {
 		return
 	}
