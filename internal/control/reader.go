@@ -78,7 +78,6 @@ func (v *view) isKnown(now time.Time) bool { return v.state != nil && !Old(v.sta
 // isBlind is false in a process that was stopped since.
 func (v *view) isBlind(now time.Time) bool { return !v.blind.IsZero() && !Old(v.blind, now) }
 
-// read is one read and its result.
 type read struct {
 	sent  time.Time // just before it was sent
 	state *State
@@ -338,7 +337,6 @@ func (r *Reader) call(ctx context.Context, s *redisx.Script, args ...any) (any, 
 	return reply, err
 }
 
-// note takes the result of a read.
 func (r *Reader) note(ended read, now time.Time) {
 	before := r.view.Load()
 	switch {

@@ -89,7 +89,7 @@ func (r *Reader) parseField(name, raw string) *field {
 	return f
 }
 
-// controlled is the orders for one target, or for one lock, by their places in Kinds.
+// controlled is the orders for one target or lock, by their places in Kinds.
 type controlled [len(Kinds)]*Order
 
 var errManyControls = errors.New("too many controls")

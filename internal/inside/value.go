@@ -8,7 +8,6 @@ import (
 	"strconv"
 )
 
-// identified is a value that returns its ID itself.
 type identified interface {
 	// LockID returns what tells the value from others of its type. Not empty.
 	LockID() string

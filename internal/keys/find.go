@@ -63,7 +63,7 @@ func Parse(paths []string) (*Fields, error) {
 	return f, nil
 }
 
-// step returns the node that a segment leads to. It adds the node where there is none.
+// step returns the node that a segment leads to, maybe a new one.
 func (f *Fields) step(from int, segment string) int {
 	for _, edge := range f.nodes[from] {
 		if string(edge.name) == segment {
@@ -112,7 +112,8 @@ func (f *Fields) Parts(payload []byte) ([]string, *Error) {
 // find returns the value at every path, in the order of the paths: JSON, and for the path of the whole payload whatever
 // the payload is.
 func (f *Fields) find(payload []byte) ([][]byte, *Error) {
-	if len(bytes.Trim(payload, spaces)) == 0 {
+	trimmed := bytes.Trim(payload, spaces)
+	if len(trimmed) == 0 {
 		return nil, &Error{Path: f.paths[0].text, Reason: CheckPayload(payload), Absent: true}
 	}
 	values := make([][]byte, len(f.paths))
@@ -127,7 +128,7 @@ func (f *Fields) find(payload []byte) ([][]byte, *Error) {
 				return nil, &Error{Path: path.text, Reason: reason, NotRead: true}
 			}
 			walk.found = make([]foundField, len(f.nodes))
-			walk.value(0, bytes.Trim(payload, spaces))
+			walk.value(0, trimmed)
 		}
 		if at := slices.Index(path.nodes, walk.twice); at >= 0 {
 			return nil, &Error{Path: path.text, Reason: walk.whyTwice(path.segments[at])}
@@ -150,13 +151,11 @@ type fieldWalk struct {
 	twice  int          // the first node that was met twice; 0 when none was
 }
 
-// foundField is the value that the walk found for a node.
 type foundField struct {
 	value []byte // nil when no member has the name
 	alike string // a member's name that differs from the node's in letter case; empty: none
 }
 
-// value takes a value for that of a node.
 func (w *fieldWalk) value(node int, value []byte) {
 	found := &w.found[node]
 	if found.value != nil || found.alike != "" {

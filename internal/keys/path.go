@@ -31,9 +31,8 @@ func ParsePath(path string) (segments []string, err error) {
 		return nil, errors.New("is not valid UTF-8, and so no field of a JSON payload")
 	}
 	if found := foreign(path); found != "" {
-		return nil,
-			fmt.Errorf(`has a "%s", as other notations have; write names and indexes with a dot between, as in "items.0.id", one path for `+
-				`each field, and \%s for one in a name`, found, found)
+		return nil, fmt.Errorf(`has a "%s", as other notations have; write names and indexes with a dot between, as in `+
+			`"items.0.id", one path for each field, and \%s for one in a name`, found, found)
 	}
 	var segment []byte
 	for i := 0; i <= len(path); i++ {

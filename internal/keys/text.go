@@ -1,6 +1,7 @@
 package keys
 
 import (
+	"cmp"
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/hex"
@@ -81,10 +82,7 @@ const (
 // RuleScope returns the scope of a rule as it stands in keys. A rule without one has a scope for each task type: then
 // it returns what those begin with, and byType is true.
 func RuleScope(scope, task string) (text string, byType bool) {
-	if scope != "" {
-		return Scope(scope), false
-	}
-	return Scope(task), true
+	return Scope(cmp.Or(scope, task)), scope == ""
 }
 
 // RuleHas reports whether a rule makes keys with a scope, as it stands in keys. Where a type has more than [MaxText]
@@ -187,11 +185,7 @@ var plainASCII = func() (plain [utf8.RuneSelf]bool) {
 // isInvisible is true for the characters beyond ASCII that are not seen or that rearrange what is. A list of our own:
 // the tables of package unicode grow with Go, and two programs built with different versions must agree on every key.
 func isInvisible(r rune) bool {
-	switch {
-	case r <= 0xA0, r == 0xAD, r == 0x061C, r == 0x1680, r == 0x180E,
-		r >= 0x2000 && r <= 0x200F, r >= 0x2028 && r <= 0x202F, r >= 0x205F && r <= 0x206F, r == 0x3000,
-		r == 0xFEFF, r >= 0xFFF9 && r <= 0xFFFB, r >= 0xE0000 && r <= 0xE0FFF:
-		return true
-	}
-	return false
+	return r <= 0xA0 || r == 0xAD || r == 0x061C || r == 0x1680 || r == 0x180E ||
+		r >= 0x2000 && r <= 0x200F || r >= 0x2028 && r <= 0x202F || r >= 0x205F && r <= 0x206F || r == 0x3000 ||
+		r == 0xFEFF || r >= 0xFFF9 && r <= 0xFFFB || r >= 0xE0000 && r <= 0xE0FFF
 }

@@ -86,10 +86,12 @@ func jsonFields(t reflect.Type) map[string]reflect.StructField {
 	for _, f := range reflect.VisibleFields(t) {
 		tag := f.Tag.Get("json")
 		name, _, _ := strings.Cut(tag, ",")
-		isStruct := f.Type.Kind() == reflect.Struct || f.Type.Kind() == reflect.Pointer &&
-			f.Type.Elem().Kind() == reflect.Struct
+		of := f.Type
+		if of.Kind() == reflect.Pointer {
+			of = of.Elem()
+		}
 		inside := len(within) > 0 && len(f.Index) > len(within) && slices.Equal(f.Index[:len(within)], within)
-		if inside || !f.IsExported() || tag == "-" || f.Anonymous && name == "" && isStruct {
+		if inside || !f.IsExported() || tag == "-" || f.Anonymous && name == "" && of.Kind() == reflect.Struct {
 			continue
 		}
 		tagged := name != ""

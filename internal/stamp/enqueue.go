@@ -69,7 +69,6 @@ func (e *Enqueueing) Enqueue(ctx context.Context, client *asynq.Client, s Stamp)
 
 var dry = asynq.NewClientFromRedisClient(dryRedis{})
 
-// dryCall is the context of a call of dry.
 type dryCall struct {
 	context.Context
 
