@@ -125,14 +125,9 @@ func New(client automutex.Enqueuer, inspector *asynq.Inspector, rdb lock.Client,
 		return nil, errors.Join(problems...)
 	}
 	c := &Client{
-		enqueuer:  client,
-		inspector: inspector,
-		rules:     tasks,
-		engine:    engine.New(engine.Options{Client: rdb, Prefix: cfg.Prefix}),
-		keys:      keys,
-		grace:     grace,
-		changeTTL: changeTTL,
-		patience:  max(cmp.Or(cfg.Wait, DefaultWait), 0),
+		enqueuer: client, inspector: inspector, rules: tasks, keys: keys,
+		engine: engine.New(engine.Options{Client: rdb, Prefix: cfg.Prefix}),
+		grace:  grace, changeTTL: changeTTL, patience: max(cmp.Or(cfg.Wait, DefaultWait), 0),
 	}
 	c.rdb, _ = rdb.(redis.UniversalClient)
 	return c, nil
@@ -185,8 +180,7 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 
 var errNilTask = errors.New("unique: the task is nil: pass one that asynq.NewTask made")
 
-// key is the key of a task that the rule matches, once its options are fit; empty when the rule's Key, or
-// Config.Decode, answers automutex.NoLock.
+// key is the key of a task that the rule matches, once its options are fit; empty: it has none.
 func (c *Client) key(ctx context.Context, r *rule, task *asynq.Task, opts []asynq.Option) (string, error) {
 	if err := r.checkOptions(opts); err != nil {
 		return "", err
@@ -215,14 +209,10 @@ func lostError(queue, id string) error {
 // DuplicateError says that a task was not enqueued, and which other task blocks its key. It Is asynq.ErrDuplicateTask.
 // The call has enqueued and changed nothing. A DuplicateError is immutable.
 type DuplicateError struct {
-	// Rule is the Task of the rule.
-	Rule string
-	// Key is the key, as automutex.Guard.Keys returns it.
-	Key string
-	// ID and Queue name the task that blocks the key, for asynq's Inspector.
-	ID, Queue string
-	// State is the state of that task. It is asynq.TaskStateCompleted if Gone is true.
-	State asynq.TaskState
+	Rule      string          // the Task of the rule
+	Key       string          // the key, as automutex.Guard.Keys returns it
+	ID, Queue string          // the task that blocks the key, for asynq's Inspector
+	State     asynq.TaskState // of that task; asynq.TaskStateCompleted if Gone is true
 	// Gone is true if asynq does not have that task any more, and it blocks the key all the same: the time of [For] is not
 	// over.
 	Gone bool

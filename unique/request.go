@@ -94,10 +94,9 @@ func (req *request) run(ctx context.Context) (*asynq.TaskInfo, error) {
 
 // underWay returns the error for a claim that stands and whose task does not exist.
 func (req *request) underWay(claim mark.Standing) error {
+	age, left := claim.Age.Round(time.Millisecond), (req.client.grace - claim.Age).Round(time.Millisecond)
 	return fmt.Errorf("%w: it took the key %s ago, and its task %s is not in Redis yet; try again, the key is free in "+
-		"%s at the latest",
-		ErrEnqueueUnderWay, claim.Age.Round(time.Millisecond), claim.Holder,
-		(req.client.grace - claim.Age).Round(time.Millisecond))
+		"%s at the latest", ErrEnqueueUnderWay, age, claim.Holder, left)
 }
 
 // existing is what stands for the key: a claim, and its task as asynq has it.
@@ -157,9 +156,7 @@ func (req *request) try(ctx context.Context, old existing) (*asynq.TaskInfo, exi
 	return nil, found, err
 }
 
-func (req *request) claim() mark.Mark {
-	return req.client.engine.Mark(req.key)
-}
+func (req *request) claim() mark.Mark { return req.client.engine.Mark(req.key) }
 
 // take takes the claim for the new task, or announces the task in the claim of the one that it supersedes. If Redis'
 // reply was lost, that may have happened for a task that will never exist, so take undoes it.
@@ -284,9 +281,9 @@ func (req *request) facts(found existing) decide.Existing {
 		Until: req.rule.Until.kind, Duplicate: req.rule.Duplicate.kind, Keep: req.rule.KeepArchived,
 		Begun: found.claim.Phase == mark.Begun,
 	}
-	if past := req.rule.Duplicate.kind == decide.Postpone && found.claim.Age >= req.rule.MaxPostpone; past &&
-		found.info != nil &&
-		(found.info.State != asynq.TaskStateScheduled || !found.info.NextProcessAt.After(time.Now())) {
+	past := req.rule.Duplicate.kind == decide.Postpone && found.claim.Age >= req.rule.MaxPostpone
+	if info := found.info; past && info != nil &&
+		(info.State != asynq.TaskStateScheduled || !info.NextProcessAt.After(time.Now())) {
 		e.Begun = true // it is due: another one in its place would go to the end of the queue, at each call
 	}
 	switch {
@@ -395,8 +392,8 @@ func (req *request) look(queue, id string) (*asynq.TaskInfo, error) {
 	if errors.Is(err, asynq.ErrQueueNotFound) && !errors.Is(err, blocked.ErrElsewhere) {
 		if gone = !enqueued || c.shared.Load(); !gone {
 			return nil, fmt.Errorf("whether task %q of queue %q exists is not known: %w; is the asynq.Inspector on the Redis "+
-				"and the database of the client? "+
-				"If somebody has deleted the queue, redis-cli SADD asynq:queues '%s' lists it again", id, queue, err, queue)
+				"and the database of the client? If somebody has deleted the queue, redis-cli SADD asynq:queues '%s' lists it "+
+				"again", id, queue, err, queue)
 		}
 	}
 	if gone {
@@ -411,8 +408,8 @@ func isEnded(info *asynq.TaskInfo) bool {
 
 // isLost reports whether a task is in none of asynq's lists, so that it never runs.
 func isLost(info *asynq.TaskInfo) bool {
-	return info != nil && info.NextProcessAt.IsZero() && (info.State == asynq.TaskStateScheduled ||
-		info.State == asynq.TaskStateRetry)
+	return info != nil && info.NextProcessAt.IsZero() &&
+		(info.State == asynq.TaskStateScheduled || info.State == asynq.TaskStateRetry)
 }
 
 // holder returns the claim value (queue/id) of the new task.
@@ -432,11 +429,10 @@ func wholeSecond(t time.Time) time.Time { return t.Add(time.Second - 1).Truncate
 // isActive tells whether asynq's Inspector refused because a worker has the task, which it says in a text only.
 func isActive(err error) bool { return err != nil && strings.Contains(err.Error(), "active state") }
 
-// isListless tells whether asynq's Inspector refused because the task is in none of its lists, which it says in a text
-// only.
+// isListless tells, as isActive does, whether it refused because the task is in none of asynq's lists.
 func isListless(err error) bool {
-	return err != nil && (strings.Contains(err.Error(), "not found in list") || strings.Contains(err.Error(),
-		"not found in zset"))
+	return err != nil &&
+		(strings.Contains(err.Error(), "not found in list") || strings.Contains(err.Error(), "not found in zset"))
 }
 
 // pause sleeps for about that long, and returns how long the next pause is: twice as long, at most about 50 ms. It

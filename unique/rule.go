@@ -185,7 +185,6 @@ func compile(declared []Rule) (rules []*rule, problems []*automutex.FieldError) 
 	return rules, problems
 }
 
-// mistakef makes the error for a mistake in a field of the rule.
 func (r *rule) mistakef(field, format string, args ...any) *automutex.FieldError {
 	return &automutex.FieldError{Rule: r.index, RuleName: r.Task, Field: field, Element: -1,
 		Err: fmt.Errorf(format, args...)}
@@ -193,28 +192,29 @@ func (r *rule) mistakef(field, format string, args ...any) *automutex.FieldError
 
 // check returns the mistakes in the rule by itself, as declared.
 func (r *rule) check() (problems []*automutex.FieldError) {
+	wrong := func(field, format string, args ...any) {
+		problems = append(problems, r.mistakef(field, format, args...))
+	}
 	if r.Queue != "" && strings.TrimSpace(r.Queue) == "" {
-		problems = append(problems, r.mistakef("Queue", "%q is blank; name a queue, or leave it empty for %q", r.Queue,
-			"default"))
+		wrong("Queue", "%q is blank; name a queue, or leave it empty for %q", r.Queue, "default")
 	}
 	outside := func(d time.Duration) bool { return d < time.Millisecond || d > inside.MaxTTL }
 	const within = "; give it at least 1ms and at most %s; Go counts a bare number in nanoseconds"
 	if w := r.Until.window; r.Until.kind == decide.ForTime && outside(w) {
-		problems = append(problems, r.mistakef("Until", "For(%s) is no window"+within, w, inside.MaxTTL))
+		wrong("Until", "For(%s) is no window"+within, w, inside.MaxTTL)
 	}
 	if d := r.Duplicate.delay; r.Duplicate.kind == decide.Postpone && outside(d) {
-		problems = append(problems, r.mistakef("Duplicate", "Postpone(%s) is no delay"+within, d, inside.MaxTTL))
+		wrong("Duplicate", "Postpone(%s) is no delay"+within, d, inside.MaxTTL)
 	}
 	switch {
 	case r.MaxPostpone == 0:
 	case r.Duplicate.kind != decide.Postpone:
-		problems = append(problems, r.mistakef("MaxPostpone", "%s has no meaning with Duplicate %s; leave it out, or use "+
-			"Postpone", r.MaxPostpone, r.Duplicate))
+		wrong("MaxPostpone", "%s has no meaning with Duplicate %s; leave it out, or use Postpone", r.MaxPostpone, r.Duplicate)
 	case r.MaxPostpone < r.Duplicate.delay:
-		problems = append(problems, r.mistakef("MaxPostpone", "%s is less than the delay of Postpone(%s): raise it, or "+
-			"leave it out for ten times the delay%s", r.MaxPostpone, r.Duplicate.delay, printable.MeantUnit(r.MaxPostpone)))
+		wrong("MaxPostpone", "%s is less than the delay of Postpone(%s): raise it, or leave it out for ten times the "+
+			"delay%s", r.MaxPostpone, r.Duplicate.delay, printable.MeantUnit(r.MaxPostpone))
 	case r.MaxPostpone > inside.MaxTTL/2:
-		problems = append(problems, r.mistakef("MaxPostpone", "%s is too long: at most %s", r.MaxPostpone, inside.MaxTTL/2))
+		wrong("MaxPostpone", "%s is too long: at most %s", r.MaxPostpone, inside.MaxTTL/2)
 	}
 	return problems
 }
@@ -340,9 +340,7 @@ var (
 // asynq keeps whole seconds, it is due up to a second later. If the existing task has begun, or is due and past
 // MaxPostpone, Postpone is Reject under [UntilDone] and [For], and begins a new wait under [UntilStart]. d is at least
 // a millisecond; [New] refuses others.
-func Postpone(d time.Duration) Duplicate {
-	return Duplicate{kind: decide.Postpone, delay: d}
-}
+func Postpone(d time.Duration) Duplicate { return Duplicate{kind: decide.Postpone, delay: d} }
 
 // String returns "reject", "join", "replace" or "postpone by 5s".
 func (d Duplicate) String() string {
@@ -360,6 +358,4 @@ func (d Duplicate) String() string {
 }
 
 // supersedes tells whether a new task may take the place of one that waits.
-func (d Duplicate) supersedes() bool {
-	return d.kind == decide.Replace || d.kind == decide.Postpone
-}
+func (d Duplicate) supersedes() bool { return d.kind == decide.Replace || d.kind == decide.Postpone }
