@@ -191,8 +191,7 @@ func (e *enqueueing) park(ctx context.Context, s stamp.Stamp) (key string) {
 
 // firstTarget has no rule if the task needs no lock of those rules.
 func (c *Client) firstTarget(ctx context.Context, task *asynq.Task, rules []*compiledRule) (first target, err error) {
-	targets := c.rules.targetsNeeded(ctx, nil, task, c.prefix, rules,
-		func(_ *compiledRule, failed error) { err = failed })
+	targets := c.rules.targetsNeeded(ctx, nil, task, c.prefix, rules, func(_ *compiledRule, failed error) { err = failed })
 	if len(targets) > 0 {
 		first = targets[0]
 	}

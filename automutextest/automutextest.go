@@ -374,7 +374,7 @@ func (k *Task) look() (now state) {
 	last := g.deliveries[k.info.Queue+"/"+k.info.ID]
 	now = state{outcome: Outcome(info.State.String()), reason: info.LastErr, last: last}
 	now.hasEnded = info.State == asynq.TaskStateArchived || info.State == asynq.TaskStateCompleted
-	switch info.State { //nolint:exhaustive // the others say it all
+	switch info.State { // the others say it all
 	case asynq.TaskStateCompleted:
 		now.outcome = cmp.Or(last.ended, Dropped)
 	case asynq.TaskStateRetry:

@@ -70,7 +70,7 @@ var actions = map[string]*action{
 			}
 			return "Take the lock " + v.lock() + " from " + printable.Count(len(v.Holders), "holder") + gate + "?"
 		},
-		do: func(ctx context.Context, p *page, f form, _ string) (string, error) { return p.breakLock(ctx, f) },
+		do: breakLock,
 	},
 	"sweep": {
 		button: "Sweep", back: "keys",
@@ -383,7 +383,7 @@ func (p *page) asOperator(by string) (*control.Reader, func()) {
 }
 
 // breakLock breaks the holders that the operator has seen, and nobody else, and opens the gate if it is to.
-func (p *page) breakLock(ctx context.Context, f form) (string, error) {
+func breakLock(ctx context.Context, p *page, f form, _ string) (string, error) {
 	broken, opened, err := inspect.Break(ctx, p.engine, f.Key, f.Tokens, f.Gate)
 	var done []string
 	if broken > 0 {
@@ -407,8 +407,8 @@ func (p *page) origin(f form) string {
 	view, query, _ := strings.Cut(f.From, "?")
 	_, malformed := url.ParseQuery(query)
 	switch {
-	case len(f.From) <= maxOrigin && malformed == nil && slices.Contains([]string{"keys", "key", "blocked", "rules"},
-		view):
+	case len(f.From) <= maxOrigin && malformed == nil &&
+		slices.Contains([]string{"keys", "key", "blocked", "rules"}, view):
 		return p.base + f.From
 	case f.its().back == "key":
 		return p.base + "key?" + url.Values{"key": {f.Key}}.Encode()

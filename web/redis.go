@@ -91,22 +91,15 @@ type task struct {
 	URL       string // asynqmon's page of the task; empty without one
 }
 
-func (p *page) task(queue, id, note string) task {
-	t := task{Queue: queue, ID: id, Text: printable.Short(note)}
-	if id != "" {
-		t.Text = printable.Short(queue + "/" + id)
+func (p *page) task(w inspect.Work) task {
+	t := task{Queue: w.Queue, ID: w.Task, Text: printable.Short(w.Note)}
+	if w.Task != "" {
+		t.Text = printable.Short(w.TaskName())
 		if p.o.AsynqmonPath != "" {
-			t.URL = p.o.AsynqmonPath + "/queues/" + url.PathEscape(queue) + "/tasks/" + url.PathEscape(id)
+			t.URL = p.o.AsynqmonPath + "/queues/" + url.PathEscape(w.Queue) + "/tasks/" + url.PathEscape(w.Task)
 		}
 	}
 	return t
-}
-
-func (p *page) taskOf(note string) task {
-	if queue, id, ok := tasknote.Parse(note); ok {
-		return p.task(queue, id, "")
-	}
-	return p.task("", "", note)
 }
 
 // Of what operators have ordered.
@@ -153,7 +146,7 @@ func (p *page) blockedOf(ctx context.Context, rows []row) (all []blockedRow) {
 			why = "is archived"
 		}
 		if why != "" {
-			all = append(all, blockedRow{r, p.rulesOf(r.Key), p.taskOf(r.Next.Task), printable.Short(why)})
+			all = append(all, blockedRow{r, p.rulesOf(r.Key), p.task(inspect.WorkOf(r.Next.Task)), printable.Short(why)})
 		}
 	}
 	return all
@@ -317,10 +310,8 @@ func (p *page) findTask(ctx context.Context, text string) (found []foundTask) {
 	}
 	infos := askAsynq(ctx, p, func(asked *asynq.Inspector) (infos []*asynq.TaskInfo) {
 		queues, _ := asked.Queues() // an error: nothing is found
-		if named := slices.IndexFunc(queues, func(queue string) bool {
-			return strings.HasPrefix(text,
-				queue+"/")
-		}); named > 0 {
+		isNamed := func(queue string) bool { return strings.HasPrefix(text, queue+"/") }
+		if named := slices.IndexFunc(queues, isNamed); named > 0 {
 			queues[0], queues[named] = queues[named], queues[0]
 		}
 		for _, queue := range queues[:min(len(queues), mostQueues)] {
@@ -332,8 +323,8 @@ func (p *page) findTask(ctx context.Context, text string) (found []foundTask) {
 	})
 	k := p.rulesNow(ctx)
 	for _, info := range infos {
-		one := foundTask{Task: p.task(info.Queue, info.ID, ""), State: printable.Short(info.Type) + ", " +
-			info.State.String() + " in asynq"}
+		one := foundTask{Task: p.task(inspect.Work{Queue: info.Queue, Task: info.ID}),
+			State: printable.Short(info.Type) + ", " + info.State.String() + " in asynq"}
 		var err error
 		switch one.Keys, err = k.keys.Keys(ctx, asynq.NewTaskWithHeaders(info.Type, info.Payload, info.Headers)); {
 		case k.hashed:

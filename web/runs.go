@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/automutex/automutex/internal/history"
+	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -36,17 +37,16 @@ func (r run) waits() bool { return r.Open && r.Start.IsZero() }
 func (p *page) runsOf(kept []history.Run, look row) []run {
 	all := make([]run, 0, len(kept)+len(look.Waiters)+1)
 	for _, r := range kept {
-		all = append(all, run{Task: p.taskOf(r.Task), Worker: r.Worker, Outcome: r.Outcome, Came: r.Came, Start: r.Start,
-			End: r.End})
+		all = append(all, run{Task: p.task(inspect.WorkOf(r.Task)), Worker: r.Worker, Outcome: r.Outcome, Came: r.Came,
+			Start: r.Start, End: r.End})
 	}
 	if look.held() > 0 {
 		h := look.Holders[0]
-		all = append(all, run{Task: p.task(h.Queue, h.Task, h.Note), Worker: h.Owner, Start: look.At.Add(-look.held()),
-			End: look.At, Open: true})
+		all = append(all, run{Task: p.task(h.Work), Worker: h.Owner, Start: look.At.Add(-look.held()), End: look.At,
+			Open: true})
 	}
 	for _, w := range look.Waiters {
-		all = append(all, run{Task: p.task(w.Queue, w.Task, w.Note), Worker: w.Owner, Came: w.Since, End: look.At,
-			Open: true})
+		all = append(all, run{Task: p.task(w.Work), Worker: w.Owner, Came: w.Since, End: look.At, Open: true})
 	}
 	slices.SortFunc(all, func(a, b run) int {
 		return cmp.Or(b.End.Compare(a.End), b.begin().Compare(a.begin()), strings.Compare(a.Task.Text, b.Task.Text))
@@ -149,9 +149,8 @@ func (b *bars) draw(runs []run, span func(run) (from, to time.Time), height int,
 		lanes[lane] = to
 		width := max(b.part(to.Sub(from)), leastWidth)
 		b.Marks = append(b.Marks, mark{
-			X: percent(min(b.part(from.Sub(b.From)), 100-width)), W: percent(width), Y: b.Height + lane*(height+laneGap),
-			H:     height,
-			Class: class + r.class(class), Text: r.text(),
+			X: percent(min(b.part(from.Sub(b.From)), 100-width)), W: percent(width),
+			Y: b.Height + lane*(height+laneGap), H: height, Class: class + r.class(class), Text: r.text(),
 		})
 	}
 	b.Height += len(lanes) * (height + laneGap)
@@ -220,11 +219,10 @@ func percent(part float64) string { return strconv.FormatFloat(part, 'f', 2, 64)
 
 // steps are the distances between two ticks.
 var steps = []time.Duration{
-	200 * time.Millisecond, 500 * time.Millisecond, time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second,
-	15 * time.Second, 30 * time.Second,
-	time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 15 * time.Minute, 30 * time.Minute, time.Hour,
-	2 * time.Hour, 3 * time.Hour, 6 * time.Hour,
-	12 * time.Hour, 24 * time.Hour,
+	200 * time.Millisecond, 500 * time.Millisecond,
+	time.Second, 2 * time.Second, 5 * time.Second, 10 * time.Second, 15 * time.Second, 30 * time.Second,
+	time.Minute, 2 * time.Minute, 5 * time.Minute, 10 * time.Minute, 15 * time.Minute, 30 * time.Minute,
+	time.Hour, 2 * time.Hour, 3 * time.Hour, 6 * time.Hour, 12 * time.Hour, 24 * time.Hour,
 }
 
 func (b *bars) dated() bool {

@@ -2,6 +2,7 @@ package web
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"embed"
@@ -43,8 +44,7 @@ func (p *page) routes() {
 	mux.HandleFunc("POST /do", p.operators(p.do))
 	mux.HandleFunc("GET /static/{file}", p.static)
 	mux.HandleFunc("GET /", func(w http.ResponseWriter, _ *http.Request) {
-		p.fail(w, http.StatusNotFound,
-			"There is no such page.")
+		p.fail(w, http.StatusNotFound, "There is no such page.")
 	})
 	inner := http.NewCrossOriginProtection()
 	inner.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -145,7 +145,10 @@ type frame struct {
 }
 
 // TaskOf is the task of a holder or waiter.
-func (f frame) TaskOf(w inspect.Work) task { return f.page.task(w.Queue, w.Task, w.Note) }
+func (f frame) TaskOf(w inspect.Work) task { return f.page.task(w) }
+
+// lacks has the view say why it lacks something: the first reason of several.
+func (f *frame) lacks(err error) { f.Err = cmp.Or(f.Err, trouble(err, triesAgain)) }
 
 // frame makes that of a live view.
 func (p *page) frame(r *http.Request, view, title, query string) frame {

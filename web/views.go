@@ -41,11 +41,11 @@ func (p *page) overview(r *http.Request) *overview {
 	ctx, cancel := context.WithTimeout(r.Context(), p.within.redis)
 	defer cancel()
 	s, err := p.snapshot(ctx)
-	if v.Err = trouble(err, triesAgain); s == nil {
+	if v.lacks(err); s == nil {
 		return v
 	}
 	v.Orders, err = p.controls(ctx)
-	v.Err = cmp.Or(v.Err, trouble(err, triesAgain))
+	v.lacks(err)
 	for i, r := range s.rows {
 		if r.Line > 0 && i < hottest {
 			v.Waited = append(v.Waited, r)
@@ -138,7 +138,7 @@ func (p *page) keysView(r *http.Request) *keysView {
 	ctx, cancel := context.WithTimeout(r.Context(), p.within.redis)
 	defer cancel()
 	s, err := p.snapshot(ctx)
-	if v.Err = trouble(err, triesAgain); s == nil {
+	if v.lacks(err); s == nil {
 		return v
 	}
 	known := p.rulesNow(ctx)
@@ -146,7 +146,7 @@ func (p *page) keysView(r *http.Request) *keysView {
 		v.Rules = append(v.Rules, rule.Name)
 	}
 	controls, err := p.controls(ctx)
-	v.Err = cmp.Or(v.Err, trouble(err, triesAgain))
+	v.lacks(err)
 	v.Totals, v.Age = s.totals, s.age()
 	if len(s.rows) < s.Locks {
 		v.Kept = len(s.rows)
@@ -198,11 +198,8 @@ func (q keysQuery) find(rows []row, k *known) (found []row) {
 // matches reports whether a row has a text: in its key, in the label or the task of a holder, or in the next task in
 // order.
 func (r row) matches(pattern string) bool {
-	return inspect.Matches(pattern, control.Bare(r.Key)) || inspect.Matches(pattern, r.Key) || r.Next != nil &&
-		inspect.Matches(pattern, r.Next.Task) ||
-		slices.ContainsFunc(r.Holders, func(h inspect.Holder) bool {
-			return inspect.Matches(pattern, h.Owner) || inspect.Matches(pattern, inspect.TaskName(h.Queue, h.Task, h.Note))
-		})
+	return inspect.Matches(pattern, control.Bare(r.Key)) || inspect.Matches(pattern, r.Key) || r.IsHeldBy(pattern) ||
+		r.Next != nil && inspect.Matches(pattern, r.Next.Task)
 }
 
 // blockedView lists ordered keys whose next task does not run and keeps others waiting.
@@ -217,7 +214,7 @@ func (p *page) blockedView(r *http.Request) *blockedView {
 	ctx, cancel := context.WithTimeout(r.Context(), p.within.redis)
 	defer cancel()
 	s, err := p.snapshot(ctx)
-	if v.Err = trouble(err, triesAgain); s == nil {
+	if v.lacks(err); s == nil {
 		return v
 	}
 	p.rulesNow(ctx)
@@ -259,7 +256,7 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 	defer cancel()
 	var err error
 	v.Orders, err = p.controls(ctx)
-	v.Err = trouble(err, triesAgain)
+	v.lacks(err)
 	known := p.rulesNow(ctx)
 	byName := map[string]*ruleRow{}
 	v.Rules = make([]ruleRow, len(known.rules)) // filled in place: byName points into it
@@ -268,7 +265,7 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 		byName[rule.Name] = &v.Rules[i]
 	}
 	s, err := p.snapshot(ctx)
-	if v.Err = cmp.Or(v.Err, trouble(err, triesAgain)); s == nil {
+	if v.lacks(err); s == nil {
 		return v
 	}
 	v.Age = s.age()

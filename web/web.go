@@ -104,24 +104,15 @@ const (
 
 // Action is what an operator did on the page.
 type Action struct {
-	// At is when it ended, by the clock of the page's process.
-	At time.Time
-	// Do is the kind of the action: "break", "sweep", "pause", "resume", "limit", "rate", "run" or "skip".
-	Do string
-	// Target is the Redis key of the lock, or the target of a control; empty for a sweep.
-	Target string
-	// Tokens are the holders that a break was for.
-	Tokens []string
-	// By is what [Options].User says of the request.
-	By string
-	// Why is what the operator wrote. It is not checked.
-	Why string
-	// Result says in a sentence what changed; empty when Err is set.
-	Result string
-	// Err is why the action failed. What was done until then stays done.
-	Err error
-	// Request is the request that asked for it. Do not keep it.
-	Request *http.Request
+	At      time.Time     // when it ended, by the clock of the page's process
+	Do      string        // the kind: "break", "sweep", "pause", "resume", "limit", "rate", "run" or "skip"
+	Target  string        // the Redis key of the lock, or the target of a control; empty for a sweep
+	Tokens  []string      // the holders that a break was for
+	By      string        // what [Options].User says of the request
+	Why     string        // what the operator wrote; it is not checked
+	Result  string        // what changed, in a sentence; empty when Err is set
+	Err     error         // why the action failed; what was done until then stays done
+	Request *http.Request // the request that asked for it; do not keep it
 
 	id string // random: nobody can guess those of others, and no other process of the page has the same
 }
@@ -189,8 +180,8 @@ func (p *page) check() error {
 		problems = append(problems, fmt.Errorf("web: %w", err))
 	}
 	for option, path := range map[string]string{"RootPath": p.o.RootPath, "AsynqmonPath": p.o.AsynqmonPath} {
-		if path != "" && (!strings.HasPrefix(path, "/") || strings.HasPrefix(path, "//") || strings.ContainsAny(path,
-			"?#\\ \"'<>")) {
+		if path != "" && (!strings.HasPrefix(path, "/") || strings.HasPrefix(path, "//") ||
+			strings.ContainsAny(path, "?#\\ \"'<>")) {
 			problems = append(problems, fmt.Errorf("web: Options.%s: %q is not a path: begin with one slash, and leave out "+
 				"host, query and fragment, as in \"/locks\"", option, path))
 		}

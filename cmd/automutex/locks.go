@@ -35,10 +35,7 @@ type filter struct {
 
 // passes reports whether a lock is shown.
 func (f filter) passes(l inspect.Lock) bool {
-	matched := inspect.Matches(f.match, l.Key) || slices.ContainsFunc(l.Holders, func(h inspect.Holder) bool {
-		return inspect.Matches(f.match, h.Owner) || inspect.Matches(f.match, inspect.TaskName(h.Queue, h.Task, h.Note))
-	})
-	if !matched || f.waiting && l.Line == 0 {
+	if !inspect.Matches(f.match, l.Key) && !l.IsHeldBy(f.match) || f.waiting && l.Line == 0 {
 		return false
 	}
 	// Of several, any may be older.
@@ -134,12 +131,10 @@ func rows(s inspect.Lock) [][]string {
 		if s.Since != nil && s.Held == 1 {
 			taken = ago(now, *s.Since)
 		}
-		all = append(all, []string{s.Key, h.Owner, inspect.TaskName(h.Queue, h.Task, h.Note), taken, "in " +
-			printable.Duration(h.Until.Sub(now)), line})
+		all = append(all, []string{s.Key, h.Owner, h.TaskName(), taken, in(now, h.Until), line})
 	}
 	if s.Gate != nil {
-		all = append(all, []string{s.Key, "(" + s.Gate.String() + ")", "-", "-", "in " +
-			printable.Duration(s.Gate.Opens.Sub(now)), line})
+		all = append(all, []string{s.Key, "(" + s.Gate.String() + ")", "-", "-", in(now, s.Gate.Opens), line})
 	}
 	if len(all) == 0 {
 		all = [][]string{{s.Key, "-", "-", "-", "-", line}}
@@ -208,9 +203,7 @@ func (a *app) printLock(s inspect.Lock, l locks) error {
 	if len(s.Holders) > 0 {
 		err := printAll(a, s.Holders, []string{"TOKEN", "HOLDER", "TASK", "STATE", "UNTIL"},
 			func(h inspect.Holder) [][]string {
-				state := inspect.TaskState(l.inspector, h.Queue, h.Task)
-				return [][]string{{h.Token, h.Owner, inspect.TaskName(h.Queue, h.Task, h.Note), state, "in " +
-					printable.Duration(h.Until.Sub(now))}}
+				return [][]string{{h.Token, h.Owner, h.TaskName(), h.TaskState(l.inspector), in(now, h.Until)}}
 			})
 		if err != nil || len(s.Waiters) == 0 {
 			return err
@@ -222,8 +215,7 @@ func (a *app) printLock(s inspect.Lock, l locks) error {
 		func(w inspect.Waiter) [][]string {
 			place++
 			owner := cmp.Or(w.Owner, "("+w.State+")") // what is in no worker has no owner
-			state := inspect.TaskState(l.inspector, w.Queue, w.Task)
-			return [][]string{{strconv.Itoa(place), owner, inspect.TaskName(w.Queue, w.Task, w.Note), state,
+			return [][]string{{strconv.Itoa(place), owner, w.TaskName(), w.TaskState(l.inspector),
 				printable.Duration(now.Sub(w.Since))}}
 		})
 	if more := s.Line - len(s.Waiters); more > 0 && err == nil && place > 0 {
@@ -234,6 +226,8 @@ func (a *app) printLock(s inspect.Lock, l locks) error {
 
 // ago says how long before now a time was.
 func ago(now, then time.Time) string { return printable.Duration(now.Sub(then)) + " ago" }
+
+func in(now, then time.Time) string { return "in " + printable.Duration(then.Sub(now)) }
 
 func newBreak(a *app) *cobra.Command {
 	var tokens []string
@@ -428,8 +422,7 @@ func known(guards []fleet.Process) (rules []fleet.Rule) {
 			types = append(types, p.Serves...)
 		}
 		types = slices.DeleteFunc(types, func(t string) bool {
-			return r.Scope != "" || strings.HasSuffix(t, ":") ||
-				!r.Has(keys.Scope(t))
+			return r.Scope != "" || strings.HasSuffix(t, ":") || !r.Has(keys.Scope(t))
 		})
 		if len(types) == 0 {
 			rules = append(rules, r)

@@ -202,8 +202,7 @@ func matching(ctx context.Context, cfg automutex.Config, t *asynq.Task) (matches
 		}
 	}
 	slices.SortStableFunc(matches, func(a, b match) int {
-		return slices.Index(inOrder, a.Name) - slices.Index(inOrder,
-			b.Name)
+		return slices.Index(inOrder, a.Name) - slices.Index(inOrder, b.Name)
 	})
 	return matches, nil
 }

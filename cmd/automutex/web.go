@@ -157,8 +157,7 @@ func (w *webCommand) guarded(page http.Handler) http.Handler {
 			}
 			if !isLoopback(host) {
 				http.Error(out, "Without a login this page answers requests for localhost alone, and this one is for another "+
-					"name. Behind a proxy set "+
-					webUserEnv+" and "+webPasswordEnv+".", http.StatusMisdirectedRequest)
+					"name. Behind a proxy set "+webUserEnv+" and "+webPasswordEnv+".", http.StatusMisdirectedRequest)
 				return
 			}
 			page.ServeHTTP(out, r)

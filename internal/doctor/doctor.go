@@ -378,8 +378,7 @@ func (d *doctor) tasks(ctx context.Context) error {
 func (d *doctor) slips() {
 	for _, rule := range d.rules {
 		meant := slices.IndexFunc(d.types, func(t string) bool {
-			return d.byTask.Pattern(t) == "" &&
-				nearest.IsMeant(rule.Task, t)
+			return d.byTask.Pattern(t) == "" && nearest.IsMeant(rule.Task, t)
 		})
 		if meant >= 0 && !slices.ContainsFunc(d.types, func(t string) bool { return d.byTask.Pattern(t) == rule.Task }) {
 			d.foundf(Bad, "tasks", "nothing serves %q, which a rule is for, and no rule is for %q: did you mean that?",

@@ -3,6 +3,7 @@
 package inspect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -66,8 +67,8 @@ type Work struct {
 	Note  string `json:"note,omitempty"`
 }
 
-// workOf reads a note: a task, or another text.
-func workOf(note string) Work {
+// WorkOf reads a note: a task, or another text.
+func WorkOf(note string) Work {
 	if queue, id, ok := tasknote.Parse(note); ok {
 		return Work{Queue: queue, Task: id}
 	}
@@ -157,7 +158,7 @@ func lockOf(info engine.Info, orders []control.Order, now time.Time) Lock {
 		l.Gate = &Gate{info.Gate.Reason, until(info.Gate.OpensIn)}
 	}
 	for _, h := range info.Holders {
-		l.Holders = append(l.Holders, Holder{Token: h.Token, Owner: h.Owner, Work: workOf(h.Note), Until: until(h.ExpiresIn)})
+		l.Holders = append(l.Holders, Holder{Token: h.Token, Owner: h.Owner, Work: WorkOf(h.Note), Until: until(h.ExpiresIn)})
 	}
 	its, in := control.For(orders, l.Key)
 	l.Controls, l.Limit, l.Rate, l.Paused = FromOrders(its), in.Limit, in.Rate, in.Paused
@@ -202,7 +203,7 @@ func One(ctx context.Context, e *engine.Engine, key string) (Lock, error) {
 	line, err := e.Line(ctx, r, info, 100)
 	l := lockOf(info, orders, now)
 	for _, w := range line {
-		l.Waiters = append(l.Waiters, Waiter{Owner: w.Owner, Work: workOf(w.Note), Since: w.Since.UTC(),
+		l.Waiters = append(l.Waiters, Waiter{Owner: w.Owner, Work: WorkOf(w.Note), Since: w.Since.UTC(),
 			State: WaiterState(w)})
 	}
 	return l, err
@@ -224,24 +225,21 @@ func WaiterState(w engine.Waiter) string {
 	return "waiting"
 }
 
-// TaskName names the task of a holder or waiter, or shows its note.
-func TaskName(queue, id, note string) string {
-	switch {
-	case id != "":
-		return queue + "/" + id
-	case note != "":
-		return note
+// TaskName names the task, or shows the note.
+func (w Work) TaskName() string {
+	if w.Task != "" {
+		return w.Queue + "/" + w.Task
 	}
-	return "-"
+	return cmp.Or(w.Note, "-")
 }
 
-// TaskState says what asynq knows of a task: its type and state. A task that asynq does not know any more matters to an
-// operator: its lease ends at the deadline.
-func TaskState(inspector *asynq.Inspector, queue, id string) string {
-	if id == "" {
+// TaskState says what asynq knows of the task: its type and state. A task that asynq does not know any more matters to
+// an operator: its lease ends at the deadline.
+func (w Work) TaskState(inspector *asynq.Inspector) string {
+	if w.Task == "" {
 		return "-"
 	}
-	info, err := inspector.GetTaskInfo(queue, id)
+	info, err := inspector.GetTaskInfo(w.Queue, w.Task)
 	switch {
 	case errors.Is(err, asynq.ErrQueueNotFound), errors.Is(err, asynq.ErrTaskNotFound):
 		return "not in asynq"
@@ -264,6 +262,13 @@ func Matches(pattern, text string) bool {
 	noSlash := func(text string) string { return strings.ReplaceAll(text, "/", "\x00") }
 	fits, err := path.Match(noSlash(pattern), noSlash(text))
 	return strings.Contains(text, pattern) || fits && err == nil
+}
+
+// IsHeldBy reports whether the label or the task of a holder fits a pattern, as Matches says it.
+func (l Lock) IsHeldBy(pattern string) bool {
+	return slices.ContainsFunc(l.Holders, func(h Holder) bool {
+		return Matches(pattern, h.Owner) || Matches(pattern, h.TaskName())
+	})
 }
 
 // Describe returns rules in words, named as automutex.New names them; none if New refuses them.

@@ -29,7 +29,7 @@ func TestTexts(t *testing.T) {
 			"cooling down"}, {Gate{Closed: lock.ReasonClosed}.String(), "closed"},
 		{WaiterState(engine.Waiter{Called: true, Parked: true}), "called"},
 		{WaiterState(engine.Waiter{Held: true}), "archived"}, {WaiterState(engine.Waiter{Ordered: true}), "in order"},
-		{TaskName("", "", "a note"), "a note"}, {TaskName("q", "id", ""), "q/id"},
+		{Work{Note: "a note"}.TaskName(), "a note"}, {Work{Queue: "q", Task: "id"}.TaskName(), "q/id"},
 	} {
 		if got, want := c[0], c[1]; got != want {
 			t.Errorf("%q, want %q", got, want)
