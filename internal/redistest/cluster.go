@@ -52,8 +52,7 @@ func startCluster(t testing.TB, replicas int) *Server {
 func (s *Server) addNode(t testing.TB) *node {
 	t.Helper()
 	n := startServer(t, nodePorts, nil, "--cluster-enabled", "yes", "--cluster-node-timeout", hurried,
-		"--cluster-announce-ip", "127.0.0.1",
-		"--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
+		"--cluster-announce-ip", "127.0.0.1", "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1")
 	s.nodes = append(s.nodes, n)
 	// Different epochs from the start: else the nodes would have to settle a conflict first.
 	n.tell(t, "CLUSTER", "SET-CONFIG-EPOCH", strconv.Itoa(len(s.nodes)))
@@ -107,7 +106,7 @@ func (n *node) client(t testing.TB) *redis.Client {
 	return rdb
 }
 
-// owner tells which of the nodes is the master that has the slot of key.
+// owner is the index of the master that has the slot of key.
 func (s *Server) owner(t testing.TB, key string) int {
 	t.Helper()
 	rdb := redis.NewClusterClient(s.Options().Cluster())

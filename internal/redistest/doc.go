@@ -17,12 +17,8 @@
 // of a test binary and started on first use, so a test never flushes, restarts or slows them and takes its names from
 // [Name]. A test that does such things to its server has one of its own from [StartReal] or [StartMini].
 //
-// AUTOMUTEX_TEST_SERVER is the path of the server to start, redis-server (6.2 or newer) or one that takes its
-// arguments, also with --sentinel. Tests print which one they ran on. Where it is not set, and there is no redis-server
-// in PATH, the tests on real servers are skipped; with AUTOMUTEX_TEST_REDIS=require they fail. With
-// AUTOMUTEX_TEST_REDIS=none they are skipped in any case.
-//
-// AUTOMUTEX_TEST_ALL=1 and AUTOMUTEX_TEST_REALTIME=1 have more tests run: see [AllEnv] and [RealTime].
+// The environment says which tests run, and on which server, whose version they print: see [ServerEnv], [RequireEnv],
+// [AllEnv] and [RealTimeEnv].
 //
 // # Faults
 //

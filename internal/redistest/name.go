@@ -10,8 +10,7 @@ import (
 	"time"
 )
 
-// maxName is the length of the longest name that Name gives.
-const maxName = 60
+const maxName = 60 // bytes
 
 // Name gives a name that no other call gives, for a lock, a key or a queue. It begins like the test's own name and
 // consists of [a-zA-Z0-9_-].
@@ -29,8 +28,8 @@ func Name(t testing.TB) string {
 
 // moment is a millisecond, and longer under the race detector: tests then look at things less often.
 var moment = func() time.Duration {
-	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race",
-		Value: "true"}) {
+	race := debug.BuildSetting{Key: "-race", Value: "true"}
+	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, race) {
 		return 4 * time.Millisecond
 	}
 	return time.Millisecond
@@ -40,7 +39,6 @@ var moment = func() time.Duration {
 // milliseconds for each look at an empty queue, so they look less often.
 var CheckEvery = 10 * moment
 
-// pollEvery is the interval at which conditions are looked at.
 var pollEvery = 2 * moment
 
 // Patience is how long tests wait for what must happen: only a test that hangs uses it up.

@@ -21,17 +21,16 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ServerEnv is the environment variable with the path of the server that tests on real servers start: redis-server,
-// valkey-server, or what takes the same arguments. It is also run with --sentinel. Not set: the redis-server in PATH.
+// ServerEnv is the environment variable with the path of the server that tests on real servers start: redis-server (6.2
+// or newer), valkey-server, or what takes the same arguments. It is also run with --sentinel. Not set: the redis-server
+// in PATH.
 const ServerEnv = "AUTOMUTEX_TEST_SERVER"
 
-// binary is the path or name of the server.
 func binary() string { return cmp.Or(os.Getenv(ServerEnv), "redis-server") }
 
-// process is a command that runs, and a channel that is closed when it has exited.
 type process struct {
 	cmd    *exec.Cmd
-	exited <-chan struct{}
+	exited <-chan struct{} // closed when it has exited
 }
 
 // launch starts a command that dies with this process.
@@ -53,10 +52,8 @@ func launch(cmd *exec.Cmd) (process, error) {
 	return process{cmd, exited}, <-started
 }
 
-// PID is the process ID.
 func (p process) PID() int { return p.cmd.Process.Pid }
 
-// runs tells whether the process has not ended.
 func (p process) runs() bool {
 	select {
 	case <-p.exited:
@@ -66,7 +63,6 @@ func (p process) runs() bool {
 	}
 }
 
-// signal sends a signal to a process that runs.
 func (p process) signal(t testing.TB, sig os.Signal) {
 	t.Helper()
 	if err := p.cmd.Process.Signal(sig); !errors.Is(err, os.ErrProcessDone) {
@@ -173,8 +169,7 @@ func (n *node) start() error {
 	return fmt.Errorf("redistest: %s does not answer:\n%s", binary(), text)
 }
 
-// stop ends the server as an operator would (SIGTERM), and returns when it is gone. Without effect when it does not
-// run.
+// stop is Server.Stop.
 func (n *node) stop(t testing.TB) {
 	t.Helper()
 	n.signal(t, signalContinue) // a paused one would not see it
@@ -182,7 +177,6 @@ func (n *node) stop(t testing.TB) {
 	Eventually(t, Patience, func() bool { return !n.runs() }, "the end of a server")
 }
 
-// remove kills the server and removes its files.
 func (n *node) remove() {
 	n.Kill()
 	_ = os.RemoveAll(n.dir)

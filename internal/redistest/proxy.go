@@ -87,7 +87,6 @@ func (p *Proxy) accept() {
 	}
 }
 
-// serve connects a client with the target and carries what they say.
 func (p *Proxy) serve(client net.Conn) {
 	defer func() { _ = client.Close() }()
 	var refuse bool
@@ -110,7 +109,6 @@ func (p *Proxy) serve(client net.Conn) {
 	p.locked(func() { delete(p.links, l) })
 }
 
-// locked runs f with the lock.
 func (p *Proxy) locked(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -293,7 +291,6 @@ func IsControlRead(command []string) bool {
 		strings.Contains(command[3], ":{control}")
 }
 
-// sent notes a command that goes to the server now.
 func (l *link) sent(command []string) {
 	name := command[0]
 	if IsControlRead(command) {

@@ -81,7 +81,6 @@ func (s *Server) SetTime(t testing.TB, now time.Time) {
 	s.mini.SetTime(now)
 }
 
-// close stops the server and removes its files.
 func (s *Server) close() {
 	if s.mini != nil {
 		s.mini.Close()
