@@ -435,7 +435,6 @@ func (g *Guard) noting(handler asynq.Handler) asynq.Handler {
 	})
 }
 
-// observe notes what an event says of a task.
 func (g *Guard) observe(_ context.Context, e automutex.Event) {
 	g.note(e.Queue, e.TaskID, func(d *delivery) {
 		d.guarded = true

@@ -291,14 +291,13 @@ type parts struct {
 
 func (r rule) rule() automutex.Rule {
 	return automutex.Rule{
-		Name: r.Name, Task: r.Task, On: slices.Clone(r.On), OnHeaders: slices.Clone(r.OnHeaders), Optional: r.Optional,
-		Scope: r.Scope,
-		Limit: r.Limit.number, LimitField: (*automutex.LimitField)(r.Limit.field), TTL: r.TTL, Wait: r.Wait,
-		MaxHold:  r.MaxHold,
-		Cooldown: r.Cooldown, Rate: automutex.Rate(r.Rate.starts), RateOf: r.Rate.of, Cost: r.Cost.of,
-		InOrder: r.InOrder, OnArchive: r.OnArchive.value, MaxQueued: r.MaxQueued, LeaveIdle: r.LeaveIdle, Fence: r.Fence,
-		Busy:        r.Busy.value,
-		StartWithin: r.StartWithin, Late: automutex.Policy(r.Late.value),
+		Name: r.Name, Task: r.Task, Scope: r.Scope,
+		On: slices.Clone(r.On), OnHeaders: slices.Clone(r.OnHeaders), Optional: r.Optional,
+		Limit: r.Limit.number, LimitField: (*automutex.LimitField)(r.Limit.field), LeaveIdle: r.LeaveIdle,
+		TTL: r.TTL, Wait: r.Wait, MaxHold: r.MaxHold, Cooldown: r.Cooldown,
+		Rate: automutex.Rate(r.Rate.starts), RateOf: r.Rate.of, Cost: r.Cost.of,
+		InOrder: r.InOrder, OnArchive: r.OnArchive.value, MaxQueued: r.MaxQueued, Fence: r.Fence,
+		Busy: r.Busy.value, StartWithin: r.StartWithin, Late: automutex.Policy(r.Late.value),
 	}
 }
 
@@ -330,8 +329,8 @@ var (
 	notFound = regexp.MustCompile(`^field (.*) not found in type config\.(\w+)$`)
 	unfit    = regexp.MustCompile(`^cannot construct (.*) into (?:config\.)?(\[\]\w+|[\w.]+)`)
 	wants    = map[string]string{"int": "a whole number, such as 3", "bool": "true or false", "string": "text",
-		"[]string":      "a list, such as [a, b]",
-		"time.Duration": "a duration with its unit, such as 500ms, 30s or 24h", "[]config": "a list of rules"}
+		"time.Duration": "a duration with its unit, such as 500ms, 30s or 24h",
+		"[]string":      "a list, such as [a, b]", "[]config": "a list of rules"}
 	tags = strings.NewReplacer("!!str", "text", "!!int", "number", "!!float", "number", "!!bool", "flag", "!!seq",
 		"a list", "!!map", "a mapping")
 )
@@ -502,8 +501,8 @@ func (choice[V]) forms() map[string]any { return choices[reflect.TypeFor[V]()] }
 var choices = map[reflect.Type]map[string]any{
 	reflect.TypeFor[automutex.Policy](): {
 		"retry": automutex.Retry, "skip": automutex.Skip, "archive": automutex.Archive, "fail": automutex.Fail,
-		"park":    automutex.Park,
-		"replace": automutex.Replace, "allow": automutex.Allow, "{retry_in: 5s}": automutex.RetryIn,
+		"park": automutex.Park, "replace": automutex.Replace, "allow": automutex.Allow,
+		"{retry_in: 5s}": automutex.RetryIn,
 	},
 	reflect.TypeFor[late]():                {"archive": late(automutex.Archive), "skip": late(automutex.Skip)},
 	reflect.TypeFor[automutex.OnArchive](): {"hold": automutex.HoldKey, "continue": automutex.Continue},

@@ -53,9 +53,7 @@ func (le *Lease) Held() bool { return le.inner().Held() }
 // ErrNotHeld: the lease has ended. ErrBackend: it is not known whether Redis has extended the lease. ErrNotReplicated:
 // too few replicas have the new deadline. After either of the last two this process keeps the old deadline, but Redis
 // may keep the lock taken for d, or until Unlock.
-func (le *Lease) Extend(ctx context.Context, d time.Duration) error {
-	return le.inner().Extend(ctx, d)
-}
+func (le *Lease) Extend(ctx context.Context, d time.Duration) error { return le.inner().Extend(ctx, d) }
 
 // Unlock releases the lock and ends the lease, whatever it returns:
 //

@@ -55,9 +55,7 @@ func Parts(parts ...string) Option { return func(m *Lock) { m.parts = parts } }
 
 // Mutex returns the lock called name, for one holder at a time. It does no I/O. The name may be any text except the
 // empty one. With a bad name or option every operation returns an error.
-func (l *Locker) Mutex(name string, options ...Option) *Lock {
-	return l.Semaphore(name, 1, options...)
-}
+func (l *Locker) Mutex(name string, options ...Option) *Lock { return l.Semaphore(name, 1, options...) }
 
 // Semaphore returns the lock called name, for n holders at a time; n is at least 1. Like [Locker.Mutex] it does no I/O.
 // Callers may give different n for one lock, as they do while a new version is deployed: a slot is granted by the n of

@@ -85,11 +85,11 @@ func (l *Locker) Close() error {
 // If value has no ID, or an empty or zero one (it is not saved yet), every operation of the lock returns an error.
 func (l *Locker) For(value any, options ...Option) *Lock {
 	if name, ok := value.(string); ok {
-		return l.Semaphore(name, 1, options...)
+		return l.Mutex(name, options...)
 	}
 	name, id, err := inside.Identify(value)
 	withID := func(m *Lock) { m.parts = append([]string{id}, m.parts...) }
-	m := l.Semaphore(name, 1, append(slices.Clip(options), withID)...)
+	m := l.Mutex(name, append(slices.Clip(options), withID)...)
 	if err != nil && l.engine().Life().Unfit() == nil {
 		inside.At(m).Err = err
 	}

@@ -94,7 +94,6 @@ func (m *Lock) Delete(ctx context.Context) error {
 	return err
 }
 
-// breakUp removes what how names, and returns how much it was.
 func (m *Lock) breakUp(ctx context.Context, how engine.BreakKind, tokens ...string) (int, error) {
 	h := inside.At(m)
 	if h.Err != nil {

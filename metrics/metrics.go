@@ -86,8 +86,7 @@ func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 	m.busy = counter("busy_total", "Attempts that did not get their lock, by the policy that applied and by the reason.",
 		"rule", "task", "policy", "reason")
 	m.outcomes = counter("outcomes_total", "What the Guard did with tasks that did not get their locks, were late, or "+
-		"lost them.",
-		"rule", "task", "outcome")
+		"lost them.", "rule", "task", "outcome")
 	m.wait = histogram("wait_seconds", "Time from asking for a lock to holding it, of those that got it.")
 	m.parked = histogram("parked_seconds", "Time from the first place in line to holding it, of those that were parked.")
 	m.hold = histogram("hold_seconds", "Time from taking a lock to releasing it.")
@@ -217,7 +216,6 @@ func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// outcomeArchived is the outcome of a task that its policy has archived.
 const outcomeArchived = "archived"
 
 // outcomes are those of events that tell what became of an attempt that did not get its lock, and busyOutcomes those of

@@ -422,7 +422,6 @@ type actionLog struct {
 	kept []Action
 }
 
-// add keeps an action and gives its ID.
 func (l *actionLog) add(a Action) (id string) {
 	a.Request, a.id = nil, rand.Text()
 	l.mu.Lock()

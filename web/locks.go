@@ -77,7 +77,6 @@ func (t totals) with(r row) totals {
 	return t
 }
 
-// trim keeps the most contended rows.
 func (s *snapshot) trim() {
 	slices.SortFunc(s.rows, busier)
 	clear(s.rows[min(len(s.rows), maxRows):])

@@ -102,8 +102,6 @@ func (p *page) task(w inspect.Work) task {
 	return t
 }
 
-// Of what operators have ordered.
-
 func (p *page) controls(ctx context.Context) ([]control.Order, error) {
 	return within(ctx, p.engine.Controls().Orders)
 }
@@ -112,8 +110,6 @@ func (p *page) newEngine(owner string) *engine.Engine {
 	return engine.New(engine.Options{Client: p.rdb, Prefix: p.o.Prefix, Owner: owner, Log: slog.New(slog.DiscardHandler),
 		Obeys: true})
 }
-
-// Of ordered keys.
 
 // mayBlock reports whether the next task of an ordered key may keep others waiting: asynq knows.
 func (r row) mayBlock() bool { return r.Next != nil && r.Next.Head.MayBlock() }
@@ -195,8 +191,6 @@ func askAsynq[A any](ctx context.Context, p *page, ask func(*asynq.Inspector) A)
 	})
 	return answer
 }
-
-// Of rules.
 
 // known is the rules that the page knows: those of its Options, or else those that workers say they run. It never
 // changes.

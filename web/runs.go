@@ -185,7 +185,6 @@ func (r run) text() string {
 	return text + r.Ended()
 }
 
-// Ended says how it ended.
 func (r run) Ended() string {
 	switch {
 	case r.waits():

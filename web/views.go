@@ -195,8 +195,6 @@ func (q keysQuery) find(rows []row, k *known) (found []row) {
 	return found
 }
 
-// matches reports whether a row has a text: in its key, in the label or the task of a holder, or in the next task in
-// order.
 func (r row) matches(pattern string) bool {
 	return inspect.Matches(pattern, control.Bare(r.Key)) || inspect.Matches(pattern, r.Key) || r.IsHeldBy(pattern) ||
 		r.Next != nil && inspect.Matches(pattern, r.Next.Task)

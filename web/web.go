@@ -192,7 +192,6 @@ func (p *page) check() error {
 	return errors.Join(problems...)
 }
 
-// ServeHTTP implements http.Handler.
 func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.handler.ServeHTTP(w, r) }
 
 // Close ends the live streams and the goroutine that looks at the locks. The page answers 503 from then on. Close

@@ -33,7 +33,6 @@ type filter struct {
 	longer  time.Duration // only locks taken longer ago than this
 }
 
-// passes reports whether a lock is shown.
 func (f filter) passes(l inspect.Lock) bool {
 	if !inspect.Matches(f.match, l.Key) && !l.IsHeldBy(f.match) || f.waiting && l.Line == 0 {
 		return false
@@ -164,7 +163,6 @@ no control is for it, the exit code is 1.`, cobra.ExactArgs(1), func(ctx context
 	return a.withJSON(cmd)
 }
 
-// one reads the lock that an operator names.
 func (a *app) one(ctx context.Context, l locks, name string) (inspect.Lock, error) {
 	key := inspect.TypedKey(a.conn.prefix, name)
 	if _, err := l.Ref(key); err != nil {
@@ -475,7 +473,6 @@ func (a *app) newSetting(
 	return cmd
 }
 
-// newOrders makes the commands that give the orders of each kind, and end them.
 func newOrders(a *app) []*cobra.Command {
 	return []*cobra.Command{newPause(a), newResume(a), newLimit(a), newRate(a)}
 }

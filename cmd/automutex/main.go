@@ -162,7 +162,6 @@ func (a *app) place(ctx context.Context, rdb redis.UniversalClient) error {
 	return no("no process and no lock has the prefix %s in this database; %s, or --force to go on", a.conn.prefix, run)
 }
 
-// withJSON gives a command the flag --json.
 func (a *app) withJSON(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().BoolVar(&a.json, "json", false, "print JSON, an object a line")
 	return cmd
@@ -245,7 +244,6 @@ func printAll[T any](a *app, list []T, header []string, rows func(T) [][]string)
 	return t.Flush()
 }
 
-// say prints to stdout.
 func (a *app) say(format string, args ...any) error {
 	_, err := fmt.Fprintf(a.out, format, args...)
 	return err
@@ -264,7 +262,6 @@ type connection struct {
 	force                   bool
 }
 
-// flags adds the connection flags to the root command.
 func (c *connection) flags(root *cobra.Command) {
 	f := root.PersistentFlags()
 	f.StringVarP(&c.uri, "uri", "u", "127.0.0.1:6379", "Redis: host:port or a URL (redis://, rediss://, "+

@@ -86,7 +86,6 @@ is allowed but may surprise is a note. Redis is not needed.`, cobra.ExactArgs(1)
 	})
 }
 
-// printRules prints a table of rules, and one of unique rules.
 func (a *app) printRules(rules []automutex.Rule, once []unique.Rule) error {
 	err := printAll(a, inspect.Describe(rules), []string{"RULE", "TASK", "KEY", "LIMIT", "TTL", "WAIT", "BUSY"},
 		func(r fleet.Rule) [][]string {
@@ -217,7 +216,6 @@ func typed(prefix, key string) string {
 	return key
 }
 
-// keysOf makes the keys of a task.
 func keysOf(ctx context.Context, cfg automutex.Config, t *asynq.Task) ([]string, error) {
 	maker, err := automutex.NewKeyMaker(cfg)
 	if err != nil {

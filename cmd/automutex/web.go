@@ -104,7 +104,6 @@ func (w *webCommand) check() error {
 	return nil
 }
 
-// audit logs what an operator did.
 func (w *webCommand) audit(a web.Action) {
 	args := []any{"action", a.Do, "target", a.Target, "by", a.By, "why", a.Why}
 	if a.Err != nil {

@@ -76,7 +76,6 @@ type (
 	}
 )
 
-// run enqueues and works off.
 func (d *demo) run(address string) error {
 	store, err := anyredis.Open(context.Background(), address)
 	if err != nil {
@@ -125,8 +124,8 @@ func (d *demo) run(address string) error {
 		}
 		<-ticker.C
 	}
-	for deadline := time.Now().Add(time.Minute +
-		time.Duration(d.changes)*d.work); time.Now().Before(deadline); <-time.After(5 * time.Millisecond) {
+	deadline := time.Now().Add(time.Minute + time.Duration(d.changes)*d.work)
+	for ; time.Now().Before(deadline); <-time.After(5 * time.Millisecond) {
 		if q, err := inspector.GetQueueInfo(name); err != nil || q.Pending+q.Active+q.Scheduled+q.Retry == 0 {
 			return errors.Join(err, inspector.DeleteQueue(name, true))
 		}
@@ -157,7 +156,6 @@ func (d *demo) handle(_ context.Context, t *asynq.Task) error {
 	return nil
 }
 
-// report draws the chart and checks what the rules promise.
 func (d *demo) report(out io.Writer) (exit int) {
 	const columns = 60
 	d.mu.Lock()

@@ -1,8 +1,8 @@
-// Command worker shows tasks taking turns. It enqueues webhook deliveries of a few repositories,
-// works them off with an asynq server whose guard lets one task per repository run at a time, and
-// draws who ran when. With -input the tasks are yours, with -unguarded they run without the guard,
-// with -in-order also in the order of enqueueing, through failures. With -noisy a tenant has a backlog,
-// and another one a task now and then: first without the guard, then with it.
+// Command worker shows tasks taking turns. It enqueues webhook deliveries of a few repositories, works them off with an
+// asynq server whose guard lets one task per repository run at a time, and draws who ran when. With -input the tasks
+// are yours, with -unguarded they run without the guard, with -in-order also in the order of enqueueing, through
+// failures. With -noisy a tenant has a backlog, and another one a task now and then: first without the guard, then with
+// it.
 //
 // All that asynq and automutex need is in this file. Package examples/internal/demo has the rest.
 package main
@@ -34,7 +34,6 @@ func main() {
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
-// run returns the exit status.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	d, err := demo.Open(ctx, args, stdout, stderr)
 	if err != nil {

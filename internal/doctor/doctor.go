@@ -78,7 +78,6 @@ func Examine(ctx context.Context, rdb redis.UniversalClient, prefix string, cfg 
 	return d.findings, err
 }
 
-// check is one of those that Examine makes.
 type check struct {
 	what string
 	look func(ctx context.Context) error
@@ -100,7 +99,6 @@ func (d *doctor) look(ctx context.Context, checks ...check) error {
 	return nil
 }
 
-// doctor collects findings.
 type doctor struct {
 	rdb      redis.UniversalClient
 	prefix   string
@@ -120,7 +118,6 @@ func (d *doctor) foundf(level, what, format string, args ...any) {
 	d.findings = append(d.findings, Finding{level, what + d.of, fmt.Sprintf(format, args...)})
 }
 
-// use takes the rules that are held against the tasks.
 func (d *doctor) use(cfg automutex.Config) error {
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	maker, err := automutex.NewKeyMaker(cfg)
@@ -130,7 +127,6 @@ func (d *doctor) use(cfg automutex.Config) error {
 	return err
 }
 
-// server judges what a server says of itself.
 func (d *doctor) server(ctx context.Context) error {
 	info := d.node.InfoMap(ctx)
 	if info.Err() != nil {
@@ -220,11 +216,9 @@ const trials = `zadd K 1 a;pexpire K 60000;pexpireat K 9999999999999;eval return
 evalsha 0000000000000000000000000000000000000000 1 K;time;exists K;pttl K;zscore K a;zcard K;zcount K -inf +inf;
 zrank K a;zrange K 0 0;zrevrangebyscore K +inf -inf LIMIT 0 1;zrangebyscore K -inf +inf LIMIT 0 1;
 zremrangebyscore K 5 6;zrem K b;zpopmin K;set K claim PX 60000;get K;hset K report {};hlen K;
-hget K report;hmget K report;hexists K report;hgetall K;hdel K report;publish K doctor;
-subscribe K;
+hget K report;hmget K report;hexists K report;hgetall K;hdel K report;publish K doctor;subscribe K;
 scan 0 MATCH K COUNT 1;ping;unlink K;del K`
 
-// rights tries each command.
 func (d *doctor) rights(ctx context.Context) error {
 	key := keys.Key(d.prefix, "doctor-"+strings.ToLower(rand.Text()))
 	var missing []string

@@ -545,7 +545,6 @@ func (e *Engine) giveBack(le *Lease) {
 	awaitSoon(done)
 }
 
-// awaitSoon waits a moment for what goes on by itself.
 func awaitSoon(done <-chan struct{}) {
 	timer := time.NewTimer(redisx.AnswerGrace)
 	defer timer.Stop()

@@ -125,7 +125,6 @@ func (n *parkedLine) noteFate(note string, fate Fate) bool {
 	return fate == FateMissing || len(n.notNow) <= maxNotNow // beyond, the note stays called
 }
 
-// endCall reports whether the note is to be called again.
 func (n *parkedLine) endCall(note string, fate Fate, now time.Time) (callAgain bool) {
 	state := n.calls[note].state
 	if state == underWay && fate == FateComing {

@@ -129,7 +129,6 @@ func Open(ctx context.Context, args []string, stdout, stderr io.Writer) (*Demo, 
 	return d, nil
 }
 
-// read reads -input.
 func (d *Demo) read(path string) error {
 	text, err := os.ReadFile(path)
 	if err == nil && len(text) == 0 {
@@ -391,7 +390,6 @@ func (d *Demo) Report(err error) int {
 	return 0
 }
 
-// beside draws both runs of Noisy.
 func (d *Demo) beside() {
 	const rows, wide = 12, 14
 	var cells [rows][2][2]float64 // of each run A's backlog, and how long B's tasks of then waited (s)
