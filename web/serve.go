@@ -145,7 +145,7 @@ type frame struct {
 }
 
 // TaskOf is the task of a holder or waiter.
-func (f frame) TaskOf(w inspect.Work) task { return f.page.task(w) }
+func (f *frame) TaskOf(w inspect.Work) task { return f.page.task(w) }
 
 // lacks has the view say why it lacks something: the first reason of several.
 func (f *frame) lacks(err error) { f.Err = cmp.Or(f.Err, trouble(err, triesAgain)) }
