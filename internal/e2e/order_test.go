@@ -103,8 +103,7 @@ func TestInOrder_holdKey(t *testing.T) {
 		if err := skip(second); err == nil || !strings.Contains(err.Error(), "runs now") {
 			t.Fatalf("skipped a task that runs: %v", err)
 		}
-		run.returns(nil)
-		r.awaitDone(second)
+		r.ends(run)
 	})
 }
 
@@ -150,10 +149,8 @@ func TestInOrder_enqueuedForAnotherKey(t *testing.T) {
 		second := r.enqueueInOrder(c, 1)
 		r.none()
 		running.returns(nil)
-		for _, id := range []string{moved.ID, second} {
-			r.nextIs(id).returns(nil)
-			r.awaitDone(id)
-		}
+		r.ends(r.nextIs(moved.ID))
+		r.ends(r.nextIs(second))
 		if n := strings.Count(r.log.String(), "or for another key, since the rules of producer and worker differ"); n != 1 {
 			t.Errorf("%d warnings:\n%s", n, r.log.String())
 		}
@@ -356,7 +353,7 @@ func TestInOrder_plainClient(t *testing.T) {
 		{On: onID, InOrder: true},
 		{Task: "play", On: onID, InOrder: true},
 	}}, func(t *testing.T, r *rig, c *automutex.Client) {
-		first := r.enqueueInOrder(c, 1)
+		r.enqueueInOrder(c, 1)
 		run := r.next()
 		plain := r.enqueueOne()
 		eventually(t, func() bool {
@@ -364,8 +361,7 @@ func TestInOrder_plainClient(t *testing.T) {
 			return err == nil && head.Queued == 2
 		}, "the plain task has come")
 		second := r.enqueueInOrder(c, 1)
-		run.returns(nil)
-		r.awaitDone(first)
+		r.ends(run)
 		r.finish(plain)
 		r.finish(second)
 		r.finish(r.enqueueOne())
@@ -393,18 +389,17 @@ func TestInOrder_continue(t *testing.T) {
 // After the loss of all keys the stamps put the tasks in order again.
 func TestInOrder_lostKeys(t *testing.T) {
 	eachOrder(t, setup{workers: 3, served: atOnce}, func(t *testing.T, r *rig, c *automutex.Client) {
-		first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
+		r.enqueueInOrder(c, 1)
+		second := r.enqueueInOrder(c, 1)
 		run := r.next()
-		eventually(t, func() bool { return len(r.seen.list(automutex.EventWaiting)) == 1 },
-			"the second one waits")
+		eventually(t, func() bool { return len(r.seen.list(automutex.EventWaiting)) == 1 }, "the second one waits")
 		key := r.lockOf("work", "1").Key() // all that is stored, by hand
 		redistest.Must(t, r.rdb.Del(t.Context(), key, key+":holders", key+":line", key+":info", key+":order",
 			key+":marks").Err())
 		// Nobody knows of the first one any more, so the second runs beside it: docs/guarantees.md says so.
 		eventually(t, func() bool { return r.stage.count() >= 2 }, "the second one runs")
 		third := r.enqueueInOrder(c, 1)
-		run.returns(nil)
-		r.awaitDone(first)
+		r.ends(run)
 		r.finish(second)
 		r.finish(third)
 	})
@@ -451,13 +446,12 @@ func TestInOrder_refusedOptions(t *testing.T) {
 // it.
 func TestInOrder_plainLastAttempt(t *testing.T) {
 	eachOrder(t, setup{workers: 2}, func(t *testing.T, r *rig, c *automutex.Client) {
-		first := r.enqueueInOrder(c, 1)
+		r.enqueueInOrder(c, 1)
 		run := r.next()
 		plain := r.enqueue("work", `{"id":1}`, asynq.MaxRetry(0))
 		r.awaitEvent(automutex.EventWaiting, plain)
 		r.await(plain, asynq.TaskStateActive)
-		run.returns(nil)
-		r.awaitDone(first)
+		r.ends(run)
 		r.finish(plain)
 	})
 }
@@ -468,7 +462,7 @@ func TestInOrder_forgedStamp(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		r, c := orderRig(t, s, setup{workers: 4})
 		held := r.take("held")
-		first := r.enqueueInOrder(c, 1)
+		r.enqueueInOrder(c, 1)
 		begun := r.next()
 		second := r.enqueueInOrder(c, 1)
 		foreign := r.cfg.Prefix + "-other:{asynq}"
@@ -495,8 +489,7 @@ func TestInOrder_forgedStamp(t *testing.T) {
 		if err := held.Extend(context.Background(), lock.DefaultTTL); err != nil {
 			t.Errorf("the lock that others hold: %v", err)
 		}
-		begun.returns(nil)
-		r.awaitDone(first)
+		r.ends(begun)
 		r.finish(second)
 	})
 }
@@ -642,8 +635,7 @@ func TestInOrder_endedByAnotherRule(t *testing.T) {
 func TestInOrder_noKeyForAnotherRule(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{
-			{Name: "order", Scope: "order", On: onID, InOrder: true, OnArchive: automutex.Continue,
-				MaxQueued: 1},
+			{Name: "order", Scope: "order", On: onID, InOrder: true, OnArchive: automutex.Continue, MaxQueued: 1},
 			{Name: "other", Scope: "other", On: []string{"tenant"}},
 			{Name: "asks", Scope: "asks", LimitOf: func(ctx context.Context, _ *asynq.Task) (int, error) {
 				if _, worker := asynq.GetTaskID(ctx); !worker {
@@ -793,7 +785,7 @@ func TestInOrder_taskWithinATask(t *testing.T) {
 			if !slices.Equal(log, want) {
 				t.Errorf("%+v: ran %v, want %v", rule, log, want)
 			}
-			r.await(r.enqueue("work", `{"id":2}`, asynq.MaxRetry(0)), asynq.TaskStateCompleted)
+			r.awaitDone(r.enqueue("work", `{"id":2}`, asynq.MaxRetry(0)))
 			if held := r.seen.list(automutex.EventBlocked); len(held) > 0 {
 				t.Errorf("%+v: %+v", rule, held)
 			}
