@@ -90,7 +90,7 @@ func TestControls_pause(t *testing.T) {
 			}
 		}
 		wantAvailable(t, m, 0)
-		mustUnlock(t, mustTry(t, other))
+		takesAndUnlocks(t, other)
 		once, asked := l.Mutex("report", lock.Parts("nobody waits")), atomic.Int64{} // it is not asked for at all
 		hook.Before(func(cmd redis.Cmder) error {
 			if touching(once)(cmd) {
@@ -148,14 +148,14 @@ func TestControls_limit(t *testing.T) {
 		if a, b, c := fenceOf(t, one), fenceOf(t, two), fenceOf(t, three); a >= b || b >= c {
 			t.Errorf("fences %d, %d, %d in the order of the grants", a, b, c)
 		}
-		mustUnlock(t, mustTry(t, l.Mutex("report", lock.Parts("other"))))
+		takesAndUnlocks(t, l.Mutex("report", lock.Parts("other")))
 
 		setLimit(t, l, "report|acme", 1)
 		mustUnlock(t, one)
 		mustUnlock(t, two)
 		mustNotTry(t, m)
 		mustUnlock(t, three)
-		mustUnlock(t, mustTry(t, m))
+		takesAndUnlocks(t, m)
 
 		redistest.Must(t, errors.Join(l.Controls().ClearLimit(t.Context(), "report|acme"),
 			l.Controls().ClearLimit(t.Context(), "report")))
@@ -180,8 +180,8 @@ func TestControls_rate(t *testing.T) {
 			t.Fatalf("List: %+v, %v", list, err)
 		}
 		fresh(t, other)
-		mustUnlock(t, mustTry(t, theirs))
-		mustUnlock(t, mustTry(t, m))
+		takesAndUnlocks(t, theirs)
+		takesAndUnlocks(t, m)
 		for _, m := range []*lock.Lock{m, theirs} {
 			var busy *lock.BusyError
 			if _, err := m.TryLock(t.Context()); !errors.As(err, &busy) || busy.Reason != lock.ReasonRate {
@@ -191,8 +191,8 @@ func TestControls_rate(t *testing.T) {
 		redistest.Must(t, operator.Controls().ClearRate(t.Context(), name))
 		fresh(t, other)
 		for range 3 {
-			mustUnlock(t, mustTry(t, theirs))
-			mustUnlock(t, mustTry(t, m))
+			takesAndUnlocks(t, theirs)
+			takesAndUnlocks(t, m)
 		}
 	})
 }
@@ -206,7 +206,7 @@ func TestControls_inForceEverywhere(t *testing.T) {
 		p.DropMessages(true)
 		idle, waits := lockerOn(t, s, prefix), newLocker(t, p.Client(t), prefix)
 		for _, l := range []*lock.Locker{idle, waits} {
-			mustUnlock(t, mustTry(t, l.Mutex("report")))
+			takesAndUnlocks(t, l.Mutex("report"))
 		}
 		pause(t, operator, "report", time.Time{}, "")
 		for _, l := range []*lock.Locker{idle, waits} {
@@ -285,7 +285,7 @@ func TestControls_pausedWhileTheAskTravels(t *testing.T) {
 		far := newLocker(t, p.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout = 5 * time.Second }), prefix)
 		tried, locked := far.Mutex("report"), far.Mutex("mail")
 		for _, m := range []*lock.Lock{tried, locked} {
-			mustUnlock(t, mustTry(t, m)) // connected, and the controls are known
+			takesAndUnlocks(t, m) // connected, and the controls are known
 		}
 		asks := []*redistest.Held{p.Hold(touches(tried), 1), p.Hold(touches(locked), 1)}
 		failed := make(chan error, 1)

@@ -114,7 +114,8 @@ func TestLead_campaignEnds(t *testing.T) {
 					t.Parallel()
 					rdb, hook, log := s.Client(t), &redistest.FailHook{}, &redistest.Log{}
 					rdb.AddHook(hook)
-					l, name := newLocker(t, rdb, logTo(log)), redistest.Name(t)
+					l := newLocker(t, rdb, func(o *lock.Options) { o.Logger = log.Logger() })
+					name := redistest.Name(t)
 					held := runFor(t, lockerOn(t, s), name)
 					come(t, held.terms, "the term of another one")
 					if away {

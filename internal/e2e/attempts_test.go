@@ -110,17 +110,10 @@ func TestAttempt_ignoredTimeout(t *testing.T) {
 			eventually(t, func() bool { return !r.locked(policies[i].String()) || len(r.stage.started) > 0 },
 				"the key free, or taken by the retry")
 			_ = r.inspector.RunTask(r.queue, ids[i]) // unless it has come back by itself
-			r.runsAloneAgain(policies[i].String(), ids[i])
+			r.ends(r.nextIs(ids[i]))
+			r.wantAtOnce(policies[i].String(), 1) // its attempts never ran at once
 		}
 	})
-}
-
-// runsAloneAgain has the task's next attempt finish, and holds that its attempts never ran at once.
-func (r *rig) runsAloneAgain(task, id string) {
-	r.t.Helper()
-	r.nextIs(id).returns(nil)
-	r.awaitDone(id)
-	r.wantAtOnce(task, 1)
 }
 
 // With a Limit above 1 a task does not run beside its own earlier attempt, whose handler ignored that its time was up,
@@ -182,13 +175,6 @@ func TestAttempt_neverBesideItself(t *testing.T) {
 			})
 		})
 	}
-}
-
-// reserveRig is a rig with a rule that is not in order, and a Client.
-func reserveRig(t *testing.T, s *redistest.Server, busy automutex.Policy, o setup) (*rig, *automutex.Client) {
-	t.Helper()
-	o.rules = []automutex.Rule{{Task: "work", On: onID, Busy: busy}}
-	return orderRig(t, s, o)
 }
 
 // A task whose time is up in its last attempt runs once more at most, one in order not at all.
@@ -307,8 +293,7 @@ func TestReserved_grantedAsItLeaves(t *testing.T) {
 // What asynq.NewTask was given is kept, and what no rule matches is left alone.
 func TestReserved_options(t *testing.T) {
 	t.Parallel()
-	s := redistest.Mini(t)
-	r, c := reserveRig(t, s, automutex.Retry, setup{})
+	r, c := orderRig(t, redistest.Mini(t), setup{rules: []automutex.Rule{{On: onID, Busy: automutex.Retry}}})
 	at := time.Now().Add(time.Hour).Truncate(time.Second)
 	task := func(kind string, opts ...asynq.Option) *asynq.Task {
 		return asynq.NewTaskWithHeaders(kind, []byte(`{"id":1}`), map[string]string{"mine": "kept"},

@@ -582,38 +582,33 @@ func (s *stage) mostAtOnce(taskType string) int {
 	return s.most[taskType]
 }
 
-func (s *stage) next(t *testing.T) *run {
-	t.Helper()
+func (r *rig) next() *run {
+	r.t.Helper()
 	select {
-	case r := <-s.started:
-		return r
+	case run := <-r.stage.started:
+		return run
 	case <-time.After(patience):
-		t.Fatal("no handler starts")
+		r.t.Fatal("no handler starts")
 		return nil
 	}
 }
 
-// next, nextIs and none are those of the stage.
-func (r *rig) next() *run            { r.t.Helper(); return r.stage.next(r.t) }
-func (r *rig) nextIs(id string) *run { r.t.Helper(); return r.stage.nextIs(r.t, id) }
-func (r *rig) none()                 { r.t.Helper(); r.stage.none(r.t) }
-
 // nextIs is next, for a task that has to be this one.
-func (s *stage) nextIs(t *testing.T, id string) *run {
-	t.Helper()
-	r := s.next(t)
-	if r.id != id {
-		t.Fatalf("task %s runs, want %s", r.id, id)
+func (r *rig) nextIs(id string) *run {
+	r.t.Helper()
+	run := r.next()
+	if run.id != id {
+		r.t.Fatalf("task %s runs, want %s", run.id, id)
 	}
-	return r
+	return run
 }
 
 // none checks that no handler has started that the test does not know of.
-func (s *stage) none(t *testing.T) {
-	t.Helper()
+func (r *rig) none() {
+	r.t.Helper()
 	select {
-	case r := <-s.started:
-		t.Fatalf("the handler of %s (%s) runs", r.id, r.task.Type())
+	case run := <-r.stage.started:
+		r.t.Fatalf("the handler of %s (%s) runs", run.id, run.task.Type())
 	default:
 	}
 }

@@ -206,10 +206,6 @@ func releaseAndCall(t *testing.T, e *Engine, le *Lease) {
 	e.parking.noteNamed(r, back.named, sent)
 }
 
-func always(fate Fate) func(context.Context, string, int) Fate {
-	return func(context.Context, string, int) Fate { return fate }
-}
-
 func leftOf(t *testing.T, s *redistest.Server, r Request) (keys []string) {
 	t.Helper()
 	for _, key := range append(r.keys(), r.Key+":call:a", r.Key+":call:b") {
@@ -285,7 +281,7 @@ func TestChecksCallParked(t *testing.T) {
 // idleParking is one whose Engine is closed: nothing looks but the test.
 func idleParking(t *testing.T) *parking {
 	t.Helper()
-	e, _ := startCalling(t, redistest.Mini(t), always(FateUnsure))
+	e, _ := startCalling(t, redistest.Mini(t), nil)
 	e.Close()
 	return e.parking
 }
