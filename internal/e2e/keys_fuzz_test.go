@@ -205,7 +205,7 @@ func FuzzKeyCost(f *testing.F) {
 		f.Add(costly[name](20), 500)
 	}
 	f.Add(`"\ud800":1,"v":`, 1000)
-	maker := valueKeys("")
+	maker := makeKeys([]string{"v"})
 	f.Fuzz(func(t *testing.T, value string, times int) {
 		times = int(uint(times) % 1000)
 		repeated := "[" + strings.Repeat(value+",", times) + value + "]"
@@ -221,16 +221,6 @@ func FuzzKeyCost(f *testing.F) {
 			}
 		}
 	})
-}
-
-// valueKeys makes the keys of tasks by their field v.
-func valueKeys(secret string) *automutex.KeyMaker {
-	maker, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{{Task: "test", On: []string{"v"}}},
-		HashKeys: secret, Prefix: "p"})
-	if err != nil {
-		panic(err)
-	}
-	return maker
 }
 
 // badPayloads are what producers have been seen to send, and what nobody should.
@@ -265,8 +255,7 @@ var badRules = []automutex.Rule{
 		return []string{fmt.Sprint(v.ID)}
 	}), Busy: automutex.Retry},
 	{Task: "raw", Key: func(_ context.Context, t *asynq.Task) ([]string, error) {
-		return []string{string(t.Payload())},
-			nil
+		return []string{string(t.Payload())}, nil
 	}, Busy: automutex.Retry},
 	{Task: "says", Key: func(_ context.Context, t *asynq.Task) ([]string, error) {
 		return nil, fmt.Errorf("no shop %s", t.Payload())
