@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// wantMistakes holds the mistakes in err against lines of "line:column words",
-// all of them and in this order.
+// wantMistakes holds the mistakes in err against lines of "line:column words", all of them and in this order.
 func wantMistakes(t *testing.T, file string, err error, want string) {
 	t.Helper()
 	if err == nil {

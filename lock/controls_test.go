@@ -297,8 +297,7 @@ func TestControls_pausedWhileTheAskTravels(t *testing.T) {
 		pause(t, operator, "report", time.Time{}, "")
 		pause(t, operator, "mail", time.Time{}, "")
 		ordered := time.Now()
-		eventually(t, func() bool { return time.Since(ordered) > lock.ControlDelay+100*time.Millisecond },
-			"time")
+		eventually(t, func() bool { return time.Since(ordered) > lock.ControlDelay+100*time.Millisecond }, "time")
 		for _, ask := range asks {
 			ask.Release()
 		}

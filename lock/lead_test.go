@@ -129,8 +129,7 @@ func TestLead_campaignEnds(t *testing.T) {
 					c := runFor(t, l, name)
 					if away {
 						const said = "a candidate for leadership cannot ask Redis; it tries again"
-						eventually(t, func() bool { return strings.Count(log.String(), said) > 1 },
-							"two log lines of the outage")
+						eventually(t, func() bool { return strings.Count(log.String(), said) > 1 }, "two log lines of the outage")
 					} else {
 						waiting(t, leadersOf(l, name), 1)
 					}

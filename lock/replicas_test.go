@@ -97,8 +97,7 @@ func TestMinReplicas_frozen(t *testing.T) {
 		t.Error("an Extend that does not count changed the deadline")
 	}
 	replica.Resume(t)
-	eventually(t, func() bool { return kept.Extend(t.Context(), 2*time.Hour) == nil },
-		"an Extend that counts")
+	eventually(t, func() bool { return kept.Extend(t.Context(), 2*time.Hour) == nil }, "an Extend that counts")
 	takesAndUnlocks(t, m)
 	free(t, m)
 }

@@ -136,8 +136,7 @@ func TestNew_severalGuards(t *testing.T) { // one of them in the process' own re
 	mustNew(t, reg, Options{Labels: prometheus.Labels{"guard": "a"}})
 }
 
-// Whatever the task type, the number of series is bounded, the gauges come back to
-// zero and nothing panics.
+// Whatever the task type, the number of series is bounded, the gauges come back to zero and nothing panics.
 func TestObserve_attackersTypes(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewPedanticRegistry()

@@ -106,8 +106,7 @@ func TestDescribe(t *testing.T) {
 			LimitField: &automutex.LimitField{Path: "tenant.max", Default: 3, Most: 50}, Busy: automutex.Allow},
 		"e <type> <max> 30s  replace ": {Task: "e",
 			LimitField: &automutex.LimitField{Path: "max", Default: 0, Most: 0}, Busy: automutex.Replace},
-		"f <type> 1 30s  archive fenced": {Task: "f", Fence: true,
-			Busy: automutex.Archive},
+		"f <type> 1 30s  archive fenced": {Task: "f", Fence: true, Busy: automutex.Archive},
 		"g <type>|<computed> computed 30s  park ": {Task: "g",
 			Key: func(context.Context, *asynq.Task) ([]string, error) { return nil, nil }, LimitOf: limitOf},
 	} {
