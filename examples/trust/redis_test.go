@@ -59,15 +59,10 @@ func lasting(t *testing.T, d time.Duration) {
 }
 
 var redisFaults = []redisFault{
-	{
-		name: "restart without persistence", forgets: true,
-		begin: killed,
-		end:   started,
-	},
+	{name: "restart without persistence", forgets: true, begin: killed, end: started},
 	{
 		name: "restart with AOF, appendfsync always", args: []string{"--appendonly", "yes", "--appendfsync", "always"},
-		begin: killed,
-		end:   started,
+		begin: killed, end: started,
 	},
 	{
 		name: "SCRIPT FLUSH", quiet: true, frees: true,
@@ -77,10 +72,7 @@ var redisFaults = []redisFault{
 			}
 		},
 	},
-	{
-		name: "FLUSHALL", forgets: true,
-		begin: operated("FLUSHALL"),
-	},
+	{name: "FLUSHALL", forgets: true, begin: operated("FLUSHALL")},
 	{
 		name: "out of memory, noeviction", says: "OOM", frees: true, args: []string{"--maxmemory-policy", "noeviction"},
 		begin: operated("CONFIG", "SET", "maxmemory", "100kb"), // less than it takes for itself

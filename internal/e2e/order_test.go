@@ -303,15 +303,13 @@ func TestInOrder_producerDiesAfterItsStamp(t *testing.T) {
 // A head that an operator deletes, or archives under Continue, does not stop its key for good.
 func TestInOrder_operators(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		for name, act := range map[string]func(*asynq.Inspector, string,
-			string) error{"delete": (*asynq.Inspector).DeleteTask, "archive": (*asynq.Inspector).ArchiveTask} {
+		for name, act := range map[string]func(i *asynq.Inspector, queue, id string) error{
+			"delete": (*asynq.Inspector).DeleteTask, "archive": (*asynq.Inspector).ArchiveTask,
+		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				rules := []automutex.Rule{{Task: "work", On: onID, InOrder: true, OnArchive: automutex.Continue}}
-				r, c := orderRig(t, s, setup{workers: 2, rules: rules, served: func(c *asynq.Config) {
-					comingBack(c)
-					c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
-				}})
+				r, c := orderRig(t, s, setup{workers: 2, rules: rules, served: comingBack})
 				first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
 				r.next().returns(errors.New("broken"))
 				r.await(first, asynq.TaskStateRetry)
@@ -497,10 +495,7 @@ func TestInOrder_forgedStamp(t *testing.T) {
 // A task says which one it is behind and why: one that failed, and one that is archived.
 func TestInOrder_isSeen(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 3, served: func(c *asynq.Config) {
-			comingBack(c)
-			c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
-		}})
+		r, c := orderRig(t, s, setup{workers: 3, served: comingBack})
 		first := r.enqueueInOrder(c, 1, asynq.MaxRetry(1))
 		second := r.enqueueInOrder(c, 1)
 		run := r.next()
@@ -578,9 +573,7 @@ func TestInOrder_inspectorElsewhere(t *testing.T) {
 	const elsewhere = "are the locks on another Redis, or in another database, than asynq?"
 	s, other := redistest.Mini(t), redistest.StartMini(t)
 	rules := []automutex.Rule{{Task: "work", On: onID, InOrder: true, MaxQueued: 2}}
-	r, _ := orderRig(t, s, setup{rules: rules, workers: 3, locks: other.Client(t), served: func(c *asynq.Config) {
-		c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
-	}})
+	r := start(t, s, setup{rules: rules, workers: 3, locks: other.Client(t)})
 	log := &redistest.Log{}
 	c, err := automutex.NewClient(other.Client(t), r.client, automutex.Config{Rules: rules, Prefix: r.cfg.Prefix,
 		Logger: log.Logger()})
@@ -607,18 +600,16 @@ func TestInOrder_inspectorElsewhere(t *testing.T) {
 // them would take longer than the test has.
 func TestInOrder_endedByAnotherRule(t *testing.T) {
 	t.Parallel()
-	for name, busy := range map[string]automutex.Policy{"skip": automutex.Skip, "archive": automutex.Archive} {
-		t.Run(name, func(t *testing.T) {
+	for busy, state := range map[automutex.Policy]asynq.TaskState{
+		automutex.Skip: asynq.TaskStateCompleted, automutex.Archive: asynq.TaskStateArchived,
+	} {
+		t.Run(busy.String(), func(t *testing.T) {
 			each(t, func(t *testing.T, s *redistest.Server) {
 				r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{
 					{Name: "order", Scope: "order", On: onID, InOrder: true, OnArchive: automutex.Continue},
 					{Name: "other", Scope: "other", Busy: busy},
 				}, handler: func(context.Context, *asynq.Task) error { t.Error("it runs"); return nil }})
 				held := r.take("other")
-				state := asynq.TaskStateCompleted
-				if busy == automutex.Archive {
-					state = asynq.TaskStateArchived
-				}
 				var last string
 				for range 8 {
 					last = r.enqueueInOrder(c, 1)
