@@ -29,9 +29,9 @@ func knows(t testing.TB, l *lock.Locker, targets ...string) {
 	}, "controls for %q in force", targets)
 }
 
-func pause(t testing.TB, l *lock.Locker, target string, until time.Time, why string) {
+func pause(t testing.TB, l *lock.Locker, target, why string) {
 	t.Helper()
-	redistest.Must(t, l.Controls().Pause(t.Context(), target, until, why))
+	redistest.Must(t, l.Controls().Pause(t.Context(), target, time.Time{}, why))
 }
 
 // pauseFor pauses it for that long at least: for longer if the machine was too busy to order that before its end.
@@ -72,7 +72,7 @@ func TestControls_pause(t *testing.T) {
 		operator, l := lockerOn(t, s, prefix, owner("alice")), newLocker(t, rdb, prefix)
 		m, other := l.Mutex("report", lock.Parts("acme")), l.Mutex("mail", lock.Parts("acme"))
 		held := mustTry(t, m)
-		pause(t, operator, "report", time.Time{}, "its data is repaired")
+		pause(t, operator, "report", "its data is repaired")
 		knows(t, l, "report")
 		first, second := inLine(t, m, 1), inLine(t, m, 2) // later: an earlier ask may come after the release
 		if err := held.Extend(t.Context(), time.Minute); err != nil {
@@ -117,7 +117,7 @@ func TestControls_waitsForTheEndOfAPause(t *testing.T) {
 		l := lockerOn(t, s, ownPrefix(t))
 		m := l.Mutex("report")
 		far := time.Now().Add(time.Hour)
-		pause(t, l, "report", far, "")
+		redistest.Must(t, l.Controls().Pause(t.Context(), "report", far, ""))
 		if busy := mustBePaused(t, m); busy.ExpiresIn <= 0 || busy.ExpiresIn > time.Hour+time.Minute ||
 			!busy.Pause.PausedUntil.Equal(far) {
 			t.Errorf("TryLock: %+v, want the end of the pause", busy)
@@ -208,7 +208,7 @@ func TestControls_inForceEverywhere(t *testing.T) {
 		for _, l := range []*lock.Locker{idle, waits} {
 			takesAndUnlocks(t, l.Mutex("report"))
 		}
-		pause(t, operator, "report", time.Time{}, "")
+		pause(t, operator, "report", "")
 		for _, l := range []*lock.Locker{idle, waits} {
 			knows(t, l, "report")
 		}
@@ -221,9 +221,9 @@ func TestControls_pauseAndLimitKeepTheirOwnReasons(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		prefix := ownPrefix(t)
 		alice, bob := lockerOn(t, s, prefix, owner("alice")), lockerOn(t, s, prefix, owner("bob"))
-		pause(t, alice, "report", time.Time{}, "repair")
+		pause(t, alice, "report", "repair")
 		setLimit(t, bob, "report", 3)
-		pause(t, bob, "mail", time.Time{}, "away")
+		pause(t, bob, "mail", "away")
 		list, err := alice.Controls().List(t.Context())
 		if err != nil || len(list) != 2 || list[1].Target != "report" || !list[1].Paused || list[1].Limit != 3 ||
 			list[1].By != "bob" || list[1].Why != "a test" {
@@ -253,7 +253,7 @@ func TestControls_noGrantAfterAPause(t *testing.T) {
 			held := mustTry(t, handle(lockerOn(t, s, prefix), m))
 			first, second := inLine(t, m, 1), inLine(t, m, 2)
 			asks := p.Hold(touches(m), 1)
-			pause(t, operator, "report", time.Time{}, "") // then all ask again
+			pause(t, operator, "report", "") // then all ask again
 			eventually(t, func() bool { return asks.Count() == 1 }, "an ask that is on its way")
 			if !travels {
 				asks.Release()
@@ -294,8 +294,8 @@ func TestControls_pausedWhileTheAskTravels(t *testing.T) {
 		for _, ask := range asks {
 			eventually(t, func() bool { return ask.Count() == 1 }, "an ask that is on its way")
 		}
-		pause(t, operator, "report", time.Time{}, "")
-		pause(t, operator, "mail", time.Time{}, "")
+		pause(t, operator, "report", "")
+		pause(t, operator, "mail", "")
 		ordered := time.Now()
 		eventually(t, func() bool { return time.Since(ordered) > lock.ControlDelay+100*time.Millisecond }, "time")
 		for _, ask := range asks {

@@ -184,7 +184,7 @@ func TestLead_noOrderAddressesIt(t *testing.T) {
 		if n, err := operator.Mutex(name).BreakAll(t.Context()); n != 0 || err != nil {
 			t.Errorf("BreakAll of the mutex of that name: %d, %v", n, err)
 		}
-		pause(t, operator, name, time.Time{}, "")
+		pause(t, operator, name, "")
 		if n, err := m.BreakAll(t.Context()); n != 1 || err != nil {
 			t.Fatalf("BreakAll: %d, %v", n, err)
 		}
