@@ -141,7 +141,8 @@ func squeeze(s string) string {
 }
 
 // What the guide says under "Pause and limit" of a repair calls its function when every process obeys the pause and the
-// tenant's running report has ended, and resumes afterwards. The tenant's name is one that stands escaped in its key.
+// tenant's running report has ended, and resumes afterwards. The tenant's name is one
+// that stands escaped in its key.
 func TestGuide_repairWaitsForRunningTasks(t *testing.T) {
 	t.Parallel()
 	const tenant = "50% |~acme"
@@ -182,7 +183,8 @@ func TestGuide_repairWaitsForRunningTasks(t *testing.T) {
 		return errors.As(err, &busy) && busy.Reason == lock.ReasonPaused
 	}, "the pause, in another process")
 	redistest.Eventually(t, redistest.Patience, func() bool {
-		return called.Load() || time.Since(begun) > lock.ControlDelay+time.Second
+		return called.Load() ||
+			time.Since(begun) > lock.ControlDelay+time.Second
 	}, "the time that a change takes")
 	ended.Store(true)
 	if err := running.Unlock(t.Context()); err != nil {

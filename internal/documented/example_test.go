@@ -131,7 +131,8 @@ func limitedRules() []automutex.Rule {
 
 func codeRules() []automutex.Rule {
 	codes := []automutex.Rule{
-		{Task: "mail:code", On: []string{"user_id"}, StartWithin: 30 * time.Second, Late: automutex.Skip},
+		{Task: "mail:code", On: []string{"user_id"},
+			StartWithin: 30 * time.Second, Late: automutex.Skip},
 	}
 	return codes
 }
