@@ -62,7 +62,7 @@ func TestFields_paths(t *testing.T) {
 
 		"items.1.sku id user.id items.0.sku": "B 9 7 A",
 		"items.1 items.1.sku":                `{"sku":"B","tags":["x",["y"]]} B`,
-		"id id":                              "9 9",
+		strings.Repeat("id ", 2):             "9 9",
 		"user.id user.0 user items.0 items.0.sku items.1.sku items.1.tags.0 items.2 id": "7 zero " +
 			`{"0":"zero","back\\slash":"b","id":7,"na.me":"Ada"} {"sku":"A"} A B x 3 9`,
 	} {

@@ -459,13 +459,13 @@ func TestSeveral_busyInTheMiddle(t *testing.T) {
 // The key of a lease is deleted while its handler runs, which is found out at the end if not before.
 func TestSeveral_keyDeleted(t *testing.T) {
 	eachRig(t, setup{rules: transfers(0, automutex.Retry)}, func(t *testing.T, r *rig) {
-		id := r.enqueue("transfer", transfer{1, 2})
+		r.enqueue("transfer", transfer{1, 2})
 		run := r.next()
 		lease, _ := automutex.LeaseOf(run.ctx, "to")
 		redistest.Must(t, lease.Unlock(run.ctx))
 		r.ends(run)
 		r.noEvents(automutex.EventLost, automutex.EventBackendError)
-		id = r.enqueue("transfer", transfer{1, 2})
+		id := r.enqueue("transfer", transfer{1, 2})
 		run = r.next()
 		redistest.Must(t, r.rdb.Del(t.Context(), r.lockOf("account", "2").Key()).Err())
 		r.ends(run)

@@ -69,7 +69,7 @@ func inspect(t *testing.T, e *Engine, r Ref) Info {
 	return info
 }
 
-// breaks breaks so much.
+// breaks wants a Break to take so many.
 func breaks(t *testing.T, e *Engine, r Ref, how BreakKind, want int, tokens ...string) {
 	t.Helper()
 	if n, err := e.Break(t.Context(), r, how, tokens...); n != want || err != nil {
