@@ -433,16 +433,14 @@ func TestSaid(t *testing.T) {
 func TestBusyError_text(t *testing.T) {
 	t.Parallel()
 	for want, busy := range map[string]*BusyError{
-		": behind task q/1, which comes first": {Reason: ReasonBehind,
-			HolderTask: "q/1"},
+		": behind task q/1, which comes first": {Reason: ReasonBehind, HolderTask: "q/1"},
 		": behind task q/1, which comes first and is to come back in 1.5s": {Reason: ReasonBehind,
 			HolderTask: "q/1", ExpiresIn: 1500 * time.Millisecond},
 		": behind task q/1, which failed and is retried": {Reason: ReasonBehind,
 			HolderTask: "q/1", failed: true, ExpiresIn: time.Millisecond},
 		": behind task q/1, which failed and is retried in 1m0s": {Reason: ReasonBehind,
 			HolderTask: "q/1", failed: true, ExpiresIn: time.Minute},
-		": behind task q/1, which is archived: run it again or skip it to go on": {Reason: ReasonArchived,
-			HolderTask: "q/1"},
+		": behind task q/1, which is archived: run it again or skip it to go on": {Reason: ReasonArchived, HolderTask: "q/1"},
 		": behind an earlier task with the same ID (q/1), which is gone: skip it to go on": {Reason: ReasonArchived,
 			HolderTask: "q/1", reused: true},
 		": held by task q/1 on vm:1 until its deadline in 3s unless renewed; waited 10ms": {Reason: ReasonHeld,

@@ -87,19 +87,21 @@ func TestCompile_refuses(t *testing.T) {
 		}
 		refusesAll(Config{Rules: []Rule{rule}}, want...)
 	}
-	refusesAll(Config{Rules: []Rule{{}}}, `rule "" (Rules[0]): Task: "" is blank; name`)
-	refusesAll(Config{Rules: []Rule{{Task: " a"}}}, `Task: " a" begins or ends with a blank, `)
-	refusesAll(Config{Rules: []Rule{{Task: "mail:*"}}}, `Task: "mail:*" has a *: `)
+	together := func(rules []Rule, want ...string) { t.Helper(); refusesAll(Config{Rules: rules}, want...) }
+	rate := func(r Rate, want string) { t.Helper(); refuses(Rule{Limit: 1, Rate: r}, want) }
+	together([]Rule{{}}, `rule "" (Rules[0]): Task: "" is blank; name`)
+	together([]Rule{{Task: " a"}}, `Task: " a" begins or ends with a blank, `)
+	together([]Rule{{Task: "mail:*"}}, `Task: "mail:*" has a *: `)
 	refuses(Rule{Optional: true}, `Optional: needs On or OnHeaders, `)
 	refuses(Rule{InOrder: true, Busy: Park, OnArchive: 7}, `OnArchive: 7 is neither HoldKey nor Continue`)
-	refusesAll(Config{Rules: []Rule{
+	together([]Rule{
 		{Task: "a", Scope: "s", InOrder: true, Busy: Park},
 		{Task: "b", Scope: "s", InOrder: true, Busy: Park, OnArchive: Continue},
 		{Task: "c", Scope: "s", InOrder: true, Busy: Park, MaxQueued: 5},
-	}}, `rule "b" (Rules[1]): OnArchive: is continue, but rule "a" (Rules[0]) has hold for the same scope "s"; `,
+	}, `rule "b" (Rules[1]): OnArchive: is continue, but rule "a" (Rules[0]) has hold for the same scope "s"; `,
 		`rule "c" (Rules[2]): MaxQueued: is 5, but rule "a" (Rules[0]) has 0 for the same scope "s"; `)
-	refusesAll(Config{Rules: []Rule{{Task: "a", Scope: "s"}, {Task: "b", Scope: "s", Limit: 1,
-		Rate: Rate{Starts: 2, Per: time.Minute}}}},
+	together([]Rule{{Task: "a", Scope: "s"}, {Task: "b", Scope: "s", Limit: 1,
+		Rate: Rate{Starts: 2, Per: time.Minute}}},
 		`Rate: is 2 per 1m0s, burst 1, but rule "a" (Rules[0]) has none for the same scope "s"; `)
 	refuses(Rule{On: []string{"", "a..b", `a\`, "ok", "ok"}}, `rule "t" (Rules[0]): On[0]: "" is empty; name`,
 		`On[1]: "a..b" has an empty segment; `,
@@ -129,30 +131,30 @@ func TestCompile_refuses(t *testing.T) {
 	refuses(Rule{MaxHold: 100*time.Millisecond - 1},
 		`MaxHold: 99.999999ms is too short; use 0 for no bound, or at least 100ms`)
 	refuses(Rule{Cooldown: -1}, `Cooldown: -1ns is too short; `)
-	refuses(Rule{Limit: 1, Rate: Rate{Starts: -1, Per: time.Second}}, `Rate: a rate of -1 starts`)
-	refuses(Rule{Limit: 1, Rate: Rate{Per: 60}},
+	rate(Rate{Starts: -1, Per: time.Second}, `Rate: a rate of -1 starts`)
+	rate(Rate{Per: 60},
 		`Rate: it needs both Starts and Per, such as 100 per minute; did you mean 60s? `)
-	refuses(Rule{Limit: 1, Rate: Rate{Starts: 100, Per: 60}},
+	rate(Rate{Starts: 100, Per: 60},
 		`Rate: a rate of 100 starts per 60ns: at most one a microsecond; did you mean 60s? `)
-	refuses(Rule{Limit: 1, Rate: Rate{Starts: 2, Per: time.Microsecond}},
+	rate(Rate{Starts: 2, Per: time.Microsecond},
 		`Rate: a rate of 2 starts per 1µs: at most one a microsecond`)
-	refuses(Rule{Limit: 1, Rate: Rate{Starts: 1, Per: 366 * 24 * time.Hour}}, `Rate: a rate per 8784h0m0s: at most 8760h`)
-	refuses(Rule{Limit: 1, Rate: Rate{Starts: 1, Per: time.Second, Burst: -1}}, `Rate: a Burst of -1 is negative`)
+	rate(Rate{Starts: 1, Per: 366 * 24 * time.Hour}, `Rate: a rate per 8784h0m0s: at most 8760h`)
+	rate(Rate{Starts: 1, Per: time.Second, Burst: -1}, `Rate: a Burst of -1 is negative`)
 	refuses(Rule{Busy: RetryIn(-time.Second)}, `Busy: RetryIn(-1s) is no delay; `)
 	refuses(Rule{Busy: AfterFailure(nil)}, `Busy: AfterFailure has no function; `)
 	refusesAll(Config{Prefix: "a{b"}, `automutex: Config.Prefix: lock: prefix "a{b" has a brace, `)
 	refusesAll(Config{Prefix: "a b"}, `Config.Prefix: lock: prefix "a b" has `)
 	refusesAll(Config{Prefix: "asynq"}, `Config.Prefix: "asynq" is what asynq's own keys start with; `)
-	refusesAll(Config{Rules: []Rule{{Task: "a"}, {Task: "b", Name: "a"}, {Task: "c", Name: "a"}}},
+	together([]Rule{{Task: "a"}, {Task: "b", Name: "a"}, {Task: "c", Name: "a"}},
 		`rule "a" (Rules[1]): Name: is that of Rules[0] too; `,
 		`rule "a" (Rules[2]): Name: is that of Rules[0] too; `)
-	refusesAll(Config{Rules: []Rule{{Task: "a"}, {Task: "a", Scope: "s"}, {Task: "a"}}},
+	together([]Rule{{Task: "a"}, {Task: "a", Scope: "s"}, {Task: "a"}},
 		`rule "a" (Rules[0]): Scope: is empty, and 3 rules have the Task "a"; give`,
 		`rule "a#3" (Rules[2]): Scope: is empty, and 3 rules have the Task "a"; give`)
-	refusesAll(Config{Rules: []Rule{{Task: "a", Scope: "s"}, {Task: "b", Scope: "s", Limit: 2, TTL: time.Minute}}},
+	together([]Rule{{Task: "a", Scope: "s"}, {Task: "b", Scope: "s", Limit: 2, TTL: time.Minute}},
 		`rule "b" (Rules[1]): Limit: is 2, but rule "a" (Rules[0]) has 1 for the same scope "s"; one scope has one Limit`,
 		`rule "b" (Rules[1]): TTL: is 1m0s, but rule "a" (Rules[0]) has 30s for the same scope "s"; `)
-	refusesAll(Config{Rules: []Rule{{Task: "a", Limit: 2}, {Task: "b", Scope: "a"}}},
+	together([]Rule{{Task: "a", Limit: 2}, {Task: "b", Scope: "a"}},
 		`rule "b" (Rules[1]): Limit: is 1, but rule "a" (Rules[0]) has 2 for the same scope "a"; `)
 	refusesAll(Config{Prefix: "{", Rules: []Rule{{Limit: -1}, {Task: "b", TTL: 1, Busy: RetryIn(0)}}},
 		"Config.Prefix", "(Rules[0]): Task: ", "(Rules[0]): Limit: ", "(Rules[1]): TTL: ", "(Rules[1]): Busy: ")
@@ -218,8 +220,7 @@ func TestRuleSet_targets(t *testing.T) {
 		Rule{Task: "audit", Scope: "account", On: []string{"id"}},
 		Rule{Task: "call", Scope: "customer", On: []string{"customer.id", "shop"}, OnHeaders: []string{"region"}},
 		Rule{Task: "call", Scope: "api", Limit: 20},
-		Rule{Task: "call", Scope: "all", Key: func(_ context.Context, t *asynq.Task) ([]string,
-			error) {
+		Rule{Task: "call", Scope: "all", Key: func(_ context.Context, t *asynq.Task) ([]string, error) {
 			return []string{t.Type()}, nil
 		}},
 		Rule{Task: "report:", On: []string{"id"}},

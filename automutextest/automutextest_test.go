@@ -408,8 +408,7 @@ func TestWatch(t *testing.T) {
 		"in turns by parking":  {busy(automutex.Park), true, nil},
 		"no middleware": {busy(automutex.Retry), false,
 			[]string{`runs of "everything" at once, want at most 1`, "{work|1}", "without a lock", "guard.Middleware"}},
-		"a field too many": {func(r *automutex.Rule) { r.On = []string{"id", "n"} }, true,
-			[]string{"at once", "{work|1|"}},
+		"a field too many": {func(r *automutex.Rule) { r.On = []string{"id", "n"} }, true, []string{"at once", "{work|1|"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -443,8 +442,7 @@ func TestWatch(t *testing.T) {
 // What becomes of a task within a task is not the outer one's outcome.
 func TestTask_within(t *testing.T) {
 	t.Parallel()
-	g := New(t, automutex.Config{Rules: []automutex.Rule{{Task: "work"},
-		{Task: "inner", Busy: automutex.Skip}}})
+	g := New(t, automutex.Config{Rules: []automutex.Rule{{Task: "work"}, {Task: "inner", Busy: automutex.Skip}}})
 	mux := asynq.NewServeMux()
 	mux.Use(g.Middleware)
 	mux.HandleFunc("work", func(ctx context.Context, _ *asynq.Task) error {

@@ -13,8 +13,7 @@ import (
 	"github.com/automutex/automutex/unique"
 )
 
-// FuzzParse: whatever the file, there is a configuration that New takes, or
-// mistakes that have a place in the file.
+// FuzzParse: whatever the file, there is a configuration that New takes, or mistakes that have a place in the file.
 func FuzzParse(f *testing.F) {
 	files, err := filepath.Glob("testdata/*.*")
 	if err != nil || len(files) == 0 {

@@ -40,7 +40,7 @@ func holdsAtMostN(t *testing.T, s *redistest.Server) {
 	}
 	held, waiter := mustTry(t, one), inLine(t, one, 1)
 	fresh(t, l)
-	mustUnlock(t, mustTry(t, three)) // a slot is granted by the limit of who grants it, to the waiter first
+	takesAndUnlocks(t, three) // a slot is granted by the limit of who grants it, to the waiter first
 	mustUnlock(t, waiter.got(t))
 	mustUnlock(t, held)
 	free(t, one)
@@ -174,7 +174,7 @@ func TestForm_fenceAfterASplit(t *testing.T) {
 	replica := redistest.StartReplica(t, s)
 	name := redistest.Name(t)
 	a, b := lockerOn(t, s), newLocker(t, replica.Client(t))
-	mustUnlock(t, mustTry(t, a.Mutex("warm")))
+	takesAndUnlocks(t, a.Mutex("warm"))
 	replica.Forget(t) // the replica does not hear of what comes now
 	old := mustTry(t, a.Mutex(name, lock.Fenced()))
 	replica.Promote(t)

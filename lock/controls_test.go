@@ -29,9 +29,9 @@ func knows(t testing.TB, l *lock.Locker, targets ...string) {
 	}, "controls for %q in force", targets)
 }
 
-func pause(t testing.TB, l *lock.Locker, target string, until time.Time, why string) {
+func pause(t testing.TB, l *lock.Locker, target, why string) {
 	t.Helper()
-	redistest.Must(t, l.Controls().Pause(t.Context(), target, until, why))
+	redistest.Must(t, l.Controls().Pause(t.Context(), target, time.Time{}, why))
 }
 
 // pauseFor pauses it for that long at least: for longer if the machine was too busy to order that before its end.
@@ -72,7 +72,7 @@ func TestControls_pause(t *testing.T) {
 		operator, l := lockerOn(t, s, prefix, owner("alice")), newLocker(t, rdb, prefix)
 		m, other := l.Mutex("report", lock.Parts("acme")), l.Mutex("mail", lock.Parts("acme"))
 		held := mustTry(t, m)
-		pause(t, operator, "report", time.Time{}, "its data is repaired")
+		pause(t, operator, "report", "its data is repaired")
 		knows(t, l, "report")
 		first, second := inLine(t, m, 1), inLine(t, m, 2) // later: an earlier ask may come after the release
 		if err := held.Extend(t.Context(), time.Minute); err != nil {
@@ -90,7 +90,7 @@ func TestControls_pause(t *testing.T) {
 			}
 		}
 		wantAvailable(t, m, 0)
-		mustUnlock(t, mustTry(t, other))
+		takesAndUnlocks(t, other)
 		once, asked := l.Mutex("report", lock.Parts("nobody waits")), atomic.Int64{} // it is not asked for at all
 		hook.Before(func(cmd redis.Cmder) error {
 			if touching(once)(cmd) {
@@ -117,7 +117,7 @@ func TestControls_waitsForTheEndOfAPause(t *testing.T) {
 		l := lockerOn(t, s, ownPrefix(t))
 		m := l.Mutex("report")
 		far := time.Now().Add(time.Hour)
-		pause(t, l, "report", far, "")
+		redistest.Must(t, l.Controls().Pause(t.Context(), "report", far, ""))
 		if busy := mustBePaused(t, m); busy.ExpiresIn <= 0 || busy.ExpiresIn > time.Hour+time.Minute ||
 			!busy.Pause.PausedUntil.Equal(far) {
 			t.Errorf("TryLock: %+v, want the end of the pause", busy)
@@ -148,14 +148,14 @@ func TestControls_limit(t *testing.T) {
 		if a, b, c := fenceOf(t, one), fenceOf(t, two), fenceOf(t, three); a >= b || b >= c {
 			t.Errorf("fences %d, %d, %d in the order of the grants", a, b, c)
 		}
-		mustUnlock(t, mustTry(t, l.Mutex("report", lock.Parts("other"))))
+		takesAndUnlocks(t, l.Mutex("report", lock.Parts("other")))
 
 		setLimit(t, l, "report|acme", 1)
 		mustUnlock(t, one)
 		mustUnlock(t, two)
 		mustNotTry(t, m)
 		mustUnlock(t, three)
-		mustUnlock(t, mustTry(t, m))
+		takesAndUnlocks(t, m)
 
 		redistest.Must(t, errors.Join(l.Controls().ClearLimit(t.Context(), "report|acme"),
 			l.Controls().ClearLimit(t.Context(), "report")))
@@ -180,8 +180,8 @@ func TestControls_rate(t *testing.T) {
 			t.Fatalf("List: %+v, %v", list, err)
 		}
 		fresh(t, other)
-		mustUnlock(t, mustTry(t, theirs))
-		mustUnlock(t, mustTry(t, m))
+		takesAndUnlocks(t, theirs)
+		takesAndUnlocks(t, m)
 		for _, m := range []*lock.Lock{m, theirs} {
 			var busy *lock.BusyError
 			if _, err := m.TryLock(t.Context()); !errors.As(err, &busy) || busy.Reason != lock.ReasonRate {
@@ -191,8 +191,8 @@ func TestControls_rate(t *testing.T) {
 		redistest.Must(t, operator.Controls().ClearRate(t.Context(), name))
 		fresh(t, other)
 		for range 3 {
-			mustUnlock(t, mustTry(t, theirs))
-			mustUnlock(t, mustTry(t, m))
+			takesAndUnlocks(t, theirs)
+			takesAndUnlocks(t, m)
 		}
 	})
 }
@@ -206,9 +206,9 @@ func TestControls_inForceEverywhere(t *testing.T) {
 		p.DropMessages(true)
 		idle, waits := lockerOn(t, s, prefix), newLocker(t, p.Client(t), prefix)
 		for _, l := range []*lock.Locker{idle, waits} {
-			mustUnlock(t, mustTry(t, l.Mutex("report")))
+			takesAndUnlocks(t, l.Mutex("report"))
 		}
-		pause(t, operator, "report", time.Time{}, "")
+		pause(t, operator, "report", "")
 		for _, l := range []*lock.Locker{idle, waits} {
 			knows(t, l, "report")
 		}
@@ -221,9 +221,9 @@ func TestControls_pauseAndLimitKeepTheirOwnReasons(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		prefix := ownPrefix(t)
 		alice, bob := lockerOn(t, s, prefix, owner("alice")), lockerOn(t, s, prefix, owner("bob"))
-		pause(t, alice, "report", time.Time{}, "repair")
+		pause(t, alice, "report", "repair")
 		setLimit(t, bob, "report", 3)
-		pause(t, bob, "mail", time.Time{}, "away")
+		pause(t, bob, "mail", "away")
 		list, err := alice.Controls().List(t.Context())
 		if err != nil || len(list) != 2 || list[1].Target != "report" || !list[1].Paused || list[1].Limit != 3 ||
 			list[1].By != "bob" || list[1].Why != "a test" {
@@ -253,7 +253,7 @@ func TestControls_noGrantAfterAPause(t *testing.T) {
 			held := mustTry(t, handle(lockerOn(t, s, prefix), m))
 			first, second := inLine(t, m, 1), inLine(t, m, 2)
 			asks := p.Hold(touches(m), 1)
-			pause(t, operator, "report", time.Time{}, "") // then all ask again
+			pause(t, operator, "report", "") // then all ask again
 			eventually(t, func() bool { return asks.Count() == 1 }, "an ask that is on its way")
 			if !travels {
 				asks.Release()
@@ -285,7 +285,7 @@ func TestControls_pausedWhileTheAskTravels(t *testing.T) {
 		far := newLocker(t, p.Client(t, func(o *redis.UniversalOptions) { o.ReadTimeout = 5 * time.Second }), prefix)
 		tried, locked := far.Mutex("report"), far.Mutex("mail")
 		for _, m := range []*lock.Lock{tried, locked} {
-			mustUnlock(t, mustTry(t, m)) // connected, and the controls are known
+			takesAndUnlocks(t, m) // connected, and the controls are known
 		}
 		asks := []*redistest.Held{p.Hold(touches(tried), 1), p.Hold(touches(locked), 1)}
 		failed := make(chan error, 1)
@@ -294,11 +294,10 @@ func TestControls_pausedWhileTheAskTravels(t *testing.T) {
 		for _, ask := range asks {
 			eventually(t, func() bool { return ask.Count() == 1 }, "an ask that is on its way")
 		}
-		pause(t, operator, "report", time.Time{}, "")
-		pause(t, operator, "mail", time.Time{}, "")
+		pause(t, operator, "report", "")
+		pause(t, operator, "mail", "")
 		ordered := time.Now()
-		eventually(t, func() bool { return time.Since(ordered) > lock.ControlDelay+100*time.Millisecond },
-			"time")
+		eventually(t, func() bool { return time.Since(ordered) > lock.ControlDelay+100*time.Millisecond }, "time")
 		for _, ask := range asks {
 			ask.Release()
 		}

@@ -78,7 +78,7 @@ func TestDeniedCommands(t *testing.T) {
 			s := redistest.StartReal(t)
 			admin, look := s.Client(t), lockerOn(t, s)
 			l := newLocker(t, withUser(t, s, admin, "user"))
-			mustUnlock(t, mustTry(t, l.Mutex(redistest.Name(t))))
+			takesAndUnlocks(t, l.Mutex(redistest.Name(t)))
 			tell(t, admin, "ACL", "SETUSER", "user", right)
 			m := l.Semaphore(redistest.Name(t), 2, lock.Rate(1000, time.Second, 1000), lock.TTL(6*time.Second)) // needs a script
 			for range 2 {

@@ -98,9 +98,6 @@ func client(t testing.TB) redis.UniversalClient {
 func owner(name string) func(*lock.Options)      { return func(o *lock.Options) { o.Owner = name } }
 func prefixed(prefix string) func(*lock.Options) { return func(o *lock.Options) { o.Prefix = prefix } }
 func minReplicas(n int) func(*lock.Options)      { return func(o *lock.Options) { o.MinReplicas = n } }
-func logTo(log *redistest.Log) func(*lock.Options) {
-	return func(o *lock.Options) { o.Logger = log.Logger() }
-}
 
 // ownPrefix gives Lockers a prefix of the test's own: controls are shared by all of one.
 func ownPrefix(t testing.TB) func(*lock.Options) { return prefixed(redistest.Name(t)) }
@@ -421,11 +418,6 @@ func inVain(t testing.TB, m *lock.Lock, within time.Duration) {
 	}
 }
 
-func isParked(err error) bool {
-	var refused *lock.Refused
-	return errors.As(err, &refused) && refused.Parked
-}
-
 // parkNow has LockOrPark park a busy lock at once.
 var parkNow = func() <-chan struct{} {
 	c := make(chan struct{})
@@ -434,17 +426,15 @@ var parkNow = func() <-chan struct{} {
 }()
 
 // mustPark parks m's note at once.
-func mustPark(t testing.TB, m *lock.Lock) *lock.BusyError {
+func mustPark(t testing.TB, m *lock.Lock) {
 	t.Helper()
 	le, err := lock.LockOrPark(t.Context(), m, parkNow)
 	if le != nil || err == nil {
 		t.Fatalf("LockOrPark took the lock; want parked; %s", dump(m))
 	}
-	busy := wantBusy(t, err)
-	if !isParked(err) {
+	if refused := new(lock.Refused); !errors.As(err, &refused) || !refused.Parked {
 		t.Fatalf("not parked: %v; %s", err, dump(m))
 	}
-	return busy
 }
 
 // touches makes a match for a Proxy: the commands on m's key.

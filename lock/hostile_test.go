@@ -164,8 +164,7 @@ func TestHostileTextsAreNeitherCodeNorKeys(t *testing.T) {
 			case lua && name != "TIME":
 				// What changes nothing may name a key beside.
 				if n++; len(args) < 2 || !slices.ContainsFunc(declared, func(key string) bool {
-					return args[1] == key ||
-						args[1] == key+":none"
+					return args[1] == key || args[1] == key+":none"
 				}) {
 					t.Errorf("a script that was given the keys %q calls %.300q", declared, args)
 				}

@@ -114,7 +114,8 @@ func TestLead_campaignEnds(t *testing.T) {
 					t.Parallel()
 					rdb, hook, log := s.Client(t), &redistest.FailHook{}, &redistest.Log{}
 					rdb.AddHook(hook)
-					l, name := newLocker(t, rdb, logTo(log)), redistest.Name(t)
+					l := newLocker(t, rdb, func(o *lock.Options) { o.Logger = log.Logger() })
+					name := redistest.Name(t)
 					held := runFor(t, lockerOn(t, s), name)
 					come(t, held.terms, "the term of another one")
 					if away {
@@ -128,8 +129,7 @@ func TestLead_campaignEnds(t *testing.T) {
 					c := runFor(t, l, name)
 					if away {
 						const said = "a candidate for leadership cannot ask Redis; it tries again"
-						eventually(t, func() bool { return strings.Count(log.String(), said) > 1 },
-							"two log lines of the outage")
+						eventually(t, func() bool { return strings.Count(log.String(), said) > 1 }, "two log lines of the outage")
 					} else {
 						waiting(t, leadersOf(l, name), 1)
 					}
@@ -184,7 +184,7 @@ func TestLead_noOrderAddressesIt(t *testing.T) {
 		if n, err := operator.Mutex(name).BreakAll(t.Context()); n != 0 || err != nil {
 			t.Errorf("BreakAll of the mutex of that name: %d, %v", n, err)
 		}
-		pause(t, operator, name, time.Time{}, "")
+		pause(t, operator, name, "")
 		if n, err := m.BreakAll(t.Context()); n != 1 || err != nil {
 			t.Fatalf("BreakAll: %d, %v", n, err)
 		}

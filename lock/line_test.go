@@ -89,8 +89,7 @@ func TestRule05_KilledHolderIsSucceeded(t *testing.T) {
 				name := redistest.Name(t)
 				m := l.Mutex(name)
 				c := startChild(t, s.Addr(), "1s", name)
-				eventually(t, func() bool { h, err := m.Holders(t.Context()); return err == nil && len(h) == 1 },
-					"the child")
+				eventually(t, func() bool { h, err := m.Holders(t.Context()); return err == nil && len(h) == 1 }, "the child")
 				w := inLine(t, m, 1)
 				c.Kill()
 				h, err := m.Holders(t.Context())
@@ -172,8 +171,7 @@ func TestRule03_ContextEndsBeforeTheReply(t *testing.T) {
 				held := p.Hold(touches(m), 1)
 				ctx, end := timeUp(t.Context())
 				asks := beside(t, m, func(context.Context) (*lock.Lease, error) {
-					return take(slots(far, m, n, lock.TTL(time.Hour)),
-						ctx)
+					return take(slots(far, m, n, lock.TTL(time.Hour)), ctx)
 				})
 				eventually(t, func() bool { return held.Count() == 1 }, "an ask on its way")
 				end()

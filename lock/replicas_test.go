@@ -14,14 +14,6 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// failsOver kills the master, and promotes the replica.
-func failsOver(t *testing.T, s, replica *redistest.Server) *lock.Locker {
-	t.Helper()
-	s.Kill(t)
-	replica.Promote(t)
-	return newLocker(t, replica.Client(t))
-}
-
 // What was handed out is known to who is promoted, however it was: taken, granted or extended.
 func TestMinReplicas_failover(t *testing.T) {
 	redistest.Long(t)
@@ -54,7 +46,9 @@ func TestMinReplicas_failover(t *testing.T) {
 			s := redistest.StartReal(t)
 			replica := redistest.StartReplica(t, s)
 			le := hand(lockerOn(t, s, minReplicas(1)), lockerOn(t, s))
-			m := failsOver(t, s, replica).Semaphore("x", 2)
+			s.Kill(t)
+			replica.Promote(t)
+			m := newLocker(t, replica.Client(t)).Semaphore("x", 2)
 			d, ok := left(t, m, le)
 			if here := time.Until(le.Deadline()); !ok || d < here {
 				t.Errorf("the one that was promoted knows it for %s, %v; we believe for %s", d, ok, here)
@@ -103,8 +97,7 @@ func TestMinReplicas_frozen(t *testing.T) {
 		t.Error("an Extend that does not count changed the deadline")
 	}
 	replica.Resume(t)
-	eventually(t, func() bool { return kept.Extend(t.Context(), 2*time.Hour) == nil },
-		"an Extend that counts")
+	eventually(t, func() bool { return kept.Extend(t.Context(), 2*time.Hour) == nil }, "an Extend that counts")
 	takesAndUnlocks(t, m)
 	free(t, m)
 }

@@ -102,7 +102,7 @@ func TestTTL_clientsClock(t *testing.T) {
 	s.SetTime(t, now.Add(10*time.Hour-5*time.Millisecond))
 	mustBeBusy(t, slots(his, m, 2))
 	s.SetTime(t, now.Add(10*time.Hour+5*time.Millisecond))
-	mustUnlock(t, mustTry(t, slots(his, m, 2)))
+	takesAndUnlocks(t, slots(his, m, 2))
 }
 
 // Locked while held, to everybody, and not before, after, or when it has expired. Its owner is the process.
@@ -274,7 +274,7 @@ func TestTTL_takerDies(t *testing.T) {
 		}
 		_, far, proxy := through(t, s, func(o *redis.UniversalOptions) { o.MaxRetries = -1 })
 		lost := insider.Pool(far, name, lock.TTL(2*time.Second))
-		mustUnlock(t, mustTry(t, lost)) // the scripts are known to the server
+		takesAndUnlocks(t, lost) // the scripts are known to the server
 		proxy.DropReplyTo(touches(lost), 1)
 		wantErr(t, second(lost.TryLock(t.Context())), lock.ErrBackend, "TryLock with its reply lost")
 		mustUnlock(t, mustTake(t, pool.New(his, name), "licence").Lease)
@@ -344,11 +344,4 @@ func takeBeside(t *testing.T, p *pool.Pool) <-chan *pool.Lease {
 		return err == nil && info.Waiting == 1
 	}, "a taker in line")
 	return taken
-}
-
-func wantFree(t *testing.T, p *pool.Pool, want int) {
-	t.Helper()
-	if info, err := p.Inspect(t.Context()); info.Free != want || err != nil {
-		t.Errorf("%d values free, %v; want %d", info.Free, err, want)
-	}
 }

@@ -73,27 +73,23 @@ func TestNew_refuses(t *testing.T) {
 	t.Parallel()
 	taken := prometheus.NewRegistry()
 	mustNew(t, taken, Options{})
+	labels := func(name, value string) Options { return Options{Labels: prometheus.Labels{name: value}} }
+	buckets := func(bounds ...float64) Options { return Options{Buckets: bounds} }
 	for name, c := range map[string]struct {
 		reg  prometheus.Registerer
 		o    Options
 		want []string
 	}{
-		"twice": {taken, Options{}, []string{"has these metrics already", "share one Metrics",
-			"Options.Labels"}},
-		"other label names": {taken, Options{Labels: prometheus.Labels{"guard": "a"}},
-			[]string{"Options.Labels", "same ones for all"}},
-		"a label of ours": {nil, Options{Labels: prometheus.Labels{"rule": "a"}},
-			[]string{"Options.Labels", "none of rule"}},
-		"a bad label name": {nil, Options{Labels: prometheus.Labels{"": "a"}},
-			[]string{"Options.Labels", "valid names"}},
-		"a bad label value": {nil, Options{Labels: prometheus.Labels{"a": "\xff"}},
-			[]string{"Options.Labels"}},
-		"negative types": {nil, Options{MaxTypes: -1}, []string{"MaxTypes", "-1"}},
-		"buckets that descend": {nil, Options{Buckets: []float64{1, 1}},
-			[]string{"Buckets[1]", "increasing"}},
-		"buckets of no number": {nil, Options{Buckets: []float64{1, math.NaN()}},
-			[]string{"Buckets[1]"}},
-		"a first of no number": {nil, Options{Buckets: []float64{math.NaN()}}, []string{"Buckets[0]"}},
+		"twice": {taken, Options{}, []string{"has these metrics already", "share one Metrics", "Options.Labels"}},
+
+		"other label names":    {taken, labels("guard", "a"), []string{"Options.Labels", "same ones for all"}},
+		"a label of ours":      {nil, labels("rule", "a"), []string{"Options.Labels", "none of rule"}},
+		"a bad label name":     {nil, labels("", "a"), []string{"Options.Labels", "valid names"}},
+		"a bad label value":    {nil, labels("a", "\xff"), []string{"Options.Labels"}},
+		"negative types":       {nil, Options{MaxTypes: -1}, []string{"MaxTypes", "-1"}},
+		"buckets that descend": {nil, buckets(1, 1), []string{"Buckets[1]", "increasing"}},
+		"buckets of no number": {nil, buckets(1, math.NaN()), []string{"Buckets[1]"}},
+		"a first of no number": {nil, buckets(math.NaN()), []string{"Buckets[0]"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if c.reg == nil {
@@ -136,8 +132,7 @@ func TestNew_severalGuards(t *testing.T) { // one of them in the process' own re
 	mustNew(t, reg, Options{Labels: prometheus.Labels{"guard": "a"}})
 }
 
-// Whatever the task type, the number of series is bounded, the gauges come back to
-// zero and nothing panics.
+// Whatever the task type, the number of series is bounded, the gauges come back to zero and nothing panics.
 func TestObserve_attackersTypes(t *testing.T) {
 	t.Parallel()
 	reg := prometheus.NewPedanticRegistry()
@@ -272,24 +267,24 @@ func TestObserve_events(t *testing.T) {
 		t.Log(name)
 		holds(t, reg, c.want)
 	}
-	for outcome, events := range map[string][]automutex.Event{
-		"skipped": {{Kind: automutex.EventBusy, Policy: automutex.Skip},
-			{Kind: automutex.EventSkipped, Policy: automutex.Skip}},
-		"retried": {{Kind: automutex.EventBusy, Policy: automutex.Retry},
-			{Kind: automutex.EventRetried, Policy: automutex.Retry}},
-		"parked": {{Kind: automutex.EventBusy, Policy: automutex.Park},
-			{Kind: automutex.EventParked, Policy: automutex.Park}},
-		"replaced": {{Kind: automutex.EventReplaced, Policy: automutex.Replace}},
-		"late":     {{Kind: automutex.EventLate, Policy: automutex.Archive}},
-		"archived": {{Kind: automutex.EventBusy, Policy: automutex.Archive}},
-		"failed":   {{Kind: automutex.EventBusy, Policy: automutex.Fail}},
-		"allowed":  {{Kind: automutex.EventBusy, Policy: automutex.Allow}},
+	type kinds []automutex.EventKind
+	for outcome, c := range map[string]struct {
+		policy automutex.Policy
+		kinds  kinds
+	}{
+		"skipped":  {automutex.Skip, kinds{automutex.EventBusy, automutex.EventSkipped}},
+		"retried":  {automutex.Retry, kinds{automutex.EventBusy, automutex.EventRetried}},
+		"parked":   {automutex.Park, kinds{automutex.EventBusy, automutex.EventParked}},
+		"replaced": {automutex.Replace, kinds{automutex.EventReplaced}},
+		"late":     {automutex.Archive, kinds{automutex.EventLate}},
+		"archived": {automutex.Archive, kinds{automutex.EventBusy}},
+		"failed":   {automutex.Fail, kinds{automutex.EventBusy}},
+		"allowed":  {automutex.Allow, kinds{automutex.EventBusy}},
 	} {
 		reg := prometheus.NewRegistry()
 		m := mustNew(t, reg, Options{})
-		for _, e := range events {
-			e.Rule, e.Task = "r", "t"
-			m.Observe(t.Context(), e)
+		for _, kind := range c.kinds {
+			m.Observe(t.Context(), automutex.Event{Kind: kind, Policy: c.policy, Rule: "r", Task: "t"})
 		}
 		all := 0.0
 		for sample, value := range gather(t, reg) {
@@ -354,8 +349,7 @@ func TestGuard(t *testing.T) {
 		holds(t, reg, map[string]float64{"automutex_held" + turns: 1, "automutex_acquisitions_total" + turns: 1})
 		close(let)
 		redistest.Must(t, errors.Join(<-ended, <-ended))
-		redistest.Must(t, run("skip", payload, func(context.Context,
-			*asynq.Task) error {
+		redistest.Must(t, run("skip", payload, func(context.Context, *asynq.Task) error {
 			return run("skip", payload, nothing)
 		}))
 		redistest.Must(t, run("rate", "", nothing))

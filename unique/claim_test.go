@@ -50,21 +50,20 @@ func TestUntilStart_oneRunsOneWaits(t *testing.T) {
 				t.Fatalf("%s did not begin", want)
 			}
 		}
-		first := r.must(r.Enqueue(task("reindex", "7", "first")))
+		first := r.enqueue("reindex", "first")
 		next("first")
 		if n := r.rdb.Exists(t.Context(), r.claimKey("reindex")).Val(); n != 0 {
 			t.Error("the claim outlives the start of its task")
 		}
-		second := r.must(r.Enqueue(task("reindex", "7", "second")))
+		second := r.enqueue("reindex", "second")
 		r.await(r.queue, second.ID, asynq.TaskStateActive) // in line for the lock
-		_, err := r.Enqueue(task("reindex", "7", "third"))
-		r.mustBeDuplicate(nil, err, second.ID, asynq.TaskStateActive)
+		r.refuses("reindex", "third", second.ID, asynq.TaskStateActive)
 		r.must(r.Enqueue(task("reindex", "8", "other"))) // another key
 		next("other")
 		finish <- struct{}{} // first or other; the second begins when it was first
 		finish <- struct{}{}
 		next("second")
-		third := r.must(r.Enqueue(task("reindex", "7", "third")))
+		third := r.enqueue("reindex", "third")
 		finish <- struct{}{}
 		next("third")
 		finish <- struct{}{}
@@ -104,7 +103,7 @@ func TestClaim_endsWithItsTaskHoweverItEnds(t *testing.T) {
 					for _, until := range []Until{UntilStart, UntilDone} {
 						rule := Rule{Task: "reindex", On: onID, Until: until, Duplicate: duplicate}
 						r := start(t, s, rule)
-						first := r.must(r.Enqueue(task("reindex", "7", "first"), asynq.MaxRetry(0)))
+						first := r.enqueue("reindex", "first", asynq.MaxRetry(0))
 						end(r, first.ID)
 						eventually(t, func() bool {
 							info, err := r.inspector.GetTaskInfo(r.queue, first.ID)
@@ -140,7 +139,7 @@ func TestClaim_producerKilled(t *testing.T) {
 			r := start(t, s, rule)
 			r.grace, r.patience = longest, 50*time.Millisecond
 			if rule.Duplicate == Replace {
-				r.must(r.Enqueue(task("reindex", "7", "old")))
+				r.enqueue("reindex", "old")
 			}
 			dead := atomic.Bool{}
 			rdb := r.hooked(func(cmd redis.Cmder) error {
@@ -158,8 +157,7 @@ func TestClaim_producerKilled(t *testing.T) {
 			}
 			r.grace = 300 * time.Millisecond // it may have passed by now
 			eventually(t, func() bool {
-				_, err := r.Enqueue(task("reindex", "7",
-					"late"))
+				_, err := r.Enqueue(task("reindex", "7", "late"))
 				return err == nil
 			}, "the claim being taken over")
 			if found := r.tasks(r.queue, "reindex"); !slices.Equal(texts(found), []string{"late"}) {
@@ -189,7 +187,7 @@ func TestClaim_failedEnqueueLeavesNothing(t *testing.T) {
 				!strings.Contains(err.Error(), "OOM") {
 				t.Fatalf("%s: %v, %v", rule.Task, info, err)
 			}
-			r.must(r.Enqueue(task(rule.Task, "7", "next")))
+			r.enqueue(rule.Task, "next")
 			if got := texts(r.tasks(r.queue, rule.Task)); !slices.Equal(got, []string{"next"}) {
 				t.Errorf("%s: there are %q", rule.Task, got)
 			}
@@ -229,7 +227,7 @@ func TestClaim_waitsForTheEnqueueOfAnotherProducer(t *testing.T) {
 func underWay(t *testing.T, s *redistest.Server, rule Rule, fails error) bool {
 	r := start(t, s, rule)
 	if rule.Duplicate == Replace {
-		r.must(r.Enqueue(task("reindex", "7", "old")))
+		r.enqueue("reindex", "old")
 	}
 	begun, goOn, stands := make(chan struct{}), make(chan struct{}), false
 	first := r.producer(r.hooked(func(cmd redis.Cmder) error {
@@ -306,7 +304,7 @@ func TestFor_window(t *testing.T) {
 		r.grace = time.Millisecond // of no use to a claim that was confirmed
 		r.serve(succeed, nil)
 		began := time.Now()
-		first := r.must(r.Enqueue(task("digest", "7", "first")))
+		first := r.enqueue("digest", "first")
 		r.awaitGone(r.queue, first.ID)
 		again, err := r.Enqueue(task("digest", "7", "second"))
 		if time.Since(began) < window { // else the machine was busy
@@ -319,7 +317,7 @@ func TestFor_window(t *testing.T) {
 		if took := time.Since(began); took < window {
 			t.Errorf("it ended after %s", took)
 		}
-		one := r.must(r.Enqueue(task("joined", "7", "one")))
+		one := r.enqueue("joined", "one")
 		r.awaitGone(r.queue, one.ID)
 		two, err := r.Enqueue(task("joined", "7", "two")) // nothing is left to join
 		r.mustBeDuplicate(two, err, one.ID, asynq.TaskStateCompleted)
@@ -356,7 +354,7 @@ func TestWorker_dropsTheClaim(t *testing.T) {
 			differs int
 		}{{"reindex", 1, 0}, {"plain", 0, 0}, {"window", 0, 0}, {"mismatch", 1, 1}, {"mismatch", 1, 1}} {
 			before := notes.Load()
-			r.awaitGone(r.queue, r.must(r.Enqueue(task(c.task, "7", fmt.Sprint(i)))).ID)
+			r.awaitGone(r.queue, r.enqueue(c.task, fmt.Sprint(i)).ID)
 			if got := notes.Load() - before; got != c.notes {
 				t.Errorf("%s: %d calls for its claim, want %d", c.task, got, c.notes)
 			}
@@ -375,14 +373,13 @@ func TestClaim_lostBeforeItBegins(t *testing.T) {
 	r.serve(succeed, r.guard(
 		automutex.Rule{Task: "reindex", Name: "first", Scope: "reindex", On: onID, Busy: automutex.Retry, TTL: time.Second},
 		automutex.Rule{Task: "reindex", Name: "second", Scope: "second", On: onID, Wait: time.Hour, Busy: automutex.Retry}))
-	its := r.must(r.Enqueue(task("reindex", "7", "")))
+	its := r.enqueue("reindex", "")
 	r.awaitLine("second")
 	redistest.Must(t, r.inspector.PauseQueue(r.queue)) // it does not run
 	_, err := r.its("reindex").BreakAll(t.Context())
 	redistest.Must(t, err)
 	r.await(r.queue, its.ID, asynq.TaskStatePending)
-	info, err := r.Enqueue(task("reindex", "7", ""))
-	r.mustBeDuplicate(info, err, its.ID, asynq.TaskStatePending)
+	r.refuses("reindex", "", its.ID, asynq.TaskStatePending)
 }
 
 // A claim has a TTL, which reaches beyond a task that is scheduled far ahead.
@@ -390,7 +387,7 @@ func TestClaim_ttl(t *testing.T) {
 	t.Parallel()
 	r := start(t, redistest.Real(t), reindex)
 	for _, ahead := range []time.Duration{0, time.Hour, 90 * 24 * time.Hour} {
-		info := r.must(r.Enqueue(task("reindex", "7", ""), asynq.ProcessIn(ahead)))
+		info := r.enqueue("reindex", "", asynq.ProcessIn(ahead))
 		if got := r.rdb.PTTL(t.Context(), r.claimKey("reindex")).Val() - ahead; got < claimLife-longest ||
 			got > claimLife+longest {
 			t.Errorf("%s ahead: the claim expires %s after that", ahead, got)
@@ -406,9 +403,8 @@ func TestClaim_ofNoTask(t *testing.T) {
 	_, err := (&request{client: r.Client, key: keys.Key(r.prefix, "reindex", "7")}).claim().Take(t.Context(), "no task",
 		"", time.Hour)
 	redistest.Must(t, err)
-	first := r.must(r.Enqueue(task("reindex", "7", "")))
-	info, err := r.Enqueue(task("reindex", "7", ""))
-	r.mustBeDuplicate(info, err, first.ID, asynq.TaskStatePending)
+	first := r.enqueue("reindex", "")
+	r.refuses("reindex", "", first.ID, asynq.TaskStatePending)
 }
 
 // A producer that replaces an ended task waits for another one at the same key, for Config.Wait.
@@ -416,7 +412,7 @@ func TestReplaceEnded_another(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, Rule{Task: "reindex", On: onID})
 		r.patience = 100 * time.Millisecond
-		first := r.must(r.Enqueue(task("reindex", "7", "")))
+		first := r.enqueue("reindex", "")
 		redistest.Must(t, r.inspector.ArchiveTask(r.queue, first.ID))
 		other, err := r.engine.Take(t.Context(), engine.Request{Ref: engine.Ref{Key: r.claimKey("reindex") + ":lock",
 			Limit: 1}, TTL: time.Hour})
@@ -428,6 +424,6 @@ func TestReplaceEnded_another(t *testing.T) {
 		_, err = other.Release(t.Context(), engine.Ending{})
 		redistest.Must(t, err)
 		r.patience = longest
-		r.must(r.Enqueue(task("reindex", "7", "")))
+		r.enqueue("reindex", "")
 	})
 }

@@ -148,6 +148,19 @@ func (r *rig) must(info *asynq.TaskInfo, err error) *asynq.TaskInfo {
 	return info
 }
 
+// enqueue enqueues a task with the ID 7, which is to be accepted.
+func (r *rig) enqueue(taskType, text string, opts ...asynq.Option) *asynq.TaskInfo {
+	r.t.Helper()
+	return r.must(r.Enqueue(task(taskType, "7", text), opts...))
+}
+
+// refuses checks that another task with the ID 7 is a duplicate of the one with that ID.
+func (r *rig) refuses(taskType, text, id string, state asynq.TaskState) {
+	r.t.Helper()
+	info, err := r.Enqueue(task(taskType, "7", text))
+	r.mustBeDuplicate(info, err, id, state)
+}
+
 // mustBeDuplicate checks that a task was rejected for the one with that ID.
 func (r *rig) mustBeDuplicate(info *asynq.TaskInfo, err error, id string, state asynq.TaskState) {
 	r.t.Helper()

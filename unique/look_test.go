@@ -97,7 +97,7 @@ func TestLook_lostTask(t *testing.T) {
 		r := start(t, redistest.StartMini(t), kinds()...)
 		for _, declared := range kinds() {
 			byID := !(&rule{Rule: declared}).hasClaim()
-			old := r.must(r.Enqueue(task(declared.Task, "7", "old"), asynq.ProcessIn(time.Hour)))
+			old := r.enqueue(declared.Task, "old", asynq.ProcessIn(time.Hour))
 			switch state {
 			case asynq.TaskStateArchived:
 				redistest.Must(t, r.inspector.ArchiveTask(r.queue, old.ID))
@@ -114,7 +114,7 @@ func TestLook_lostTask(t *testing.T) {
 					t.Errorf("%s, %s: %v, %v", state, declared.Task, info, err)
 				}
 				redistest.Must(t, r.rdb.Del(t.Context(), itsKey).Err())
-				r.must(r.Enqueue(task(declared.Task, "7", "new")))
+				r.enqueue(declared.Task, "new")
 			case declared.Until == For(time.Hour) && state != asynq.TaskStatePending:
 				if !errors.Is(err, asynq.ErrDuplicateTask) { // its time is not over
 					t.Errorf("%s, %s: %v, %v", state, declared.Task, info, err)
@@ -125,7 +125,7 @@ func TestLook_lostTask(t *testing.T) {
 				}
 			case declared.Until != For(time.Hour): // it blocks the key until somebody deletes it
 				redistest.Must(t, r.rdb.Del(t.Context(), itsKey).Err())
-				r.must(r.Enqueue(task(declared.Task, "7", "new")))
+				r.enqueue(declared.Task, "new")
 			}
 		}
 	}

@@ -268,8 +268,8 @@ func TestOptions(t *testing.T) {
 		if name != "c" {
 			r.mustBeDuplicate(nil, err, info.ID, asynq.TaskStatePending)
 		}
-		if info := r.must(r.Enqueue(task("mail", "7", ""), asynq.Queue(r.queue+"2"),
-			asynq.TaskID(name))); info.Queue != r.queue+"2" || info.ID != name {
+		info = r.enqueue("mail", "", asynq.Queue(r.queue+"2"), asynq.TaskID(name))
+		if info.Queue != r.queue+"2" || info.ID != name {
 			t.Errorf("without a rule: %+v", info)
 		}
 	}

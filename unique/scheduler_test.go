@@ -33,8 +33,7 @@ func TestDoubledSchedulers(t *testing.T) {
 			_, err := r.plain.Enqueue(asynq.NewTask("cron:digest", nil), asynq.Queue(r.queue))
 			redistest.Must(t, err)
 		}
-		eventually(t, func() bool { return skipped.Load()+began.Load() == 2 },
-			"both running or being skipped")
+		eventually(t, func() bool { return skipped.Load()+began.Load() == 2 }, "both running or being skipped")
 		if began.Load() != 1 {
 			t.Errorf("%d runs of one tick", began.Load())
 		}

@@ -131,8 +131,7 @@ func checkState(t *testing.T, r *rig, c stateCase, first, next *Client, begun *s
 	old := r.must(first.Enqueue(task(taskType, "7", "old"), opts...))
 	r.await(queue, old.ID, c.state)
 	if c.state == asynq.TaskStateActive {
-		eventually(t, func() bool { _, ok := begun.Load(taskType); return ok }, "%s having begun",
-			taskType)
+		eventually(t, func() bool { _, ok := begun.Load(taskType); return ok }, "%s having begun", taskType)
 	}
 	before, err := r.inspector.GetTaskInfo(queue, old.ID)
 	redistest.Must(t, err)

@@ -46,7 +46,7 @@ func TestSupersede_aTaskThatWaitsInItsWorker(t *testing.T) {
 						return nil
 					}, r.guard(guarded))
 					t.Cleanup(letGo) // before the server's: a test that has failed ends, too
-					ids := []string{r.must(r.Enqueue(task("save", "7", "1"))).ID}
+					ids := []string{r.enqueue("save", "1").ID}
 					eventually(t, func() bool { return len(ran.all()) == 1 }, "the first one running")
 					for _, text := range []string{"2", "3", "4"} {
 						var info *asynq.TaskInfo
@@ -95,18 +95,16 @@ func TestReplace_leavesATaskWhoseHandlerHasFailed(t *testing.T) {
 					r.isFailure = func(err error) bool { return !errors.Is(err, limited) }
 					guard := r.guard(automutex.Rule{Task: "price", On: onID, Busy: automutex.Park})
 					r.serve(func(ctx context.Context, _ *asynq.Task) error { return back(ctx) }, guard)
-					first := r.must(r.Enqueue(task("price", "7", "first")))
+					first := r.enqueue("price", "first")
 					_ = r.inspector.RunTask(r.queue, first.ID)
 					r.await(r.queue, first.ID, asynq.TaskStateRetry)
-					info, err := r.Enqueue(task("price", "7", "second"))
-					r.mustBeDuplicate(info, err, first.ID, asynq.TaskStateRetry)
-					_, err = r.its("price").BreakAll(t.Context())
+					r.refuses("price", "second", first.ID, asynq.TaskStateRetry)
+					_, err := r.its("price").BreakAll(t.Context())
 					redistest.Must(t, err)
 					letGo := r.hold("price")
 					_ = r.inspector.RunTask(r.queue, first.ID)
 					r.await(r.queue, first.ID, asynq.TaskStateActive)
-					info, err = r.Enqueue(task("price", "7", "third"))
-					r.mustBeDuplicate(info, err, first.ID, asynq.TaskStateActive)
+					r.refuses("price", "third", first.ID, asynq.TaskStateActive)
 					letGo()
 				})
 			}
@@ -121,12 +119,12 @@ func TestReplace_supersedesATaskThatAGuardHandedBack(t *testing.T) {
 			r := start(t, s, Rule{Task: "price", On: onID, Duplicate: Replace})
 			letGo := r.hold("price")
 			r.serve(succeed, r.guard(automutex.Rule{Task: "price", On: onID, Busy: busy}))
-			first := r.must(r.Enqueue(task("price", "7", "first")))
+			first := r.enqueue("price", "first")
 			r.await(r.queue, first.ID, asynq.TaskStateRetry)
 			if info, err := r.inspector.GetTaskInfo(r.queue, first.ID); err != nil || info.Retried != attempts {
 				t.Fatalf("%+v, %v: not what this test is about", info, err)
 			}
-			if second := r.must(r.Enqueue(task("price", "7", "second"))); second.ID == first.ID {
+			if second := r.enqueue("price", "second"); second.ID == first.ID {
 				t.Error("it was not superseded")
 			}
 			r.awaitGone(r.queue, first.ID)
@@ -143,10 +141,9 @@ func TestReplace_withoutAGuard(t *testing.T) {
 	goOn := make(chan struct{})
 	r.serve(func(context.Context, *asynq.Task) error { <-goOn; return nil }, nil)
 	t.Cleanup(func() { close(goOn) })
-	first := r.must(r.Enqueue(task("price", "7", "first")))
+	first := r.enqueue("price", "first")
 	r.await(r.queue, first.ID, asynq.TaskStateActive)
-	info, err := r.Enqueue(task("price", "7", "second"))
-	r.mustBeDuplicate(info, err, first.ID, asynq.TaskStateActive)
+	r.refuses("price", "second", first.ID, asynq.TaskStateActive)
 }
 
 // A worker comes before any one command of a call that supersedes a task.
@@ -170,7 +167,7 @@ func TestSupersede_aWorkerComesMeanwhile(t *testing.T) {
 func meanwhile(t *testing.T, s *redistest.Server, rule Rule, fails bool, n int) (came bool) {
 	r := start(t, s, rule)
 	guard := r.guard(automutex.Rule{Task: "work", On: onID, Busy: automutex.Park})
-	old := r.must(r.Enqueue(task("work", "7", "old")))
+	old := r.enqueue("work", "old")
 	goOn := make(chan struct{})
 	letGo := sync.OnceFunc(func() { close(goOn) })
 	var ran record
@@ -230,7 +227,7 @@ func TestPostpone(t *testing.T) {
 		for _, until := range []Until{UntilDone, UntilStart} {
 			const delay, most = time.Hour, 90 * time.Minute
 			r := start(t, s, Rule{Task: "draft", On: onID, Until: until, Duplicate: Postpone(delay), MaxPostpone: most})
-			first := r.must(r.Enqueue(task("draft", "7", "0")))
+			first := r.enqueue("draft", "0")
 			if first.State != asynq.TaskStateScheduled {
 				t.Errorf("%s: the first call is %s", until, first.State)
 			}
@@ -240,7 +237,7 @@ func TestPostpone(t *testing.T) {
 				r.age("draft", age)
 				before := time.Now()
 				text := fmt.Sprint(i + 1)
-				info := r.must(r.Enqueue(task("draft", "7", text)))
+				info := r.enqueue("draft", text)
 				found := r.tasks(r.queue, "draft", live...)
 				if len(found) != 1 || !slices.Equal(texts(found), []string{text}) || found[0].ID != info.ID {
 					t.Fatalf("%s: after %s there are %q", until, age, texts(found))
@@ -266,7 +263,7 @@ func TestPostpone_keepsItsPlacePastTheBound(t *testing.T) {
 	for _, until := range []Until{UntilDone, UntilStart} {
 		r := start(t, redistest.Mini(t), Rule{Task: "draft", On: onID, Until: until, Duplicate: Postpone(time.Minute),
 			MaxPostpone: 2 * time.Minute})
-		due := r.must(r.Enqueue(task("draft", "7", "due")))
+		due := r.enqueue("draft", "due")
 		redistest.Must(t, r.inspector.RunTask(r.queue, due.ID))
 		r.age("draft", 3*time.Minute)
 		info, err := r.Enqueue(task("draft", "7", "newest"))
@@ -277,7 +274,7 @@ func TestPostpone_keepsItsPlacePastTheBound(t *testing.T) {
 		if r.must(info, err); info.State != asynq.TaskStateScheduled {
 			t.Errorf("the newest is %s", info.State)
 		}
-		r.must(r.Enqueue(task("draft", "7", "newer still"))) // in the place of the second one
+		r.enqueue("draft", "newer still") // in the place of the second one
 		if got := texts(r.tasks(r.queue, "draft")); !slices.Equal(got, []string{"due", "newer still"}) {
 			t.Errorf("there are %q", got)
 		}
@@ -295,9 +292,9 @@ func TestReplace_scheduled(t *testing.T) {
 			r := start(t, s, Rule{Task: "a", Scope: "s", Until: until, Duplicate: Replace},
 				Rule{Task: "b", Scope: "s", Until: until, Duplicate: Replace})
 			at := time.Now().Add(time.Hour).Truncate(time.Second)
-			r.must(r.Enqueue(task("a", "7", "old"), asynq.ProcessAt(at), asynq.MaxRetry(3)))
+			r.enqueue("a", "old", asynq.ProcessAt(at), asynq.MaxRetry(3))
 			for _, name := range []string{"a", "b"} {
-				info := r.must(r.Enqueue(task(name, "7", name), asynq.MaxRetry(9), asynq.ProcessIn(time.Minute)))
+				info := r.enqueue(name, name, asynq.MaxRetry(9), asynq.ProcessIn(time.Minute))
 				found := slices.Concat(r.tasks(r.queue, "a", live...), r.tasks(r.queue, "b", live...))
 				if len(found) != 1 || found[0].ID != info.ID || found[0].MaxRetry != 9 || !found[0].NextProcessAt.Equal(at) ||
 					!slices.Equal(texts(found), []string{name}) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/hibiken/asynq"
 
+	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/redistest"
@@ -39,12 +40,12 @@ func (a *audit) last(t *testing.T) Action {
 	return a.all[len(a.all)-1]
 }
 
-func operator(t *testing.T, s *redistest.Server) (*site, *audit) {
+func operator(t *testing.T, s *redistest.Server, rules ...automutex.Rule) (*site, *audit) {
 	t.Helper()
 	seen := &audit{}
 	return serve(t, s, Options{
-		RootPath: "/locks", Audit: seen.note, User: func(*http.Request) string { return "ann" },
-		Access: operates,
+		RootPath: "/locks", Audit: seen.note, User: func(*http.Request) string { return "ann" }, Access: operates,
+		Rules: rules,
 	}), seen
 }
 
@@ -53,7 +54,33 @@ var hidden = regexp.MustCompile(`<input type="hidden" name="([^"]*)" value="([^"
 // confirm sends the form of a page that asks, as a browser does, and follows the redirect.
 func (v *site) confirm(asked answer, why string) answer {
 	v.t.Helper()
-	return v.get(v.send(asked, why).want(303).header.Get("Location"))
+	return v.follow(v.send(asked, why))
+}
+
+func (v *site) follow(redirect answer) answer {
+	v.t.Helper()
+	return v.get(redirect.want(303).header.Get("Location"))
+}
+
+// breaks is the page that asks before a break of one holder.
+func (v *site) breaks(m *lock.Lock, lease *lock.Lease) answer {
+	v.t.Helper()
+	return v.get(breakPath(m) + "&token=" + url.QueryEscape(lease.Token()))
+}
+
+// keeps holds that a lease was not lost.
+func (v *site) keeps(lease *lock.Lease) {
+	v.t.Helper()
+	if err := lease.Extend(context.Background(), lock.DefaultTTL); err != nil {
+		v.t.Errorf("the lease: %v", err)
+	}
+}
+
+func (v *site) controls() []lock.Control {
+	v.t.Helper()
+	all, err := v.locker.Controls().List(v.t.Context())
+	redistest.Must(v.t, err)
+	return all
 }
 
 // refuse sends the form of a page that asks, and gives the answer to it.
@@ -86,8 +113,8 @@ func TestDo_break(t *testing.T) {
 		lease := v.hold(m)
 		ctx := lease.Bind(context.Background())
 		v.get("/locks"+keyPath(m.Key())).want(200, "Break…")
-		asked := v.get(breakPath(m)+"&token="+url.QueryEscape(lease.Token())).
-			want(200, "Take the lock a from 1 holder?", "default/task-1", "The first in line gets the lock at once")
+		asked := v.breaks(m, lease).want(200, "Take the lock a from 1 holder?", "default/task-1",
+			"The first in line gets the lock at once")
 		if ctx.Err() != nil {
 			t.Fatal("asking has broken the lock")
 		}
@@ -117,15 +144,12 @@ func TestDo_breakAll(t *testing.T) {
 	v.hold(m)
 	asked := v.get(breakPath(m)).want(200, "from 2 holders?")
 	late := v.hold(m)
-	v.get(breakPath(m)+"&token="+url.QueryEscape(late.Token())).want(200,
-		"from 1 holder?")
+	v.breaks(m, late).want(200, "from 1 holder?")
 	v.confirm(asked, strings.Repeat("é", maxWhy+1)).want(200, "taken from 2 of 2 holders", "<dt>Held</dt><dd>1</dd>")
 	if done := seen.last(t); len(done.Tokens) != 2 || done.Why != strings.Repeat("é", maxWhy) { // a long reason is cut
 		t.Errorf("Audit got %+v", done)
 	}
-	if err := late.Extend(context.Background(), lock.DefaultTTL); err != nil {
-		t.Errorf("who came meanwhile lost the lock: %v", err)
-	}
+	v.keeps(late)
 }
 
 // Nothing is done for a reader, for another site, by GET, or for a form that is wrong.
@@ -150,15 +174,13 @@ func TestDo_refused(t *testing.T) {
 		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 	}).want(400, "The form could not be read. Nothing was done.")
 	v.post("/locks/do", url.Values{"action": {"break"}, "key": {strings.Repeat("x",
-		maxForm)}}).want(http.StatusRequestEntityTooLarge, "automutex break")
+		maxForm)}}).want(413, "automutex break")
 	reader := onReal(t, Options{Prefix: v.prefix, RootPath: "/locks", Audit: seen.note})
 	reader.post("/locks/do", form).want(403, "You may look")
 	reader.get("/locks/do?" + form.Encode()).want(403)
 	reader.get("/locks"+keyPath(m.Key())).want(200).without("Break", "Delete", "/do?")
 	reader.get("/locks/keys").without("Sweep")
-	if err := lease.Extend(context.Background(), lock.DefaultTTL); err != nil {
-		t.Errorf("the lease: %v", err)
-	}
+	v.keeps(lease)
 	if len(seen.all) != 0 {
 		t.Errorf("Audit got %+v", seen.all)
 	}
@@ -185,11 +207,14 @@ func TestActionLog(t *testing.T) {
 func TestDo_breakGate(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		v, _ := operator(t, s)
-		isOpen := func(m *lock.Lock) bool {
+		isOpen := func(m *lock.Lock, want bool) {
+			t.Helper()
 			h := inside.At(m)
 			info, err := h.Engine.Inspect(context.Background(), h.Request.Ref, 0)
 			redistest.Must(t, err)
-			return info.Gate.OpensIn == 0
+			if (info.Gate.OpensIn == 0) != want {
+				t.Errorf("the gate of %s: %+v; want it open: %t", m.Key(), info.Gate, want)
+			}
 		}
 		free, both, rated := v.locker.Mutex("free"), v.locker.Semaphore("both", 2),
 			v.locker.Mutex("rated", lock.Rate(1, time.Hour, 1))
@@ -197,31 +222,22 @@ func TestDo_breakGate(t *testing.T) {
 		redistest.Must(t, errors.Join((*inside.At(lease)).CloseGate(context.Background(), time.Hour),
 			lease.Unlock(context.Background())))
 		asked := v.get(breakPath(free)).want(200, "and open its gate?", "A hold or a cooldown ends now")
-		if isOpen(free) {
-			t.Error("asking has opened the gate")
-		}
+		isOpen(free, false) // asking opens nothing
 		v.confirm(asked, "").want(200, "Its gate is open.")
-		if !isOpen(free) {
-			t.Error("the gate stays closed")
-		}
+		isOpen(free, true)
 		v.refuse(asked).want(409, "break failed: nothing was done")
 
 		lease = v.hold(both)
 		redistest.Must(t, v.hold(both).Cooldown(context.Background(), time.Hour))
-		v.confirm(v.get(breakPath(both)+"&token="+url.QueryEscape(lease.Token())).want(200,
-			"Take the lock both from 1 holder?").without("gate open"), "").want(200,
-			"taken from 1 of 1 holder.").without("gate is open")
-		if isOpen(both) {
-			t.Error("a break of one holder has ended the cooldown")
-		}
+		asked = v.breaks(both, lease).want(200, "Take the lock both from 1 holder?").without("gate open")
+		v.confirm(asked, "").want(200, "taken from 1 of 1 holder.").without("gate is open")
+		isOpen(both, false)
 		redistest.Must(t, v.locker.Mutex("both").Delete(context.Background()))
 		v.hold(both)
 		redistest.Must(t, v.hold(both).Cooldown(context.Background(), time.Hour))
-		v.confirm(v.get(breakPath(both)).want(200, "from 1 holder, and open its gate?"), "").want(200,
-			"taken from 1 of 1 holder. Its gate is open.")
-		if !isOpen(both) {
-			t.Error("the cooldown goes on")
-		}
+		asked = v.get(breakPath(both)).want(200, "from 1 holder, and open its gate?")
+		v.confirm(asked, "").want(200, "taken from 1 of 1 holder. Its gate is open.")
+		isOpen(both, true)
 
 		redistest.Must(t, v.hold(rated).Unlock(context.Background()))
 		v.get(breakPath(rated)).want(409, "there is nothing to break")
@@ -303,20 +319,18 @@ func TestDo_wrongField(t *testing.T) {
 		{"rate", "rate", "9/1s burst -1", "a burst of -1"},
 	} {
 		form := url.Values{"action": {c.action}, "target": {"report"}, "why": {`the "API" is down`}, "from": {"?q=rep"}, c.field: {c.typed}}
-		asked := v.post("/locks/do", form).want(http.StatusUnprocessableEntity, `name="target" value="report"`, `value="the &#34;API&#34; is down"`, `name="from" value="?q=rep"`,
+		asked := v.post("/locks/do", form).want(422, `name="target" value="report"`, `value="the &#34;API&#34; is down"`, `name="from" value="?q=rep"`,
 			`name="`+c.field+`" value="`+strings.NewReplacer("<", "&lt;", ">", "&gt;").Replace(c.typed)+`"`, `aria-invalid="true" aria-describedby="`+c.field+`-wrong"`,
 			`id="`+c.field+`-wrong">`, c.wrong).without("<b>")
 		if asked.body = strings.Replace(asked.body, `aria-invalid="true"`, "", 1); strings.Contains(asked.body, "aria-invalid") {
 			t.Errorf("%+v: another field is said to be wrong as well", c)
 		}
 	}
-	v.post("/locks/do", url.Values{"action": {"pause"}, "target": {" "}, "for": {"soon"}}).want(http.StatusBadRequest,
-		"Name a target")
-	v.post("/locks/do", url.Values{"action": {"pause"}, "target": {" "}, "for": {"1h"}}).want(http.StatusBadRequest,
-		"Name a target")
-	list, err := v.locker.Controls().List(context.Background())
-	if err != nil || len(list) != 0 || len(seen.all) != 0 {
-		t.Errorf("controls: %+v, %v; Audit got %+v", list, err, seen.all)
+	for _, length := range []string{"soon", "1h"} {
+		v.post("/locks/do", url.Values{"action": {"pause"}, "target": {" "}, "for": {length}}).want(400, "Name a target")
+	}
+	if list := v.controls(); len(list) != 0 || len(seen.all) != 0 {
+		t.Errorf("controls: %+v; Audit got %+v", list, seen.all)
 	}
 	v.get("/locks/keys?q=rep&longer=soon&waiting=1").want(200, `value="rep"`, `value="soon"`, `aria-describedby="longer-wrong"`, `id="longer-wrong">`, "is not a duration", " checked>")
 }
@@ -328,25 +342,25 @@ func TestKey_shortForm(t *testing.T) {
 	v, seen := operator(t, redistest.Real(t))
 	m := v.locker.Mutex("report", lock.Parts("acme"))
 	lease := v.hold(m)
-	v.get("/locks/key?key="+url.QueryEscape("report|acme")).want(200, "worker-1:4242", m.Key())
+	v.get("/locks"+keyPath("report|acme")).want(200, "worker-1:4242", m.Key())
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	await(t, v.stream(ctx, "/locks/live?view=key&key="+url.QueryEscape("report|acme")), "worker-1:4242")
-	v.get("/locks/do?action=break&key="+url.QueryEscape("report|acme")).want(200,
-		"Take the lock report|acme from 1 holder?", m.Key())
+	const short = "&key=report%7Cacme"
+	await(t, v.stream(ctx, "/locks/live?view=key"+short), "worker-1:4242")
+	v.get("/locks/do?action=break"+short).want(200, "Take the lock report|acme from 1 holder?", m.Key())
 	form := url.Values{"action": {"break"}, "key": {"report|acme"}, "token": {lease.Token()}}
-	v.get(v.post("/locks/do", form).want(303).header.Get("Location")).want(200, "The lock was taken from 1 of 1 holder.")
+	v.follow(v.post("/locks/do", form)).want(200, "The lock was taken from 1 of 1 holder.")
 	if done := seen.last(t); done.Target != m.Key() {
 		t.Errorf("Audit has the target %q, want %q", done.Target, m.Key())
 	}
 	for _, wrong := range []string{
-		"", "a b", "other:{report|acme}", "{report|acme}", "asynq:{default}:pending", v.prefix + ":{}", v.prefix +
-			":{a}:pool", v.prefix + ":{a b}",
-		"control", strings.Repeat("x}", 2500),
+		"", "a b", "other:{report|acme}", "{report|acme}", "asynq:{default}:pending", v.prefix + ":{}",
+		v.prefix + ":{a}:pool", v.prefix + ":{a b}", "control", strings.Repeat("x}", 2500),
 	} {
-		v.get("/locks/live?view=key&key=" + url.QueryEscape(wrong)).want(404)
-		v.get("/locks/key?key="+url.QueryEscape(wrong)).want(http.StatusBadRequest, "This is no key of a lock")
-		v.get("/locks/do?action=break&key="+url.QueryEscape(wrong)).want(http.StatusBadRequest, "This is no key of a lock")
+		key := "&key=" + url.QueryEscape(wrong)
+		v.get("/locks/live?view=key" + key).want(404)
+		v.get("/locks"+keyPath(wrong)).want(400, "This is no key of a lock")
+		v.get("/locks/do?action=break"+key).want(400, "This is no key of a lock")
 	}
 }
 

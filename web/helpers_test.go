@@ -173,8 +173,7 @@ func (v *site) wait(m *lock.Lock) {
 	}, "%s has another waiter", m.Key())
 }
 
-// find asks for a path until a text is in the answer: the list of locks is up to a second
-// old.
+// find asks for a path until a text is in the answer: the list of locks is up to a second old.
 func (v *site) find(path, text string) answer {
 	v.t.Helper()
 	var a answer

@@ -49,8 +49,7 @@ func TestHeaders(t *testing.T) {
 // An address answers a method that it does not have with a 405 that names those it has.
 func TestMethods(t *testing.T) {
 	t.Parallel()
-	v := onMini(t, Options{RootPath: "/locks",
-		Access: operates})
+	v := onMini(t, Options{RootPath: "/locks", Access: operates})
 	for path, allow := range map[string]string{
 		"/locks/": "GET, HEAD", "/locks/key": "GET, HEAD", "/locks/rules": "GET, HEAD",
 		"/locks/live": "GET, HEAD", "/locks/static/app.js": "GET, HEAD", "/locks/do": "GET, HEAD, POST",
@@ -107,12 +106,10 @@ func TestRootPath(t *testing.T) {
 			mux.Handle("/ops/locks/", page)
 		}},
 		"stripped": {"/locks", func(mux *http.ServeMux, page http.Handler) {
-			mux.Handle("/locks/",
-				http.StripPrefix("/locks", page))
+			mux.Handle("/locks/", http.StripPrefix("/locks", page))
 		}},
 		"stripped, unknown": {"", func(mux *http.ServeMux, page http.Handler) {
-			mux.Handle("/locks/",
-				http.StripPrefix("/locks", page))
+			mux.Handle("/locks/", http.StripPrefix("/locks", page))
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -213,8 +210,7 @@ func TestAssets_asPublished(t *testing.T) {
 		t.Errorf("Cache-Control %q of a file with its version", got)
 	}
 	v.do(http.MethodGet, "/static/app.css", nil, func(r *http.Request) {
-		r.Header.Set("If-None-Match",
-			a.header.Get("ETag"))
+		r.Header.Set("If-None-Match", a.header.Get("ETag"))
 	}).want(304)
 	v.get("/static/htmx.LICENSE").want(404)
 	v.get("/static/..%2fweb.go").want(404)

@@ -39,8 +39,7 @@ func TestMain(m *testing.M) {
 	redistest.Main(m)
 }
 
-// patience is how long a test waits for what should come at once: long, since
-// it is only used up by tests that fail.
+// patience is how long a test waits for what should come at once: long, since it is only used up by tests that fail.
 const patience = 30 * time.Second
 
 var update = flag.Bool("update", false, "write the sessions in testdata anew")

@@ -25,8 +25,7 @@ type modelRun struct {
 	minutes int    // stops then; states are remembered by a few bits each; 0: all states, exactly
 }
 
-// The numbers of ticks with which the model is smallest, and of trouble with which
-// nothing but waiting is left.
+// The numbers of ticks with which the model is smallest, and of trouble with which nothing but waiting is left.
 const (
 	modelSmall = "-DTTL=2 -DG=1 -DSTAY=2 "
 	modelCalm  = "-DPROMPT -DCRASHES=0 -DLOSSES=0 -DDELAYS=0 "

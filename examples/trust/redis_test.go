@@ -59,15 +59,10 @@ func lasting(t *testing.T, d time.Duration) {
 }
 
 var redisFaults = []redisFault{
-	{
-		name: "restart without persistence", forgets: true,
-		begin: killed,
-		end:   started,
-	},
+	{name: "restart without persistence", forgets: true, begin: killed, end: started},
 	{
 		name: "restart with AOF, appendfsync always", args: []string{"--appendonly", "yes", "--appendfsync", "always"},
-		begin: killed,
-		end:   started,
+		begin: killed, end: started,
 	},
 	{
 		name: "SCRIPT FLUSH", quiet: true, frees: true,
@@ -77,10 +72,7 @@ var redisFaults = []redisFault{
 			}
 		},
 	},
-	{
-		name: "FLUSHALL", forgets: true,
-		begin: operated("FLUSHALL"),
-	},
+	{name: "FLUSHALL", forgets: true, begin: operated("FLUSHALL")},
 	{
 		name: "out of memory, noeviction", says: "OOM", frees: true, args: []string{"--maxmemory-policy", "noeviction"},
 		begin: operated("CONFIG", "SET", "maxmemory", "100kb"), // less than it takes for itself
@@ -130,9 +122,8 @@ var redisFaults = []redisFault{
 	},
 }
 
-// TestRedisFaults has a crowd take turns while its Redis fails. What
-// docs/guarantees.md promises: no call hangs; nobody believes beside another but,
-// where Redis forgets, until the holders' next renewal; those who hold what is not
+// TestRedisFaults has a crowd take turns while its Redis fails. What docs/guarantees.md promises: no call hangs; nobody
+// believes beside another but, where Redis forgets, until the holders' next renewal; those who hold what is not
 // forgotten keep it; it all goes on afterwards; nothing is left behind.
 func TestRedisFaults(t *testing.T) {
 	redistest.RealTime(t)
@@ -208,8 +199,7 @@ func testRedisFault(t *testing.T, fault redisFault) {
 	c.verdict(fault.forgets, s.Client(t))
 }
 
-// refusing waits until a TryLock is told what the fault says: an error that is
-// clear, and neither free nor busy.
+// refusing waits until a TryLock is told what the fault says: an error that is clear, and neither free nor busy.
 func refusing(t *testing.T, c *crowd, says string) {
 	t.Helper()
 	var err error
@@ -233,23 +223,19 @@ func refusing(t *testing.T, c *crowd, says string) {
 	}, "an error that says %q: %v", says, fmt.Sprint(err))
 }
 
-// crowdSoon bounds what must happen, on a machine whose cores are busy with
-// other things.
+// crowdSoon bounds what must happen, on a machine whose cores are busy with other things.
 const crowdSoon = 60 * time.Second
 
 const crowdWait = 3 * time.Second
 
-// crowdTTL is long beside a renewal (TTL/3), so that it shows which of the two
-// ended a lease.
+// crowdTTL is long beside a renewal (TTL/3), so that it shows which of the two ended a lease.
 const crowdTTL = 6 * time.Second
 
-// crowdNotice is within which a holder knows that Redis forgot it: its next
-// renewal, which may have to be tried again, and a second or two for a machine whose
-// cores are busy. It is shorter than what a lease lasts by itself.
+// crowdNotice is within which a holder knows that Redis forgot it: its next renewal, which may have to be tried again,
+// and a second or two for a machine whose cores are busy. It is shorter than what a lease lasts by itself.
 const crowdNotice = crowdTTL/3 + 2500*time.Millisecond
 
-// crowd is clients that take turns on some keys while their Redis is broken, and
-// the book of who believed in what.
+// crowd is clients that take turns on some keys while their Redis is broken, and the book of who believed in what.
 type crowd struct {
 	t       *testing.T
 	lockers []*lock.Locker
@@ -393,9 +379,8 @@ func (c *crowd) written(key string) int64 {
 	return c.of(key).fence
 }
 
-// enter notes that somebody begins to work under a lease, beside whom, and that
-// the first thing it does is to write with its fence. before is what was written
-// when it asked for the lease.
+// enter notes that somebody begins to work under a lease, beside whom, and that the first thing it does is to write
+// with its fence. before is what was written when it asked for the lease.
 func (c *crowd) enter(key string, le *lock.Lease, before int64) {
 	fence, err := le.Fence() // 0: it was taken without one, and nothing is written
 	if err != nil && !errors.Is(err, lock.ErrNotFenced) {
@@ -446,8 +431,7 @@ func (c *crowd) taking() {
 	c.amid = true
 }
 
-// noticed says that renewals get through again: after crowdNotice nobody may
-// believe in what is gone.
+// noticed says that renewals get through again: after crowdNotice nobody may believe in what is gone.
 func (c *crowd) noticed() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -33,10 +33,7 @@ func TestAttempt_maxRetryZero(t *testing.T) {
 			r.none()
 			free()
 			r.finish(id)
-			if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventWaiting,
-				automutex.EventWaited, automutex.EventAcquired, automutex.EventReleased}) {
-				t.Errorf("%s: events %v", policy, kinds)
-			}
+			r.wantKinds(id, automutex.EventWaiting, automutex.EventWaited, automutex.EventAcquired, automutex.EventReleased)
 			if event := r.awaitEvent(automutex.EventAcquired, id); event.Waited <= 0 {
 				t.Errorf("%s: it waited for nothing: %+v", policy, event)
 			}
@@ -45,20 +42,17 @@ func TestAttempt_maxRetryZero(t *testing.T) {
 	})
 }
 
-// Waiting until the deadline would cost the attempt. The wait ends the margin before it,
-// and no earlier.
+// Waiting until the deadline would cost the attempt. The wait ends the margin before it, and no earlier.
 func TestAttempt_waitEndsBeforeTheDeadline(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		var left sync.Map // of each task's time
 		r, _ := busyRig(t, s, automutex.Rule{Wait: time.Minute, Busy: automutex.Retry},
 			setup{guarded: func(c *automutex.Config) {
-				observe := c.Observe
-				c.Observe = func(ctx context.Context, e automutex.Event) {
+				c.Observe = automutex.JoinObservers(func(ctx context.Context, e automutex.Event) {
 					if deadline, ok := ctx.Deadline(); ok && e.Kind == automutex.EventWaited {
 						left.Store(e.TaskID, time.Until(deadline))
 					}
-					observe(ctx, e)
-				}
+				}, c.Observe)
 			}})
 		var id string
 		for range 10 { // a busy machine may be late
@@ -92,11 +86,7 @@ func TestAttempt_ignoredTimeout(t *testing.T) {
 		for _, policy := range policies {
 			rules = append(rules, automutex.Rule{Task: policy.String(), Busy: policy})
 		}
-		r := start(t, s, setup{
-			rules: rules,
-			// As natural as it can be: the retry is due at once.
-			served: atOnce,
-		})
+		r := start(t, s, setup{rules: rules, served: atOnce}) // as natural as it can be: the retry is due at once
 		var ids []string
 		var runs []*run
 		for _, policy := range policies {
@@ -120,19 +110,10 @@ func TestAttempt_ignoredTimeout(t *testing.T) {
 			eventually(t, func() bool { return !r.locked(policies[i].String()) || len(r.stage.started) > 0 },
 				"the key free, or taken by the retry")
 			_ = r.inspector.RunTask(r.queue, ids[i]) // unless it has come back by itself
-			r.runsAloneAgain(policies[i].String(), ids[i])
+			r.ends(r.nextIs(ids[i]))
+			r.wantAtOnce(policies[i].String(), 1) // its attempts never ran at once
 		}
 	})
-}
-
-// runsAloneAgain has the task's next attempt finish, and holds that its attempts never ran at once.
-func (r *rig) runsAloneAgain(task, id string) {
-	r.t.Helper()
-	r.nextIs(id).returns(nil)
-	r.awaitDone(id)
-	if most := r.stage.mostAtOnce(task); most != 1 {
-		r.t.Errorf("%s: %d at once", task, most)
-	}
 }
 
 // With a Limit above 1 a task does not run beside its own earlier attempt, whose handler ignored that its time was up,
@@ -186,25 +167,14 @@ func TestAttempt_neverBesideItself(t *testing.T) {
 				r.none()
 				first.returns(errors.New("late"))
 				eventually(t, func() bool {
-					if info, err := r.inspector.GetTaskInfo(r.queue, id); err == nil && info.State == asynq.TaskStateRetry {
-						_ = r.inspector.RunTask(r.queue, id) // it may come before the first one has released
-					}
+					r.nudge(id) // it may come before the first one has released
 					return len(r.stage.started) > 0
 				}, "the task runs")
 				r.finishSpent(id, 1) // the one that was cut off
-				if n := r.stage.mostAtOnce("work"); n != 1 {
-					t.Errorf("the task ran %d times at once", n)
-				}
+				r.wantAtOnce("work", 1)
 			})
 		})
 	}
-}
-
-// reserveRig is a rig with a rule that is not in order, and a Client.
-func reserveRig(t *testing.T, s *redistest.Server, busy automutex.Policy, o setup) (*rig, *automutex.Client) {
-	t.Helper()
-	o.rules = []automutex.Rule{{Task: "work", On: onID, Busy: busy}}
-	return orderRig(t, s, o)
 }
 
 // A task whose time is up in its last attempt runs once more at most, one in order not at all.
@@ -269,18 +239,16 @@ func leavingRig(t *testing.T, s *redistest.Server, inOrder bool) (r *rig, c *aut
 		rules: []automutex.Rule{{On: onID, InOrder: inOrder}}, served: func(*asynq.Config) {},
 		locks: locks,
 		guarded: func(c *automutex.Config) {
-			observe := c.Observe
-			c.Observe = func(ctx context.Context, e automutex.Event) {
-				if observe(ctx, e); e.Kind == automutex.EventWaiting && step.CompareAndSwap(0, 1) {
+			c.Observe = automutex.JoinObservers(c.Observe, func(ctx context.Context, e automutex.Event) {
+				if e.Kind == automutex.EventWaiting && step.CompareAndSwap(0, 1) {
 					ctx.Value(cutKey{}).(context.CancelFunc)()
 				}
-			}
+			})
 		},
 	})
 	return r, c, func() {
 		close(late)
-		eventually(t, func() bool { return !r.locked("work", "1") },
-			"who leaves gives back what it was granted")
+		eventually(t, func() bool { return !r.locked("work", "1") }, "who leaves gives back what it was granted")
 	}
 }
 
@@ -315,8 +283,7 @@ func TestReserved_grantedAsItLeaves(t *testing.T) {
 		run := r.nextIs(first)
 		id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
 		r.awaitRetried(id, 1)
-		run.returns(nil)
-		r.awaitDone(first)
+		r.ends(run)
 		leave()
 		r.rerun(id)
 		r.finishSpent(id, 1)
@@ -326,8 +293,7 @@ func TestReserved_grantedAsItLeaves(t *testing.T) {
 // What asynq.NewTask was given is kept, and what no rule matches is left alone.
 func TestReserved_options(t *testing.T) {
 	t.Parallel()
-	s := redistest.Mini(t)
-	r, c := reserveRig(t, s, automutex.Retry, setup{})
+	r, c := orderRig(t, redistest.Mini(t), setup{rules: []automutex.Rule{{On: onID, Busy: automutex.Retry}}})
 	at := time.Now().Add(time.Hour).Truncate(time.Second)
 	task := func(kind string, opts ...asynq.Option) *asynq.Task {
 		return asynq.NewTaskWithHeaders(kind, []byte(`{"id":1}`), map[string]string{"mine": "kept"},
@@ -394,7 +360,7 @@ func TestReserved_panicOfTheLastAttempt(t *testing.T) {
 		if !<-last || !<-last || info.Retried != 1 || !strings.Contains(info.LastErr, "no such account") {
 			t.Errorf("%+v", info)
 		}
-		r.await(r.enqueueOne(asynq.MaxRetry(0)), asynq.TaskStateArchived)
+		r.awaitArchived(r.enqueueOne(asynq.MaxRetry(0)))
 		if !<-last || !<-last {
 			t.Error("the only attempt of a plain task is not the last one")
 		}

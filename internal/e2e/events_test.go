@@ -153,8 +153,7 @@ func TestJoinObservers(t *testing.T) {
 	automutex.JoinObservers(nil)(t.Context(), automutex.Event{})
 }
 
-// wantPolicy reports an error if an event of the task names another policy as the one that
-// applied.
+// wantPolicy reports an error if an event of the task names another policy as the one that applied.
 func (r *rig) wantPolicy(id string, want automutex.Policy) {
 	r.t.Helper()
 	for _, event := range r.seen.list(automutex.EventBusy, automutex.EventSkipped, automutex.EventRetried,
@@ -250,8 +249,7 @@ func TestObserve_panics(t *testing.T) {
 				r.awaitEvent(kind, id)
 				r.stage.end()
 			} else {
-				run.returns(nil)
-				r.awaitDone(id)
+				r.ends(run)
 			}
 			eventually(t, func() bool { return !r.locked("work") }, "no lease is left")
 		}
@@ -272,12 +270,8 @@ func TestRule_functionsPanic(t *testing.T) {
 		}})
 		held := r.take("second")
 		id := r.enqueue("work", nil)
-		if info := r.awaitRetried(id, 1); !strings.Contains(info.LastErr, "the rule's own fault") {
-			t.Errorf("the last error is %q", info.LastErr)
-		}
-		if r.locked("first") {
-			t.Error("the first lock stayed taken")
-		}
+		says(t, r.awaitRetried(id, 1).LastErr, "the rule's own fault")
+		r.wantLocked(false, "first")
 		r.free(held)
 		r.rerun(id)
 		r.finishSpent(id, 1)
@@ -286,8 +280,7 @@ func TestRule_functionsPanic(t *testing.T) {
 
 const testSecret = "a secret of more than sixteen bytes"
 
-// What a payload holds that nobody is to read but the handler, and the one field
-// that makes the key.
+// What a payload holds that nobody is to read but the handler, and the one field that makes the key.
 const (
 	keyValue      = "mona@example.com"
 	privateNumber = "4111111111111111"
@@ -322,8 +315,7 @@ func TestPrivacy_nothingOfThePayload(t *testing.T) {
 	}
 }
 
-// tellAll has a guard say what it can say, by way of every policy and fault, and
-// gives all of it.
+// tellAll has a guard say what it can say, by way of every policy and fault, and gives all of it.
 func tellAll(t *testing.T, s *redistest.Server, secret string) string {
 	policies := map[string]automutex.Policy{
 		"retry": automutex.Retry, "skip": automutex.Skip, "archive": automutex.Archive, "fail": automutex.Fail,
@@ -399,9 +391,7 @@ func tellAll(t *testing.T, s *redistest.Server, secret string) string {
 
 	for _, name := range []string{"nofield", "unfit", "unread"} {
 		info := r.awaitArchived(r.enqueue(name, private))
-		if !strings.Contains(info.LastErr, "no key for task") {
-			t.Errorf("%s is archived with %q", name, info.LastErr)
-		}
+		says(t, info.LastErr, "no key for task")
 		fmt.Fprintln(&told, info.LastErr)
 	}
 	if info := r.awaitArchived(r.enqueue("nofield", "{"+private)); true {

@@ -23,8 +23,7 @@ import (
 
 // Rates, CloseGate, RetryAfter, Cooldown, MaxHold and Wait, and how a lease lives through them.
 
-// What each policy does with a task that its rate, a hold or a cooldown keeps from
-// starting. A hold drops no task.
+// What each policy does with a task that its rate, a hold or a cooldown keeps from starting. A hold drops no task.
 func TestGate_policies(t *testing.T) {
 	t.Parallel()
 	rate := automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}
@@ -52,13 +51,12 @@ func meetGate(t *testing.T, s *redistest.Server, reason string, policy automutex
 		rule.Cooldown = time.Hour
 	}
 	r := start(t, s, setup{rules: []automutex.Rule{rule}})
-	first := r.enqueueOne()
+	r.enqueueOne()
 	run := r.next()
 	if reason == automutex.ReasonClosed {
 		redistest.Must(t, automutex.CloseGate(run.ctx, time.Hour))
 	}
-	run.returns(nil)
-	r.awaitDone(first)
+	r.ends(run)
 	id := r.enqueueOne()
 	event := r.awaitEvent(automutex.EventBusy, id)
 	if event.Busy == nil || event.Busy.Reason != reason || event.Busy.ExpiresIn < 50*time.Minute ||
@@ -70,9 +68,7 @@ func meetGate(t *testing.T, s *redistest.Server, reason string, policy automutex
 	back := !mayEnd && policy != automutex.Park || reason == automutex.ReasonClosed
 	switch {
 	case policy == automutex.Park:
-		if info := r.awaitRetried(id, 0); !strings.Contains(info.LastErr, "parked on "+r.lockOf("work", "1").Key()+",") {
-			t.Errorf("the last error is %q", info.LastErr)
-		}
+		says(t, r.awaitRetried(id, 0).LastErr, "parked on "+r.lockOf("work", "1").Key()+",")
 	case back:
 		info := r.awaitRetried(id, 0)
 		if left := time.Until(info.NextProcessAt); left < 50*time.Minute || left > time.Hour+time.Minute {
@@ -94,9 +90,7 @@ func meetGate(t *testing.T, s *redistest.Server, reason string, policy automutex
 	} else {
 		r.wantPolicy(id, policy)
 	}
-	if n := r.stage.count(); n != 1 {
-		t.Errorf("%d runs", n)
-	}
+	r.wantRuns(1)
 }
 
 // Under Wait a task waits for a gate that opens in time, and not for one that does not.
@@ -125,8 +119,7 @@ func TestGate_waitInTime(t *testing.T) {
 
 // An operator's rate bounds what the starts on three servers cost together, and so does each change of it.
 func TestRate_orderedWithCost(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		var mu sync.Mutex
 		var starts [][2]int64 // when, by Redis' clock (us), as fences are, and the cost
 		cost := func(_ context.Context, t *asynq.Task) (int, error) { return strconv.Atoi(string(t.Payload())) }
@@ -155,7 +148,7 @@ func TestRate_orderedWithCost(t *testing.T) {
 			// Waiters, who ask once a second, bring the rate by which a release grants.
 			inForce := list[0].Since.Add(lock.ControlDelay + time.Second).UnixMicro()
 			var all [][2]int64
-			redistest.Eventually(t, patience, func() bool {
+			eventually(t, func() bool {
 				mu.Lock()
 				defer mu.Unlock()
 				all = slices.DeleteFunc(slices.Clone(starts), func(one [2]int64) bool { return one[0] < inForce })
@@ -208,10 +201,7 @@ func TestRate_park(t *testing.T) {
 		for _, workers := range []int{1, 10} {
 			const every, tasks = 50 * time.Millisecond, 12
 			var runs atomic.Int32
-			handler := asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
-				runs.Add(1)
-				return nil
-			})
+			handler := func(context.Context, *asynq.Task) error { runs.Add(1); return nil }
 			began := time.Now()
 			r := start(t, s, setup{workers: workers, handler: handler, rules: []automutex.Rule{
 				{Limit: 3, Busy: automutex.Park, Rate: automutex.Rate{Starts: 1, Per: every, Burst: 1}},
@@ -249,32 +239,30 @@ func TestGate_withLimit(t *testing.T) {
 				t.Errorf("got %+v", e.Busy)
 			}
 		}
-		atOnce := func(task string, n int) (ids []string, runs []*run) {
+		atOnce := func(task string, n int) (runs []*run) {
 			for range n {
-				ids = append(ids, r.enqueue(task, nil))
+				r.enqueue(task, nil)
 				runs = append(runs, r.next())
 			}
-			return ids, runs
+			return runs
 		}
-		ids, runs := atOnce("rate", 2)
+		runs := atOnce("rate", 2)
 		meets("rate", automutex.ReasonHeld)
-		for i, run := range runs {
-			run.returns(nil)
-			r.awaitDone(ids[i])
+		for _, run := range runs {
+			r.ends(run)
 		}
 		r.finish(r.enqueue("rate", nil)) // the third start
 		meets("rate", automutex.ReasonRate)
 
-		ids, runs = atOnce("cool", 2)
-		runs[1].returns(nil)
-		r.awaitDone(ids[1])
+		runs = atOnce("cool", 2)
+		r.ends(runs[1])
 		meets("cool", automutex.ReasonCooldown)
 		if runs[0].ctx.Err() != nil {
 			t.Error("a cooldown ended the one beside")
 		}
 		runs[0].returns(nil)
 
-		_, runs = atOnce("many", 3)
+		runs = atOnce("many", 3)
 		meets("many", automutex.ReasonRate)
 		for _, run := range runs {
 			run.returns(nil)
@@ -282,8 +270,7 @@ func TestGate_withLimit(t *testing.T) {
 	})
 }
 
-// A handler that closes its key and asks to come back spends no attempt, and comes back
-// when the gate opens.
+// A handler that closes its key and asks to come back spends no attempt, and comes back when the gate opens.
 func TestHold_andRetryAfter(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, policy := range []automutex.Policy{automutex.Retry, automutex.Park} {
@@ -317,12 +304,9 @@ func TestHold_andRetryAfter(t *testing.T) {
 					run.returns(nil)
 				}
 				for _, id := range []string{id, other} {
-					if info := r.awaitDone(id); info.Retried != 0 {
-						t.Errorf("%s: an attempt is spent: %+v", policy, info)
-					}
+					r.awaitSpent(id, asynq.TaskStateCompleted, 0)
 				}
-				back := automutex.EventRetried
-				if e := r.awaitEvent(back, id); e.Delay < left || e.Delay > left+time.Second {
+				if e := r.awaitEvent(automutex.EventRetried, id); e.Delay < left || e.Delay > left+time.Second {
 					t.Errorf("%s: got %+v", policy, e)
 				}
 				// A task that came while the other one ran has returned once more, with EventBusy before.
@@ -382,15 +366,12 @@ func TestRetryAfter_lastAttempt(t *testing.T) {
 			if took := time.Since(began); took < pause || run.id != id {
 				t.Errorf("%s: %s ran after %s", task, run.id, took)
 			}
-			run.returns(nil)
-			r.awaitDone(id)
+			r.ends(run)
 
 			// There is no time for that: asynq archives it with the handler's error, of which the ErrorHandler hears.
 			id = r.enqueue(task, nil, asynq.MaxRetry(0), asynq.Timeout(time.Minute))
 			r.next().returns(automutex.RetryAfter(time.Hour, errors.New("429")))
-			if info := r.awaitArchived(id); !strings.Contains(info.LastErr, "429") {
-				t.Errorf("%s: the last error is %q", task, info.LastErr)
-			}
+			says(t, r.awaitArchived(id).LastErr, "429")
 			<-told
 		}
 		if len(told) > 0 {
@@ -401,9 +382,7 @@ func TestRetryAfter_lastAttempt(t *testing.T) {
 
 func TestHold_outsideOfAHandler(t *testing.T) {
 	t.Parallel()
-	if err := automutex.CloseGate(t.Context(), time.Second); err == nil || !strings.Contains(err.Error(), "handler") {
-		t.Errorf("got %v", err)
-	}
+	says(t, fmt.Sprint(automutex.CloseGate(t.Context(), time.Second)), "handler")
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{{Busy: automutex.Retry}}})
 		r.enqueue("work", nil)
@@ -420,16 +399,13 @@ func TestHold_outsideOfAHandler(t *testing.T) {
 
 // At most one success for each key and period; a failure does not count.
 func TestLifetime_cooldown(t *testing.T) {
-	eachRig(t, setup{rules: []automutex.Rule{{On: onID, Cooldown: time.Hour,
-		Busy: automutex.Skip}}}, func(t *testing.T, r *rig) {
+	rules := []automutex.Rule{{On: onID, Cooldown: time.Hour, Busy: automutex.Skip}}
+	eachRig(t, setup{rules: rules}, func(t *testing.T, r *rig) {
 		failed := r.enqueueOne()
 		r.next().returns(errors.New("own"))
 		r.awaitRetried(failed, 1)
-		done := r.enqueueOne()
-		r.finish(done)
-		if !r.locked("work", "1") {
-			t.Error("the key does not cool down")
-		}
+		r.finish(r.enqueueOne())
+		r.wantLocked(true, "work", "1")
 		skipped := r.enqueueOne()
 		r.awaitDone(skipped)
 		busy := r.awaitEvent(automutex.EventBusy, skipped).Busy
@@ -437,17 +413,13 @@ func TestLifetime_cooldown(t *testing.T) {
 			busy.ExpiresIn > time.Hour {
 			t.Errorf("got %+v", busy)
 		}
-		// The failed one's retry is the same task as none: it was not the
-		// cooldown's.
+		// The failed one's retry is the same task as none: it was not the cooldown's.
 		r.rerun(failed)
 		r.awaitDone(failed)
 		r.awaitEvent(automutex.EventSkipped, failed)
 		// The done one again, as a re-queued task would come: skipped as well.
-		other := r.enqueue("work", map[string]int{"id": 2})
-		r.finish(other)
-		if r.stage.count() != 3 {
-			t.Errorf("%d runs", r.stage.count())
-		}
+		r.finish(r.enqueue("work", map[string]int{"id": 2}))
+		r.wantRuns(3)
 	})
 }
 
@@ -460,11 +432,10 @@ func TestLifetime_cooldownEnds(t *testing.T) {
 			{Cooldown: cooldown, Wait: time.Minute, Busy: automutex.Retry},
 		}})
 		before := time.Now()
-		long := r.enqueue("long", nil)
+		r.enqueue("long", nil)
 		run := r.next()
 		<-time.After(took)
-		run.returns(nil)
-		r.awaitDone(long)
+		r.ends(run)
 		gate, rest := r.stored("long").Gate, time.Minute-time.Since(before)
 		if gate.Reason != automutex.ReasonCooldown || gate.OpensIn > time.Minute-took ||
 			gate.OpensIn < rest-10*time.Millisecond {
@@ -496,30 +467,23 @@ func TestLifetime_maxHold(t *testing.T) {
 		if event := r.awaitEvent(automutex.EventLost, id); event.Held < soon/2 || !errors.Is(event.Err, lock.ErrLost) {
 			t.Errorf("got %+v", event)
 		}
-		if !r.locked("long") {
-			t.Error("the key was given back while the handler runs")
-		}
-		run.returns(nil)
-		r.awaitDone(id)
-		eventually(t, func() bool { return !r.locked("long") },
-			"the key is free when the handler has returned")
+		r.wantLocked(true, "long")
+		r.ends(run)
+		eventually(t, func() bool { return !r.locked("long") }, "the key is free when the handler has returned")
 
 		// The deadline passes, and the next in line has the key.
 		began := time.Now()
 		r.enqueue("short", nil)
 		stuck := r.next()
-		next := r.enqueue("short", nil)
+		r.enqueue("short", nil)
 		second := r.next()
 		if after := time.Since(began); after < soon {
 			t.Errorf("the next has the key after %s, TTL %s", after, 2*soon)
 		}
 		stuck.returns(nil) // late, and harmless
 		<-stuck.left
-		if !r.locked("short") {
-			t.Error("the late one gave back its successor's key")
-		}
-		second.returns(nil)
-		r.awaitDone(next)
+		r.wantLocked(true, "short")
+		r.ends(second)
 	})
 }
 
@@ -545,14 +509,10 @@ func TestLifetime_cancelProcessing(t *testing.T) {
 			t.Error("nothing is logged")
 		}
 		r.awaitRetried(id, 1)
-		if !r.locked("work") {
-			t.Error("the key is free while the handler runs")
-		}
+		r.wantLocked(true, "work")
 		run.returns(nil)
 		<-run.left
 		eventually(t, func() bool { return !r.locked("work") }, "the key is free")
-		if events := r.seen.list(automutex.EventLost); len(events) > 0 {
-			t.Errorf("events %v", events)
-		}
+		r.noEvents(automutex.EventLost)
 	})
 }

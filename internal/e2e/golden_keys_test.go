@@ -70,8 +70,7 @@ func goldenKeyOf(t *testing.T, secret, task, payload string) string {
 	return keys[0]
 }
 
-// A key names a lock in all processes, so no version may make another one of the
-// same payload.
+// A key names a lock in all processes, so no version may make another one of the same payload.
 func TestKeys_areThoseOfTheFirstVersion(t *testing.T) {
 	t.Parallel()
 	file, err := os.ReadFile(filepath.Join("testdata", "keys.jsonl"))

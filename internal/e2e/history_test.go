@@ -181,14 +181,11 @@ func TestHistory_lockLost(t *testing.T) {
 func TestFleet(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		const secret, value = "a secret of many bytes", "a-value-of-a-payload"
-		rule := automutex.Rule{Task: "fleet", On: onID, Limit: 3, Cooldown: time.Millisecond,
-			Rate: automutex.Rate{Starts: 100, Per: time.Minute, Burst: 2}, Busy: automutex.Park,
-			Name: "named"}
+		rule := automutex.Rule{Task: "fleet", Name: "named", On: onID, Limit: 3, Cooldown: time.Millisecond,
+			Rate: automutex.Rate{Starts: 100, Per: time.Minute, Burst: 2}, Busy: automutex.Park}
 		r := start(t, s, setup{rules: []automutex.Rule{rule, {Task: "other",
 			LimitField: &automutex.LimitField{Path: "max", Default: 2, Most: 0}, Busy: automutex.Retry}},
-			guarded: func(c *automutex.Config) {
-				c.Private, c.HashKeys = false, secret
-			}})
+			guarded: func(c *automutex.Config) { c.Private, c.HashKeys = false, secret }})
 		ctx := context.Background()
 		r.finish(r.enqueue("fleet", `{"id": "`+value+`"}`))
 		r.finish(r.enqueue("no-rule", nil))
@@ -251,8 +248,7 @@ func TestFleet_differ(t *testing.T) {
 	say := func(c *automutex.Config) { c.Private = false }
 	first := start(t, s, setup{rules: []automutex.Rule{rule}, guarded: say})
 	eventually(t, func() bool {
-		return first.rdb.Exists(t.Context(),
-			fleet.Key(first.cfg.Prefix)).Val() == 1
+		return first.rdb.Exists(t.Context(), fleet.Key(first.cfg.Prefix)).Val() == 1
 	}, "the first one says what it is")
 	rule.Task, rule.Limit = "another", 3
 	second := start(t, s, setup{prefix: first.cfg.Prefix, rules: []automutex.Rule{rule}, guarded: say})

@@ -138,9 +138,7 @@ func endsAtOnce(t *testing.T, r *rig, function string) {
 		}
 	}
 	panics := r.enqueue("work", "panics")
-	if info := r.awaitRetried(panics, 1); !strings.Contains(info.LastErr, "the function's own fault") {
-		t.Errorf("the last error is %q", info.LastErr)
-	}
+	says(t, r.awaitRetried(panics, 1).LastErr, "the function's own fault")
 	text := r.log.Text(slog.LevelWarn)
 	if !strings.Contains(text, "it is archived") || !strings.Contains(text, "it is dropped") ||
 		strings.Contains(text, "no *KeyError") {
@@ -151,26 +149,22 @@ func endsAtOnce(t *testing.T, r *rig, function string) {
 // comesBackLater gives the tasks that asynq is to run again.
 func comesBackLater(t *testing.T, r *rig) (ids []string) {
 	t.Helper()
-	for says, most := range map[string]time.Duration{"later": 30 * time.Second, "later, free": 30 * time.Second,
+	for payload, most := range map[string]time.Duration{"later": 30 * time.Second, "later, free": 30 * time.Second,
 		"hour": time.Hour} {
-		id := r.enqueue("work", says)
+		id := r.enqueue("work", payload)
 		ids = append(ids, id)
 		info := r.awaitRetried(id, 0)
-		if !strings.Contains(info.LastErr, "connection reset") || !strings.Contains(info.LastErr, `rule "50%d"`) {
-			t.Errorf("%s: the last error is %q", says, info.LastErr)
-		}
+		says(t, info.LastErr, "connection reset", `rule "50%d"`)
 		delay := r.awaitEvent(automutex.EventRetried, id).Delay
 		if delay < max(time.Second, most-30*time.Second) || delay > most+time.Second { // an hour is spread, too
-			t.Errorf("%s: it comes back after %s", says, delay)
+			t.Errorf("%s: it comes back after %s", payload, delay)
 		}
 		if event := r.awaitEvent(automutex.EventBackendError, id); !errors.Is(event.Err, errLater) || event.Rule != "50%d" {
-			t.Errorf("%s: got %+v", says, event)
+			t.Errorf("%s: got %+v", payload, event)
 		}
 	}
-	if info := r.await(r.enqueue("work", "hour", asynq.MaxRetry(0)),
-		asynq.TaskStateArchived); !strings.Contains(info.LastErr, "to be run again after 1h0m0s") {
-		t.Errorf("archived with %q", info.LastErr)
-	}
+	info := r.awaitArchived(r.enqueue("work", "hour", asynq.MaxRetry(0)))
+	says(t, info.LastErr, "to be run again after 1h0m0s")
 	return ids
 }
 
@@ -221,15 +215,12 @@ func TestAllow_noKey(t *testing.T) {
 			if _, ok := automutex.LeaseOf(run.ctx, "retry"); ok != (taskType == "both") {
 				t.Errorf("%s: the lease of the other rule: %t", taskType, ok)
 			}
-			run.returns(nil)
-			r.awaitDone(id)
+			r.ends(run)
 		}
 		id := r.enqueue("both", `{"idd":1}`) // the rule that enforces has no key
 		r.awaitArchived(id)
 		r.none()
-		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventKeyError}) {
-			t.Errorf("events %v", kinds)
-		}
+		r.wantKinds(id, automutex.EventKeyError)
 	})
 }
 
@@ -237,8 +228,7 @@ func TestAllow_noKey(t *testing.T) {
 func TestLimitOf(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{rules: []automutex.Rule{
-			{On: onID, LimitField: &automutex.LimitField{Path: "plan.max", Default: 1, Most: 2},
-				Busy: automutex.Skip},
+			{On: onID, LimitField: &automutex.LimitField{Path: "plan.max", Default: 1, Most: 2}, Busy: automutex.Skip},
 			{Task: "none", LimitOf: func(context.Context, *asynq.Task) (int, error) { return 0, nil }},
 		}})
 		larger := `{"id": 1, "plan": {"max": 7}}`
@@ -255,10 +245,7 @@ func TestLimitOf(t *testing.T) {
 		for _, run := range []*run{first, second, third, fourth} {
 			run.returns(nil)
 		}
-		if info := r.awaitArchived(r.enqueue("none", nil)); !strings.Contains(info.LastErr,
-			"LimitOf gave 0") {
-			t.Errorf("a limit of 0: %q", info.LastErr)
-		}
+		says(t, r.awaitArchived(r.enqueue("none", nil)).LastErr, "LimitOf gave 0")
 	})
 }
 
@@ -293,10 +280,7 @@ func TestRateOf_cost(t *testing.T) {
 			}
 			for want, its := range map[string]task{"RateOf gave -1 per -1h": {1, -1, 1}, "Cost gave -1": {1, 1, -1},
 				"Cost gave 87601: want 0 to 87600": {1, 1, 87601}} {
-				info := r.awaitArchived(r.enqueue("work", its))
-				if !strings.Contains(info.LastErr, want) {
-					t.Errorf("want %q: %q", want, info.LastErr)
-				}
+				says(t, r.awaitArchived(r.enqueue("work", its)).LastErr, want)
 			}
 		}
 	})
@@ -305,8 +289,7 @@ func TestRateOf_cost(t *testing.T) {
 // A later key whose gate another task's RateOf has closed keeps a task out before it takes its first one, for as long
 // as that rate says; under Park it goes by its own rate from when it has its place.
 func TestRateOf_ofALaterKey(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for _, busy := range []automutex.Policy{automutex.Retry, automutex.Park} {
 			r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", Scope: "first", Busy: busy}, {Task: "work",
 				Scope: "later", Limit: automutex.Unlimited, Busy: busy,
@@ -368,9 +351,7 @@ func TestDecode(t *testing.T) {
 		keys, err := maker.Keys(t.Context(), task)
 		redistest.Must(t, err)
 		for i, want := range want {
-			if !strings.Contains(keys[i], want) {
-				t.Errorf("key %d is %s, want %s", i, keys[i], want)
-			}
+			says(t, keys[i], want)
 		}
 		if n := calls.Load(); n > 1 || taskType == "header" && n > 0 || string(task.Payload()) != envelope {
 			t.Errorf("%s: Decode was called %d times, and left %s", taskType, n, task.Payload())

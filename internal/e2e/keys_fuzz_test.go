@@ -159,8 +159,7 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// costly are the values of a field, of about n bytes, that take the most memory or
-// time to make a key of.
+// costly are the values of a field, of about n bytes, that take the most memory or time to make a key of.
 var costly = map[string]func(n int) string{
 	"numbers":       func(n int) string { return "[" + strings.Repeat("1e399,", n/6) + "1]" },
 	"small numbers": func(n int) string { return "[" + strings.Repeat("1e-399,", n/7) + "1]" },
@@ -206,7 +205,7 @@ func FuzzKeyCost(f *testing.F) {
 		f.Add(costly[name](20), 500)
 	}
 	f.Add(`"\ud800":1,"v":`, 1000)
-	maker := valueKeys("")
+	maker := makeKeys([]string{"v"})
 	f.Fuzz(func(t *testing.T, value string, times int) {
 		times = int(uint(times) % 1000)
 		repeated := "[" + strings.Repeat(value+",", times) + value + "]"
@@ -222,16 +221,6 @@ func FuzzKeyCost(f *testing.F) {
 			}
 		}
 	})
-}
-
-// valueKeys makes the keys of tasks by their field v.
-func valueKeys(secret string) *automutex.KeyMaker {
-	maker, err := automutex.NewKeyMaker(automutex.Config{Rules: []automutex.Rule{{Task: "test", On: []string{"v"}}},
-		HashKeys: secret, Prefix: "p"})
-	if err != nil {
-		panic(err)
-	}
-	return maker
 }
 
 // badPayloads are what producers have been seen to send, and what nobody should.
@@ -251,9 +240,8 @@ var badPayloads = []string{
 	`{"id":1,"note":300}`, `{"id":true,"note":{}}`, `{"id":1,"note":"\xff"}`,
 }
 
-// badRules take keys from all that a producer decides on. The last one's error
-// has the payload in it, as careless functions' errors have, and is no *KeyError:
-// its tasks come back.
+// badRules take keys from all that a producer decides on. The last one's error has the payload in it, as careless
+// functions' errors have, and is no *KeyError: its tasks come back.
 var badRules = []automutex.Rule{
 	{Task: "path", On: []string{"id", `a\.b.0`}, Busy: automutex.Retry},
 	{Task: "field", On: onID, Busy: automutex.Retry},
@@ -267,8 +255,7 @@ var badRules = []automutex.Rule{
 		return []string{fmt.Sprint(v.ID)}
 	}), Busy: automutex.Retry},
 	{Task: "raw", Key: func(_ context.Context, t *asynq.Task) ([]string, error) {
-		return []string{string(t.Payload())},
-			nil
+		return []string{string(t.Payload())}, nil
 	}, Busy: automutex.Retry},
 	{Task: "says", Key: func(_ context.Context, t *asynq.Task) ([]string, error) {
 		return nil, fmt.Errorf("no shop %s", t.Payload())
@@ -279,10 +266,9 @@ var badRules = []automutex.Rule{
 	{Task: "", Busy: automutex.Retry}, // stands for a task without a rule; New never sees it
 }
 
-// FuzzPayload: whatever the payload, the headers and the rest of a task's type, the
-// handler runs with the locks that the task needs, or does not run and the task is
-// archived with a *KeyError, or handed back, as asynq can file it. It never panics, never runs
-// unguarded, and leaves nothing in Redis.
+// FuzzPayload: whatever the payload, the headers and the rest of a task's type, the handler runs with the locks that
+// the task needs, or does not run and the task is archived with a *KeyError, or handed back, as asynq can file it. It
+// never panics, never runs unguarded, and leaves nothing in Redis.
 func FuzzPayload(f *testing.F) {
 	for i, payload := range badPayloads {
 		f.Add([]byte(payload), badPayloads[(i+5)%len(badPayloads)], payload, i, i%2 == 0)

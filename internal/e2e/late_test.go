@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -45,10 +46,7 @@ func TestStartBy(t *testing.T) {
 		}
 		r.none()
 		redistest.Must(t, r.inspector.RunTask(r.queue, late)) // an operator may start it
-		runs := func(id string) {
-			r.nextIs(id).returns(nil)
-			r.awaitDone(id)
-		}
+		runs := func(id string) { r.ends(r.nextIs(id)) }
 		runs(late)
 		runs(enqueue(c, work, past, future)) // the last one counts
 		for range 2 {                        // these have none
@@ -60,17 +58,16 @@ func TestStartBy(t *testing.T) {
 			t.Error("it is not logged once that a task has no time")
 		}
 		once, err := unique.New(c, r.inspector, r.rdb, unique.Config{Prefix: r.cfg.Prefix,
-			Rules: []unique.Rule{{Task: "work", On: []string{"id"}, Until: unique.UntilStart, Queue: r.queue}}})
+			Rules: []unique.Rule{{Task: "work", On: onID, Until: unique.UntilStart, Queue: r.queue}}})
 		redistest.Must(t, err)
-		r.await(enqueue(once, work, past), asynq.TaskStateArchived)
+		r.awaitArchived(enqueue(once, work, past))
 		for task, more := range map[*asynq.Task][]asynq.Option{
 			asynq.NewTask("other", nil): {past}, asynq.NewTask("work", nil): {past, asynq.Group("g")},
 			asynq.NewTask("ask", nil):                           {asynq.Group("g")},
 			asynq.NewTask("work", nil, asynq.Unique(time.Hour)): {past},
 		} {
-			if _, err := c.Enqueue(task, more...); err == nil || !strings.Contains(err.Error(), "is not enqueued") {
-				t.Errorf("%s with %v: %v", task.Type(), more, err)
-			}
+			_, err := c.Enqueue(task, more...)
+			says(t, fmt.Sprint(err), "is not enqueued")
 		}
 	})
 }

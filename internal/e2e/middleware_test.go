@@ -35,18 +35,14 @@ func TestMiddleware_mux(t *testing.T) {
 				return mux
 			},
 		})
-		first := r.enqueue("itunes:verify", map[string]int{"transaction_id": 7})
+		r.enqueue("itunes:verify", map[string]int{"transaction_id": 7})
 		run := r.next()
 		second := r.enqueue("itunes:verify", map[string]string{"transaction_id": "7"})
 		r.awaitLine(1, "itunes:verify", "7")
 		for _, taskType := range []string{"itunes:verify", "itunes:other", "other"} {
-			id := r.enqueue(taskType, map[string]int{"transaction_id": 8})
-			beside := r.nextIs(id)
-			beside.returns(nil)
-			r.awaitDone(id)
+			r.ends(r.nextIs(r.enqueue(taskType, map[string]int{"transaction_id": 8})))
 		}
-		run.returns(nil)
-		r.awaitDone(first)
+		r.ends(run)
 		r.finish(second)
 		if line := r.log.Text(-100); line != "" {
 			t.Errorf("logged: %s", line)
@@ -81,8 +77,7 @@ func TestMiddleware_unmatched(t *testing.T) {
 func TestMiddleware_direct(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		log, seen := &redistest.Log{}, &events{}
-		guard := newGuard(t, s, log, seen, automutex.Rule{Task: "work", On: onID, Fence: true,
-			Busy: automutex.Retry})
+		guard := newGuard(t, s, log, seen, automutex.Rule{Task: "work", On: onID, Fence: true, Busy: automutex.Retry})
 		task := asynq.NewTask("work", []byte(`{"id":1}`))
 		inner := errors.New("inner")
 		err := guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
@@ -137,16 +132,9 @@ func TestMiddleware_panic(t *testing.T) {
 			t.Errorf("the ErrorHandler was told %v", err)
 		}
 		// asynq names where the panic came from: this very file.
-		if !strings.Contains(info.LastErr, "middleware_test.go:") || !strings.Contains(info.LastErr, "at the disco") {
-			t.Errorf("the last error is %q", info.LastErr)
-		}
-		if r.locked("work") {
-			t.Error("the key stayed taken")
-		}
-		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventAcquired,
-			automutex.EventReleased}) {
-			t.Errorf("events %v", kinds)
-		}
+		says(t, info.LastErr, "middleware_test.go:", "at the disco")
+		r.wantLocked(false, "work")
+		r.wantKinds(id, automutex.EventAcquired, automutex.EventReleased)
 	})
 }
 
@@ -154,8 +142,7 @@ func TestMiddleware_panic(t *testing.T) {
 func TestMiddleware_twice(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s, setup{
-			rules: []automutex.Rule{{Scope: "a", Busy: automutex.Retry},
-				{Scope: "b", Busy: automutex.Retry}},
+			rules: []automutex.Rule{{Scope: "a", Busy: automutex.Retry}, {Scope: "b", Busy: automutex.Retry}},
 			wrap: func(g *automutex.Guard, h asynq.Handler) asynq.Handler {
 				return g.Middleware(g.Middleware(h))
 			},
@@ -186,8 +173,7 @@ func TestMiddleware_twice(t *testing.T) {
 // it returns.
 func TestMiddleware_taskWithinATask(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		guard := newGuard(t, s, &redistest.Log{}, &events{}, automutex.Rule{Task: "work", On: onID,
-			Busy: automutex.Fail})
+		guard := newGuard(t, s, &redistest.Log{}, &events{}, automutex.Rule{Task: "work", On: onID, Busy: automutex.Fail})
 		var ran []string
 		var handler asynq.Handler
 		handler = guard.Middleware(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
@@ -270,8 +256,7 @@ func TestMiddleware_lease(t *testing.T) {
 			if _, ok := automutex.LeaseOf(run.ctx, "free"); ok {
 				t.Error("a lease of a rule that does not apply")
 			}
-			run.returns(nil)
-			r.awaitDone(id)
+			r.ends(run)
 		}
 		ctx := t.Context()
 		if _, ok := automutex.Lease(ctx); ok {
@@ -311,17 +296,14 @@ func TestMiddleware_limit(t *testing.T) {
 		for _, id := range ids {
 			r.awaitDone(id)
 		}
-		if most := r.stage.mostAtOnce("work"); most != limit {
-			t.Errorf("%d at once, want %d", most, limit)
-		}
+		r.wantAtOnce("work", limit)
 	})
 }
 
 func TestMiddleware_keyError(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		told, served := telling()
-		r := start(t, s, setup{rules: []automutex.Rule{{On: []string{"user.id"}, Busy: automutex.Skip}},
-			served: served})
+		r := start(t, s, setup{rules: []automutex.Rule{{On: []string{"user.id"}, Busy: automutex.Skip}}, served: served})
 		for payload, text := range map[string]string{
 			`{"user":{"id":`:           "JSON",
 			``:                         "payload",
@@ -411,9 +393,7 @@ func TestSeveral_transfersUnderLoad(t *testing.T) {
 		if done != tasks {
 			t.Errorf("%d transfers are done, of %d", done, tasks)
 		}
-		if events := r.seen.list(automutex.EventLost); len(events) > 0 {
-			t.Errorf("%d events, such as %v", len(events), events[0])
-		}
+		r.noEvents(automutex.EventLost)
 		for account := range accounts {
 			if key := string(rune('0' + account)); r.locked("account", key) {
 				t.Errorf("account %s stayed taken", key)
@@ -433,17 +413,12 @@ func TestSeveral_equalKeys(t *testing.T) {
 		if !ok || !ok2 || !ok3 || from != to || from != innermost {
 			t.Errorf("got %v %v, %v %v, %v", from, ok, to, ok2, innermost)
 		}
-		run.returns(nil)
-		r.awaitDone(id)
-		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventAcquired,
-			automutex.EventReleased}) {
-			t.Errorf("events %v", kinds)
-		}
+		r.ends(run)
+		r.wantKinds(id, automutex.EventAcquired, automutex.EventReleased)
 	})
 }
 
-// The rule that is busy names itself, and gives back what came before it. No
-// cooldown comes of a task that did not run.
+// The rule that is busy names itself, and gives back what came before it. No cooldown comes of a task that did not run.
 func TestSeveral_busyInTheMiddle(t *testing.T) {
 	eachRig(t, setup{rules: []automutex.Rule{
 		{Name: "first", Scope: "a", Cooldown: time.Hour, Busy: automutex.Retry},
@@ -452,10 +427,7 @@ func TestSeveral_busyInTheMiddle(t *testing.T) {
 	}}, func(t *testing.T, r *rig) {
 		lease := r.take("b")
 		id := r.enqueue("work", nil)
-		info := r.awaitRetried(id, 0)
-		if !strings.Contains(info.LastErr, `"second"`) {
-			t.Errorf("the last error is %q", info.LastErr)
-		}
+		says(t, r.awaitRetried(id, 0).LastErr, `"second"`)
 		if event := r.awaitEvent(automutex.EventRetried, id); event.Rule != "second" || event.Delay != time.Minute {
 			t.Errorf("got %+v", event)
 		}
@@ -473,8 +445,7 @@ func TestSeveral_busyInTheMiddle(t *testing.T) {
 		if innermost, ok := automutex.Lease(run.ctx); !ok || innermost != third {
 			t.Error("Lease is not the one taken last")
 		}
-		run.returns(nil)
-		r.awaitDone(id)
+		r.ends(run)
 		var released []string
 		for _, event := range r.seen.list(automutex.EventReleased) {
 			released = append(released, event.Rule)
@@ -488,20 +459,16 @@ func TestSeveral_busyInTheMiddle(t *testing.T) {
 // The key of a lease is deleted while its handler runs, which is found out at the end if not before.
 func TestSeveral_keyDeleted(t *testing.T) {
 	eachRig(t, setup{rules: transfers(0, automutex.Retry)}, func(t *testing.T, r *rig) {
-		id := r.enqueue("transfer", transfer{1, 2})
+		r.enqueue("transfer", transfer{1, 2})
 		run := r.next()
 		lease, _ := automutex.LeaseOf(run.ctx, "to")
 		redistest.Must(t, lease.Unlock(run.ctx))
-		run.returns(nil)
-		r.awaitDone(id)
-		if events := r.seen.list(automutex.EventLost, automutex.EventBackendError); len(events) > 0 {
-			t.Errorf("events %v", events)
-		}
-		id = r.enqueue("transfer", transfer{1, 2})
+		r.ends(run)
+		r.noEvents(automutex.EventLost, automutex.EventBackendError)
+		id := r.enqueue("transfer", transfer{1, 2})
 		run = r.next()
 		redistest.Must(t, r.rdb.Del(t.Context(), r.lockOf("account", "2").Key()).Err())
-		run.returns(nil)
-		r.awaitDone(id)
+		r.ends(run)
 		event := r.awaitEvent(automutex.EventLost, id)
 		if event.Rule != "to" || !errors.Is(event.Err, lock.ErrLost) || !strings.Contains(r.log.Text(0), event.Key) {
 			t.Errorf("got %+v", event)

@@ -103,8 +103,7 @@ func TestInOrder_holdKey(t *testing.T) {
 		if err := skip(second); err == nil || !strings.Contains(err.Error(), "runs now") {
 			t.Fatalf("skipped a task that runs: %v", err)
 		}
-		run.returns(nil)
-		r.awaitDone(second)
+		r.ends(run)
 	})
 }
 
@@ -150,10 +149,8 @@ func TestInOrder_enqueuedForAnotherKey(t *testing.T) {
 		second := r.enqueueInOrder(c, 1)
 		r.none()
 		running.returns(nil)
-		for _, id := range []string{moved.ID, second} {
-			r.nextIs(id).returns(nil)
-			r.awaitDone(id)
-		}
+		r.ends(r.nextIs(moved.ID))
+		r.ends(r.nextIs(second))
 		if n := strings.Count(r.log.String(), "or for another key, since the rules of producer and worker differ"); n != 1 {
 			t.Errorf("%d warnings:\n%s", n, r.log.String())
 		}
@@ -306,15 +303,13 @@ func TestInOrder_producerDiesAfterItsStamp(t *testing.T) {
 // A head that an operator deletes, or archives under Continue, does not stop its key for good.
 func TestInOrder_operators(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		for name, act := range map[string]func(*asynq.Inspector, string,
-			string) error{"delete": (*asynq.Inspector).DeleteTask, "archive": (*asynq.Inspector).ArchiveTask} {
+		for name, act := range map[string]func(i *asynq.Inspector, queue, id string) error{
+			"delete": (*asynq.Inspector).DeleteTask, "archive": (*asynq.Inspector).ArchiveTask,
+		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				rules := []automutex.Rule{{Task: "work", On: onID, InOrder: true, OnArchive: automutex.Continue}}
-				r, c := orderRig(t, s, setup{workers: 2, rules: rules, served: func(c *asynq.Config) {
-					comingBack(c)
-					c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
-				}})
+				r, c := orderRig(t, s, setup{workers: 2, rules: rules, served: comingBack})
 				first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
 				r.next().returns(errors.New("broken"))
 				r.await(first, asynq.TaskStateRetry)
@@ -356,7 +351,7 @@ func TestInOrder_plainClient(t *testing.T) {
 		{On: onID, InOrder: true},
 		{Task: "play", On: onID, InOrder: true},
 	}}, func(t *testing.T, r *rig, c *automutex.Client) {
-		first := r.enqueueInOrder(c, 1)
+		r.enqueueInOrder(c, 1)
 		run := r.next()
 		plain := r.enqueueOne()
 		eventually(t, func() bool {
@@ -364,8 +359,7 @@ func TestInOrder_plainClient(t *testing.T) {
 			return err == nil && head.Queued == 2
 		}, "the plain task has come")
 		second := r.enqueueInOrder(c, 1)
-		run.returns(nil)
-		r.awaitDone(first)
+		r.ends(run)
 		r.finish(plain)
 		r.finish(second)
 		r.finish(r.enqueueOne())
@@ -393,18 +387,17 @@ func TestInOrder_continue(t *testing.T) {
 // After the loss of all keys the stamps put the tasks in order again.
 func TestInOrder_lostKeys(t *testing.T) {
 	eachOrder(t, setup{workers: 3, served: atOnce}, func(t *testing.T, r *rig, c *automutex.Client) {
-		first, second := r.enqueueInOrder(c, 1), r.enqueueInOrder(c, 1)
+		r.enqueueInOrder(c, 1)
+		second := r.enqueueInOrder(c, 1)
 		run := r.next()
-		eventually(t, func() bool { return len(r.seen.list(automutex.EventWaiting)) == 1 },
-			"the second one waits")
+		eventually(t, func() bool { return len(r.seen.list(automutex.EventWaiting)) == 1 }, "the second one waits")
 		key := r.lockOf("work", "1").Key() // all that is stored, by hand
 		redistest.Must(t, r.rdb.Del(t.Context(), key, key+":holders", key+":line", key+":info", key+":order",
 			key+":marks").Err())
 		// Nobody knows of the first one any more, so the second runs beside it: docs/guarantees.md says so.
 		eventually(t, func() bool { return r.stage.count() >= 2 }, "the second one runs")
 		third := r.enqueueInOrder(c, 1)
-		run.returns(nil)
-		r.awaitDone(first)
+		r.ends(run)
 		r.finish(second)
 		r.finish(third)
 	})
@@ -451,13 +444,12 @@ func TestInOrder_refusedOptions(t *testing.T) {
 // it.
 func TestInOrder_plainLastAttempt(t *testing.T) {
 	eachOrder(t, setup{workers: 2}, func(t *testing.T, r *rig, c *automutex.Client) {
-		first := r.enqueueInOrder(c, 1)
+		r.enqueueInOrder(c, 1)
 		run := r.next()
 		plain := r.enqueue("work", `{"id":1}`, asynq.MaxRetry(0))
 		r.awaitEvent(automutex.EventWaiting, plain)
 		r.await(plain, asynq.TaskStateActive)
-		run.returns(nil)
-		r.awaitDone(first)
+		r.ends(run)
 		r.finish(plain)
 	})
 }
@@ -468,7 +460,7 @@ func TestInOrder_forgedStamp(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		r, c := orderRig(t, s, setup{workers: 4})
 		held := r.take("held")
-		first := r.enqueueInOrder(c, 1)
+		r.enqueueInOrder(c, 1)
 		begun := r.next()
 		second := r.enqueueInOrder(c, 1)
 		foreign := r.cfg.Prefix + "-other:{asynq}"
@@ -495,8 +487,7 @@ func TestInOrder_forgedStamp(t *testing.T) {
 		if err := held.Extend(context.Background(), lock.DefaultTTL); err != nil {
 			t.Errorf("the lock that others hold: %v", err)
 		}
-		begun.returns(nil)
-		r.awaitDone(first)
+		r.ends(begun)
 		r.finish(second)
 	})
 }
@@ -504,10 +495,7 @@ func TestInOrder_forgedStamp(t *testing.T) {
 // A task says which one it is behind and why: one that failed, and one that is archived.
 func TestInOrder_isSeen(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		r, c := orderRig(t, s, setup{workers: 3, served: func(c *asynq.Config) {
-			comingBack(c)
-			c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
-		}})
+		r, c := orderRig(t, s, setup{workers: 3, served: comingBack})
 		first := r.enqueueInOrder(c, 1, asynq.MaxRetry(1))
 		second := r.enqueueInOrder(c, 1)
 		run := r.next()
@@ -585,9 +573,7 @@ func TestInOrder_inspectorElsewhere(t *testing.T) {
 	const elsewhere = "are the locks on another Redis, or in another database, than asynq?"
 	s, other := redistest.Mini(t), redistest.StartMini(t)
 	rules := []automutex.Rule{{Task: "work", On: onID, InOrder: true, MaxQueued: 2}}
-	r, _ := orderRig(t, s, setup{rules: rules, workers: 3, locks: other.Client(t), served: func(c *asynq.Config) {
-		c.RetryDelayFunc = func(int, error, *asynq.Task) time.Duration { return time.Hour }
-	}})
+	r := start(t, s, setup{rules: rules, workers: 3, locks: other.Client(t)})
 	log := &redistest.Log{}
 	c, err := automutex.NewClient(other.Client(t), r.client, automutex.Config{Rules: rules, Prefix: r.cfg.Prefix,
 		Logger: log.Logger()})
@@ -614,18 +600,16 @@ func TestInOrder_inspectorElsewhere(t *testing.T) {
 // them would take longer than the test has.
 func TestInOrder_endedByAnotherRule(t *testing.T) {
 	t.Parallel()
-	for name, busy := range map[string]automutex.Policy{"skip": automutex.Skip, "archive": automutex.Archive} {
-		t.Run(name, func(t *testing.T) {
+	for busy, state := range map[automutex.Policy]asynq.TaskState{
+		automutex.Skip: asynq.TaskStateCompleted, automutex.Archive: asynq.TaskStateArchived,
+	} {
+		t.Run(busy.String(), func(t *testing.T) {
 			each(t, func(t *testing.T, s *redistest.Server) {
 				r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{
 					{Name: "order", Scope: "order", On: onID, InOrder: true, OnArchive: automutex.Continue},
 					{Name: "other", Scope: "other", Busy: busy},
 				}, handler: func(context.Context, *asynq.Task) error { t.Error("it runs"); return nil }})
 				held := r.take("other")
-				state := asynq.TaskStateCompleted
-				if busy == automutex.Archive {
-					state = asynq.TaskStateArchived
-				}
 				var last string
 				for range 8 {
 					last = r.enqueueInOrder(c, 1)
@@ -642,8 +626,7 @@ func TestInOrder_endedByAnotherRule(t *testing.T) {
 func TestInOrder_noKeyForAnotherRule(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		r, c := orderRig(t, s, setup{workers: 2, rules: []automutex.Rule{
-			{Name: "order", Scope: "order", On: onID, InOrder: true, OnArchive: automutex.Continue,
-				MaxQueued: 1},
+			{Name: "order", Scope: "order", On: onID, InOrder: true, OnArchive: automutex.Continue, MaxQueued: 1},
 			{Name: "other", Scope: "other", On: []string{"tenant"}},
 			{Name: "asks", Scope: "asks", LimitOf: func(ctx context.Context, _ *asynq.Task) (int, error) {
 				if _, worker := asynq.GetTaskID(ctx); !worker {
@@ -793,7 +776,7 @@ func TestInOrder_taskWithinATask(t *testing.T) {
 			if !slices.Equal(log, want) {
 				t.Errorf("%+v: ran %v, want %v", rule, log, want)
 			}
-			r.await(r.enqueue("work", `{"id":2}`, asynq.MaxRetry(0)), asynq.TaskStateCompleted)
+			r.awaitDone(r.enqueue("work", `{"id":2}`, asynq.MaxRetry(0)))
 			if held := r.seen.list(automutex.EventBlocked); len(held) > 0 {
 				t.Errorf("%+v: %+v", rule, held)
 			}

@@ -27,10 +27,13 @@ import (
 // A key that rig.hold took is released by a Guard, which then calls at once. After the release of one that rig.take
 // took, the look-after of the Guard that parked calls.
 
-// heldRig is a rig whose tasks "work", keyed on id, park, and whose key of id 1 is held.
+// parks are rules whose tasks "work", keyed on id, park.
+var parks = []automutex.Rule{{Task: "work", On: onID, Busy: automutex.Park}}
+
+// heldRig is a rig with parks, whose key of id 1 is held.
 func heldRig(t *testing.T, s *redistest.Server, o setup) (*rig, func()) {
 	t.Helper()
-	o.rules = []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}
+	o.rules = parks
 	r := start(t, s, o)
 	lease := r.hold("work", "1")
 	return r, func() { t.Helper(); r.free(lease) }
@@ -55,8 +58,7 @@ func (r *rig) stored(scope string, parts ...string) engine.Info {
 	return info
 }
 
-// awaitStored waits until so many stand in line in workers, and so many are
-// parked or called.
+// awaitStored waits until so many stand in line in workers, and so many are parked or called.
 func (r *rig) awaitStored(waiting, parked int, scope string, parts ...string) {
 	r.t.Helper()
 	var info engine.Info
@@ -65,25 +67,23 @@ func (r *rig) awaitStored(waiting, parked int, scope string, parts ...string) {
 			r.t.Logf("stored of the line: %+v", info)
 		}
 	}()
-	redistest.Eventually(r.t, patience, func() bool {
+	eventually(r.t, func() bool {
 		info = r.stored(scope, parts...)
 		return info.Waiting == waiting && info.Parked+info.Called == parked
 	}, "%d wait and %d are parked on %s", waiting, parked, scope)
 }
 
-// operate does to a parked task what an operator does, who finds it on its way
-// now and then, and does it again.
+// operate does to a parked task what an operator does, who finds it on its way now and then, and does it again.
 func (r *rig) operate(id string, do func(queue, id string) error) {
 	r.t.Helper()
 	var err error
-	redistest.Eventually(r.t, patience, func() bool {
+	eventually(r.t, func() bool {
 		err = do(r.queue, id)
 		return err == nil
 	}, "something is done to %s", id)
 }
 
-// finish waits for the next run, checks that it is that of the task, and has it
-// return nil.
+// finish waits for the next run, checks that it is that of the task, and has it return nil.
 func (r *rig) finish(id string) {
 	r.t.Helper()
 	r.finishSpent(id, 0)
@@ -91,10 +91,8 @@ func (r *rig) finish(id string) {
 
 func (r *rig) finishSpent(id string, spent int) {
 	r.t.Helper()
-	r.stage.nextIs(r.t, id).returns(nil)
-	if info := r.await(id, asynq.TaskStateCompleted); info.Retried != spent {
-		r.t.Errorf("%s: %d attempts spent, want %d", id, info.Retried, spent)
-	}
+	r.nextIs(id).returns(nil)
+	r.awaitSpent(id, asynq.TaskStateCompleted, spent)
 }
 
 // finishAll is finish for several tasks in any order: more than one may be
@@ -103,48 +101,32 @@ func (r *rig) finishAll(ids ...string) {
 	r.t.Helper()
 	left := slices.Clone(ids)
 	for len(left) > 0 {
-		run := r.stage.next(r.t)
+		run := r.next()
 		i := slices.Index(left, run.id)
 		if i < 0 {
 			r.t.Fatalf("%s runs, and not one of %v", run.id, left)
 		}
 		left = slices.Delete(left, i, i+1)
 		run.returns(nil)
-		if info := r.await(run.id, asynq.TaskStateCompleted); info.Retried != 0 {
-			r.t.Errorf("%s: %d attempts spent", run.id, info.Retried)
-		}
+		r.awaitSpent(run.id, asynq.TaskStateCompleted, 0)
 	}
 }
 
 // What asynq shows of a parked task, and what nobody is told of it.
 func TestPark_explainsItself(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		var told atomic.Int64
-		r := start(t, s, setup{
-			rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}, workers: 1,
-			served: func(c *asynq.Config) {
-				c.ErrorHandler = asynq.ErrorHandlerFunc(func(context.Context, *asynq.Task, error) { told.Add(1) })
-				c.IsFailure = func(error) bool { told.Add(1); return true }
-			},
-		})
+	each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: parks, workers: 1, served: untouched(t)})
 		m := r.others.Mutex("work", lock.Parts("1"), lock.Note("far/away"), lock.TTL(time.Minute))
 		held, err := m.TryLock(t.Context())
 		redistest.Must(t, err)
 		var ids []string
 		for i := range 2 {
-			id := r.enqueue("work", one)
+			id := r.enqueueOne()
 			ids = append(ids, id)
 			began := time.Now()
 			info := r.awaitParked(id)
-			for _, text := range []string{
-				`rule "work"`, "parked on " + m.Key() + ",", fmt.Sprintf("place %d in line", i+1),
-				"held by task far/away on somebody-else", "deadline in",
-			} {
-				if !strings.Contains(info.LastErr, text) {
-					t.Errorf("the last error %q does not say %q", info.LastErr, text)
-				}
-			}
+			says(t, info.LastErr, `rule "work"`, "parked on "+m.Key()+",", fmt.Sprintf("place %d in line", i+1),
+				"held by task far/away on somebody-else", "deadline in")
 			event := r.awaitEvent(automutex.EventParked, id)
 			busy := event.Busy
 			if event.Rule != "work" || event.Key != m.Key() || event.Policy != automutex.Park || busy.Place != i ||
@@ -172,56 +154,48 @@ func TestPark_explainsItself(t *testing.T) {
 				t.Errorf("events %v", kinds)
 			}
 		}
-		if told.Load() != 0 {
-			t.Error("IsFailure or ErrorHandler was told of a parked task")
-		}
 		r.awaitStored(0, 0, "work", "1")
 	})
 }
 
-// It waits in its worker while another is free; when the last is taken, the
-// newest goes, and one at a time.
+// It waits in its worker while another is free; when the last is taken, the newest goes, and one at a time.
 func TestPark_yieldsTheLastWorker(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := heldRig(t, s, setup{workers: 3})
-		older := r.enqueue("work", one)
+		older := r.enqueueOne()
 		r.awaitEvent(automutex.EventWaiting, older) // the server knows
-		newer := r.enqueue("work", one)
+		newer := r.enqueueOne()
 		r.awaitEvent(automutex.EventWaiting, newer)
-		first := r.enqueue("other", nil) // takes the last one
-		blocks := r.stage.next(t)
+		r.enqueue("other", nil) // takes the last one
+		blocks := r.next()
 		r.awaitParked(newer)
 		r.awaitStored(1, 1, "work", "1")
 		if event := r.awaitEvent(automutex.EventParked, newer); event.Busy.Waited <= 0 || event.Busy.Place != 1 {
 			t.Errorf("it gave way with %+v", event.Busy)
 		}
-		second := r.enqueue("other", nil)
-		blocksToo := r.stage.next(t)
+		r.enqueue("other", nil)
+		blocksToo := r.next()
 		r.awaitParked(older)
 		r.awaitStored(0, 2, "work", "1")
 		free()
 		r.finishAll(older, newer)
-		blocks.returns(nil)
-		blocksToo.returns(nil)
-		r.await(first, asynq.TaskStateCompleted)
-		r.await(second, asynq.TaskStateCompleted)
+		r.ends(blocks)
+		r.ends(blocksToo)
 	})
 }
 
 // With one worker it is never held for a wait, whoever has the key.
 func TestPark_concurrencyOne(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := heldRig(t, s, setup{workers: 1})
-		parked := r.enqueue("work", one)
+		parked := r.enqueueOne()
 		r.awaitParked(parked)
 		r.finish(r.enqueue("other", nil)) // the worker is free
 		r.finish(r.enqueue("work", map[string]int{"id": 2}))
 		free()
 		r.finish(parked)
 		// Holder and successor in one server.
-		a, b := r.enqueue("work", one), r.enqueue("work", one)
+		a, b := r.enqueueOne(), r.enqueueOne()
 		r.finish(a)
 		r.finish(b)
 	})
@@ -230,33 +204,29 @@ func TestPark_concurrencyOne(t *testing.T) {
 // Without ServerConfig nobody knows how many workers are free: it parks at once.
 // asynq counts the attempt then, and the call comes all the same.
 func TestPark_unmarked(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := heldRig(t, s, setup{unmarked: true})
-		id := r.enqueue("work", one)
+		id := r.enqueueOne()
 		info := r.awaitRetried(id, 1)
 		if busy := r.awaitEvent(automutex.EventParked, id).Busy; busy.Waited != 0 ||
 			!strings.Contains(info.LastErr, "parked on ") {
 			t.Errorf("got %+v, %q", busy, info.LastErr)
 		}
 		// On its last attempt then, it goes on from its place, in its worker.
-		last := r.enqueue("work", one, asynq.MaxRetry(1))
+		last := r.enqueueOne(asynq.MaxRetry(1))
 		r.awaitRetried(last, 1)
 		r.rerun(last)
 		r.awaitStored(1, 1, "work", "1")
 		free()
 		for _, id := range []string{last, id} {
-			run := r.stage.nextIs(t, id)
-			run.returns(nil)
-			r.await(id, asynq.TaskStateCompleted)
+			r.ends(r.nextIs(id))
 		}
 	})
 }
 
 // Names with what could be taken for a separator, in all three places.
 func TestPark_oddNames(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		odd := []string{"a/b", "a|b|c", "100%|%2F", "two words\t", "größe 錠", "x{y}z", ", place 1 in line", "line\nbreak"}
 		r := start(t, s, setup{
 			workers: 1, queue: redistest.Name(t) + `/q|%2F {x} ü`,
@@ -275,12 +245,10 @@ func TestPark_oddNames(t *testing.T) {
 			r.free(lease)
 		}
 		for range odd { // in whatever order they were looked after
-			run := r.stage.next(t)
-			run.returns(nil)
-			r.await(run.id, asynq.TaskStateCompleted)
+			r.ends(r.next())
 		}
 		for _, name := range odd {
-			r.await(name, asynq.TaskStateCompleted)
+			r.awaitDone(name)
 			r.awaitStored(0, 0, "work", name, "x")
 		}
 	})
@@ -290,8 +258,7 @@ func TestPark_oddNames(t *testing.T) {
 type bare struct{ lock.Client }
 
 func TestPark_new(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		inspector := asynq.NewInspectorFromRedisClient(rdb)
 		rules := []automutex.Rule{{Task: "retries", Busy: automutex.Retry}, {Task: "parks", Busy: automutex.Park}}
@@ -325,15 +292,14 @@ func TestPark_new(t *testing.T) {
 // A woken task stands behind what is pending, unless WakeAtFront moves it: that
 // knows how asynq keeps its pending tasks, which this test holds it to.
 func TestPark_wakeAtFront(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		for tries := 0; tries < 10; tries++ {
 			front := tries > 0
 			r, free := heldRig(t, s, setup{workers: 1, guarded: func(c *automutex.Config) { c.WakeAtFront = front }})
-			parked := r.enqueue("work", one)
+			parked := r.enqueueOne()
 			r.awaitParked(parked)
 			r.enqueue("other", nil)
-			blocks := r.stage.next(t)
+			blocks := r.next()
 			pending := []string{r.enqueue("other", nil), r.enqueue("other", nil)}
 			free()
 			r.await(parked, asynq.TaskStatePending)
@@ -349,10 +315,9 @@ func TestPark_wakeAtFront(t *testing.T) {
 			blocks.returns(nil)
 			var order []string
 			for range 3 {
-				run := r.stage.next(t)
+				run := r.next()
 				order = append(order, run.id)
-				run.returns(nil)
-				r.await(run.id, asynq.TaskStateCompleted)
+				r.ends(run)
 			}
 			at := slices.Index(order, parked)
 			if behind := slices.Delete(slices.Clone(order), at, at+1); !slices.Equal(behind, pending) || !front && at != 2 {
@@ -366,11 +331,9 @@ func TestPark_wakeAtFront(t *testing.T) {
 	})
 }
 
-// The process that released is gone before it has called anybody: the one that
-// parked repeats the call.
+// The process that released is gone before it has called anybody: the one that parked repeats the call.
 func TestPark_releaserKilled(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		var hook redistest.FailHook
 		var vain atomic.Int64
 		hook.Before(func(redis.Cmder) error {
@@ -379,20 +342,18 @@ func TestPark_releaserKilled(t *testing.T) {
 		})
 		dead := s.Client(t)
 		dead.AddHook(&hook)
-		rules := []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}
-		a := start(t, s, setup{rules: rules, workers: 1, guarded: func(c *automutex.Config) {
+		a := start(t, s, setup{rules: parks, workers: 1, guarded: func(c *automutex.Config) {
 			c.Inspector = asynq.NewInspectorFromRedisClient(dead)
 		}})
-		b := start(t, s, setup{rules: rules, workers: 1, prefix: a.cfg.Prefix})
-		holder := a.enqueue("work", one)
-		run := a.stage.next(t)
-		first := b.enqueue("work", one)
+		b := start(t, s, setup{rules: parks, workers: 1, prefix: a.cfg.Prefix})
+		a.enqueueOne()
+		run := a.next()
+		first := b.enqueueOne()
 		b.awaitParked(first)
-		second := b.enqueue("work", one)
+		second := b.enqueueOne()
 		b.awaitParked(second)
-		run.returns(nil)
-		a.await(holder, asynq.TaskStateCompleted)
-		redistest.Eventually(t, patience, func() bool { // on a busy machine, b may see the release first
+		a.ends(run)
+		eventually(t, func() bool { // on a busy machine, b may see the release first
 			info, err := b.inspector.GetTaskInfo(b.queue, first)
 			return vain.Load() > 0 || err == nil && info.State != asynq.TaskStateRetry
 		}, "the release calls")
@@ -403,8 +364,7 @@ func TestPark_releaserKilled(t *testing.T) {
 // The key comes free after the parked task's handler has returned, before asynq has filed its retry: the task, called
 // while it is active, keeps its place.
 func TestPark_releaseBeforeFiling(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		filing, filed := make(chan struct{}), make(chan struct{})
 		let := sync.OnceFunc(func() { close(filed) })
 		var files, looks atomic.Int64
@@ -419,18 +379,17 @@ func TestPark_releaseBeforeFiling(t *testing.T) {
 		watch.Before(func(redis.Cmder) error { looks.Add(1); return nil })
 		inspected.AddHook(watch)
 		r := start(t, s, setup{
-			rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}, workers: 2, hook: hook,
+			rules: parks, workers: 2, hook: hook,
 			guarded: func(c *automutex.Config) { c.Inspector = asynq.NewInspectorFromRedisClient(inspected) },
 		})
 		t.Cleanup(let) // before the server stops
-		holder := r.enqueue("work", one)
-		run := r.stage.next(t)
-		id := r.enqueue("work", one)
+		r.enqueueOne()
+		run := r.next()
+		id := r.enqueueOne()
 		<-filing
-		run.returns(nil)
-		r.await(holder, asynq.TaskStateCompleted)
+		r.ends(run)
 		before := looks.Load()
-		redistest.Eventually(t, patience, func() bool { return looks.Load() >= before+8 }, "the task is looked at, active")
+		eventually(t, func() bool { return looks.Load() >= before+8 }, "the task is looked at, active")
 		if info := r.stored("work", "1"); info.Parked+info.Called != 1 {
 			t.Errorf("its place is gone: %+v", info)
 		}
@@ -441,17 +400,15 @@ func TestPark_releaseBeforeFiling(t *testing.T) {
 
 // A paused queue keeps its tasks, and nobody else's.
 func TestPark_pausedQueue(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		rules := []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}
-		a := start(t, s, setup{rules: rules, workers: 1})
-		b := start(t, s, setup{rules: rules, workers: 1, prefix: a.cfg.Prefix})
+	each(t, func(t *testing.T, s *redistest.Server) {
+		a := start(t, s, setup{rules: parks, workers: 1})
+		b := start(t, s, setup{rules: parks, workers: 1, prefix: a.cfg.Prefix})
 		lease := a.take("work", "1")
 		var paused, others []string
 		for range 2 {
-			paused = append(paused, a.enqueue("work", one))
+			paused = append(paused, a.enqueueOne())
 			a.awaitParked(paused[len(paused)-1])
-			others = append(others, b.enqueue("work", one))
+			others = append(others, b.enqueueOne())
 			b.awaitParked(others[len(others)-1])
 		}
 		redistest.Must(t, a.inspector.PauseQueue(a.queue))
@@ -462,7 +419,7 @@ func TestPark_pausedQueue(t *testing.T) {
 				t.Errorf("in the paused queue: %+v, %v", info, err)
 			}
 		}
-		a.stage.none(t)
+		a.none()
 		a.awaitStored(0, 2, "work", "1")
 		redistest.Must(t, a.inspector.UnpauseQueue(a.queue))
 		a.finishAll(paused...)
@@ -473,26 +430,25 @@ func TestPark_pausedQueue(t *testing.T) {
 // The task behind an entry is gone, and another of its ID is there: whatever
 // that is, it is not run before its time, nor again.
 func TestPark_revivesNobody(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := heldRig(t, s, setup{workers: 1})
 		runs := func(err error) func(id string) {
 			return func(id string) {
 				r.enqueue("other", nil, asynq.TaskID(id))
-				r.stage.nextIs(t, id).returns(err)
+				r.nextIs(id).returns(err)
 			}
 		}
 		others := map[asynq.TaskState]func(id string){
-			asynq.TaskStateScheduled: func(id string) { r.enqueue("work", one, asynq.TaskID(id), asynq.ProcessIn(time.Hour)) },
+			asynq.TaskStateScheduled: func(id string) { r.enqueueOne(asynq.TaskID(id), asynq.ProcessIn(time.Hour)) },
 			asynq.TaskStateCompleted: runs(nil),
 			asynq.TaskStateRetry:     runs(errors.New("its own")),
 			asynq.TaskStateArchived:  runs(asynq.SkipRetry),
 		}
 		for state := range others {
-			r.enqueue("work", one, asynq.TaskID(state.String()))
+			r.enqueueOne(asynq.TaskID(state.String()))
 			r.awaitParked(state.String())
 		}
-		last := r.enqueue("work", one)
+		last := r.enqueueOne()
 		r.awaitParked(last)
 		for state, begins := range others {
 			r.operate(state.String(), r.inspector.DeleteTask)
@@ -507,9 +463,7 @@ func TestPark_revivesNobody(t *testing.T) {
 				t.Errorf("%s: %+v", state, info)
 			}
 		}
-		if r.stage.count() != len(others) { // all but the scheduled one, and the last
-			t.Errorf("%d runs", r.stage.count())
-		}
+		r.wantRuns(len(others)) // all but the scheduled one, and the last
 	})
 }
 
@@ -521,7 +475,7 @@ func TestPark_linesLost(t *testing.T) {
 	rdb := s.Client(t)
 	prefix := redistest.Name(t)
 	r := start(t, s, setup{
-		rules: []automutex.Rule{{Task: "work", On: []string{"id"}, Busy: automutex.Park}}, workers: 1, prefix: prefix,
+		rules: parks, workers: 1, prefix: prefix,
 		// asynq could not use it: the Inspector wakes
 		locks:   bare{locks.Client(t, func(o *redis.UniversalOptions) { o.MaxRetries = -1 })},
 		guarded: func(c *automutex.Config) { c.Inspector = asynq.NewInspectorFromRedisClient(rdb) },
@@ -530,7 +484,7 @@ func TestPark_linesLost(t *testing.T) {
 	t.Cleanup(func() { _ = others.Close() })
 	_, err := others.Mutex("work", lock.Parts("1")).TryLock(t.Context())
 	redistest.Must(t, err)
-	ids := []string{r.enqueue("work", one), r.enqueue("work", one)}
+	ids := []string{r.enqueueOne(), r.enqueueOne()}
 	for _, id := range ids {
 		// The holder might live on for the 30 s of its lease.
 		if until := time.Until(r.awaitParked(id).NextProcessAt); until < 25*time.Second || until > 10*time.Minute {
@@ -539,11 +493,8 @@ func TestPark_linesLost(t *testing.T) {
 	}
 	locks.Restart(t)
 	for _, id := range ids {
-		redistest.Eventually(t, patience, func() bool {
-			info, err := r.inspector.GetTaskInfo(r.queue, id)
-			if err == nil && info.State == asynq.TaskStateRetry { // the connection was broken still
-				_ = r.inspector.RunTask(r.queue, id)
-			}
+		eventually(t, func() bool {
+			r.nudge(id) // the connection was broken still
 			return len(r.stage.started) > 0
 		}, "%s comes back", id)
 		r.finish(id)
@@ -577,7 +528,7 @@ func TestGroup_runByHandAndParked(t *testing.T) {
 // Under Retry it waits in its group until the next task of that group comes, or until it is run by hand again.
 func TestGroup_runByHandAndReturned(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"},
+		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: onID,
 			Busy: automutex.RetryIn(time.Hour)}}, served: comingBack})
 		lease := r.hold("work", "1")
 		id := r.enqueue("work", map[string]any{"id": "1"}, asynq.Group("g"))
@@ -594,16 +545,14 @@ func TestGroup_runByHandAndReturned(t *testing.T) {
 	})
 }
 
-// The head of the line was called and finds no worker: others take and give back
-// the key meanwhile, at once.
+// The head of the line was called and finds no worker: others take and give back the key meanwhile, at once.
 func TestPark_allWorkersBusy(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		r, free := heldRig(t, s, setup{workers: 1})
-		head := r.enqueue("work", one)
+		head := r.enqueueOne()
 		r.awaitParked(head)
-		other := r.enqueue("other", nil)
-		blocks := r.stage.next(t)
+		r.enqueue("other", nil)
+		blocks := r.next()
 		// as somebody does who deletes a queue that is empty
 		redistest.Must(t, r.rdb.SRem(t.Context(), "asynq:queues", r.queue).Err())
 		free()
@@ -611,8 +560,7 @@ func TestPark_allWorkersBusy(t *testing.T) {
 		for range 5 {
 			r.free(r.take("work", "1"))
 		}
-		blocks.returns(nil)
-		r.await(other, asynq.TaskStateCompleted)
+		r.ends(blocks)
 		r.finish(head)
 		r.awaitStored(0, 0, "work", "1")
 	})
@@ -625,9 +573,8 @@ func TestPark_endsUnseen(t *testing.T) {
 		rule automutex.Rule
 		ends []string
 	}{
-		"parked": {automutex.Rule{Task: "work", On: []string{"id"}},
-			[]string{"deadline", "skip", "fail", "panic", "drop", "deadline"}},
-		"in order": {automutex.Rule{Task: "work", On: []string{"id"}, InOrder: true, OnArchive: automutex.Continue},
+		"parked": {automutex.Rule{Task: "work", On: onID}, []string{"deadline", "skip", "fail", "panic", "drop", "deadline"}},
+		"in order": {automutex.Rule{Task: "work", On: onID, InOrder: true, OnArchive: automutex.Continue},
 			[]string{"skip", "drop", "drop"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -666,7 +613,7 @@ func TestPark_endsUnseen(t *testing.T) {
 					id := "dead " + how + redistest.Name(t)
 					dead[id] = how
 					r.enqueueInOrder(client, 1, append(options, asynq.TaskID(id))...)
-					redistest.Eventually(t, patience, func() bool {
+					eventually(t, func() bool {
 						info, err := r.inspector.GetTaskInfo(r.queue, id)
 						// at its deadline
 						return err == nil && (info.State == asynq.TaskStateRetry || info.State == asynq.TaskStateScheduled ||
@@ -679,7 +626,7 @@ func TestPark_endsUnseen(t *testing.T) {
 					r.awaitParked(live[1])
 				} else { // others were parked when they were enqueued
 					r.await(live[1], asynq.TaskStateScheduled)
-					redistest.Eventually(t, patience, func() bool { return time.Now().After(deadline) }, "the deadline passes")
+					eventually(t, func() bool { return time.Now().After(deadline) }, "the deadline passes")
 				}
 				passing.Lock()
 				ends = dead
@@ -693,21 +640,19 @@ func TestPark_endsUnseen(t *testing.T) {
 
 // A parked task whose Deadline has passed is not waited for, also while no worker is free to end it.
 func TestPark_overdue(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		r := start(t, s, setup{rules: []automutex.Rule{{Task: "work", On: []string{"id"}}}, workers: 1})
+	each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: parks, workers: 1})
 		r.guard.ServerConfig(asynq.Config{TaskCheckInterval: time.Minute}) // it may take a minute to arrive
 		held := r.take("work", "1")
 		deadline := time.Now().Add(2 * time.Second)
 		for range 3 {
-			r.enqueue("work", one, asynq.Deadline(deadline))
+			r.enqueueOne(asynq.Deadline(deadline))
 		}
-		live := r.enqueue("work", one)
+		live := r.enqueueOne()
 		r.awaitParked(live)
 		blocks := r.enqueue("other", nil)
-		run := r.stage.nextIs(t, blocks)
-		redistest.Eventually(t, patience, func() bool { return time.Now().After(deadline.Add(time.Second)) },
-			"the deadline passes")
+		run := r.nextIs(blocks)
+		eventually(t, func() bool { return time.Now().After(deadline.Add(time.Second)) }, "the deadline passes")
 		r.free(held)
 		r.awaitStored(0, 1, "work", "1")
 		run.returns(nil)
@@ -718,10 +663,8 @@ func TestPark_overdue(t *testing.T) {
 // A Client parks the tasks of a key that has parked ones: asynq has them as scheduled until their turn comes, or until
 // they are to start. It leaves those alone that have another time or fate, and after a failure does not ask again.
 func TestPark_enqueued(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-		rules := []automutex.Rule{{Task: "work", On: []string{"id"}}}
-		r, c := orderRig(t, s, setup{rules: rules, workers: 1})
+	each(t, func(t *testing.T, s *redistest.Server) {
+		r, c := orderRig(t, s, setup{rules: parks, workers: 1})
 		held := r.take("work", "1")
 		ids := []string{r.enqueueInOrder(c, 1)}
 		r.awaitParked(ids[0])
@@ -749,7 +692,7 @@ func TestPark_enqueued(t *testing.T) {
 		away := redis.NewClient(&redis.Options{MaxRetries: -1,
 			Dialer: func(context.Context, string, string) (net.Conn, error) { dials++; return nil, net.ErrClosed }})
 		t.Cleanup(func() { _ = away.Close() })
-		c, err := automutex.NewClient(away, r.client, automutex.Config{Rules: rules, Prefix: r.cfg.Prefix})
+		c, err := automutex.NewClient(away, r.client, automutex.Config{Rules: parks, Prefix: r.cfg.Prefix})
 		redistest.Must(t, err)
 		comesIn(0, 0)
 		asked := dials

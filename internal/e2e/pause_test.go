@@ -3,8 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -24,8 +22,7 @@ func (r *rig) resumeTarget(target string) {
 	redistest.Must(r.t, r.guard.Controls().Resume(context.Background(), target))
 }
 
-// Whatever the policy, a paused task goes back with its attempt unspent, and runs once
-// when it is resumed.
+// Whatever the policy, a paused task goes back with its attempt unspent, and runs once when it is resumed.
 func TestPaused_everyPolicy(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		after := automutex.AfterFailure(func(context.Context, *asynq.Task, *automutex.BusyError) error {
@@ -50,12 +47,8 @@ func TestPaused_everyPolicy(t *testing.T) {
 				id := r.enqueueOne()
 				info := r.awaitRetried(id, 0)
 				r.none()
-				for _, text := range []string{`rule "work"`, r.lockOf("work", "1").Key(), "paused until somebody resumes it",
-					"this-worker", "repair"} {
-					if !strings.Contains(info.LastErr, text) {
-						t.Errorf("the last error %q does not say %q", info.LastErr, text)
-					}
-				}
+				says(t, info.LastErr, `rule "work"`, r.lockOf("work", "1").Key(), "paused until somebody resumes it", "this-worker",
+					"repair")
 				event := r.awaitEvent(automutex.EventBusy, id)
 				if event.Busy == nil || event.Busy.Reason != "paused" || event.Busy.Pause == nil ||
 					event.Busy.Pause.Why != "repair" {
@@ -71,20 +64,14 @@ func TestPaused_everyPolicy(t *testing.T) {
 				if rule.Busy == automutex.Park {
 					want[1] = automutex.EventParked
 				}
-				if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, want) {
-					t.Errorf("events %q, want %q", kinds, want)
-				}
+				r.wantKinds(id, want...)
 
 				r.resumeTarget("work")
 				if rule.Busy != automutex.Park { // which is called
 					r.rerun(id)
 				}
-				run := r.next()
-				run.returns(nil)
-				r.awaitDone(id)
-				if n := r.stage.count(); n != 1 {
-					t.Errorf("the handler ran %d times", n)
-				}
+				r.ends(r.next())
+				r.wantRuns(1)
 			})
 		}
 	})
@@ -170,10 +157,7 @@ func TestPaused_severalRules(t *testing.T) {
 		r.pauseTarget("api", time.Time{})
 		id := r.enqueueOne()
 		r.awaitRetried(id, 0)
-		if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, []automutex.EventKind{automutex.EventBusy,
-			automutex.EventRetried}) {
-			t.Errorf("events %q: want no lock taken", kinds)
-		}
+		r.wantKinds(id, automutex.EventBusy, automutex.EventRetried)
 		r.resumeTarget("api")
 		r.rerun(id)
 		r.finish(id)
@@ -202,9 +186,7 @@ func TestPaused_allTypesOfARule(t *testing.T) {
 		r.pauseTarget("mail:", time.Time{})
 		ids := []string{r.enqueue("report:monthly", one), r.enqueue("report:daily", one), r.enqueue("mail:send", one)}
 		for _, id := range ids {
-			if info := r.awaitRetried(id, 0); !strings.Contains(info.LastErr, "paused until somebody resumes it") {
-				t.Errorf("the last error of %s is %q", info.Type, info.LastErr)
-			}
+			says(t, r.awaitRetried(id, 0).LastErr, "paused until somebody resumes it")
 		}
 		r.none()
 	})

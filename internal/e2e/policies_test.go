@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -22,8 +21,7 @@ import (
 // TestReplace_*, TestPaused_* and TestBackend_*. Its column "key busy" is tested here, "held by the task's own earlier
 // attempt" in attempts_test.go, "no attempts left" in both.
 
-// busyRig is a rig with one rule for tasks of type "work", keyed on id, and
-// with the key of id 1 taken.
+// busyRig is a rig with one rule for tasks of type "work", keyed on id, and with the key of id 1 taken.
 func busyRig(t *testing.T, s *redistest.Server, rule automutex.Rule, o setup) (*rig, func()) {
 	t.Helper()
 	rule.Task, rule.On = "work", onID
@@ -37,19 +35,12 @@ var one = map[string]int{"id": 1}
 
 func TestPolicy_retry(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		var handled atomic.Int64
-		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.Retry}, setup{served: func(c *asynq.Config) {
-			c.ErrorHandler = asynq.ErrorHandlerFunc(func(context.Context, *asynq.Task, error) { handled.Add(1) })
-		}})
+		r, free := busyRig(t, s, automutex.Rule{Busy: automutex.Retry}, setup{served: untouched(t)})
 		began := time.Now()
 		id := r.enqueueOne()
 		info := r.awaitRetried(id, 0)
 		r.none()
-		for _, text := range []string{`rule "work"`, r.lockOf("work", "1").Key(), "busy", "somebody-else"} {
-			if !strings.Contains(info.LastErr, text) {
-				t.Errorf("the last error %q does not name %q", info.LastErr, text)
-			}
-		}
+		says(t, info.LastErr, `rule "work"`, r.lockOf("work", "1").Key(), "busy", "somebody-else")
 		event := r.awaitEvent(automutex.EventRetried, id)
 		if event.Delay < time.Second || event.Delay > 5*time.Second || event.Err != nil { // EventBusy says why
 			t.Errorf("it comes back after %s, not after 1 to 5 s; %v", event.Delay, event.Err)
@@ -59,19 +50,10 @@ func TestPolicy_retry(t *testing.T) {
 		if info.NextProcessAt.Before(early) || info.NextProcessAt.After(late) {
 			t.Errorf("asynq has it at %s, not within %s and %s", info.NextProcessAt, early, late)
 		}
-		if handled.Load() != 0 {
-			t.Error("the ErrorHandler was told of a hand-back")
-		}
-
 		free()
 		r.rerun(id)
-		r.next().returns(nil)
-		if info := r.awaitDone(id); info.Retried != 0 {
-			t.Errorf("%d attempts spent", info.Retried)
-		}
-		if r.locked("work", "1") {
-			t.Error("the key stayed taken")
-		}
+		r.finish(id)
+		r.wantLocked(false, "work", "1")
 	})
 }
 
@@ -106,8 +88,7 @@ func TestPolicy_skip(t *testing.T) {
 			}
 		}
 		free()
-		id := r.enqueueOne()
-		r.finish(id)
+		r.finish(r.enqueueOne())
 	})
 }
 
@@ -135,9 +116,7 @@ func TestPolicy_fail(t *testing.T) {
 		r, _ := busyRig(t, s, automutex.Rule{Busy: automutex.Fail}, setup{served: served})
 		check := func(info *asynq.TaskInfo) {
 			t.Helper()
-			if !strings.Contains(info.LastErr, r.lockOf("work", "1").Key()) {
-				t.Errorf("the last error is %q", info.LastErr)
-			}
+			says(t, info.LastErr, r.lockOf("work", "1").Key())
 			var busy *automutex.BusyError
 			if err := <-told; !errors.As(err, &busy) || busy.Rule != "work" {
 				t.Errorf("the ErrorHandler was told %v", err)
@@ -148,7 +127,7 @@ func TestPolicy_fail(t *testing.T) {
 		if until := time.Until(info.NextProcessAt); until < 30*time.Minute {
 			t.Errorf("it comes back in %s, not when the server's own RetryDelayFunc says", until)
 		}
-		check(r.await(r.enqueueOne(asynq.MaxRetry(0)), asynq.TaskStateArchived))
+		check(r.awaitArchived(r.enqueueOne(asynq.MaxRetry(0))))
 		r.none()
 	})
 }
@@ -218,7 +197,7 @@ func TestPolicy_afterFailure(t *testing.T) {
 				t.Errorf("it comes back in %s, last error %q", until, info.LastErr)
 			}
 		}
-		r.await(r.enqueue("work", `{"id":1,"say":"failed"}`, asynq.MaxRetry(0)), asynq.TaskStateArchived)
+		r.awaitArchived(r.enqueue("work", `{"id":1,"say":"failed"}`, asynq.MaxRetry(0)))
 		<-given
 		last := r.enqueue("work", `{"id":1,"say":"busy"}`, asynq.MaxRetry(0)) // waits in its worker
 		<-given
@@ -250,13 +229,9 @@ func TestPolicy_allow(t *testing.T) {
 			!strings.HasSuffix(event.Busy.HolderTask, first) {
 			t.Errorf("got %+v", event)
 		}
-		beside.returns(nil)
-		r.awaitDone(second)
-		if !r.locked("work", "1") {
-			t.Error("the second gave back the first one's key")
-		}
-		alone.returns(nil)
-		r.awaitDone(first)
+		r.ends(beside)
+		r.wantLocked(true, "work", "1")
+		r.ends(alone)
 	})
 }
 

@@ -78,16 +78,9 @@ func TestReplace_holderReturnsAnError(t *testing.T) {
 				event.Held <= 0 || event.Waited != 0 {
 				t.Errorf("got %+v", event)
 			}
-			next.returns(nil)
-			r.awaitDone(young)
-			if kinds := r.seen.kindsOf(old); !slices.Equal(kinds, []automutex.EventKind{automutex.EventAcquired,
-				automutex.EventReplaced, automutex.EventReleased}) {
-				t.Errorf("events of the old one: %v", kinds)
-			}
-			if kinds := r.seen.kindsOf(young); !slices.Equal(kinds, []automutex.EventKind{automutex.EventWaiting,
-				automutex.EventWaited, automutex.EventAcquired, automutex.EventReleased}) {
-				t.Errorf("events of the new one: %v", kinds)
-			}
+			r.ends(next)
+			r.wantKinds(old, automutex.EventAcquired, automutex.EventReplaced, automutex.EventReleased)
+			r.wantKinds(young, automutex.EventWaiting, automutex.EventWaited, automutex.EventAcquired, automutex.EventReleased)
 		}
 		r.awaitForgotten("work", "1")
 		if text := r.log.Text(0); text != "" { // at Info and above
@@ -110,10 +103,7 @@ func TestReplace_waiting(t *testing.T) {
 					event.Policy != automutex.Replace {
 					t.Errorf("got %+v", event)
 				}
-				if kinds := r.seen.kindsOf(waits); !slices.Equal(kinds, []automutex.EventKind{automutex.EventWaiting,
-					automutex.EventWaited, automutex.EventBusy, automutex.EventReplaced}) {
-					t.Errorf("events %v", kinds)
-				}
+				r.wantKinds(waits, automutex.EventWaiting, automutex.EventWaited, automutex.EventBusy, automutex.EventReplaced)
 			}
 			waits = young
 			r.awaitLine(1, "work", "1")
@@ -124,9 +114,7 @@ func TestReplace_waiting(t *testing.T) {
 		next.returns(nil)
 		r.awaitRevoked(old)
 		r.awaitDone(waits)
-		if n := r.stage.count(); n != 2 {
-			t.Errorf("%d runs", n)
-		}
+		r.wantRuns(2)
 		r.awaitForgotten("work", "1")
 	})
 }
@@ -165,11 +153,10 @@ func TestReplace_retriedTaskIsOld(t *testing.T) {
 			old := r.enqueueOne(asynq.TaskID("old"))
 			r.next().returns(errors.New("once"))
 			r.awaitRetried(old, 1)
-			young := r.enqueueOne()
+			r.enqueueOne()
 			running := r.next()
 			ends := func() {
-				running.returns(nil)
-				r.awaitDone(young)
+				r.ends(running)
 			}
 			if isDone {
 				ends()
@@ -237,12 +224,9 @@ func TestReplace_limit(t *testing.T) {
 			runs = append(runs, r.next())
 		}
 		for _, run := range runs[3:] {
-			run.returns(nil)
-			r.awaitDone(run.id)
+			r.ends(run)
 		}
-		if most := r.stage.mostAtOnce("work"); most != 2 {
-			t.Errorf("%d at once", most)
-		}
+		r.wantAtOnce("work", 2)
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -86,6 +87,16 @@ func eachRig(t *testing.T, o setup, f func(t *testing.T, r *rig)) {
 func eventually(t *testing.T, is func() bool, what string, args ...any) {
 	t.Helper()
 	redistest.Eventually(t, patience, is, what, args...)
+}
+
+// says holds a text against the words that have to be in it.
+func says(t *testing.T, text string, words ...string) {
+	t.Helper()
+	for _, word := range words {
+		if !strings.Contains(text, word) {
+			t.Errorf("%q does not say %q", text, word)
+		}
+	}
 }
 
 // ofWork has rules without a Task be of tasks of type "work".
@@ -295,15 +306,33 @@ func (r *rig) awaitArchived(id string) *asynq.TaskInfo {
 	return r.await(id, asynq.TaskStateArchived)
 }
 
-// awaitRetried waits until asynq has filed the task for another attempt, and
-// checks how many were spent.
+// awaitRetried waits until asynq has filed the task for another attempt, and checks how many were spent.
 func (r *rig) awaitRetried(id string, spent int) *asynq.TaskInfo {
 	r.t.Helper()
-	info := r.await(id, asynq.TaskStateRetry)
+	return r.awaitSpent(id, asynq.TaskStateRetry, spent)
+}
+
+func (r *rig) awaitSpent(id string, state asynq.TaskState, spent int) *asynq.TaskInfo {
+	r.t.Helper()
+	info := r.await(id, state)
 	if info.Retried != spent {
-		r.t.Fatalf("%d attempts are spent, want %d; last error %q", info.Retried, spent, info.LastErr)
+		r.t.Fatalf("%d attempts of %s are spent, want %d; last error %q", info.Retried, id, spent, info.LastErr)
 	}
 	return info
+}
+
+// ends has a run return nil, and waits until its task is done.
+func (r *rig) ends(run *run) {
+	r.t.Helper()
+	run.returns(nil)
+	r.awaitDone(run.id)
+}
+
+func (r *rig) wantRuns(want int) {
+	r.t.Helper()
+	if n := r.stage.count(); n != want {
+		r.t.Errorf("%d runs, want %d", n, want)
+	}
 }
 
 func (r *rig) awaitDropped(id string) {
@@ -312,6 +341,20 @@ func (r *rig) awaitDropped(id string) {
 		_, err := r.inspector.GetTaskInfo(r.queue, id)
 		return errors.Is(err, asynq.ErrTaskNotFound)
 	}, "asynq has dropped the task %s", id)
+}
+
+func (r *rig) wantAtOnce(taskType string, want int) {
+	r.t.Helper()
+	if most := r.stage.mostAtOnce(taskType); most != want {
+		r.t.Errorf("%s: %d at once, want %d", taskType, most, want)
+	}
+}
+
+// nudge has asynq run the task now if it waits for its retry.
+func (r *rig) nudge(id string) {
+	if info, err := r.inspector.GetTaskInfo(r.queue, id); err == nil && info.State == asynq.TaskStateRetry {
+		_ = r.inspector.RunTask(r.queue, id)
+	}
 }
 
 func (r *rig) rerun(id string) {
@@ -344,6 +387,13 @@ func (r *rig) locked(scope string, parts ...string) bool {
 	is, err := r.lockOf(scope, parts...).Locked(context.Background())
 	redistest.Must(r.t, err)
 	return is
+}
+
+func (r *rig) wantLocked(want bool, scope string, parts ...string) {
+	r.t.Helper()
+	if r.locked(scope, parts...) != want {
+		r.t.Errorf("%s %v is locked: %t", scope, parts, !want)
+	}
 }
 
 // awaitLine waits until n waiters stand in line for the key.
@@ -387,6 +437,20 @@ func (e *events) kindsOf(id string) (kinds []automutex.EventKind) {
 		}
 	}
 	return kinds
+}
+
+func (r *rig) wantKinds(id string, want ...automutex.EventKind) {
+	r.t.Helper()
+	if kinds := r.seen.kindsOf(id); !slices.Equal(kinds, want) {
+		r.t.Errorf("events of %s: %v, want %v", id, kinds, want)
+	}
+}
+
+func (r *rig) noEvents(kinds ...automutex.EventKind) {
+	r.t.Helper()
+	if events := r.seen.list(kinds...); len(events) > 0 {
+		r.t.Errorf("events %v", events)
+	}
 }
 
 func (r *rig) awaitEvent(kind automutex.EventKind, id string) (found automutex.Event) {
@@ -518,38 +582,33 @@ func (s *stage) mostAtOnce(taskType string) int {
 	return s.most[taskType]
 }
 
-func (s *stage) next(t *testing.T) *run {
-	t.Helper()
+func (r *rig) next() *run {
+	r.t.Helper()
 	select {
-	case r := <-s.started:
-		return r
+	case run := <-r.stage.started:
+		return run
 	case <-time.After(patience):
-		t.Fatal("no handler starts")
+		r.t.Fatal("no handler starts")
 		return nil
 	}
 }
 
-// next, nextIs and none are those of the stage.
-func (r *rig) next() *run            { r.t.Helper(); return r.stage.next(r.t) }
-func (r *rig) nextIs(id string) *run { r.t.Helper(); return r.stage.nextIs(r.t, id) }
-func (r *rig) none()                 { r.t.Helper(); r.stage.none(r.t) }
-
 // nextIs is next, for a task that has to be this one.
-func (s *stage) nextIs(t *testing.T, id string) *run {
-	t.Helper()
-	r := s.next(t)
-	if r.id != id {
-		t.Fatalf("task %s runs, want %s", r.id, id)
+func (r *rig) nextIs(id string) *run {
+	r.t.Helper()
+	run := r.next()
+	if run.id != id {
+		r.t.Fatalf("task %s runs, want %s", run.id, id)
 	}
-	return r
+	return run
 }
 
 // none checks that no handler has started that the test does not know of.
-func (s *stage) none(t *testing.T) {
-	t.Helper()
+func (r *rig) none() {
+	r.t.Helper()
 	select {
-	case r := <-s.started:
-		t.Fatalf("the handler of %s (%s) runs", r.id, r.task.Type())
+	case run := <-r.stage.started:
+		r.t.Fatalf("the handler of %s (%s) runs", run.id, run.task.Type())
 	default:
 	}
 }

@@ -53,13 +53,11 @@ func quickly(d time.Duration) func(*asynq.Config) {
 	return func(c *asynq.Config) { c.ShutdownTimeout = d }
 }
 
-// A handler that runs while the server shuts down keeps its lease, is renewed,
-// and is waited for.
+// A handler that runs while the server shuts down keeps its lease, is renewed, and is waited for.
 func TestShutdown_runningHandler(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		hook := &redistest.FailHook{}
-		r := start(t, s, setup{rules: []automutex.Rule{{TTL: 9 * time.Second, Busy: automutex.Retry}},
-			hook: hook})
+		r := start(t, s, setup{rules: []automutex.Rule{{TTL: 9 * time.Second, Busy: automutex.Retry}}, hook: hook})
 		id := r.enqueue("work", nil)
 		run := r.next()
 		lease, _ := automutex.Lease(run.ctx)
@@ -84,16 +82,12 @@ func TestShutdown_runningHandler(t *testing.T) {
 			t.Errorf("the handler's context ended: %v", context.Cause(run.ctx))
 		default:
 		}
-		if !r.locked("work") {
-			t.Error("the key is free while the handler runs")
-		}
+		r.wantLocked(true, "work")
 		run.returns(nil)
 		redistest.Must(t, awaitClosed(t, closed))
 		<-down
 		r.awaitDone(id)
-		if r.locked("work") {
-			t.Error("the key stayed taken")
-		}
+		r.wantLocked(false, "work")
 	})
 }
 
@@ -123,9 +117,7 @@ func TestShutdown_waiters(t *testing.T) {
 			t.Errorf("Close and Shutdown took %s", took)
 		}
 		for _, id := range []string{away, last, late} {
-			if info := r.await(id, asynq.TaskStatePending); info.Retried != 0 {
-				t.Errorf("%d attempts spent", info.Retried)
-			}
+			r.awaitSpent(id, asynq.TaskStatePending, 0)
 		}
 		r.none()
 	})
@@ -143,9 +135,7 @@ func TestShutdown_afterClose(t *testing.T) {
 			redistest.Must(t, r.guard.Close(t.Context()))
 		}
 		for _, task := range []string{"work", "never", "free", "allow"} {
-			if info := r.awaitRetried(r.enqueue(task, nil), 0); !strings.Contains(info.LastErr, "closed") {
-				t.Errorf("%s: %q", task, info.LastErr)
-			}
+			says(t, r.awaitRetried(r.enqueue(task, nil), 0).LastErr, "closed")
 		}
 		r.none()
 		r.finish(r.enqueue("play", nil))
@@ -165,9 +155,7 @@ func TestShutdown_withoutClose(t *testing.T) {
 		r.awaitLine(2, "work", "1")
 		r.shutdown()
 		for _, id := range ids {
-			if info := r.await(id, asynq.TaskStatePending); info.Retried != 0 {
-				t.Errorf("%d attempts spent", info.Retried)
-			}
+			r.awaitSpent(id, asynq.TaskStatePending, 0)
 		}
 		// Their contexts have ended, so they leave the line.
 		r.awaitLine(0, "work", "1")
@@ -187,11 +175,8 @@ func TestClose_clientBefore(t *testing.T) {
 			run := r.next()
 			redistest.Must(t, locks.(interface{ Close() error }).Close())
 			id := r.enqueue("work", nil)
-			if info := r.awaitRetried(id, 0); !strings.Contains(info.LastErr, "client is closed") {
-				t.Errorf("%s: the last error is %q", busy, info.LastErr)
-			}
-			run.returns(nil)
-			r.awaitDone(held)
+			says(t, r.awaitRetried(id, 0).LastErr, "client is closed")
+			r.ends(run)
 			if event := r.awaitEvent(automutex.EventBackendError, held); !errors.Is(event.Err, redis.ErrClosed) {
 				t.Errorf("%s: at the release: %v", busy, event.Err)
 			}

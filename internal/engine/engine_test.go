@@ -20,6 +20,18 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
+// each is redistest.Each of a parallel test.
+func each(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
+	t.Helper()
+	t.Parallel()
+	redistest.Each(t, f)
+}
+
+func eventually(t *testing.T, is func() bool, what string, args ...any) {
+	t.Helper()
+	redistest.Eventually(t, redistest.Patience, is, what, args...)
+}
+
 func start(t *testing.T, s *redistest.Server) *Engine {
 	t.Helper()
 	e := New(Options{Client: s.Client(t), Prefix: "automutex", Owner: "test", Log: slog.New(slog.DiscardHandler)})
@@ -62,6 +74,14 @@ func takesTurn(t *testing.T, e *Engine, r Request) {
 	}
 }
 
+// hooked is an engine on a miniredis, and what makes its commands fail.
+func hooked(t *testing.T) (*Engine, *redistest.FailHook) {
+	t.Helper()
+	rdb, hook := redistest.Mini(t).Client(t), &redistest.FailHook{}
+	rdb.AddHook(hook)
+	return startAt(t, rdb), hook
+}
+
 func release(t *testing.T, le *Lease) {
 	t.Helper()
 	_, err := le.Release(context.Background(), Ending{})
@@ -71,10 +91,7 @@ func release(t *testing.T, le *Lease) {
 // A try whose asks stop at their bound ends with its context, also if its first exchange is waited for.
 func TestTry_stopped(t *testing.T) {
 	t.Parallel()
-	rdb := redistest.Mini(t).Client(t)
-	var hook redistest.FailHook
-	rdb.AddHook(&hook)
-	e := startAt(t, rdb)
+	e, hook := hooked(t)
 	r := asked(e.ref("r"), "")
 	must(t, e, r)
 	for i := range 500 {
@@ -96,9 +113,7 @@ func TestTry_stopped(t *testing.T) {
 // A renewal that failed is tried again soon, not when the next one is due.
 func TestRenewalAfterAFailure(t *testing.T) {
 	t.Parallel()
-	rdb, hook := redistest.Mini(t).Client(t), &redistest.FailHook{}
-	rdb.AddHook(hook)
-	e := startAt(t, rdb)
+	e, hook := hooked(t)
 	r := request(t)
 	r.TTL = time.Hour
 	le := must(t, e, r)
@@ -131,7 +146,7 @@ func TestGrantCountsFromTheAsk(t *testing.T) {
 	redistest.Go(&wg, func() { le, err = take(e, r) })
 	<-in
 	ago := func() time.Duration { return time.Since(time.UnixMicro(sent.Load())) }
-	redistest.Eventually(t, redistest.Patience, func() bool { return ago() > 2*r.margin(r.TTL) }, "an ask that is old")
+	eventually(t, func() bool { return ago() > 2*r.margin(r.TTL) }, "an ask that is old")
 	release(t, held)
 	wg.Wait()
 	redistest.Must(t, err)
@@ -209,7 +224,7 @@ func TestFreeKeyBesideACrowd(t *testing.T) {
 		redistest.Go(&wg, func() { takesTurn(t, e, crowd) })
 	}
 	ask := func(n int) {
-		redistest.Eventually(t, redistest.Patience, func() bool {
+		eventually(t, func() bool {
 			e.mu.Lock()
 			defer e.mu.Unlock()
 			return len(e.waiters) == n
@@ -335,8 +350,7 @@ func (o ordered) isGone(t *testing.T) {
 // TestOrder_unavoidable: what cannot be avoided, by its number in docs/guarantees.md. Each is as bad as it says there,
 // and no worse.
 func TestOrder_unavoidable(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		e := start(t, s)
 		// 4: a retry that comes early runs.
 		tasks := stamped(t, e, "a", "b")
@@ -352,9 +366,7 @@ func TestOrder_unavoidable(t *testing.T) {
 		// 8: a lost lease lets two run. The late release of the first does nothing to the run after it.
 		tasks = stamped(t, e, "a", "b")
 		first := tasks[0].runs(t)
-		if n, err := e.Break(t.Context(), first.request.Ref, BreakAll); n != 1 || err != nil {
-			t.Fatalf("Break: %d, %v", n, err)
-		}
+		breaks(t, e, first.request.Ref, BreakAll, 1)
 		again := tasks[0].runs(t)
 		first.End(OutcomeHeld)
 		if _, err := first.Release(t.Context(), Ending{}); err != nil && !errors.Is(err, ErrNotHeld) {
@@ -402,19 +414,26 @@ func TestOrder_unavoidable(t *testing.T) {
 	tasks[0].run(t, OutcomeDone)
 }
 
+// startObeying is an engine that obeys the orders for a prefix of its own.
+func startObeying(t *testing.T, rdb redisx.Client) *Engine {
+	t.Helper()
+	e := New(Options{Client: rdb, Prefix: redistest.Name(t), Owner: "test", Log: slog.New(slog.DiscardHandler),
+		Obeys: true})
+	t.Cleanup(e.Close)
+	return e
+}
+
 // TestLeaves_pausedBeforeItStands: a pause that comes after a waiter's first ask and before it stands in line ends its
 // wait.
 func TestLeaves_pausedBeforeItStands(t *testing.T) {
-	e := New(Options{Client: redistest.Mini(t).Client(t), Prefix: redistest.Name(t), Owner: "test",
-		Log: slog.New(slog.DiscardHandler), Obeys: true})
-	t.Cleanup(e.Close)
+	e := startObeying(t, redistest.Mini(t).Client(t))
 	r := Request{Ref: Ref{Key: e.o.Prefix + ":{work}", Limit: 1}, TTL: 30 * time.Second}
 	held := must(t, e, r)
 	r = inLine(r)
 	r.Line.Leaves = true
 	r.Line.OnWait = func(time.Duration) {
 		redistest.Must(t, e.Controls().Give(t.Context(), control.Pauses, "work", control.Control{Paused: true}))
-		redistest.Eventually(t, redistest.Patience, func() bool { return e.Controls().PauseOf(r.Key) != nil }, "news")
+		eventually(t, func() bool { return e.Controls().PauseOf(r.Key) != nil }, "news")
 		e.AskAll()
 	}
 	within, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -434,9 +453,7 @@ func TestLeaves_pausedBeforeItStands(t *testing.T) {
 func TestPausedByEachCommand(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		rdb, ctx := s.Client(t), t.Context()
-		e := New(Options{Client: rdb, Prefix: redistest.Name(t), Owner: "test", Log: slog.New(slog.DiscardHandler),
-			Obeys: true})
-		t.Cleanup(e.Close)
+		e := startObeying(t, rdb)
 		held := map[string]*Lease{}
 		for _, by := range []string{"release", "break", "sweep"} {
 			held[by] = must(t, e, asked(e.ref("work|"+by), ""))

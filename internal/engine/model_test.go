@@ -452,8 +452,7 @@ func (m *model) called() int { return len(m.calledNotes()) }
 
 func (m *model) sortParked() {
 	slices.SortFunc(m.parked, func(a, b note) int {
-		return cmp.Or(cmp.Compare(a.ticket, b.ticket),
-			cmp.Compare(a.note, b.note))
+		return cmp.Or(cmp.Compare(a.ticket, b.ticket), cmp.Compare(a.note, b.note))
 	})
 }
 
@@ -1465,8 +1464,7 @@ func (m *model) put(t otask) {
 	}
 	m.tasks = append(m.tasks, t)
 	slices.SortFunc(m.tasks, func(a, b otask) int {
-		return cmp.Or(cmp.Compare(a.ticket, b.ticket),
-			cmp.Compare(a.nonce, b.nonce))
+		return cmp.Or(cmp.Compare(a.ticket, b.ticket), cmp.Compare(a.nonce, b.nonce))
 	})
 }
 

@@ -35,29 +35,31 @@ func (e *Engine) ref(name string) Ref { return Ref{Key: e.o.Prefix + ":{" + name
 
 func asked(r Ref, note string) Request { return Request{Ref: r, Note: note, TTL: time.Minute} }
 
+// run runs a script on the keys of a lock.
+func run(t *testing.T, e *Engine, script *redisx.Script, r Ref, args ...any) any {
+	t.Helper()
+	reply, err := e.conn.Run(t.Context(), script, r.keys(), args...)
+	redistest.Must(t, err)
+	return reply
+}
+
 // join puts a waiter in line that does not ask again.
 func join(t *testing.T, e *Engine, r Ref, token, note string, stay time.Duration) {
 	t.Helper()
-	body := token + "|" + e.owner + "|" + note
-	_, err := e.conn.Run(t.Context(), askScript, r.keys(), body, 60000, stay.Milliseconds(), 60000, 1)
-	redistest.Must(t, err)
+	run(t, e, askScript, r, token+"|"+e.owner+"|"+note, 60000, stay.Milliseconds(), 60000, 1)
 }
 
 func parkRaw(t *testing.T, e *Engine, r Ref, note string) {
 	t.Helper()
-	_, err := e.conn.Run(t.Context(), askScript, r.keys(), "p."+note+"||"+note, 60000, 0, 3000, 1, 1)
-	redistest.Must(t, err)
+	run(t, e, askScript, r, "p."+note+"||"+note, 60000, 0, 3000, 1, 1)
 }
 
 // arrives has a task of an ordered key come to a worker, which waits for its turn for that long, or parks it.
 func arrives(t *testing.T, e *Engine, r Ref, note, nonce string, ticket int64, stay time.Duration, parks bool) any {
 	t.Helper()
 	r.Ordered = true
-	reply, err := e.conn.Run(t.Context(), orderAskScript, r.keys(), "w."+nonce+"|"+e.owner+"|"+note, 60000,
-		stay.Milliseconds(), 1,
+	return run(t, e, orderAskScript, r, "w."+nonce+"|"+e.owner+"|"+note, 60000, stay.Milliseconds(), 1,
 		oneOrZero(parks), 0, 0, 3000, nonce, ticket, 0, 25, 0)
-	redistest.Must(t, err)
-	return reply
 }
 
 func inspect(t *testing.T, e *Engine, r Ref) Info {
@@ -65,6 +67,14 @@ func inspect(t *testing.T, e *Engine, r Ref) Info {
 	info, err := e.Inspect(t.Context(), r, MaxHolders)
 	redistest.Must(t, err)
 	return info
+}
+
+// breaks wants a Break to take so many.
+func breaks(t *testing.T, e *Engine, r Ref, how BreakKind, want int, tokens ...string) {
+	t.Helper()
+	if n, err := e.Break(t.Context(), r, how, tokens...); n != want || err != nil {
+		t.Errorf("Break(%v, %q): %d, %v, want %d", how, tokens, n, err, want)
+	}
 }
 
 // callsOf are the calls that ask Redis for something, by name.
@@ -108,8 +118,7 @@ func callsOf(e *Engine) map[string]func(context.Context, Ref) error {
 // TestOperateFails: what each call makes of a key of another type, of an engine that is closed, and of a context that
 // has ended.
 func TestOperateFails(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		e := startAt(t, rdb)
 		r := e.ref("list")
@@ -208,8 +217,7 @@ func TestUnknownReplies(t *testing.T) {
 					t.Errorf("%s: %v; want ErrBackend", call, err)
 				}
 			}
-			redistest.Eventually(t, redistest.Patience, func() bool { return !le.Held() },
-				"the end of a lease that nothing renews")
+			eventually(t, func() bool { return !le.Held() }, "the end of a lease that nothing renews")
 			if early := time.Until(le.Deadline()); early > 0 {
 				t.Errorf("lost %s before its deadline", early)
 			}
@@ -219,8 +227,7 @@ func TestUnknownReplies(t *testing.T) {
 
 // TestInspect: who holds, waits and is parked, and since when.
 func TestInspect(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		e := startAt(t, s.Client(t))
 		r := e.ref("a")
 		if info := inspect(t, e, r); info.InUse() || info.Key != r.Key || !info.Taken.IsZero() || info.Holders != nil {
@@ -300,8 +307,7 @@ func TestParseKey(t *testing.T) {
 
 // TestLook: which of several locks keeps a caller out that holds none of them, or all.
 func TestLook(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		e := startAt(t, s.Client(t))
 		rated := e.ref("rate")
 		rated.Every = time.Hour
@@ -350,8 +356,7 @@ func TestLook(t *testing.T) {
 
 // TestBreak: what each kind takes and leaves.
 func TestBreak(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		e := startAt(t, rdb)
 		other := New(e.o)
@@ -359,9 +364,7 @@ func TestBreak(t *testing.T) {
 		r := e.ref("b")
 		breaks := func(how BreakKind, want int, tokens ...string) {
 			t.Helper()
-			if n, err := e.Break(t.Context(), r, how, tokens...); n != want || err != nil {
-				t.Errorf("Break(%v, %q): %d, %v, want %d", how, tokens, n, err, want)
-			}
+			breaks(t, e, r, how, want, tokens...)
 		}
 		for _, how := range []BreakKind{BreakHolders, BreakAll, BreakKey, BreakGate} {
 			breaks(how, 0)
@@ -390,14 +393,14 @@ func TestBreak(t *testing.T) {
 		join(t, e, r, "w.1", "", time.Minute)
 		parkRaw(t, e, r, "p")
 		other.listen()
-		redistest.Eventually(t, redistest.Patience, func() bool {
+		eventually(t, func() bool {
 			return rdb.Publish(t.Context(), other.o.Prefix+":"+other.channel, "x").Val() == 1
 		}, "a subscription")
 		breaks(BreakHolders, 1, le.Token())
 		if info := inspect(t, e, r); info.Held != 1 || info.Holders[0].Token != "w.1" || info.Parked != 1 {
 			t.Errorf("%+v", info)
 		}
-		redistest.Eventually(t, redistest.Patience, func() bool { return !le.Held() }, "a message")
+		eventually(t, func() bool { return !le.Held() }, "a message")
 
 		// A gate, and the lock with all there is.
 		breaks(BreakAll, 1)
@@ -420,10 +423,7 @@ func TestBreak(t *testing.T) {
 func TestBreak_crowd(t *testing.T) {
 	t.Parallel()
 	for how, want := range map[BreakKind]int{BreakAll: 250, BreakKey: 250, BreakHolders: 1} {
-		rdb := redistest.Mini(t).Client(t)
-		var hook redistest.FailHook
-		rdb.AddHook(&hook)
-		e := startAt(t, rdb)
+		e, hook := hooked(t)
 		r := e.ref(fmt.Sprint(how))
 		r.Limit = 250
 		var held []*Lease
@@ -449,9 +449,7 @@ func TestBreak_crowd(t *testing.T) {
 			}
 			return nil
 		})
-		if n, err := e.Break(t.Context(), r, how, held[200].Token(), held[249].Token()); n != want || err != nil {
-			t.Errorf("%d: broke %d, %v, want %d", how, n, err, want)
-		}
+		breaks(t, e, r, how, want, held[200].Token(), held[249].Token())
 		hook.After(nil)
 		for _, h := range inspect(t, e, r).Holders {
 			delete(came, h.Token)
@@ -464,8 +462,7 @@ func TestBreak_crowd(t *testing.T) {
 
 // TestBreakSentTwice: what the first one did is told, though the second one finds nothing.
 func TestBreakSentTwice(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		rdb.AddHook(redistest.Resend(func(cmd redis.Cmder) bool {
 			return strings.HasPrefix(cmd.Name(), "eval") && (cmd.Args()[1] == breakScript.SHA ||
@@ -475,25 +472,20 @@ func TestBreakSentTwice(t *testing.T) {
 		r := e.ref("twice")
 		for range 2 {
 			le := must(t, e, asked(r, ""))
-			if n, err := e.Break(t.Context(), r, BreakHolders, le.Token()); n != 1 || err != nil || le.Held() {
-				t.Errorf("%d, %v; held: %v", n, err, le.Held())
+			if breaks(t, e, r, BreakHolders, 1, le.Token()); le.Held() {
+				t.Error("held")
 			}
 		}
 		le := must(t, e, asked(r, ""))
 		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))
-		if n, err := e.Break(t.Context(), r, BreakGate); n != 1 || err != nil {
-			t.Errorf("the gate: %d, %v", n, err)
-		}
-		if n, err := e.Break(t.Context(), r, BreakKey); n != 0 || err != nil {
-			t.Errorf("all: %d, %v, want that there was a lock", n, err)
-		}
+		breaks(t, e, r, BreakGate, 1)
+		breaks(t, e, r, BreakKey, 0)
 	})
 }
 
 // TestList: every lock once, and nothing else; and Sweep removes what is dead in them.
 func TestList(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		e := startAt(t, rdb)
 		want := map[string]Info{}
@@ -572,8 +564,7 @@ func TestList(t *testing.T) {
 			redistest.Must(t, rdb.HSet(t.Context(), e.ref("lock 0").Key+":info", fmt.Sprint("w.", i), "0 3000 1 o|").Err())
 		}
 		passed := rdb.Time(t.Context()).Val()
-		redistest.Eventually(t, redistest.Patience,
-			func() bool { return rdb.Time(t.Context()).Val().Sub(passed) > 5*time.Millisecond }, "dead waiters")
+		eventually(t, func() bool { return rdb.Time(t.Context()).Val().Sub(passed) > 5*time.Millisecond }, "dead waiters")
 		for _, want := range []int{115 + 250, 0} { // each second lock's dead waiter, and those of one lock
 			if n, err := e.Sweep(t.Context()); n != want || err != nil {
 				t.Errorf("Sweep removed %d, %v, want %d", n, err, want)
@@ -602,8 +593,7 @@ func TestList(t *testing.T) {
 
 // TestPut: values once, in their order, and to whom waits.
 func TestPut(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		rdb := s.Client(t)
 		var long redistest.FailHook
 		long.Before(func(cmd redis.Cmder) error {
@@ -661,16 +651,15 @@ func TestPut(t *testing.T) {
 			t.Errorf("%+v", info.Holders)
 		}
 		// One is broken: its value is free again. And all of it goes.
-		if n, err := e.Break(t.Context(), r, BreakHolders, le.Token()); n != 1 || err != nil ||
-			inspect(t, e, r).Values[101] != "a |%" {
-			t.Errorf("Break: %d, %v", n, err)
+		if breaks(t, e, r, BreakHolders, 1, le.Token()); inspect(t, e, r).Values[101] != "a |%" {
+			t.Error("its value is not free")
 		}
-		n, err := e.Break(t.Context(), r, BreakKey)
+		breaks(t, e, r, BreakKey, 252)
 		e.mu.Lock()
 		left := len(e.leases)
 		e.mu.Unlock()
-		if n != 252 || err != nil || left != 0 {
-			t.Errorf("Delete: %d values, %v; %d leases are left", n, err, left)
+		if left != 0 {
+			t.Errorf("%d leases are left", left)
 		}
 		if info = inspect(t, e, r); info.InUse() || info.Free != 0 {
 			t.Errorf("left: %+v", info)
@@ -680,8 +669,7 @@ func TestPut(t *testing.T) {
 
 // TestOrder: stamps, what becomes of them, and the head.
 func TestOrder(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		e := startAt(t, s.Client(t))
 		e.parking.caller = func(context.Context, string, string) Fate { return FateUnsure }
 		e.parking.rounds = maxRoundsCluster // no check begins, which would call q2 at its own time
@@ -709,7 +697,7 @@ func TestOrder(t *testing.T) {
 			t.Errorf("sent again: %d, and %d", first, again)
 		}
 		second, _, _ := stamp("q2", "N2", time.Hour, 2)
-		redistest.Eventually(t, redistest.Patience, func() bool {
+		eventually(t, func() bool {
 			_, _, look := stamp("q3", "N3", time.Hour, 2)
 			return len(look) > 0
 		}, "the first one should have come")
@@ -767,8 +755,7 @@ func TestOrder(t *testing.T) {
 		}
 
 		// It fails, asynq retries it, and it is skipped: the second one is called, and archived.
-		_, err = e.conn.Run(t.Context(), orderReleaseScript, r.keys(), "w.N1|"+e.owner+"|q|1", 1, 1, 0, "N1", "stays")
-		redistest.Must(t, err)
+		run(t, e, orderReleaseScript, r, "w.N1|"+e.owner+"|q|1", 1, 1, 0, "N1", "stays")
 		if h := head(); !h.Failed || h.Runs {
 			t.Errorf("%+v", h)
 		}

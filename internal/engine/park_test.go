@@ -152,8 +152,7 @@ func (c *callers) count(note string) int {
 // waitFor waits until a note was called so often.
 func (c *callers) waitFor(t *testing.T, note string, times int) {
 	t.Helper()
-	redistest.Eventually(t, redistest.Patience, func() bool { return c.count(note) >= times }, "%d calls of %s", times,
-		note)
+	eventually(t, func() bool { return c.count(note) >= times }, "%d calls of %s", times, note)
 }
 
 func startCalling(
@@ -202,15 +201,9 @@ func releaseAndCall(t *testing.T, e *Engine, le *Lease) {
 	t.Helper()
 	r, sent := le.request.Ref, time.Now()
 	inbound, life, _ := e.parking.wanted(r, true)
-	reply, err := e.conn.Run(context.Background(), releaseScript, r.keys(), le.body.Text, e.limit(&r), inbound, life)
-	redistest.Must(t, err)
-	back, err := parseRelease(reply)
+	back, err := parseRelease(run(t, e, releaseScript, r, le.body.Text, e.limit(&r), inbound, life))
 	redistest.Must(t, err)
 	e.parking.noteNamed(r, back.named, sent)
-}
-
-func always(fate Fate) func(context.Context, string, int) Fate {
-	return func(context.Context, string, int) Fate { return fate }
 }
 
 func leftOf(t *testing.T, s *redistest.Server, r Request) (keys []string) {
@@ -228,8 +221,7 @@ func leftOf(t *testing.T, s *redistest.Server, r Request) (keys []string) {
 // TestChecksCallParked: a holder that dies is noticed, and what it kept waiting is called; again, if the call fails in
 // any way.
 func TestChecksCallParked(t *testing.T) {
-	t.Parallel()
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	each(t, func(t *testing.T, s *redistest.Server) {
 		e, c := startCalling(t, s, func(ctx context.Context, note string, nth int) Fate {
 			if by, ok := ctx.Deadline(); !ok || time.Until(by) > callTime/2 {
 				t.Errorf("a call may last until %v", by)
@@ -255,9 +247,8 @@ func TestChecksCallParked(t *testing.T) {
 		claim, rdb := r.Key+":call:a", s.Client(t)
 		redistest.Must(t, rdb.Set(context.Background(), claim, "another", 0).Err())
 		dead.Close()
-		redistest.Eventually(t, redistest.Patience, func() bool {
-			return strings.Contains(c.log.Text(slog.LevelDebug),
-				"another process calls it")
+		eventually(t, func() bool {
+			return strings.Contains(c.log.Text(slog.LevelDebug), "another process calls it")
 		}, "a call")
 		if n := c.count("a"); n > 0 {
 			t.Errorf("%d calls beside that of another process", n)
@@ -276,7 +267,7 @@ func TestChecksCallParked(t *testing.T) {
 		releaseAndCall(t, e, comeBack(t, e, r, "c"))
 		c.waitFor(t, "b", 2)
 		releaseAndCall(t, e, comeBack(t, e, r, "b"))
-		redistest.Eventually(t, redistest.Patience, func() bool {
+		eventually(t, func() bool {
 			p := e.parking
 			p.mu.Lock()
 			n := p.lines[r.Key]
@@ -290,7 +281,7 @@ func TestChecksCallParked(t *testing.T) {
 // idleParking is one whose Engine is closed: nothing looks but the test.
 func idleParking(t *testing.T) *parking {
 	t.Helper()
-	e, _ := startCalling(t, redistest.Mini(t), always(FateUnsure))
+	e, _ := startCalling(t, redistest.Mini(t), nil)
 	e.Close()
 	return e.parking
 }

@@ -26,8 +26,7 @@ import (
 	"github.com/automutex/automutex/lock/pool"
 )
 
-// meter is a hook that writes down what is sent: the names of commands and scripts, and the bytes of
-// their arguments.
+// meter is a hook that writes down what is sent: the names of commands and scripts, and the bytes of their arguments.
 type meter struct {
 	mu    sync.Mutex // guards what follows
 	names map[string]string

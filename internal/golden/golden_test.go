@@ -55,8 +55,7 @@ func plain(text string) string {
 	// which of the two came first is chance
 	text = regexp.MustCompile(`default/(one|two)\b`).ReplaceAllString(text, "default/ID")
 	return number.ReplaceAllStringFunc(text, func(n string) string {
-		return fmt.Sprintf("<%d digits>",
-			len(strings.Split(n, ".")[0]))
+		return fmt.Sprintf("<%d digits>", len(strings.Split(n, ".")[0]))
 	})
 }
 
@@ -166,13 +165,11 @@ func TestGolden_stored(t *testing.T) {
 		}},
 		{"a run and a wait in the history", func(t *testing.T, l *lock.Locker) {
 			w, key, end := history.New(rdb, "automutex", "owner", 10, slog.Default()), l.Mutex("report").Key(), time.Now()
-			w.Add(key, history.Run{Task: "q/one", Outcome: "done", Came: end.Add(-3 * time.Second), Start: end,
-				End: end})
+			w.Add(key, history.Run{Task: "q/one", Outcome: "done", Came: end.Add(-3 * time.Second), Start: end, End: end})
 			w.Add(key, history.Run{Task: "q/two", Outcome: "skipped", Came: end.Add(-2 * time.Second), End: end})
 			w.Close(ctx)
 			redistest.Eventually(t, redistest.Patience, func() bool {
-				return rdb.ZCard(ctx,
-					"automutex:{stats}:histories").Val() == 1
+				return rdb.ZCard(ctx, "automutex:{stats}:histories").Val() == 1
 			}, "the history is written")
 		}},
 		{"claims", func(t *testing.T, l *lock.Locker) {

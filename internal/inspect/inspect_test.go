@@ -106,8 +106,7 @@ func TestDescribe(t *testing.T) {
 			LimitField: &automutex.LimitField{Path: "tenant.max", Default: 3, Most: 50}, Busy: automutex.Allow},
 		"e <type> <max> 30s  replace ": {Task: "e",
 			LimitField: &automutex.LimitField{Path: "max", Default: 0, Most: 0}, Busy: automutex.Replace},
-		"f <type> 1 30s  archive fenced": {Task: "f", Fence: true,
-			Busy: automutex.Archive},
+		"f <type> 1 30s  archive fenced": {Task: "f", Fence: true, Busy: automutex.Archive},
 		"g <type>|<computed> computed 30s  park ": {Task: "g",
 			Key: func(context.Context, *asynq.Task) ([]string, error) { return nil, nil }, LimitOf: limitOf},
 	} {
@@ -143,6 +142,7 @@ func TestTypedKey(t *testing.T) {
 func TestTarget(t *testing.T) {
 	t.Parallel()
 	rule := func(task string, on ...string) fleet.Rule { return fleet.Rule{Name: task, Task: task, On: on} }
+	type rules = []fleet.Rule
 	raw, spaced := rule("a%20b", "id"), rule("a b", "id")
 	rdb := redistest.StartMini(t).Client(t)
 	locker := lock.New(rdb, lock.Options{Prefix: "p"})
@@ -150,7 +150,7 @@ func TestTarget(t *testing.T) {
 	_, err := locker.Mutex("un ruled", lock.Parts("x y")).TryLock(t.Context())
 	redistest.Must(t, err)
 	for _, c := range []struct {
-		rules []fleet.Rule
+		rules rules
 		typed string
 		want  string // or a part of why it is unknown
 	}{
@@ -158,23 +158,23 @@ func TestTarget(t *testing.T) {
 		{nil, "report|b%20c", "p:{report|b%2520c}"},
 		{nil, "a%20b", "p:{a%2520b}"}, {nil, "p:{a%20b}", "p:{a%20b}"}, {nil, "|x", ""},
 		{nil, strings.Repeat("|x", 500_000), ""},
-		{[]fleet.Rule{spaced, raw}, "a%20b", "p:{a%2520b}"},
-		{[]fleet.Rule{spaced}, "a%20b", "No rule has the scope of a%2520b"},
-		{[]fleet.Rule{raw}, "a%20b|1", "p:{a%2520b|1}"},
-		{[]fleet.Rule{spaced}, "a%20b|1", "No rule has the scope of a%2520b|1"},
-		{[]fleet.Rule{rule("a|b", "id")}, "a|b", "p:{a%7Cb}"},
-		{[]fleet.Rule{rule("a", "id")}, "a|b", "p:{a|b}"},
-		{[]fleet.Rule{rule("a", "id"), rule("a|b", "id")}, "a|b", "p:{a%7Cb}"},
-		{[]fleet.Rule{rule("a", "id")}, "a|b|7", "No task has the key a|b|7: it has 2 values, and the keys of rule a have " +
+		{rules{spaced, raw}, "a%20b", "p:{a%2520b}"},
+		{rules{spaced}, "a%20b", "No rule has the scope of a%2520b"},
+		{rules{raw}, "a%20b|1", "p:{a%2520b|1}"},
+		{rules{spaced}, "a%20b|1", "No rule has the scope of a%2520b|1"},
+		{rules{rule("a|b", "id")}, "a|b", "p:{a%7Cb}"},
+		{rules{rule("a", "id")}, "a|b", "p:{a|b}"},
+		{rules{rule("a", "id"), rule("a|b", "id")}, "a|b", "p:{a%7Cb}"},
+		{rules{rule("a", "id")}, "a|b|7", "No task has the key a|b|7: it has 2 values, and the keys of rule a have " +
 			"1. There is no such lock now either"},
-		{[]fleet.Rule{rule("a", "id")}, "a|~" + strings.Repeat("0", 64), "p:{a|~" + strings.Repeat("0", 64) + "}"},
-		{[]fleet.Rule{rule("svc:/items:q=a%20b")}, "svc:/items:q=a%20b", "p:{svc:/items:q=a%2520b}"},
-		{[]fleet.Rule{rule("a%20b:c")}, "a%20b:", "p:{a%2520b:}"},
-		{[]fleet.Rule{raw}, "un ruled", "p:{un%20ruled}"}, {[]fleet.Rule{raw}, "un ruled|x y", "p:{un%20ruled|x%20y}"},
-		{[]fleet.Rule{raw}, "un ruled|x%20y", "No rule has the scope of un%20ruled|x%2520y"},
-		{[]fleet.Rule{raw}, "ruled", "No rule has the scope of ruled (scopes: a%2520b). There is no such lock now either"},
-		{[]fleet.Rule{rule("mail:", "id")}, "mail:send", "p:{mail:send}"},
-		{[]fleet.Rule{rule("report:"), rule("mail"), rule("mail", "id")}, "mali|7",
+		{rules{rule("a", "id")}, "a|~" + strings.Repeat("0", 64), "p:{a|~" + strings.Repeat("0", 64) + "}"},
+		{rules{rule("svc:/items:q=a%20b")}, "svc:/items:q=a%20b", "p:{svc:/items:q=a%2520b}"},
+		{rules{rule("a%20b:c")}, "a%20b:", "p:{a%2520b:}"},
+		{rules{raw}, "un ruled", "p:{un%20ruled}"}, {rules{raw}, "un ruled|x y", "p:{un%20ruled|x%20y}"},
+		{rules{raw}, "un ruled|x%20y", "No rule has the scope of un%20ruled|x%2520y"},
+		{rules{raw}, "ruled", "No rule has the scope of ruled (scopes: a%2520b). There is no such lock now either"},
+		{rules{rule("mail:", "id")}, "mail:send", "p:{mail:send}"},
+		{rules{rule("report:"), rule("mail"), rule("mail", "id")}, "mali|7",
 			"No rule has the scope of mali|7: did you mean mail|7? There is"},
 	} {
 		target := ""
@@ -191,7 +191,7 @@ func TestTarget(t *testing.T) {
 		}
 	}
 	for text, hashes := range map[string]bool{"a%20b|7": false, "a%20b|~" + strings.Repeat("0", 64): true} {
-		why, err := Unknown(t.Context(), *inside.At(locker), []fleet.Rule{raw}, true, "p", text)
+		why, err := Unknown(t.Context(), *inside.At(locker), rules{raw}, true, "p", text)
 		if err != nil || (why == "") != hashes || !hashes && !strings.Contains(why, "are hashed, so no task has the key") {
 			t.Errorf("%s where keys are hashed: %q, %v", text, why, err)
 		}

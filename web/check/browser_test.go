@@ -34,8 +34,7 @@ document.addEventListener("securitypolicyviolation", e =>
 window.addEventListener("error", e => wrong.push("error: " + e.message));
 window.addEventListener("unhandledrejection", e => wrong.push("rejection: " + e.reason));`
 
-// open starts Chromium. Without one a test fails where real servers are required, and is
-// skipped elsewhere.
+// open starts Chromium. Without one a test fails where real servers are required, and is skipped elsewhere.
 func open(t *testing.T) *browser {
 	t.Helper()
 	path, err := exec.LookPath("chromium")

@@ -52,8 +52,7 @@ func known(t *testing.T) map[string][]string {
 	return names
 }
 
-// holdExpression parses an expression, and holds every metric and label in it against
-// those that there are.
+// holdExpression parses an expression, and holds every metric and label in it against those that there are.
 func holdExpression(t *testing.T, names map[string][]string, expression string) {
 	t.Helper()
 	parsed, err := parser.ParseExpr(expression)

@@ -32,8 +32,7 @@ import (
 
 func quoted(s string) string { return strconv.Quote(s) } // of printable text, as JSON and scripts have it
 
-// world is the page over real tasks: an asynq server whose handlers stay until they are
-// let go.
+// world is the page over real tasks: an asynq server whose handlers stay until they are let go.
 type world struct {
 	t       *testing.T
 	rdb     redis.UniversalClient
@@ -265,9 +264,8 @@ func TestPage_keyboard(t *testing.T) {
 	}
 }
 
-// tooWideScript gives what makes the page wider than the screen or cannot be reached on it:
-// what ends outside of it and is in no box that scrolls by itself, and a button that is too
-// small for a finger.
+// tooWideScript gives what makes the page wider than the screen or cannot be reached on it: what ends outside of it and
+// is in no box that scrolls by itself, and a button that is too small for a finger.
 const tooWideScript = `(() => {
   const wide = document.documentElement.clientWidth, found = [];
   const name = e => e.tagName + " " + (e.id || e.className || e.name || "") + " " + (e.innerText || "").slice(0, 60);
@@ -340,8 +338,7 @@ const drawnScript = `window.drawn = [];
 const fillText = CanvasRenderingContext2D.prototype.fillText;
 CanvasRenderingContext2D.prototype.fillText = function (text, ...rest) { drawn.push(text); return fillText.call(this, text, ...rest); };`
 
-// The chart has the times that the tables have, UTC, in whatever zone the browser is, and the
-// page says so.
+// The chart has the times that the tables have, UTC, in whatever zone the browser is, and the page says so.
 func TestPage_timesAreUTC(t *testing.T) {
 	w, b := start(t), open(t)
 	b.before(drawnScript)

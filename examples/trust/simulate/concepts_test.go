@@ -240,8 +240,7 @@ func (b *ledger) judgeStays(e automutex.Event, n int, key string) {
 	}
 }
 
-// rateOpensBy is when the rate of a key certainly allows a start, if every ask was
-// answered.
+// rateOpensBy is when the rate of a key certainly allows a start, if every ask was answered.
 func (b *ledger) rateOpensBy(key string) (at time.Time) {
 	rule := b.ruleOf(key)
 	every := rule.every()
@@ -281,8 +280,7 @@ func (b *ledger) judgeCharge(n int, key string, busy *automutex.BusyError) {
 	}
 }
 
-// opensBy is when the gate of a key is certainly open: of a rate only where every ask
-// is answered.
+// opensBy is when the gate of a key is certainly open: of a rate only where every ask is answered.
 func (b *ledger) opensBy(key string) time.Time {
 	return latest(b.key(key).gate.closed, b.rateOpensBy(key))
 }
@@ -354,8 +352,7 @@ func (k *keyBook) closes(until time.Time) {
 	k.gate.closed = latest(k.gate.closed, until)
 }
 
-// opens notes that an operator has broken a lock: that ends a hold, and the gate of a
-// rate that the hold had moved.
+// opens notes that an operator has broken a lock: that ends a hold, and the gate of a rate that the hold had moved.
 func (k *keyBook) opens() {
 	k.broken = time.Now()
 	k.gate.starts, k.gate.holds = nil, nil // closed stays: nobody knows
@@ -382,8 +379,7 @@ func (b *ledger) judgeRateDrop(n int, key, how string, dropped time.Time) {
 	}
 }
 
-// opensBefore tells whether the gate of a key was certainly open when a task was told at
-// asked that it is closed.
+// opensBefore tells whether the gate of a key was certainly open when a task was told at asked that it is closed.
 func (b *ledger) opensBefore(key string, asked time.Time) bool {
 	return asked.Add(-b.grantLag(b.ruleOf(key)) - 3*sec).After(b.opensBy(key))
 }
@@ -419,8 +415,7 @@ func (b *ledger) asksBack(ctx context.Context, n int, after time.Duration) {
 	}
 }
 
-// controls draws pauses and limits, from a source of their own: the rest of a seed's
-// world stays what it is.
+// controls draws pauses and limits, from a source of their own: the rest of a seed's world stays what it is.
 func (d *drawer) controls(length time.Duration) {
 	of := drawer{Rand: rand.New(rand.NewPCG(d.p.Seed, 0x636f6e74726f6c73)), p: d.p}
 	if len(d.p.Tasks) == 0 || !of.chance(0.3) {
@@ -1478,8 +1473,7 @@ func (d *drawer) ordered(length time.Duration) {
 	if s.chance(0.4) {
 		for range 1 + s.IntN(4) {
 			s.p.Ops = append(s.p.Ops, opPlan{
-				At: s.span(0, int(length/ms)), Kind: pick(s, "delete", "archive", "run", "run", "skip", "skip",
-					"lose"),
+				At: s.span(0, int(length/ms)), Kind: pick(s, "delete", "archive", "run", "run", "skip", "skip", "lose"),
 				Task: from + s.IntN(len(s.p.Tasks)-from),
 			})
 		}

@@ -8,8 +8,7 @@ func (d *drawer) ttl() time.Duration {
 	return pick(d, sec, 3*sec, 6*sec, 10*sec, 30*sec)
 }
 
-// rules draws what takes turns: one to three rules for a type, some of which share a
-// scope with another type's.
+// rules draws what takes turns: one to three rules for a type, some of which share a scope with another type's.
 func (d *drawer) rules() {
 	for i := range 2 {
 		d.scopes = append(d.scopes, rulePlan{Scope: pick(d, "account", "api") + string(rune('0'+i)), Limit: d.limit(),
@@ -43,8 +42,7 @@ func (d *drawer) limit() int {
 	return pick(d, 1, 1, 1, 2, 3)
 }
 
-// policy draws what becomes of a busy task. Replace and a policy that drops a task do
-// not go together on one task.
+// policy draws what becomes of a busy task. Replace and a policy that drops a task do not go together on one task.
 func (d *drawer) policy(r *rulePlan, nth int) {
 	r.Policy = pick(d, "retry", "retry", "park", "park", "park", "retry in", "skip", "archive", "fail", "replace", "allow",
 		"after")
@@ -70,8 +68,7 @@ func (d *drawer) policy(r *rulePlan, nth int) {
 	}
 }
 
-// cooldowns draws further cooldowns, also of tasks with several rules: for locks that no
-// other type's rule takes.
+// cooldowns draws further cooldowns, also of tasks with several rules: for locks that no other type's rule takes.
 func (d *drawer) cooldowns() {
 	s := d.aside("cooldown")
 	for i := range s.p.Rules {
@@ -96,8 +93,7 @@ func (d *drawer) once() {
 	d.p.Rules = append(d.p.Rules, r)
 }
 
-// onceBeside draws what meets the tasks that are enqueued once: other policies, limits,
-// and a second rule.
+// onceBeside draws what meets the tasks that are enqueued once: other policies, limits, and a second rule.
 func (d *drawer) onceBeside() {
 	s := d.aside("unique")
 	for i := range s.p.Rules {

@@ -27,16 +27,14 @@ import (
 // password is what every client has to know, so that a set-up can be refused.
 const password = "simulated"
 
-// redisServer is the Redis of a world: a miniredis whose clock and key expiries are
-// in virtual time.
+// redisServer is the Redis of a world: a miniredis whose clock and key expiries are in virtual time.
 type redisServer struct {
 	mini    *miniredis.Miniredis
 	latency time.Duration
 	losing  float64
 	reportf func(format string, args ...any) // told of what must not happen
 
-	// commands runs one command at a time, as Redis does: a nested call of a script
-	// is known by that.
+	// commands runs one command at a time, as Redis does: a nested call of a script is known by that.
 	commands sync.Mutex
 	old      *miniredis.Miniredis // of locks, in a split brain; nil: there is none
 	inScript bool                 // a script runs
@@ -154,8 +152,7 @@ func (s *redisServer) heal() {
 	}
 }
 
-// spinning is how many commands in one virtual instant mean that
-// somebody spins.
+// spinning is how many commands in one virtual instant mean that somebody spins.
 const spinning = 20_000
 
 // spins is called for each command. Who spins would keep virtual time
@@ -374,10 +371,9 @@ func (e *endpoint) loses() bool {
 	return e.dice.Float64() < e.redis.losing
 }
 
-// dial is redis.Options.Dialer. Neither it nor the set-up of a connection takes virtual
-// time: go-redis does both with the mutex of a subscription held, and a goroutine that
-// waits for a mutex keeps virtual time from going on. So where a dial would hang it
-// fails at once.
+// dial is redis.Options.Dialer. Neither it nor the set-up of a connection takes virtual time: go-redis does both with
+// the mutex of a subscription held, and a goroutine that waits for a mutex keeps virtual time from going on. So where a
+// dial would hang it fails at once.
 func (e *endpoint) dial() (net.Conn, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -498,8 +494,7 @@ func (e *endpoint) fate(command []string) (fate faultKind, lasts time.Duration, 
 	return e.inWindow(hung, loading, readOnly, wrapped, misconf, setup, apart), 0, broken
 }
 
-// note counts a command, and tells whether a fault may be meant for its number. Callers
-// hold mu.
+// note counts a command, and tells whether a fault may be meant for its number. Callers hold mu.
 func (e *endpoint) note(command []string) (counted bool) {
 	counted = true
 	if readsControls(command) {
@@ -644,8 +639,7 @@ type conn struct {
 	setUp    bool   // the first reply has come, which is that of the set-up
 	deadline time.Time
 	wake     chan struct{} // Read looks again; buffered, so that nobody waits to send
-	// arrives and returns are when the latest command reaches Redis, and its reply
-	// the client: later ones come later.
+	// arrives and returns are when the latest command reaches Redis, and its reply the client: later ones come later.
 	arrives, returns time.Time
 }
 
@@ -863,8 +857,7 @@ func (c *conn) SetReadDeadline(t time.Time) error {
 // SetWriteDeadline is part of net.Conn: nothing ever waits to be written.
 func (c *conn) SetWriteDeadline(time.Time) error { return nil }
 
-// parseCommand takes the first whole command off b, and says how long it is; nil:
-// there is none yet.
+// parseCommand takes the first whole command off b, and says how long it is; nil: there is none yet.
 func parseCommand(b []byte) (command []string, length int) {
 	at := 0
 	number := func() int { // after a sign, in a line; -1: it is not there yet
@@ -977,8 +970,7 @@ func (w *world) calmAt(p *process, at time.Time, after time.Duration) bool {
 // harms are the faults that tasks may notice: not those of leaders, nor the start of a server.
 func (p *plan) harms() []faultPlan {
 	return slices.DeleteFunc(slices.Clone(p.Faults), func(f faultPlan) bool {
-		return f.Kind == starts ||
-			f.Client == leadClient
+		return f.Kind == starts || f.Client == leadClient
 	})
 }
 

@@ -291,8 +291,7 @@ func (b *ledger) arrive(p *process, ctx context.Context, n int) *attempt {
 	return a
 }
 
-// comesTo notes that an attempt comes to the next of its locks, of which it has taken so
-// many.
+// comesTo notes that an attempt comes to the next of its locks, of which it has taken so many.
 func (b *ledger) comesTo(a *attempt, taken int) {
 	rules := b.w.plan.rulesOf(b.books[a.n].plan)
 	if a.taken = taken; taken >= len(rules) {
@@ -348,8 +347,7 @@ func (b *ledger) judgeReplaced(older, newer *attempt, key string) {
 	}
 }
 
-// slack is how many attempts of any task asynq's recoverer, or a failed answer, may
-// have counted.
+// slack is how many attempts of any task asynq's recoverer, or a failed answer, may have counted.
 func (b *ledger) slack() int {
 	if b.clean {
 		return 0
@@ -453,8 +451,7 @@ type run struct {
 	released  map[string]time.Time // by key, when the Guard told of it
 }
 
-// begin notes that a handler begins, and judges whether it may. nil: its process is
-// dead.
+// begin notes that a handler begins, and judges whether it may. nil: its process is dead.
 func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	id, _ := asynq.GetTaskID(ctx)
 	r := &run{p: p, ctx: ctx, n: n, id: id, began: time.Now(), taken: map[string]time.Time{},
@@ -574,8 +571,7 @@ func (b *ledger) judgeBeside(r *run) {
 	for _, o := range b.runs {
 		// Rules that allow may have let each of the two run with another key, or with none.
 		shared := slices.ContainsFunc(o.keys, func(key string) bool {
-			return slices.Contains(r.keys, key) &&
-				!b.mayNotKnow(key)
+			return slices.Contains(r.keys, key) && !b.mayNotKnow(key)
 		})
 		if o.id == r.id && o.lives() && shared {
 			b.violatef("beside itself: task %d (%s) begins while an earlier attempt of it runs", r.n, r.id)
@@ -929,8 +925,7 @@ const patience = 5 * sec
 // have left lasts up to 31 s by the new clock.
 const afterAStep = 40 * sec
 
-// longestRetry is how long a task on its last attempt, which Redis did not answer, may take
-// until it asks again.
+// longestRetry is how long a task on its last attempt, which Redis did not answer, may take until it asks again.
 const longestRetry = 30 * sec
 
 func (b *ledger) judgeWait(p *process, e automutex.Event, key, id string) {
@@ -1024,8 +1019,7 @@ func (k *keyBook) holdingOf(id string, e automutex.Event) *holding {
 	}
 	began := time.Now().Add(-e.Held)
 	return slices.MinFunc(k.held[id], func(x, y *holding) int {
-		return cmp.Compare(x.since.Sub(began).Abs(),
-			y.since.Sub(began).Abs())
+		return cmp.Compare(x.since.Sub(began).Abs(), y.since.Sub(began).Abs())
 	})
 }
 
@@ -1232,8 +1226,7 @@ func (b *ledger) judgeUnique(t *taskBook, u *uniquePlan) {
 // failed.
 func (b *ledger) supersededUnsure(t *taskBook) bool {
 	return slices.ContainsFunc(b.alike(t), func(o *taskBook) bool {
-		return o.ends[endUnsure] && o.starts+len(o.into) > 0 &&
-			o.asked > t.asked
+		return o.ends[endUnsure] && o.starts+len(o.into) > 0 && o.asked > t.asked
 	})
 }
 
@@ -1249,8 +1242,7 @@ func (t *taskBook) mayEnd(hows ...string) bool {
 	return slices.ContainsFunc(hows, func(how string) bool { return t.ends[how] })
 }
 
-// endsUnrun tells whether a policy, or the task's own time, may have ended the task before
-// it ran.
+// endsUnrun tells whether a policy, or the task's own time, may have ended the task before it ran.
 func (t *taskBook) endsUnrun() bool {
 	return t.mayEnd(endSkipped, endReplaced, endDropped, endArchived, endLate, endTooLate)
 }

@@ -74,8 +74,7 @@ type rulePlan struct {
 
 func (r rulePlan) limit() int { return max(1, r.Limit) }
 
-// fenced: about half of the mutexes have a fence; the others are taken as strings. Rules of one
-// scope have one TTL.
+// fenced: about half of the mutexes have a fence; the others are taken as strings. Rules of one scope have one TTL.
 func (r rulePlan) fenced() bool { return r.limit() == 1 && r.LeaveIdle == 0 && r.TTL/sec%2 == 0 }
 
 // name is unique: each rule of a task has its own scope.
@@ -104,8 +103,7 @@ func find[T any](all []T, meant func(T) bool) *T {
 	return nil
 }
 
-// uniquePlan is one rule of package unique. The Guards have a rule with an equal
-// Task, Scope and On.
+// uniquePlan is one rule of package unique. The Guards have a rule with an equal Task, Scope and On.
 type uniquePlan struct {
 	Task      string
 	On        []string

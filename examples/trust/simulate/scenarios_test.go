@@ -155,41 +155,34 @@ func orderedScenarios() []plan {
 	full, plain := inOrder("hold"), work(50*ms, 200*ms)
 	full[0].MaxQueued, plain.Plain = 2, true
 	all := []plan{
-		{Name: "a failure", Procs: servers(4, 4), Rules: inOrder("hold"),
+		{Name: "a failure",
 			Tasks: tasks(work(0, 600*ms), work(50*ms, 200*ms, "fail"), work(100*ms, 200*ms), work(2*sec, 200*ms))},
-		{Name: "archived, continue", Procs: servers(4, 4), Rules: inOrder("continue"),
+		{Name: "archived, continue", Rules: inOrder("continue"),
 			Tasks: tasks(archives(0), work(50*ms, 200*ms, "panic", "panic").tries(1), work(100*ms, 200*ms, "skip"),
 				work(150*ms, 200*ms))},
-		{Name: "archived, hold, skipped", Procs: servers(4, 4), Rules: inOrder("hold"), Tasks: three(archives(0)),
-			Ops: []opPlan{{At: 4 * sec, Kind: "skip"}}},
-		{Name: "archived, hold, run", Procs: servers(4, 4), Rules: inOrder("hold"), Tasks: three(archives(0)),
-			Ops: []opPlan{{At: 4 * sec, Kind: "run"}}},
-		{Name: "the head is deleted", Procs: servers(4, 4), Rules: inOrder("hold"), Tasks: three(comesBack(0)),
-			Ops: []opPlan{{At: 2 * sec, Kind: "delete"}}},
-		{Name: "its server dies", Procs: servers(4, 4), Rules: inOrder("continue"),
+		{Name: "archived, hold, skipped", Tasks: three(archives(0)), Ops: []opPlan{{At: 4 * sec, Kind: "skip"}}},
+		{Name: "archived, hold, run", Tasks: three(archives(0)), Ops: []opPlan{{At: 4 * sec, Kind: "run"}}},
+		{Name: "the head is deleted", Tasks: three(comesBack(0)), Ops: []opPlan{{At: 2 * sec, Kind: "delete"}}},
+		{Name: "its server dies", Rules: inOrder("continue"),
 			Tasks:  tasks(work(0, 3*sec).tries(1), work(50*ms, 200*ms).tries(0), work(100*ms, 200*ms), work(8*sec, 200*ms)),
 			Faults: []faultPlan{{Kind: dies, At: 1500 * ms}, {Kind: starts, At: 20 * sec}}},
 		{Name: "full", Procs: servers(4), Rules: full, Tasks: append(three(work(0, sec)), work(12*sec, 200*ms))},
-		{Name: "plain tasks among them", Procs: servers(4, 4), Rules: inOrder("hold"),
-			Tasks: tasks(work(0, sec), plain, work(100*ms, 200*ms), work(150*ms, 200*ms))},
-		{Name: "archived by hand, hold", Procs: servers(4), Rules: inOrder("hold"), Tasks: goesOn(three(comesBack(0))...),
+		{Name: "plain tasks among them", Tasks: tasks(work(0, sec), plain, work(100*ms, 200*ms), work(150*ms, 200*ms))},
+		{Name: "archived by hand, hold", Procs: servers(4), Tasks: goesOn(three(comesBack(0))...),
 			Ops: []opPlan{{At: 2 * sec, Kind: "archive"}}},
 		{Name: "archived by hand, continue", Procs: servers(4), Rules: inOrder("continue"),
 			Tasks: goesOn(three(comesBack(0))...),
 			Ops:   []opPlan{{At: 2 * sec, Kind: "archive"}}},
-		{Name: "run again while retained", Procs: servers(4, 4), Rules: inOrder("hold"),
+		{Name: "run again while retained",
 			Tasks: tasks(work(0, 200*ms).kept(), work(50*ms, 200*ms), work(4*sec, 200*ms), work(5*sec, 200*ms)),
 			Ops:   []opPlan{{At: 3500 * ms, Kind: "run"}}},
-		{Name: "a head that comes back is skipped", Procs: servers(4, 4), Rules: inOrder("hold"), Tasks: three(comesBack(0)),
-			Ops: []opPlan{{At: 2 * sec, Kind: "skip"}}},
+		{Name: "a head that comes back is skipped", Tasks: three(comesBack(0)), Ops: []opPlan{{At: 2 * sec, Kind: "skip"}}},
 		// What costs five seconds is confirmed.
-		{Name: "a slow producer", Procs: servers(4), Rules: inOrder("hold"),
+		{Name: "a slow producer", Procs: servers(4),
 			Tasks:  tasks(work(0, 200*ms), work(12*sec, 200*ms), work(13*sec, 200*ms)),
 			Faults: []faultPlan{{Kind: swallowed, Proc: -1, Client: "asynq", Nth: 1}}},
 	}
-	for i := range all {
-		all[i].Name = "in order, " + all[i].Name
-	}
+	all = inOrderAll(all)
 	// These have mistakes of their own planted, and faults at each command too.
 	for _, p := range mistakeScenarios() {
 		if p.Name == "in order, its ID is taken" || p.Name == "in order, a producer has died in the middle" {
@@ -205,17 +198,16 @@ func mistakeScenarios() []plan {
 	few[0].MaxQueued = 3
 	all := []plan{
 		// A head that does not come: it comes later, is archived, or was done.
-		{Name: "it comes back in a minute", Procs: servers(4, 4), Tasks: tasks(comesBack(0), work(50*ms, 200*ms),
-			work(100*ms, 200*ms))},
-		{Name: "held, and deleted", Procs: servers(4, 4), Tasks: goesOn(archives(0), work(50*ms, 200*ms),
+		{Name: "it comes back in a minute", Tasks: tasks(comesBack(0), work(50*ms, 200*ms), work(100*ms, 200*ms))},
+		{Name: "held, and deleted", Tasks: goesOn(archives(0), work(50*ms, 200*ms),
 			work(100*ms, 200*ms)),
 			Ops: []opPlan{{At: 6 * sec, Kind: "delete"}}},
 		// The command that enqueues it is executed, and has no reply: its Enqueue takes five seconds.
-		{Name: "held before its Enqueue has returned", Procs: servers(4, 4), Tasks: goesOn(archives(0), work(6*sec, 200*ms)),
+		{Name: "held before its Enqueue has returned", Tasks: goesOn(archives(0), work(6*sec, 200*ms)),
 			Faults: []faultPlan{{Kind: swallowed, Proc: -1, Client: "asynq", Nth: 3}},
 			Ops:    []opPlan{{At: 7 * sec, Kind: "delete"}}},
 		// The second one is stamped, and not enqueued.
-		{Name: "a producer has died in the middle", Procs: servers(4, 4), Rules: few,
+		{Name: "a producer has died in the middle", Rules: few,
 			Tasks:  goesOn(comesBack(0), work(500*ms, 200*ms), work(2*sec, 200*ms), work(15*sec, 200*ms)),
 			Faults: []faultPlan{{Kind: refused, Proc: -1, Client: "asynq", Nth: 4}},
 			Ops:    []opPlan{{At: sec, Kind: "pause"}, {At: 20 * sec, Kind: "unpause"}}},
@@ -259,10 +251,20 @@ func mistakeScenarios() []plan {
 				{Kind: late, Proc: -1, Client: "asynq", Nth: 7, For: 20 * sec}, slow.faultPlan},
 			Ops: []opPlan{{At: 14800 * ms, Kind: "pause"}, {At: 18 * sec, Kind: "unpause"}}})
 	}
+	return inOrderAll(all)
+}
+
+// inOrderAll has plans be about tasks in order. Where a plan does not say otherwise there are two servers, and an
+// archived task holds its key.
+func inOrderAll(all []plan) []plan {
 	for i := range all {
-		all[i].Name = "in order, " + all[i].Name
-		if all[i].Rules == nil {
-			all[i].Rules = inOrder("hold")
+		p := &all[i]
+		p.Name = "in order, " + p.Name
+		if p.Procs == nil {
+			p.Procs = servers(4, 4)
+		}
+		if p.Rules == nil {
+			p.Rules = inOrder("hold")
 		}
 	}
 	return all
@@ -522,8 +524,7 @@ func faultScenarios() (all []plan) {
 		// Each process in turn goes on with the old master, and many want one key.
 		plan{Name: "a split brain", Procs: servers(4, 4), Rules: rules("wait", rulePlan{Wait: 20 * sec}),
 			Tasks: each(50, func(i int) taskPlan {
-				return work(time.Duration(i)*800*ms,
-					[]time.Duration{300 * ms, 2500 * ms}[i%2])
+				return work(time.Duration(i)*800*ms, []time.Duration{300 * ms, 2500 * ms}[i%2])
 			}),
 			Faults: []faultPlan{
 				{Kind: split, Proc: 0, Client: "lock", At: 4 * sec, For: 25 * sec, Lag: 500 * ms},

@@ -327,8 +327,7 @@ func (p *planted) overlay(t *testing.T, dir string) string {
 	return file
 }
 
-// Each defect that was mended is found when it is put back. Without -planted it is only
-// checked that each can be.
+// Each defect that was mended is found when it is put back. Without -planted it is only checked that each can be.
 func TestPlanted(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob(filepath.Join("testdata", "planted", "*.txt"))

@@ -497,9 +497,8 @@ func (b *ledger) touch(n int) string {
 	return b.books[n].id
 }
 
-// touchID notes that an operator does something to the tasks with that ID. One that was joined
-// to another has the ID of that one; under UntilDone one that comes later has it too, and its
-// producer may still wait for the answer.
+// touchID notes that an operator does something to the tasks with that ID. One that was joined to another has the ID of
+// that one; under UntilDone one that comes later has it too, and its producer may still wait for the answer.
 func (b *ledger) touchID(id string) {
 	for _, t := range b.books {
 		t.op = t.op || t.id != "" && t.id == id
@@ -574,8 +573,7 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 		Logger:                   redistest.Silent{},
 		LogLevel:                 asynq.FatalLevel,
 		IsFailure:                func(err error) bool { return err != nil && !errors.Is(err, errSoft) },
-		RetryDelayFunc: func(n int, _ error,
-			_ *asynq.Task) time.Duration {
+		RetryDelayFunc: func(n int, _ error, _ *asynq.Task) time.Duration {
 			return time.Duration(1+n%5) * sec
 		},
 	}
@@ -779,8 +777,7 @@ func (p *process) shutDown(within time.Duration) {
 	closing.Wait()
 }
 
-// die ends the process at once: nothing that it still sends arrives, and nothing
-// that its goroutines still do counts.
+// die ends the process at once: nothing that it still sends arrives, and nothing that its goroutines still do counts.
 func (p *process) die() {
 	p.once.Do(func() {
 		p.mu.Lock()
