@@ -17,19 +17,9 @@ import (
 	"github.com/automutex/automutex/lock"
 )
 
-// This file is the path of one task, from top to bottom. Indented: called by the row above that is less indented.
+// This file is the path of one task, from top to bottom; docs/architecture.md explains it. The loop of run:
 //
-//	Middleware            is there a rule for the task's type?
-//	  run                 the loop: look, decide, act
-//	    look              what keeps the handler from starting?
-//	      makeKeys        which locks does the task need?               match.go
-//	      take            get one lock
-//	        acquire       wait as the rule says                         wait.go
-//	    decideStart       what happens to the task?                     internal/decide
-//	    attempt           run the handler                               attempt.go
-//	    decideEnd         what does its result mean?                    internal/decide
-//	    carryOut          act: return an error to asynq, or stay
-//	    release           end all leases and report it                  lease.go
+//	look (makeKeys, lookAhead, take), decideStart, attempt, decideEnd, carryOut; at last release
 //
 // internal/decide alone decides, by its testdata/decisions.txt. The rest finds facts, or carries decisions out. What
 // only some tasks have beside their locks is a step: see steps.
@@ -514,6 +504,9 @@ func (d *delivery) take(t target) obstacle {
 	}
 	later := len(d.leases) > 0
 	if met := d.acquire(t); met.stops() {
+		if d.server != nil && met.busy != nil {
+			d.server.workers.Asked(t.key, false, false, 0)
+		}
 		if lost := d.lost(); lost.stops() {
 			return lost // which has ended the wait
 		}
@@ -529,8 +522,8 @@ func (d *delivery) take(t target) obstacle {
 	d.guard.outage.Answered(d.guard.log)
 	h := d.leases[len(d.leases)-1]
 	waited, parked := h.takenAt.Sub(d.line.came), h.lease.Parked()
-	if h.waited = max(waited, parked); d.server != nil && (d.line.stood || parked > 0) {
-		d.server.workers.Granted(t.key, h.waited)
+	if h.waited = max(waited, parked); d.server != nil {
+		d.server.workers.Asked(t.key, true, d.line.stood || parked > 0, h.waited)
 	}
 	if h.lender != nil {
 		h.lender.Runs(t.key, t.limit, 1)
@@ -540,24 +533,20 @@ func (d *delivery) take(t target) obstacle {
 	return nothing
 }
 
+var othersThanHeld = map[string]decide.Why{lock.ReasonPaused: decide.Paused, lock.ReasonClosed: decide.Closed,
+	lock.ReasonCooldown: decide.Cooldown, lock.ReasonRate: decide.Rate}
+
 // refused returns what err, for which the task did not get a lock, means.
 func (f *facts) refused(t target, err error) obstacle {
 	met := obstacle{why: decide.NoAnswer, target: t, err: err}
 	if !errors.As(err, &met.busy) {
 		return met // while the delivery is over, the reason does not count
 	}
-	switch reason := met.busy.Reason; {
-	case reason == lock.ReasonPaused:
-		met.why = decide.Paused
-	case met.busy.SameTask:
+	why, isOther := othersThanHeld[met.busy.Reason]
+	switch met.why = why; {
+	case met.busy.SameTask && why != decide.Paused:
 		met.why = decide.Own
-	case reason == lock.ReasonClosed:
-		met.why = decide.Closed
-	case reason == lock.ReasonCooldown:
-		met.why = decide.Cooldown
-	case reason == lock.ReasonRate:
-		met.why = decide.Rate
-	default:
+	case !isOther:
 		met.why = decide.Held
 	}
 	if met.why != decide.Paused { // which may be known from before an outage

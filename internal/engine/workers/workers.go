@@ -4,21 +4,17 @@ package workers
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"sync"
 	"time"
 )
 
-// Server is the workers of one. Safe for concurrent use; the zero value with a Limit is ready.
+// Server is the workers of one. Safe for concurrent use.
 //
 // A server is full when all its workers have been busy for BehindAfter, gaps shorter than Gap included. Then the
 // newest wait is told to end. If tasks come that nobody called, asynq has more of them than it can take: it is behind,
 // and all waits are told to end. It is full until a worker has been free for Gap and no task has come: asynq pauses
-// for longer than Gap only when its queue is empty.
-//
-// Some waits are kept: those of keys whose slots turn over faster than a parked task comes. While the server is
-// behind, they hold at most half of the workers, and leave one that neither works nor waits.
+// for longer than Gap only when its queue is empty. Some waits are kept, see unkept.
 type Server struct {
 	Limit int              // of tasks at once
 	Gap   time.Duration    // 0: BehindAfter
@@ -30,9 +26,9 @@ type Server struct {
 	mu      sync.Mutex
 	timer   *time.Timer // calls change; nil: it never did
 	busy    int
-	working int // of these, those that work, or wait for as long as they like
-	waiting []*Wait
-	leaving int // told to end in the last second, workers not free yet
+	working int     // of these, those that work, or wait for as long as they like
+	waiting []*Wait // in no order by age, then those of ordered keys by place
+	leaving int     // told to end in the last second, workers not free yet
 	paces   map[string]pace
 
 	since   time.Time // all are busy since then, gaps included; zero: they are not
@@ -51,10 +47,14 @@ type Server struct {
 const (
 	// BehindAfter is how long all workers are busy until a wait is to end.
 	BehindAfter = 20 * time.Millisecond
+	// what ends so soon need not be ended
+	soon = BehindAfter / 2
 	// called tasks that come at most until a server is not behind any more
 	maxFresh = 16
 	// how long a pace is kept after the last grant
 	paceLasts = 10 * time.Second
+	// beyond so many all are forgotten
+	maxPaces = 1000
 )
 
 // Wait is the wait of one worker in line.
@@ -75,10 +75,13 @@ type Wait struct {
 
 // pace is how fast a key's slots turn over here, and parked tasks come.
 type pace struct {
-	last  time.Time     // the last grant
+	last  time.Time     // the last grant, or before the first one a refusal
 	every time.Duration // from grant to grant, or a wait if that is less, a moving average; 0: none
 	comes time.Duration // from call to arrival, so too
 }
+
+// comesIn is how long a parked task of the key takes to be called and to come.
+func (w *Server) comesIn(p pace) time.Duration { return min(cmp.Or(p.comes, w.Usual), time.Second) }
 
 // Average moves an average towards what was measured; 0: nothing was before.
 func Average(before, measured time.Duration) time.Duration {
@@ -129,24 +132,35 @@ func (w *Server) ended(worked bool, now time.Time) {
 	}
 }
 
-// Granted notes that a task which waited, or was parked, got the lock of the key: a slot has turned over.
-func (w *Server) Granted(key string, waited time.Duration) {
-	w.change(func(now time.Time) { w.granted(key, waited, now) })
+// Asked notes whether a task got the lock of the key, maybe after it waited in line, or was parked. A key is known from
+// when one did not get it at once.
+func (w *Server) Asked(key string, got, inLine bool, waited time.Duration) {
+	w.change(func(now time.Time) { w.asked(key, got, inLine, waited, now) })
 }
 
-func (w *Server) granted(key string, waited time.Duration, now time.Time) {
-	p, known := w.paces[key]
-	if every := now.Sub(p.last); known && every < paceLasts {
-		p.every = Average(p.every, min(every, waited))
-	} else {
-		p.every = 0
-		maps.DeleteFunc(w.paces, func(_ string, old pace) bool { return now.Sub(old.last) >= paceLasts })
+func (w *Server) asked(key string, got, inLine bool, waited time.Duration, now time.Time) {
+	p, known := w.pace(key, now)
+	switch {
+	case got && known:
+		if !inLine {
+			waited = w.comesIn(p)
+		}
+		p.every = Average(p.every, min(now.Sub(p.last), waited))
+	case known, got && !inLine:
+		return
 	}
-	if w.paces == nil {
+	if w.paces == nil || len(w.paces) >= maxPaces {
 		w.paces = make(map[string]pace)
 	}
 	p.last = now
 	w.paces[key] = p
+}
+
+func (w *Server) pace(key string, now time.Time) (p pace, known bool) {
+	if p, known = w.paces[key]; now.Sub(p.last) >= paceLasts {
+		return pace{}, false
+	}
+	return p, known
 }
 
 // MayWait reports whether a task may begin to wait: otherwise it would be told to end its wait at once.
@@ -154,7 +168,9 @@ func (w *Server) MayWait(key string, place int64) (may bool) {
 	w.change(func(now time.Time) {
 		if may = !w.isBehind(now); !may {
 			me := &Wait{Key: key, Place: place, since: now}
-			may = slices.Contains(w.kept(append(slices.Clone(w.waiting), me), w.room(), now), me)
+			w.add(me)
+			may = !slices.Contains(w.unkept(w.room(), now), me)
+			w.remove(me)
 		}
 	})
 	return may
@@ -164,18 +180,41 @@ func (w *Server) MayWait(key string, place int64) (may bool) {
 func (w *Server) Begin(me *Wait) {
 	w.change(func(now time.Time) {
 		me.since = now
-		w.waiting = append(w.waiting, me)
+		w.add(me)
 	})
+}
+
+func (w *Server) add(me *Wait) {
+	i := len(w.waiting)
+	for i > 0 && w.waiting[i-1].Place > me.Place {
+		i--
+	}
+	w.waiting = slices.Insert(w.waiting, i, me)
+}
+
+func (w *Server) remove(me *Wait) {
+	w.waiting = slices.DeleteFunc(w.waiting, func(other *Wait) bool { return other == me })
 }
 
 // End removes a wait, if it began; granted: it has the lock, and its worker works on.
 func (w *Server) End(me *Wait, granted bool) {
-	w.change(func(time.Time) {
-		w.waiting = slices.DeleteFunc(w.waiting, func(other *Wait) bool { return other == me })
-		if granted && me.told {
-			w.leaving = max(0, w.leaving-1)
-		}
-	})
+	w.change(func(now time.Time) { w.end(me, granted, now) })
+}
+
+func (w *Server) end(me *Wait, granted bool, now time.Time) {
+	w.remove(me)
+	switch p, known := w.pace(me.Key, now); {
+	case granted && me.told:
+		w.leaving = max(0, w.leaving-1)
+	case !granted && known && !me.since.IsZero() && me.stands(p, now) >= w.comesIn(p):
+		p.every = 0 // until it turns over again
+		w.paces[me.Key] = p
+	}
+}
+
+// stands is for how long the wait has stood, and no slot has turned over.
+func (me *Wait) stands(p pace, now time.Time) time.Duration {
+	return min(now.Sub(me.since), now.Sub(p.last))
 }
 
 func (w *Server) change(what func(now time.Time)) {
@@ -246,18 +285,22 @@ func (w *Server) isBehind(now time.Time) bool {
 // giveWay returns the waits of a full server that are to end: if it is behind, all that are not kept. Else one, while
 // no worker is free, will be, or just was: the newest that no key needs, or each BehindAfter one that is not kept.
 func (w *Server) giveWay(now time.Time) []*Wait {
-	leave := w.without(w.kept(w.waiting, w.room(), now))
-	if len(leave) > 0 && !w.isBehind(now) {
-		needless := w.without(w.kept(w.waiting, w.Limit, now))
-		switch {
-		case !w.free.IsZero() || w.leaving > 0 || now.Sub(w.endedAt) < BehindAfter/2,
-			len(needless) == 0 && w.tellAt.After(now):
-			return nil
-		case len(needless) > 0:
+	isBehind := w.isBehind(now)
+	if !isBehind && (!w.free.IsZero() || w.leaving > 0) {
+		return nil
+	}
+	leave := w.unkept(w.room(), now)
+	if len(leave) > 0 && !isBehind {
+		if needless := w.unkept(w.Limit, now); len(needless) > 0 {
 			leave = needless
+		} else if w.tellAt.After(now) {
+			return nil
+		}
+		leave = leave[len(leave)-1:]
+		if now.Sub(w.endedAt) < soon && w.comesIn(w.paces[leave[0].Key]) <= 2*w.Usual {
+			return nil // late: too much is called
 		}
 		w.tellAt = now.Add(BehindAfter)
-		leave = leave[len(leave)-1:]
 	}
 	for _, wait := range leave {
 		wait.told, w.toldAt = true, now
@@ -266,48 +309,40 @@ func (w *Server) giveWay(now time.Time) []*Wait {
 	return leave
 }
 
-// room is how many waits a full server keeps at most: half of its workers, and fewer than do not work. Below 1: none.
+// room is how many waits a full server keeps at most: half of its workers, and fewer than do not work.
 func (w *Server) room() int { return min(w.Limit/2, w.Limit-1-w.working) }
 
-// kept returns the waits that need not end, most at most. Of a key they are the first: if an ordered key's next one
-// parked, those behind it would wait in their workers.
-func (w *Server) kept(waits []*Wait, most int, now time.Time) (kept []*Wait) {
+// unkept returns the waits that are not kept, nor told to end. Kept are the first of a key whose slots turn over faster
+// than a parked task comes: if an ordered key's next one parked, those behind it would wait in their workers. They are
+// most at most, beside the next ones of keys that soon have the lock: to park takes as long.
+func (w *Server) unkept(most int, now time.Time) (leave []*Wait) {
 	left := map[string]int{} // by key: how many more it keeps
-	for _, wait := range slices.SortedStableFunc(slices.Values(waits), byPlace) {
-		if _, known := left[wait.Key]; !known {
-			left[wait.Key] = w.keeps(wait, now)
+	for _, wait := range w.waiting {
+		keeps, known := left[wait.Key]
+		isSoon := false
+		if !known {
+			keeps, isSoon = w.keeps(wait, now)
 		}
-		if !wait.told && left[wait.Key] > 0 && len(kept) < most {
-			left[wait.Key]--
-			kept = append(kept, wait)
+		switch {
+		case wait.told:
+		case keeps == 0, most <= 0 && !isSoon:
+			leave = append(leave, wait)
+		default:
+			if keeps--; !isSoon {
+				most--
+			}
 		}
+		left[wait.Key] = keeps
 	}
-	return kept
+	return leave
 }
 
-func byPlace(a, b *Wait) int { return cmp.Compare(a.Place, b.Place) }
-
-// without returns the waits neither kept nor told to end: those of ordered keys last.
-func (w *Server) without(kept []*Wait) []*Wait {
-	others := slices.DeleteFunc(slices.Clone(w.waiting), func(wait *Wait) bool {
-		return wait.told || slices.Contains(kept, wait)
-	})
-	slices.SortStableFunc(others, byPlace)
-	return others
-}
-
-// keeps returns how many waits feed the key of its first one while a parked task comes: none if that has waited for so
-// long, and no slot has turned over.
-func (w *Server) keeps(first *Wait, now time.Time) int {
-	p := w.paces[first.Key]
-	comes := min(cmp.Or(p.comes, w.Usual), time.Second)
-	every := max(p.every, min(now.Sub(first.since), now.Sub(p.last)))
-	if p.every > 0 && p.every < comes && every >= comes {
-		p.every = 0 // until it turns over again
-		w.paces[first.Key] = p
-	}
+// keeps returns how many waits feed the key of its first one while a parked task comes, and whether that soon ends.
+func (w *Server) keeps(first *Wait, now time.Time) (n int, isSoon bool) {
+	p, _ := w.pace(first.Key, now)
+	comes, every := w.comesIn(p), max(p.every, first.stands(p, now))
 	if p.every == 0 || every >= comes {
-		return 0
+		return 0, false
 	}
-	return int((comes + every - 1) / every)
+	return int((comes + every - 1) / every), every < soon
 }

@@ -89,23 +89,25 @@ func (s *story) event(name, key string, call time.Duration, n, place int, now ti
 		w.Limit = n
 	case "works":
 		comes()
+		w.asked(key, true, false, 0, now)
 		w.working++
 	case "waits":
 		wait := &Wait{Key: key, Place: int64(place), since: now}
 		s.names[wait] = fmt.Sprintf("%s%d", key, len(s.names)+1)
 		comes()
-		w.waiting = append(w.waiting, wait)
+		w.add(wait)
 	case "asks":
 		if comes(); !w.isBehind(now) {
 			return fmt.Errorf("%s may wait", key)
 		}
+		w.asked(key, false, false, 0, now)
 		w.ended(false, now)
 	case "parks":
-		w.waiting = slices.Delete(slices.Clone(w.waiting), i, i+1)
+		w.end(w.waiting[i], false, now)
 		w.ended(false, now)
 	case "gets":
-		w.granted(w.waiting[i].Key, now.Sub(w.waiting[i].since), now)
-		w.waiting = slices.Delete(slices.Clone(w.waiting), i, i+1)
+		w.asked(w.waiting[i].Key, true, true, now.Sub(w.waiting[i].since), now)
+		w.end(w.waiting[i], true, now)
 		w.working++
 	case "ends":
 		w.ended(true, now)
