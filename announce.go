@@ -39,6 +39,20 @@ func (g *Guard) noteType(taskType string) {
 	}
 }
 
+// checkMet tells of rules whose tasks neither came nor are served here.
+func (g *Guard) checkMet() {
+	types, none := g.served.List(), []string(nil)
+	for _, rule := range g.rules.rules {
+		if !slices.ContainsFunc(types, func(t string) bool { return slices.Contains(g.rules.match(t), rule) }) {
+			none = append(none, rule.Name)
+		}
+	}
+	if len(none) > 0 {
+		g.warnOnce("rules without tasks", "a minute after the first task none has come for these rules: compare their Task "+
+			"with the types, if this process is to run them", "rules", none, "types", types)
+	}
+}
+
 type described = inside.Of[[]fleet.Rule]
 
 func describe(rs *ruleSet) []fleet.Rule {

@@ -89,6 +89,10 @@ func (c *claim) begin() obstacle {
 func (c *claim) end(e ending) {
 	ended := e.lease == nil && e.decision.Final(false)
 	gone := c.kind.EndsAtStart() && c.noted == mark.Begun && !c.superseded
+	if ended && e.decision.What == decide.Done && c.kind.EndsAtStart() && c.noted != mark.Begun && !c.superseded {
+		c.guard.warnOnce("skipped "+c.of.rule.Name, "a task was skipped that package unique had enqueued UntilStart: no run "+
+			"may have seen the change it stands for; use another policy than skip, or UntilDone", c.about(c.of)...)
+	}
 	if ended && !gone && (c.superseded || c.kind.EndsWithTask()) {
 		_ = c.note(mark.Ended)
 	}

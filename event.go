@@ -80,6 +80,8 @@ type Event struct {
 	// apply for this reason; see [Policy].
 	Policy Policy
 
+	Last bool // the task is on its last attempt: asynq would archive it if it went back (Waiting, Waited)
+
 	Waited time.Duration // time in line (Waited, Acquired, Busy, Replaced)
 	Held   time.Duration // time held (Released, Lost, Overdue, Replaced)
 	Parked time.Duration // time in line of a task that was parked (Acquired)

@@ -3,6 +3,7 @@ package automutex
 import (
 	"cmp"
 	"context"
+	"log/slog"
 	"slices"
 	"strings"
 
@@ -15,9 +16,10 @@ import (
 
 // ruleSet finds the rules that apply to a task, and the locks that it needs. It is immutable.
 type ruleSet struct {
-	byTask tasktype.Map[[]*compiledRule]     // in order of declaration
-	rules  []*compiledRule                   // the same, of all Tasks
-	parks  bool                              // some rule has the policy Park
+	byTask tasktype.Map[[]*compiledRule] // in order of declaration
+	rules  []*compiledRule               // the same, of all Tasks
+	parks  bool                          // some rule has the policy Park
+	log    *slog.Logger
 	secret string                            // Config.HashKeys
 	decode func(*asynq.Task) ([]byte, error) // Config.Decode; nil: none
 }
@@ -106,6 +108,7 @@ func (rs *ruleSet) targetsNeeded(
 		}
 		switch {
 		case err == nil:
+			rs.warnWhole(rule, parts)
 			its.key = keys.HashedKey(rs.secret, prefix, scope, parts...)
 			targets = append(targets, its)
 		case !lacks && !isNoLock(err):
@@ -119,6 +122,18 @@ func (rs *ruleSet) targetsNeeded(
 		targets = mergeEqual(targets)
 	}
 	return targets
+}
+
+// warnWhole warns once of a field of a rule that is an object or a list.
+func (rs *ruleSet) warnWhole(rule *compiledRule, parts []string) {
+	for i, path := range rule.On {
+		if path != "." && strings.ContainsAny(parts[i][:1], "{[") {
+			rule.whole.Do(func() {
+				rs.log.Warn("automutex: "+rule.where()+": On: a field is an object or a list: tasks take turns only if all of it "+
+					"is equal; name a field within it", "field", path)
+			})
+		}
+	}
 }
 
 // decoded returns the task with the payload that Config.Decode returns. It calls Decode once for all rules, and only if

@@ -579,3 +579,33 @@ func TestMiddleware_looksLikeARule(t *testing.T) {
 		t.Errorf("logged %q", text)
 	}
 }
+
+// What a set-up hides is said in the log, once.
+func TestGuard_saysWhatItHides(t *testing.T) {
+	t.Parallel()
+	log := &redistest.Log{}
+	g := newGuardWith(t, redistest.Mini(t), Config{Logger: log.Logger(), Rules: []Rule{
+		{Task: "work", On: []string{"id", "whole"}, Scope: "s"}, {Task: "report", On: []string{"id"}, Scope: "s"},
+		{Task: "all", On: []string{"."}}, {Task: "reprot"},
+	}})
+	for _, payload := range []string{`{"id": 1, "whole": {"a": 2}}`, `{"id": 1, "whole": [3]}`} {
+		for _, name := range []string{"work", "all"} {
+			_, err := g.Keys(t.Context(), asynq.NewTask(name, []byte(payload)))
+			redistest.Must(t, err)
+			g.noteType(name)
+		}
+		g.checkMet()
+	}
+	lines := strings.Split(strings.TrimSpace(log.Text(slog.LevelWarn)), "\n")
+	for i, parts := range [][]string{
+		{`rule "report" (Rules[1]): Scope: rule "work" (Rules[0])`, "another number of fields"},
+		{`rule "work" (Rules[0]): On: a field is an object or a list`, "field=whole"},
+		{"none has come for these rules", "rules=[report reprot]", "types=[all work]"},
+	} {
+		for _, part := range parts {
+			if len(lines) != 3 || !strings.Contains(lines[i], part) {
+				t.Errorf("the log says %q, want %q in line %d", lines, part, i+1)
+			}
+		}
+	}
+}

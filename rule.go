@@ -5,9 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
+	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -175,6 +178,7 @@ type compiledRule struct {
 
 	fields    *keys.Fields   // the paths of On; nil without any
 	limitPath *keys.Fields   // of LimitField
+	whole     sync.Once      // warnWhole
 	request   engine.Request // what all locks of the rule have in common
 }
 
@@ -212,6 +216,7 @@ func compile(cfg Config) (*ruleSet, error) {
 		return nil, errors.Join(mistakes.all...)
 	}
 	rs := newRuleSet(rules)
+	rs.log = cmp.Or(cfg.Logger, slog.Default())
 	rs.secret, rs.decode = cfg.HashKeys, cfg.Decode
 	return rs, nil
 }
@@ -401,6 +406,13 @@ func (c *compiledRule) checkHeaders(mistakes *fieldErrors) {
 	}
 }
 
+// isAgain reports whether other is the same rule, maybe by another Name. Rules with functions are never the same.
+func (c *compiledRule) isAgain(other *compiledRule) bool {
+	named := other.Rule
+	named.Name = c.Name
+	return c != other && reflect.DeepEqual(c.Rule, named)
+}
+
 // sharedField is the value of a field that is the same in all rules of a scope.
 type sharedField struct {
 	field string
@@ -437,7 +449,11 @@ func checkTogether(rules []*compiledRule, mistakes *fieldErrors) {
 		} else {
 			names[rule.Name] = rule
 		}
-		if rule.Scope == "" && tasks[rule.Task] > 1 {
+		switch isSame := slices.ContainsFunc(rules, rule.isAgain); {
+		case rule.Scope == "" && isSame:
+			mistakes.addf("Task", "the whole rule is there twice; leave one out")
+			continue
+		case rule.Scope == "" && tasks[rule.Task] > 1:
 			mistakes.addf("Scope", "is empty, and %d rules have the Task %q; give each of them a Scope", tasks[rule.Task],
 				rule.Task)
 			continue

@@ -148,7 +148,9 @@ func TestCompile_refuses(t *testing.T) {
 	together([]Rule{{Task: "a"}, {Task: "b", Name: "a"}, {Task: "c", Name: "a"}},
 		`rule "a" (Rules[1]): Name: is that of Rules[0] too; `,
 		`rule "a" (Rules[2]): Name: is that of Rules[0] too; `)
-	together([]Rule{{Task: "a"}, {Task: "a", Scope: "s"}, {Task: "a"}},
+	together([]Rule{{Task: "a"}, {Task: "a"}}, `rule "a" (Rules[0]): Task: the whole rule is there twice; `,
+		`rule "a#2" (Rules[1]): Task: the whole rule is there twice; `)
+	together([]Rule{{Task: "a"}, {Task: "a", Scope: "s"}, {Task: "a", TTL: time.Hour}},
 		`rule "a" (Rules[0]): Scope: is empty, and 3 rules have the Task "a"; give`,
 		`rule "a#3" (Rules[2]): Scope: is empty, and 3 rules have the Task "a"; give`)
 	together([]Rule{{Task: "a", Scope: "s"}, {Task: "b", Scope: "s", Limit: 2, TTL: time.Minute}},

@@ -143,7 +143,9 @@ func (s *server) lender(scope string, leave int) *workers.Lender {
 }
 
 // noteReturned starts the time of checkFunctions with the first task that goes back to asynq.
-func (s *server) noteReturned() { s.returned.Do(func() { s.guard.soon(s.checkFunctions) }) }
+func (s *server) noteReturned() {
+	s.returned.Do(func() { s.guard.after(time.Second, s.checkFunctions) })
+}
 
 // checkFunctions warns if asynq has not called all of the Guard's functions for it: the program has put others in their
 // place.
@@ -171,7 +173,10 @@ func (m *taskMark) noteWorks() {
 
 // newTask marks the next task. The first one starts a timer that checks whether the Middleware is installed.
 func (s *server) newTask(base context.Context) *taskMark {
-	s.first.Do(func() { s.guard.soon(s.checkGuarded) })
+	s.first.Do(func() {
+		s.guard.after(time.Second, s.checkGuarded)
+		s.guard.after(time.Minute, s.guard.checkMet)
+	})
 	return &taskMark{Context: base, server: s}
 }
 
@@ -182,10 +187,10 @@ func (m *taskMark) Value(key any) any {
 	return m.Context.Value(key)
 }
 
-// soon checks a server's set-up when its first task has had a second to pass through, which only a busy machine needs.
-// After Close it does not; Close waits for the log line.
-func (g *Guard) soon(check func()) {
-	time.AfterFunc(time.Second, func() { g.life.Spawn(check) })
+// after checks a server's set-up when its first task has had time to pass through. After Close it does not; Close waits
+// for the log line.
+func (g *Guard) after(d time.Duration, check func()) {
+	time.AfterFunc(d, func() { g.life.Spawn(check) })
 }
 
 // checkGuarded warns of a server whose tasks do not pass the Middleware, which may wrap some handlers only.

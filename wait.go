@@ -92,7 +92,6 @@ func (d *delivery) waitOf(t target) waiting {
 	policy, holds := t.rule.Busy.row(), len(d.leases) > 0
 	switch {
 	case d.last && (d.staying == t.key || policy.returns()):
-		d.warnOneAttempt(t)
 		return waiting{most: 1 << 62, pauses: !holds, open: holds} // wait shortens it to the task's deadline
 	case t.rule.InOrder && d.outer != nil:
 		return waiting{most: t.rule.TTL, yields: true} // it has no place that it could keep
@@ -299,7 +298,7 @@ func (d *delivery) observeWaiting(t target) {
 	case d.mark != nil:
 		d.mark.noteWorks() // no wait of others ends this one
 	}
-	d.observe(t, Event{Kind: EventWaiting})
+	d.observe(t, Event{Kind: EventWaiting, Last: d.last})
 	d.at(stands, t, nil)
 }
 
@@ -310,7 +309,7 @@ func (d *delivery) observeWaited(t target) {
 	waited := time.Since(d.line.waiting)
 	d.line.waiting = time.Time{}
 	d.at(stood, t, nil)
-	d.observe(t, Event{Kind: EventWaited, Waited: waited})
+	d.observe(t, Event{Kind: EventWaited, Waited: waited, Last: d.last})
 }
 
 // sleep blocks the worker for delay, at most until the margin. It ends when the delivery is over, or leave is closed,
@@ -336,25 +335,17 @@ func (f *facts) sleep(delay time.Duration, leave <-chan struct{}) (left bool) {
 	return false
 }
 
-// countLast counts a wait on a last attempt until its end, and warns once if half of the server's workers are in such.
+// countLast counts a wait on a last attempt until its end, and warns once if half of the server's workers are in such,
+// or the task had one attempt.
 func (f *facts) countLast() (ended func()) {
 	if !f.last || f.server == nil {
 		return func() {}
 	}
-	if n := f.server.lasts.Add(1); 2*n >= int64(f.server.workers.Limit) {
-		f.guard.warnOnce("last attempts", "tasks on their last attempt wait in half of a server's workers or more, since "+
-			"asynq would archive them if they went back: enqueue tasks with automutex.NewClient, which gives each an attempt "+
-			"to go back with", "waiting", n)
+	n := f.server.lasts.Add(1)
+	if most, _ := asynq.GetMaxRetry(f.ctx); most <= 0 || 2*n >= int64(f.server.workers.Limit) {
+		f.guard.warnOnce("last attempts", "a task on its last attempt waits in its worker, since asynq would archive it if it "+
+			"went back: enqueue tasks with automutex.NewClient, which gives each an attempt to go back with",
+			f.about(target{})...)
 	}
 	return func() { f.server.lasts.Add(-1) }
-}
-
-func (f *facts) warnOneAttempt(t target) {
-	if most, ok := asynq.GetMaxRetry(f.ctx); !ok || most > 0 || !t.rule.Busy.row().parks {
-		return
-	}
-	f.guard.warnOnce("one attempt of "+t.rule.Name, "a rule has the policy park, but its task was enqueued with MaxRetry "+
-		"0 or less, and asynq archives a task that returns on its last attempt: "+
-		"it waits in its worker instead; enqueue such tasks with automutex.NewClient, or with a MaxRetry of at least 1",
-		f.about(t)...)
 }

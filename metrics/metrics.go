@@ -38,8 +38,8 @@ type Metrics struct {
 
 	acquisitions, busy, outcomes, lost, overdue, keyErrors, backendErrors, blocked, skipped *prometheus.CounterVec
 
-	wait, parked, hold *prometheus.HistogramVec
-	held, waiting      *prometheus.GaugeVec
+	wait, parked, hold  *prometheus.HistogramVec
+	held, waiting, last *prometheus.GaugeVec
 
 	controls *controls
 	all      []prometheus.Collector
@@ -91,6 +91,7 @@ func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 	m.parked = histogram("parked_seconds", "Time from the first place in line to holding it, of those that were parked.")
 	m.hold = histogram("hold_seconds", "Time from taking a lock to releasing it.")
 	m.held, m.waiting = gauge("held", "Locks held now."), gauge("waiting", "Tasks that wait in line now.")
+	m.last = gauge("last_attempts", "Of these, tasks on their last attempt, which would be archived if they went back.")
 	m.lost = counter("lost_total", "Leases that ended while their handlers ran.", "rule", "task")
 	m.overdue = counter("overdue_total", "Handlers that ran past their task's end.", "rule", "task")
 	m.keyErrors = counter("key_errors_total", "Tasks that no key could be made from.", "task")
@@ -156,10 +157,15 @@ func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 		m.outcomes.WithLabelValues(rule, task, outcome).Inc()
 	}
 	switch e.Kind {
-	case automutex.EventWaiting:
-		m.waiting.WithLabelValues(rule, task).Inc()
-	case automutex.EventWaited:
-		m.waiting.WithLabelValues(rule, task).Dec()
+	case automutex.EventWaiting, automutex.EventWaited:
+		by := 1.0
+		if e.Kind == automutex.EventWaited {
+			by = -1
+		}
+		m.waiting.WithLabelValues(rule, task).Add(by)
+		if e.Last {
+			m.last.WithLabelValues(rule, task).Add(by)
+		}
 	case automutex.EventAcquired:
 		m.acquisitions.WithLabelValues(rule, task).Inc()
 		m.held.WithLabelValues(rule, task).Inc()
@@ -200,6 +206,7 @@ func (m *Metrics) begin(rule, task string) {
 	m.outcomes.WithLabelValues(rule, task, outcomeArchived) // there is an alert for it
 	m.held.WithLabelValues(rule, task)
 	m.waiting.WithLabelValues(rule, task)
+	m.last.WithLabelValues(rule, task)
 }
 
 // Describe implements [prometheus.Collector].

@@ -159,8 +159,8 @@ func TestObserve_attackersTypes(t *testing.T) {
 	}
 	wg.Wait()
 	samples := gather(t, reg)
-	// Five types: 4 and other. Nine metrics that are one sample, three histograms of two; and key errors.
-	if most := 5*(9+3*2) + 5; len(samples) > most {
+	// Five types: 4 and other. Ten metrics that are one sample, three histograms of two; and key errors.
+	if most := 5*(10+3*2) + 5; len(samples) > most {
 		t.Errorf("%d samples, want at most %d", len(samples), most)
 	}
 	sums := map[string]float64{}
@@ -231,9 +231,10 @@ func TestObserve_events(t *testing.T) {
 		want   map[string]float64
 	}{
 		"a wait": {
-			[]automutex.Event{{Kind: automutex.EventWaiting}, {Kind: automutex.EventWaiting}, {Kind: automutex.EventWaited}},
+			[]automutex.Event{{Kind: automutex.EventWaiting}, {Kind: automutex.EventWaiting, Last: true},
+				{Kind: automutex.EventWaiting, Last: true}, {Kind: automutex.EventWaited, Last: true}},
 			map[string]float64{
-				"automutex_waiting" + labels: 1, "automutex_held" + labels: 0, "automutex_lost_total" + labels: 0,
+				"automutex_waiting" + labels: 2, "automutex_last_attempts" + labels: 1, "automutex_held" + labels: 0, "automutex_lost_total" + labels: 0,
 				"automutex_overdue_total" + labels:        0,
 				"automutex_backend_errors_total" + labels: 0, "automutex_order_blocked_total" + labels: 0,
 				`automutex_outcomes_total{outcome="archived",rule="r",task="t"}`: 0,

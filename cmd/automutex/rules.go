@@ -78,12 +78,25 @@ is allowed but may surprise is a note. Redis is not needed.`, cobra.ExactArgs(1)
 		if err := a.printRules(cfg.Rules, once.Rules); err != nil {
 			return err
 		}
-		for _, note := range logged.notes {
+		for _, note := range append(logged.notes, unseenChanges(cfg.Rules, once.Rules)...) {
 			fmt.Fprintf(a.out, "note: %s\n", printable.Text(strings.TrimPrefix(note, "automutex: ")))
 		}
 		return a.say("%s: no mistakes; %s, %s\n", printable.Text(args[0]), printable.Count(len(cfg.Rules), "rule"),
 			printable.Count(len(once.Rules), "unique rule"))
 	})
+}
+
+// unseenChanges notes the tasks that are enqueued until they start, and may be skipped instead.
+func unseenChanges(rules []automutex.Rule, once []unique.Rule) (notes []string) {
+	for _, o := range once {
+		for _, r := range rules {
+			if o.Until == unique.UntilStart && r.Busy == automutex.Skip && strings.HasPrefix(o.Task, r.Task) {
+				notes = append(notes, fmt.Sprintf("unique rule %q: Until: start, and rule %q skips: no run may see the change that a "+
+					"skipped task stands for; use another policy than skip, or until: done", o.Task, cmp.Or(r.Name, r.Task)))
+			}
+		}
+	}
+	return notes
 }
 
 func (a *app) printRules(rules []automutex.Rule, once []unique.Rule) error {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/unique"
 )
 
 // The tests of the table "What happens when" in docs/guide.md: TestPolicy_*, and in files of their own TestPark_*,
@@ -86,6 +87,15 @@ func TestPolicy_skip(t *testing.T) {
 				event.Key != r.lockOf("work", "1").Key() {
 				t.Errorf("got %+v", event)
 			}
+		}
+		for range 2 {
+			claimed, err := r.once(unique.Rule{Task: "work", On: onID, Until: unique.UntilStart}).
+				Enqueue(asynq.NewTask("work", []byte(`{"id":1}`)), asynq.Retention(time.Hour))
+			redistest.Must(t, err)
+			r.awaitDone(claimed.ID)
+		}
+		if log := r.log.Text(slog.LevelWarn); strings.Count(log, "no run may have seen the change") != 1 {
+			t.Errorf("the log says %q", log)
 		}
 		free()
 		r.finish(r.enqueueOne())
@@ -309,21 +319,36 @@ func TestPolicies_withEachField(t *testing.T) {
 	redistest.Golden(t, *updatePolicies, filepath.Join("testdata", "policies.txt"), b.String()+"\n"+notes.String())
 }
 
-// A task that was enqueued with one attempt cannot park. The Guard says so once.
-func TestPark_oneAttemptIsWarnedOf(t *testing.T) {
-	eachRig(t, setup{workers: 2, rules: []automutex.Rule{{Busy: automutex.Park},
-		{Task: "again", Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {
-		for _, task := range []string{"again", "work", "work"} {
-			lease := r.take(task)
-			id := r.enqueue(task, nil, asynq.MaxRetry(-1))
-			r.awaitEvent(automutex.EventWaiting, id)
-			r.free(lease)
-			r.finish(id)
-		}
-		for _, text := range []string{"MaxRetry 0 or less", "in half of a server's workers"} {
-			if n := strings.Count(r.log.Text(slog.LevelWarn), text); n != 1 {
-				t.Errorf("warned %d times, want once: %s", n, r.log.Text(slog.LevelWarn))
-			}
-		}
-	})
+// A task on its last attempt cannot go back. The Guard says so once, if it has one attempt, or many wait so.
+func TestPark_lastAttemptsAreWarnedOf(t *testing.T) {
+	for most, workers := range map[int]int{-1: 100, 1: 2} {
+		rules := []automutex.Rule{{Busy: automutex.Park}, {Task: "again", Busy: automutex.Retry}}
+		t.Run(fmt.Sprint(workers), func(t *testing.T) {
+			eachRig(t, setup{workers: workers, rules: rules}, func(t *testing.T, r *rig) {
+				for _, task := range []string{"again", "work", "work"} {
+					id := ""
+					if most > 0 {
+						id = r.enqueue(task, nil, asynq.MaxRetry(most))
+						r.nextIs(id).returns(errors.New("failed"))
+						r.await(id, asynq.TaskStateRetry)
+					}
+					lease := r.take(task)
+					if most > 0 {
+						redistest.Must(t, r.inspector.RunTask(r.queue, id))
+					} else {
+						id = r.enqueue(task, nil, asynq.MaxRetry(most))
+					}
+					if !r.awaitEvent(automutex.EventWaiting, id).Last {
+						t.Error("the event does not say that it is the last attempt")
+					}
+					r.free(lease)
+					r.nextIs(id).returns(nil)
+					r.awaitDone(id)
+				}
+				if log := r.log.Text(slog.LevelWarn); strings.Count(log, "waits in its worker") != 1 {
+					t.Errorf("the log says %q", log)
+				}
+			})
+		})
+	}
 }
