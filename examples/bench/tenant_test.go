@@ -13,6 +13,7 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/lock"
 )
 
 // crowd is a load of tenants. A tenant is a key, of which limit tasks may be at work at once.
@@ -20,6 +21,7 @@ type crowd struct {
 	name                    string
 	servers, workers, limit int
 	held                    []string // keys of which all slots are taken elsewhere
+	paused                  string   // such a key that an operator has paused instead
 	jobs                    func(n int) []job
 	report                  func(b *testing.B, log []begun)
 }
@@ -35,7 +37,7 @@ const crowdNames = "none queues automutex automutex-idle raw redislock rueidislo
 // noisy: A has a backlog of n tasks, or what its limit drains in ten seconds; then B enqueues 40, one after the other.
 func noisy(servers, limit, ms int) crowd {
 	work := time.Duration(ms) * time.Millisecond
-	return crowd{fmt.Sprintf("noisy:%d:%d:%s", servers, limit, work), servers, 10, limit, nil, func(n int) []job {
+	return crowd{fmt.Sprintf("noisy:%d:%d:%s", servers, limit, work), servers, 10, limit, nil, "", func(n int) []job {
 		jobs := of("A", min(n, 10*limit*int(time.Second/work)), work)
 		for i, gap := range slices.Repeat([]time.Duration{max(50*time.Millisecond, 2*work/time.Duration(limit))}, 40) {
 			jobs = append(jobs, job{"B", work, i, 300*time.Millisecond + time.Duration(i)*gap})
@@ -49,7 +51,7 @@ func noisy(servers, limit, ms int) crowd {
 
 // sift: n tasks of held keys, then one of B.
 func sift(limit int, held ...string) crowd {
-	return crowd{fmt.Sprintf("sift:%d:%d", len(held), limit), 1, 10, limit, held, func(n int) (jobs []job) {
+	return crowd{fmt.Sprintf("sift:%d:%d", len(held), limit), 1, 10, limit, held, "", func(n int) (jobs []job) {
 		for i := range n {
 			jobs = append(jobs, job{Key: held[i%len(held)], N: i})
 		}
@@ -60,11 +62,11 @@ func sift(limit int, held ...string) crowd {
 func crowds() []crowd {
 	all := []crowd{
 		sift(1, "A"), sift(10, "A"), sift(1, strings.Split("0123456789", "")...), noisy(3, 3, 20),
-		{"shares", 1, 12, 2, nil, func(n int) []job {
-			const work = 50 * time.Millisecond
-			n = max(n/5, 1)
-			return slices.Concat(of("A", 3*n, work), of("B", n, work), of("C", n, work))
-		}, shares},
+		{"shares", 1, 12, 2, nil, "", backlogs, shares("A", "B", "C")},
+		{"shares-one-paused", 1, 12, 2, []string{"C"}, "C", backlogs, shares("A", "B")},
+	}
+	for _, work := range []int{20, 100, 200} {
+		all = append(all, alone(work))
 	}
 	for _, limit := range []int{1, 3} {
 		for _, work := range []int{5, 20, 100, 200} {
@@ -72,6 +74,23 @@ func crowds() []crowd {
 		}
 	}
 	return all
+}
+
+// backlogs: of n tasks A has three parts, B and C one each.
+func backlogs(n int) []job {
+	const work = 50 * time.Millisecond
+	n = max(n/5, 1)
+	return slices.Concat(of("A", 3*n, work), of("B", n, work), of("C", n, work))
+}
+
+// alone: A has a backlog, and nobody else anything.
+func alone(ms int) crowd {
+	c := noisy(1, 3, ms)
+	c.name, c.jobs = "alone"+strings.TrimPrefix(c.name, "noisy"), func(n int) []job {
+		return slices.DeleteFunc(noisy(1, 3, ms).jobs(n), func(j job) bool { return j.Key == "B" })
+	}
+	c.report = func(b *testing.B, log []begun) { b.ReportMetric(nth(log, "A", -1).Seconds()*1e3, "A-last-ms") }
+	return c
 }
 
 func of(key string, n int, work time.Duration) (jobs []job) {
@@ -162,6 +181,12 @@ func (c *crowd) hold(b *testing.B, s *redistest.Server, name string) {
 		return nil
 	}))
 	b.Cleanup(cancel)
+	if c.paused != "" {
+		locks := lock.New(connect(b, s.Addr()), lock.Options{})
+		b.Cleanup(func() { _ = locks.Close() })
+		redistest.Must(b, locks.Controls().Pause(b.Context(), "job|"+c.paused, time.Time{}, "bench"))
+		return
+	}
 	for _, key := range c.held {
 		for slot := range c.limit {
 			go func() { _ = h.ProcessTask(ctx, task(b, job{Key: key, N: slot})) }() // ends with cancel
@@ -193,25 +218,26 @@ func nth(log []begun, key string, n int) (at time.Duration) {
 	return at
 }
 
-// shares reports when B and C have begun twenty, and, from then until a tenant has begun its last, the least number of
-// starts of one for each start of another in two seconds.
-func shares(b *testing.B, log []begun) {
-	const window = 2 * time.Second
-	from, until, least := time.Duration(0), b.Elapsed(), 1.0
-	for _, key := range []string{"A", "B", "C"} {
-		twenty := nth(log, key, 20)
-		from, until = max(from, twenty), min(until, nth(log, key, -1))
-		b.ReportMetric(twenty.Seconds()*1e3, key+"-20-ms")
-	}
-	for ; from+window <= until; from += window / 20 {
-		counts := map[string]int{"A": 0, "B": 0, "C": 0}
-		for _, one := range log {
-			if one.at >= from && one.at < from+window {
-				counts[one.key]++
-			}
+// shares returns a report of when the tenants have begun twenty, and, from then until a tenant has begun its last, the
+// least number of starts of one for each start of another in two seconds.
+func shares(tenants ...string) func(b *testing.B, log []begun) {
+	return func(b *testing.B, log []begun) {
+		const window = 2 * time.Second
+		from, until, least := time.Duration(0), b.Elapsed(), 1.0
+		for _, key := range tenants {
+			twenty := nth(log, key, 20)
+			from, until = max(from, twenty), min(until, nth(log, key, -1))
+			b.ReportMetric(twenty.Seconds()*1e3, key+"-20-ms")
 		}
-		least = min(least, float64(min(counts["A"], counts["B"], counts["C"]))/
-			float64(max(counts["A"], counts["B"], counts["C"], 1)))
+		for ; from+window <= until; from += window / 20 {
+			counts := make([]int, len(tenants))
+			for _, one := range log {
+				if i := slices.Index(tenants, one.key); i >= 0 && one.at >= from && one.at < from+window {
+					counts[i]++
+				}
+			}
+			least = min(least, float64(slices.Min(counts))/float64(max(slices.Max(counts), 1)))
+		}
+		b.ReportMetric(least, "least-share")
 	}
-	b.ReportMetric(least, "least-share")
 }
