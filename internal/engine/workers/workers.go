@@ -27,13 +27,13 @@ type Server struct {
 	timer   *time.Timer // calls change; nil: it never did
 	busy    int
 	working int     // of these, those that work, or wait for as long as they like
-	waiting []*Wait // in no order by age, then those of ordered keys by place
+	waiting []*Wait // by place, then by age
 	leaving int     // told to end in the last second, workers not free yet
 	paces   map[string]pace
 
 	since   time.Time // all are busy since then, gaps included; zero: they are not
 	free    time.Time // since when one is free and no task has come; zero: none is
-	tellAt  time.Time // while the server is full: when the next kept wait may be told to end
+	tellAt  time.Time // when the next kept wait of a full server may be told to end
 	toldAt  time.Time // when the last was
 	endedAt time.Time // when work last did
 	fresh   int       // tasks nobody called since it is full, less called ones
@@ -47,11 +47,11 @@ type Server struct {
 const (
 	// BehindAfter is how long all workers are busy until a wait is to end.
 	BehindAfter = 20 * time.Millisecond
-	// what ends so soon need not be ended
+	// what ends so soon is not ended
 	soon = BehindAfter / 2
 	// called tasks that come at most until a server is not behind any more
 	maxFresh = 16
-	// how long a pace is kept after the last grant
+	// for how long a pace counts
 	paceLasts = 10 * time.Second
 	// beyond so many all are forgotten
 	maxPaces = 1000
@@ -92,12 +92,10 @@ func Average(before, measured time.Duration) time.Duration {
 }
 
 // Started counts a worker as busy: a task has come.
-func (w *Server) Started() {
-	w.change(func(now time.Time) { w.busy, w.free = w.busy+1, now })
-}
+func (w *Server) Started() { w.change(func(now time.Time) { w.busy, w.free = w.busy+1, now }) }
 
-// Came says how long ago a task that has come was called for its key; below 0: it was not. Such a one has the next
-// wait of a full server end at once.
+// Came says how long ago a task that has come was called for its key; below 0: it was not. Then the next wait of a
+// full server ends at once.
 func (w *Server) Came(key string, sinceCall time.Duration) {
 	w.change(func(now time.Time) { w.came(key, sinceCall, now) })
 }
@@ -132,8 +130,8 @@ func (w *Server) ended(worked bool, now time.Time) {
 	}
 }
 
-// Asked notes whether a task got the lock of the key, maybe after it waited in line, or was parked. A key is known from
-// when one did not get it at once.
+// Asked says whether a task got the lock of the key, maybe after a time in line. A key is known once one did not get it
+// at once.
 func (w *Server) Asked(key string, got, inLine bool, waited time.Duration) {
 	w.change(func(now time.Time) { w.asked(key, got, inLine, waited, now) })
 }
@@ -177,11 +175,12 @@ func (w *Server) MayWait(key string, place int64) (may bool) {
 }
 
 // Begin adds a wait.
-func (w *Server) Begin(me *Wait) {
-	w.change(func(now time.Time) {
-		me.since = now
-		w.add(me)
-	})
+func (w *Server) Begin(me *Wait) { w.change(func(now time.Time) { w.begin(me, now) }) }
+
+func (w *Server) begin(me *Wait, now time.Time) {
+	me.since = now
+	w.add(me)
+	w.asked(me.Key, false, false, 0, now)
 }
 
 func (w *Server) add(me *Wait) {

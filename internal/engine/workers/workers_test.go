@@ -92,10 +92,10 @@ func (s *story) event(name, key string, call time.Duration, n, place int, now ti
 		w.asked(key, true, false, 0, now)
 		w.working++
 	case "waits":
-		wait := &Wait{Key: key, Place: int64(place), since: now}
+		wait := &Wait{Key: key, Place: int64(place)}
 		s.names[wait] = fmt.Sprintf("%s%d", key, len(s.names)+1)
 		comes()
-		w.add(wait)
+		w.begin(wait, now)
 	case "asks":
 		if comes(); !w.isBehind(now) {
 			return fmt.Errorf("%s may wait", key)
