@@ -23,9 +23,9 @@ func (g *Guard) announce() {
 	}
 }
 
-// noteType notes that a task of the type came. If no rule is for it, it warns once of each rule for a like type that
-// nothing is known to serve.
-func (g *Guard) noteType(taskType string) {
+// sawType takes in that a task of the type came. If no rule is for the type, it warns once of each rule for a like type
+// that nothing is known to serve.
+func (g *Guard) sawType(taskType string) {
 	if !g.served.Add(taskType) || g.rules.match(taskType) != nil {
 		return
 	}

@@ -67,7 +67,7 @@ func (f *facts) spends(err error) bool {
 // without bound. Of two cut at once the other one may be counted.
 type cuts struct{ atomic.Int64 }
 
-func (c *cuts) note(g *Guard, t *asynq.Task, last bool, err error) {
+func (c *cuts) add(g *Guard, t *asynq.Task, last bool, err error) {
 	if last && stamp.IsCut(err) && g.rules.match(t.Type()) != nil {
 		c.Add(1)
 	}

@@ -8,14 +8,14 @@ import (
 	"github.com/automutex/automutex/internal/mark"
 )
 
-// claim is the step of a task that has a claim of package unique, as its ID says. It notes there: the task waits in
-// this worker, its handler begins, or it has ended. Producers decide by these notes alone.
+// claim is the step of a task that has a claim of package unique, as its ID says. It writes there how far the task
+// is: it waits here, its handler begins, or it has ended. Producers decide by that alone.
 type claim struct {
 	*facts
 
 	of         target // whose key the claim is for; of a rule without a Name if none makes that key
 	kind       mark.Kind
-	noted      mark.Phase // the last one that Redis has
+	phase      mark.Phase // the last one that Redis has
 	superseded bool       // another task has taken the place of this one
 }
 
@@ -37,21 +37,21 @@ func (c *claim) look(at moment, t target, _ error) obstacle {
 		c.of = t
 	case at == ready:
 		return c.begin()
-	case (at == stands || at == stays) && c.kind.CanBeSuperseded() && c.noted == "":
+	case (at == stands || at == stays) && c.kind.CanBeSuperseded() && c.phase == "":
 		// asynq has the task as active, so a producer would take its handler for running. An error only keeps producers
 		// from superseding it.
-		_ = c.note(mark.Waiting)
+		_ = c.write(mark.Waiting)
 	}
 	return nothing
 }
 
-func (c *claim) note(phase mark.Phase) error {
-	may, err := c.guard.engine.Mark(c.of.key).Start(c.whole(), c.facts.note, phase, c.kind.EndsAtStart(),
+func (c *claim) write(phase mark.Phase) error {
+	may, err := c.guard.engine.Mark(c.of.key).Start(c.whole(), c.note, phase, c.kind.EndsAtStart(),
 		c.kind.Lasts(phase))
 	if err != nil {
 		return err
 	}
-	c.noted = phase
+	c.phase = phase
 	if !may {
 		c.superseded = true
 		c.askToStop(&wanted{target{key: c.of.key}})
@@ -59,11 +59,11 @@ func (c *claim) note(phase mark.Phase) error {
 	return nil
 }
 
-// begin notes, right before the handler, that it begins. Under UntilStart that ends the claim. A producer whose task
+// begin writes, right before the handler, that it begins. Under UntilStart that ends the claim. A producer whose task
 // was refused as a duplicate has changed its data before, so the handler reads the change. If a lease is lost
-// meanwhile, the note stays: the next task for the key may be enqueued before this one runs, and both run.
+// meanwhile, what it wrote stays: the next task for the key may be enqueued before this one runs, and both run.
 //
-// A task whose claim cannot be noted does not run: the next producer would be joined to a run that has read its data.
+// A task whose claim cannot be written does not run: the next producer would be joined to a run that has read its data.
 // Nor does one that another task has superseded: over says so then.
 func (c *claim) begin() obstacle {
 	if c.kind == mark.Window {
@@ -75,7 +75,7 @@ func (c *claim) begin() obstacle {
 			"so the tasks of that key may run at once; give the rules of producer and Guard an equal Task, Scope and On, and "+
 			"both sides the same Prefix and HashKeys", c.about(target{})...)
 	}
-	if err := c.note(mark.Begun); err != nil {
+	if err := c.write(mark.Begun); err != nil {
 		return obstacle{why: decide.NoAnswer, target: c.of,
 			err: fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be noted: %w", c.of.rule.Name,
 				c.of.key, err)}
@@ -88,12 +88,12 @@ func (c *claim) begin() obstacle {
 // have the task.
 func (c *claim) end(e ending) {
 	ended := e.lease == nil && e.decision.Final(false)
-	gone := c.kind.EndsAtStart() && c.noted == mark.Begun && !c.superseded
-	if ended && e.decision.What == decide.Done && c.kind.EndsAtStart() && c.noted != mark.Begun && !c.superseded {
+	gone := c.kind.EndsAtStart() && c.phase == mark.Begun && !c.superseded
+	if ended && e.decision.What == decide.Done && c.kind.EndsAtStart() && c.phase != mark.Begun && !c.superseded {
 		c.guard.warnOnce("skipped "+c.of.rule.Name, "a task was skipped that package unique had enqueued UntilStart: no run "+
 			"may have seen the change it stands for; use another policy than skip, or UntilDone", c.about(c.of)...)
 	}
 	if ended && !gone && (c.superseded || c.kind.EndsWithTask()) {
-		_ = c.note(mark.Ended)
+		_ = c.write(mark.Ended)
 	}
 }

@@ -30,7 +30,7 @@ import (
 //   - It parks the task at once if others are parked for its key: asynq has it as scheduled until its turn. So for
 //     a task that is due now, without asynq.Unique, Deadline and Group, that package unique does not replace, and whose
 //     first key is under [Park]. Without a key, or a reply within 1 s, the task is enqueued as it is.
-//   - It notes when the task was due, for [Rule].StartWithin, and its [StartBy].
+//   - It says when the task was due, for [Rule].StartWithin, and its [StartBy].
 //   - It reserves an attempt, so that no task waits in its worker since asynq would archive it: asynq is told one retry
 //     more, as asynq.GetMaxRetry shows, and the Guard has the task archived when its handler has failed, or panicked
 //     (no asynq.PanicError then), as often as the caller asked for, by which [LastAttempt] goes. If the last run did

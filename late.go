@@ -70,14 +70,14 @@ func (p Policy) checkLate() error {
 type lateness struct {
 	*facts
 
-	by     time.Time  // zero: it has none, or has begun
-	target target     // whose rule's Late counts, maybe without a key
-	begun  bool       // Redis has, or is to have, the note that it has begun
-	noting chan error // gets once what came of that note; nil: none is on its way
+	by      time.Time  // zero: it has none, or has begun
+	target  target     // whose rule's Late counts, maybe without a key
+	begun   bool       // Redis knows, or is to know, that it has begun
+	writing chan error // gets once what came of writing that; nil: it is not on its way
 }
 
-// startNoteKept is how long Redis keeps that note after the deadline of a task that is not done.
-const startNoteKept = 3 * 24 * time.Hour
+// startKept is how long Redis keeps that after the deadline of a task that is not done.
+const startKept = 3 * 24 * time.Hour
 
 // A retry has no such time, nor a task within a task, which has another's header.
 func (l *lateness) bound(targets []target) {
@@ -125,13 +125,13 @@ func (l *lateness) check(met obstacle) obstacle {
 	return obstacle{why: decide.Late, target: l.target, err: &busy, busy: &busy}
 }
 
-// begin notes that the handler begins, for when the task comes back, on a goroutine that ends with the command; Close
-// waits for it. Written before the start, a note whose reply is lost would let a task start late that never began.
+// begin writes that the handler begins, for when the task comes back, on a goroutine that ends with the command; Close
+// waits for it. Written before the start, with the reply lost, that would let a task start late that never began.
 func (l *lateness) begin() {
 	if !l.by.IsZero() {
-		noting := make(chan error, 1) // end receives, maybe after the goroutine has ended
-		l.by, l.begun, l.noting = time.Time{}, true, noting
-		l.guard.life.Branch(func() { noting <- l.write(0) })
+		writing := make(chan error, 1) // end receives, maybe after the goroutine has ended
+		l.by, l.begun, l.writing = time.Time{}, true, writing
+		l.guard.life.Branch(func() { writing <- l.write(0) })
 	}
 }
 
@@ -139,17 +139,17 @@ func (l *lateness) write(delay time.Duration) error {
 	if deadline, ok := l.ctx.Deadline(); ok {
 		delay += max(0, time.Until(deadline))
 	}
-	return l.guard.engine.NoteStart(l.whole(), l.note, startNoteKept+delay)
+	return l.guard.engine.KeepStart(l.whole(), l.note, startKept+delay)
 }
 
-// end keeps the note of a task that comes back, or is archived, which an operator may run.
+// end keeps the start of a task that comes back, or is archived, which an operator may run.
 func (l *lateness) end(ends decide.Decision, met obstacle) {
 	if l.note == "" || l.stamp.Due+l.stamp.By == 0 || l.outer != nil {
 		return
 	}
 	var err error
-	if l.noting != nil {
-		err = <-l.noting
+	if l.writing != nil {
+		err = <-l.writing
 	}
 	left := met.why == decide.Late && ends.Final(l.last)
 	switch done := ends.What == decide.Done || ends.What == decide.Drop; {

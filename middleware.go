@@ -33,7 +33,7 @@ func (g *Guard) Middleware(next asynq.Handler) asynq.Handler {
 		go g.announce()
 	}
 	return asynq.HandlerFunc(func(ctx context.Context, t *asynq.Task) error {
-		g.noteType(t.Type())
+		g.sawType(t.Type())
 		defer g.enterTask(ctx).leave() // each task keeps a worker busy, with a rule or without
 		result := g.process(ctx, t, next)
 		if result == errBlocks { //nolint:errorlint // it is never wrapped
@@ -412,7 +412,7 @@ func (d *delivery) lookAhead() obstacle {
 	}
 	met := d.refused(t, err)
 	met.later = true
-	d.cameTo.note(t, time.Now())
+	d.cameTo.met(t, time.Now())
 	if r := d.request(t); shut != nil && !d.last && d.note != "" && t.rule.Busy.row().parks && !d.waitsFor(met) {
 		r.Line = &engine.Line{Yield: engine.AtOnce, Ahead: true}
 		var busy *BusyError
@@ -511,7 +511,7 @@ func (d *delivery) take(t target) obstacle {
 			return lost // which has ended the wait
 		}
 		if met.later = later; later {
-			d.cameTo.note(t, d.line.came)
+			d.cameTo.met(t, d.line.came)
 		}
 		by := d.late.by
 		if met = d.late.check(met); !by.Equal(d.late.by) {
@@ -761,7 +761,7 @@ func (f *facts) comeBack(decision decide.Decision, delay time.Duration, met obst
 		return met.err // ServerConfig finds the RetryAfter in it
 	}
 	if f.server != nil {
-		f.server.noteReturned()
+		f.server.sawReturned()
 	}
 	return &verdict{f.guard, goesBack, met.err, delay}
 }

@@ -592,7 +592,7 @@ func TestGuard_saysWhatItHides(t *testing.T) {
 		for _, name := range []string{"work", "all"} {
 			_, err := g.Keys(t.Context(), asynq.NewTask(name, []byte(payload)))
 			redistest.Must(t, err)
-			g.noteType(name)
+			g.sawType(name)
 		}
 		g.checkMet()
 	}

@@ -42,7 +42,7 @@ func (o ordering) request(r engine.Request, t target) engine.Request {
 
 func (o ordering) look(at moment, t target, err error) obstacle {
 	switch {
-	case errors.Is(err, engine.ErrOrderDone): // its worker died before asynq had noted the end
+	case errors.Is(err, engine.ErrOrderDone): // its worker died before asynq had stored the end
 		return obstacle{why: decide.Finished, target: t}
 	case errors.Is(err, engine.ErrOrderSpent):
 		return o.refuse(t)

@@ -94,7 +94,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 			return decide.Delay(decide.AsAsked, r.delay)
 		}
 		if errors.Is(err, asynq.ErrLeaseExpired) { // asynq asks IsFailure next
-			mark.cut.note(g, t, stamp.IsLast(t, n), err)
+			mark.cut.add(g, t, stamp.IsLast(t, n), err)
 		}
 		return stamp.CapRedelivery(retryDelay(n, err, t), n, err, t)
 	}
@@ -125,7 +125,7 @@ func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
 		f := s.guard.factsOf(ctx, t)
 		last := f.isLast()
 		if !errors.Is(err, asynq.ErrLeaseExpired) { // of which asynq stores nothing before it is found to be lost
-			s.cut.note(s.guard, t, last && !f.last, err)
+			s.cut.add(s.guard, t, last && !f.last, err)
 		}
 		if theirs != nil && (v == nil || v.kind == archived) && wantsRetryAfter(err) == nil {
 			theirs.HandleError(context.WithValue(ctx, lastAttemptKey{}, last), t, err)
@@ -142,8 +142,8 @@ func (s *server) lender(scope string, leave int) *workers.Lender {
 	return lender
 }
 
-// noteReturned starts the time of checkFunctions with the first task that goes back to asynq.
-func (s *server) noteReturned() {
+// sawReturned starts the time of checkFunctions with the first task that goes back to asynq.
+func (s *server) sawReturned() {
 	s.returned.Do(func() { s.guard.after(time.Second, s.checkFunctions) })
 }
 

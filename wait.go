@@ -104,7 +104,7 @@ func (d *delivery) waitOf(t target) waiting {
 // firstCame is when a task first met what kept it from a lock that is not its first: it may give back those before.
 type firstCame map[string]time.Time
 
-func (f *firstCame) note(t target, came time.Time) {
+func (f *firstCame) met(t target, came time.Time) {
 	if *f == nil {
 		*f = firstCame{}
 	}
@@ -170,12 +170,12 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		return d.ask(d.ctx, t, r)
 	}
 	if lease, err := d.guard.engine.TakeFree(d.ctx, r); lease != nil || err != nil {
-		d.noteCame(t, -1)
+		d.tellCame(t, -1)
 		return d.keepLease(t, r.Lender, lease, err)
 	}
 	defer d.countLast()()
 	r.Line = &engine.Line{OnWait: func(sinceCall time.Duration) {
-		d.noteCame(t, sinceCall)
+		d.tellCame(t, sinceCall)
 		d.observeWaiting(t)
 	}}
 	// ctx ends everything, most only the time in line: a lock that an earlier ask's late answer grants is kept.
@@ -255,11 +255,11 @@ func (d *delivery) ask(ctx context.Context, t target, r engine.Request) error {
 	} else if err == nil {
 		sinceCall = lease.SinceCall()
 	}
-	d.noteCame(t, sinceCall)
+	d.tellCame(t, sinceCall)
 	return d.keepLease(t, r.Lender, lease, err)
 }
 
-func (d *delivery) noteCame(t target, sinceCall time.Duration) {
+func (d *delivery) tellCame(t target, sinceCall time.Duration) {
 	if d.server != nil && !d.came {
 		d.server.workers.Came(t.key, sinceCall)
 	}

@@ -230,7 +230,7 @@ func Serve(tb testing.TB, g *Guard, handler asynq.Handler, adjust ...func(*asynq
 		inspector: asynq.NewInspectorFromRedisClient(g.rdb)}
 	s.client, _ = automutex.NewClient(g.rdb, s.plain, g.cfg) // automutex.New has checked the Config
 	server := asynq.NewServerFromRedisClient(g.rdb, g.ServerConfig(cfg))
-	if err := server.Start(g.noting(handler)); err != nil {
+	if err := server.Start(g.watching(handler)); err != nil {
 		tb.Fatalf("automutextest: Serve: %v", err)
 	}
 	tb.Cleanup(func() {
@@ -420,23 +420,23 @@ type delivery struct {
 	ended          Outcome // Done, Skipped or Replaced, if it ended so
 }
 
-// noting wraps the handler of a server, and notes each delivery and its end.
-func (g *Guard) noting(handler asynq.Handler) asynq.Handler {
+// watching wraps the handler of a server, and takes in each delivery and its end.
+func (g *Guard) watching(handler asynq.Handler) asynq.Handler {
 	return asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
 		queue, _ := asynq.GetQueueName(ctx)
 		id, _ := asynq.GetTaskID(ctx)
 		spent, _ := asynq.GetRetryCount(ctx)
-		g.note(queue, id, func(d *delivery) { *d = delivery{begun: true, spent: spent} })
+		g.update(queue, id, func(d *delivery) { *d = delivery{begun: true, spent: spent} })
 		err := handler.ProcessTask(ctx, task)
 		if err == nil {
-			g.note(queue, id, func(d *delivery) { d.ended = cmp.Or(d.ended, Done) })
+			g.update(queue, id, func(d *delivery) { d.ended = cmp.Or(d.ended, Done) })
 		}
 		return err
 	})
 }
 
 func (g *Guard) observe(_ context.Context, e automutex.Event) {
-	g.note(e.Queue, e.TaskID, func(d *delivery) {
+	g.update(e.Queue, e.TaskID, func(d *delivery) {
 		d.guarded = true
 		if e.Inner && e.Kind != automutex.EventParked { // asynq wakes the outer task for one that parks
 			return
@@ -456,7 +456,7 @@ func (g *Guard) observe(_ context.Context, e automutex.Event) {
 	})
 }
 
-func (g *Guard) note(queue, id string, change func(*delivery)) {
+func (g *Guard) update(queue, id string, change func(*delivery)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	d := g.deliveries[queue+"/"+id]

@@ -125,7 +125,7 @@ func (r *reader) syntax(err error) {
 	r.reportf(wrong.Mark.Line, wrong.Mark.Column, "not YAML: %s", text)
 }
 
-// walk reports what a configuration has not, and notes the trail of each place.
+// walk reports what a configuration has not, and keeps the trail of each place.
 func (r *reader) walk(n *yaml.Node, trail string) {
 	r.trails[[2]int{n.Line, n.Column}] = trail
 	switch {

@@ -64,7 +64,7 @@ const (
 	// renewed meanwhile. DefaultWait is longer, so that the next one waits that out.
 	changeTTL = 2 * time.Second
 
-	// pickUpTime is how long a task may be with a worker whose Guard has not noted what it does with it. After that time
+	// pickUpTime is how long a task may be with a worker whose Guard has not said what it does with it. After that time
 	// the worker has no Guard.
 	pickUpTime = time.Second
 

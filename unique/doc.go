@@ -28,7 +28,7 @@ task supersedes it before its handler begins.
 
 Under UntilDone with Reject or Join the ID of the task is made from the key, so asynq itself refuses a
 second one. Otherwise a claim beside the lock's key says whose task the key is. Producers set it, and
-the worker's Guard notes in it that the task waits for its lock, that its handler begins, and that it has
+the worker's Guard writes in it that the task waits for its lock, that its handler begins, and that it has
 ended. So Replace and Postpone need the Guard's Middleware in the workers, too.
 
 Each call looks whether the task still blocks the key; nothing cleans up in the background.
@@ -41,7 +41,7 @@ A producer that dies in the middle of Replace or Postpone is waited for as long;
 
 Whatever producers and workers do, a key never has two live tasks under UntilDone, and never
 two tasks that have not begun under UntilStart, as long as Redis does not lose data. (A task has begun
-when the Guard has noted that in its claim, and counts as begun when it is due past MaxPostpone. If its
+when the Guard has written that in its claim, and counts as begun when it is due past MaxPostpone. If its
 lease or Timeout ends as it begins, it runs later,
 
 	under UntilStart with the next one in the queue.) No accepted task is lost to a
@@ -55,7 +55,7 @@ the new one, or both; a call for the key 15 seconds later leaves one.
 
   - If an operator runs an archived task again (RunTask) just as the next task takes
     its place, both live, or under UntilDone with Reject or Join the archived task is deleted.
-  - Without the Guard's Middleware in a worker nobody notes that a handler has begun. Replace and Postpone
+  - Without the Guard's Middleware in a worker nobody writes that a handler has begun. Replace and Postpone
     then take a task that failed for one that has not begun, and reject the new one while asynq has the old
     one as active.
   - A claim lasts 30 days from the last enqueue or start of its task (100 with KeepArchived), and longer for

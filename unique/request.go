@@ -227,7 +227,7 @@ func (req *request) start(old existing) []asynq.Option {
 	return []asynq.Option{asynq.ProcessAt(at)} // at once, if that is past
 }
 
-// confirm notes in the claim that the task is enqueued. From then on a task that asynq does not have has ended, however
+// confirm has the claim say that the task is enqueued. From then on a task that asynq does not have has ended, however
 // it ended, and its claim with it. The claim of a scheduled task lasts longer.
 func (req *request) confirm(ctx context.Context, info *asynq.TaskInfo) (mark.Standing, error) {
 	length := time.Duration(0)
@@ -257,7 +257,7 @@ func (req *request) takeBack(ctx context.Context, info *asynq.TaskInfo) (*asynq.
 }
 
 // clean deletes tasks that were superseded. One that a worker has stays: asynq does not delete it, and the worker's
-// Guard drops it and notes that in the claim.
+// Guard drops it and writes that in the claim.
 func (req *request) clean(ctx context.Context, stale []string) error {
 	for _, holder := range stale {
 		_, id, _ := tasknote.Parse(holder)

@@ -113,7 +113,7 @@ func (r *rule) where() string { return fmt.Sprintf("rule %q (Rules[%d])", r.Task
 // and asynq refuses a second task.
 func (r *rule) hasClaim() bool { return r.Until.kind != decide.UntilDone || r.Duplicate.supersedes() }
 
-// kind is what a Guard notes in the claims of the rule's tasks.
+// kind is what a Guard writes in the claims of the rule's tasks.
 func (r *rule) kind() mark.Kind {
 	kinds := map[decide.Until][2]mark.Kind{
 		decide.UntilDone: {"", mark.DoneNew}, decide.UntilStart: {mark.Start, mark.StartNew},
@@ -330,7 +330,7 @@ var (
 	// The existing task is deleted, and a new task with options of its own takes its place. One that waits in a worker for
 	// its lock is dropped there. The place of a pending task in its queue is lost: the new one goes to the end of the
 	// queue. So a task that is replaced faster than the queue is worked off does not run; Postpone has a bound. The
-	// workers need the Middleware of a Guard, which notes that a handler begins.
+	// workers need the Middleware of a Guard, which writes that a handler begins.
 	Replace = Duplicate{kind: decide.Replace}
 )
 

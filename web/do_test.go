@@ -28,7 +28,7 @@ type audit struct {
 	all []Action
 }
 
-func (a *audit) note(done Action) { a.mu.Lock(); defer a.mu.Unlock(); a.all = append(a.all, done) }
+func (a *audit) add(done Action) { a.mu.Lock(); defer a.mu.Unlock(); a.all = append(a.all, done) }
 
 func (a *audit) last(t *testing.T) Action {
 	t.Helper()
@@ -44,7 +44,7 @@ func operator(t *testing.T, s *redistest.Server, rules ...automutex.Rule) (*site
 	t.Helper()
 	seen := &audit{}
 	return serve(t, s, Options{
-		RootPath: "/locks", Audit: seen.note, User: func(*http.Request) string { return "ann" }, Access: operates,
+		RootPath: "/locks", Audit: seen.add, User: func(*http.Request) string { return "ann" }, Access: operates,
 		Rules: rules,
 	}), seen
 }
@@ -175,7 +175,7 @@ func TestDo_refused(t *testing.T) {
 	}).want(400, "The form could not be read. Nothing was done.")
 	v.post("/locks/do", url.Values{"action": {"break"}, "key": {strings.Repeat("x",
 		maxForm)}}).want(413, "automutex break")
-	reader := onReal(t, Options{Prefix: v.prefix, RootPath: "/locks", Audit: seen.note})
+	reader := onReal(t, Options{Prefix: v.prefix, RootPath: "/locks", Audit: seen.add})
 	reader.post("/locks/do", form).want(403, "You may look")
 	reader.get("/locks/do?" + form.Encode()).want(403)
 	reader.get("/locks"+keyPath(m.Key())).want(200).without("Break", "Delete", "/do?")

@@ -92,7 +92,7 @@ func (a *app) list(ctx context.Context, l locks, f filter) error {
 	return printAll(a, found, []string{"KEY", "HOLDER", "TASK", "SINCE", "UNTIL", "LINE"}, rows)
 }
 
-// nothing notes that a list is empty. JSON shows it by itself. Where no program seems to be it is an error.
+// nothing says that a list is empty. JSON shows it by itself. Where no program seems to be it is an error.
 func (a *app) nothing(ctx context.Context, l locks, format string) error {
 	err := a.place(ctx, l.rdb)
 	if err == nil && !a.json {

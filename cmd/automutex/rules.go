@@ -86,7 +86,7 @@ is allowed but may surprise is a note. Redis is not needed.`, cobra.ExactArgs(1)
 	})
 }
 
-// unseenChanges notes the tasks that are enqueued until they start, and may be skipped instead.
+// unseenChanges names the tasks that are enqueued until they start, and may be skipped instead.
 func unseenChanges(rules []automutex.Rule, once []unique.Rule) (notes []string) {
 	for _, o := range once {
 		for _, r := range rules {

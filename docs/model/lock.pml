@@ -586,7 +586,7 @@ inline renewal(c) {
 	since[c] = TTL
 }
 
-/* lease.go: noteRenewal. Redis has said yes; what ended meanwhile stays so. */
+/* lease.go: sawRenewal. Redis has said yes; what ended meanwhile stays so. */
 inline extended(c) {
 	net[c] = IDLE;
 #ifndef MUTANT_RENEW_RETAKES

@@ -178,7 +178,7 @@ type yard struct {
 	done chan struct{} // closed when nothing is left
 	hold chan struct{} // what the job of a held key waits for
 	held chan struct{} // closed when it waits
-	note func(j job)   // told of each start, with mu; nil: nobody is
+	told func(j job)   // of each start, with mu; nil: nobody is
 
 	mu     sync.Mutex
 	inside map[string]int // by key: how many are at work
@@ -214,8 +214,8 @@ func (y *yard) enter(j job) {
 	if y.inside[j.Key]++; y.most > 0 && y.inside[j.Key] > y.most {
 		y.b.Errorf("%d of %q are at work", y.inside[j.Key], j.Key)
 	}
-	if y.note != nil {
-		y.note(j)
+	if y.told != nil {
+		y.told(j)
 	}
 }
 

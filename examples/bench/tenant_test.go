@@ -130,7 +130,7 @@ func (c *crowd) work(b *testing.B, s *redistest.Server, name string) {
 	c.hold(b, s, name)
 	var log []begun
 	var start time.Time
-	y.note = func(j job) {
+	y.told = func(j job) {
 		now := time.Since(start)
 		log = append(log, begun{j.Key, now, now - j.At})
 		if slices.Contains(c.held, j.Key) { // nobody takes turns

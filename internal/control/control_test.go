@@ -182,7 +182,7 @@ func TestView(t *testing.T) {
 	} {
 		r := newReader(t, &fakeClient{}, &redistest.Log{})
 		r.view.Store(&test.view)
-		r.note(read{sent: old.Add(time.Millisecond), err: context.DeadlineExceeded}, now)
+		r.sawRead(read{sent: old.Add(time.Millisecond), err: context.DeadlineExceeded}, now)
 		if got := r.Bounds("p:{report}", Bounds{Slots: 3}).Slots; got != test.want {
 			t.Errorf("%s: %d slots, want %d", what, got, test.want)
 		}

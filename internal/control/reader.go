@@ -282,7 +282,7 @@ func (r *Reader) run() {
 		awake = now
 		if ended != nil {
 			underWay--
-			r.note(*ended, now)
+			r.sawRead(*ended, now)
 			switch {
 			case ended.err != nil:
 				timer.Reset(readRetry)
@@ -337,7 +337,7 @@ func (r *Reader) call(ctx context.Context, s *redisx.Script, args ...any) (any, 
 	return reply, err
 }
 
-func (r *Reader) note(ended read, now time.Time) {
+func (r *Reader) sawRead(ended read, now time.Time) {
 	before := r.view.Load()
 	switch {
 	case before.state != nil && !ended.sent.After(before.state.sent): // a later read has succeeded
@@ -352,7 +352,7 @@ func (r *Reader) note(ended read, now time.Time) {
 			r.o.Log.Info("automutex: the controls can be read again", "key", r.Keys[0])
 		}
 		r.view.Store(next)
-		r.noteChange(before, next)
+		r.sawChange(before, next)
 	case r.o.Life.Closing.Err() == nil && !mayBeRead(ended.err) && !Old(ended.sent, now):
 		// one that took longer says nothing of now
 		r.turnBlind(now, errors.Is(ended.err, errManyControls) || redisx.IsServers(ended.err), ended.err)
@@ -363,7 +363,7 @@ func (r *Reader) note(ended read, now time.Time) {
 // mayBeRead reports whether a failed read may succeed soon: the server is loading, or the like.
 func mayBeRead(err error) bool { return redisx.IsServers(err) && redisx.IsTransient(err) }
 
-// turnBlind notes that the controls cannot be read, and logs that once until they can.
+// turnBlind has callers know that the controls cannot be read, and logs that once until they can.
 func (r *Reader) turnBlind(now time.Time, refused bool, err error) {
 	v := *r.view.Load()
 	wasKnown := v.isKnown(now)
@@ -392,8 +392,8 @@ func (r *Reader) tell(ended *read) {
 	r.news = make(chan struct{})
 }
 
-// noteChange logs orders that cannot be read, came into force or ended; if any, it calls Changed.
-func (r *Reader) noteChange(before, now *view) {
+// sawChange logs orders that cannot be read, came into force or ended; if any, it calls Changed.
+func (r *Reader) sawChange(before, now *view) {
 	for name, f := range now.state.fields {
 		if f.wrong != nil && (before.state == nil || before.state.fields[name] != f) {
 			r.o.Log.Error("automutex: a control cannot be read and is not in force; the others are", "key", r.Keys[0],

@@ -38,8 +38,8 @@ type Task uint8
 // Where the task of a claim is.
 const (
 	Absent Task = iota // asynq does not have it
-	Waits              // in asynq, or in a worker that has noted that it waits for the lock
-	Active             // a worker has it, and has not noted that it waits
+	Waits              // in asynq, or in a worker that has written that it waits for the lock
+	Active             // a worker has it, and has not written that it waits
 	Ended              // archived or completed
 )
 

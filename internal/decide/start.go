@@ -12,7 +12,7 @@ const (
 	KeyNever
 	KeyDrop   // the function that makes the key said RevokeTask
 	KeyLater  // that function cannot make the key now
-	NoAnswer  // Redis does not answer, too few replicas do, or the claim cannot be noted
+	NoAnswer  // Redis does not answer, too few replicas do, or the claim cannot be written
 	LeaseLost // a lease ended before the handler began
 	Late      // the time by which it was to start has passed
 	Own       // an earlier attempt of this task holds the key

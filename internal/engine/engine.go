@@ -481,7 +481,7 @@ func (e *Engine) ask(
 			le.thin.Store(true)
 			return a, sent, nil
 		}
-		e.contended.note(r.Key, fat)
+		e.contended.saw(r.Key, fat)
 		if mode == askFree || thin && mode == askTry && a.Holder != "" {
 			return a, sent, nil
 		}
@@ -490,14 +490,14 @@ func (e *Engine) ask(
 	b := e.bounds(&r.Ref)
 	c := e.askCall(le, mode, b, 0)
 	reply, err := e.conn.Run(ctx, c.Script, c.Keys, c.Args...)
-	if a, err = e.noteAsk(le, reply, err); err != nil {
+	if a, err = e.sawAsk(le, reply, err); err != nil {
 		e.loseReply(le, err)
 	}
 	a.Pause = b.Pause
 	return a, sent, err
 }
 
-func (e *Engine) noteAsk(le *Lease, reply any, err error) (a Answer, _ error) {
+func (e *Engine) sawAsk(le *Lease, reply any, err error) (a Answer, _ error) {
 	r := &le.request
 	if refused := refusalOf(reply); refused != nil {
 		return a, fmt.Errorf("%w: %q", refused, r.Name)
@@ -515,10 +515,10 @@ func (e *Engine) noteAsk(le *Lease, reply any, err error) (a Answer, _ error) {
 		return a, redisx.Failed("ask", r.Key, err)
 	}
 	if (!a.Yours || a.Returned) && r.Line != noLine {
-		e.contended.note(r.Key, 1)
+		e.contended.saw(r.Key, 1)
 	}
 	if a.Returned {
-		parked, sinceCall := e.parking.noteReturn(r.Ref, r.Note, a)
+		parked, sinceCall := e.parking.sawReturn(r.Ref, r.Note, a)
 		le.parked, le.sinceCall = max(le.parked, parked), max(le.sinceCall, sinceCall)
 	}
 	return a, nil
@@ -619,9 +619,9 @@ func (e *Engine) sendRelease(ctx context.Context, le *Lease) (released, error) {
 	}
 	back.resent = resent || body.Resent()
 	for _, msg := range back.grants {
-		e.note(msg)
+		e.deliver(msg)
 	}
-	e.parking.noteNamed(r.Ref, back.named, sent)
+	e.parking.sawNamed(r.Ref, back.named, sent)
 	if back.grants != nil {
 		runtime.Gosched() // the goroutine of the next holder runs before this one, which may go on for long
 	}
@@ -775,7 +775,7 @@ func (e *Engine) takeHolds(now time.Time, mayRenew bool) (ends []func(), renewal
 			continue
 		case mayRenew && !e.closed && le.renewals < maxRenewals && !le.renewAt.IsZero() &&
 			le.renewAt.Before(now.Add(together)):
-			le.noteSent(now)
+			le.sawSent(now)
 			renewals = append(renewals, le)
 		}
 		e.holds.set(&le.entry, time.Time{})
@@ -802,7 +802,7 @@ func (c *contended) slot(key string) *atomic.Uint32 {
 
 func (c *contended) tick() uint32 { return uint32(time.Since(c.began)/(100*time.Millisecond)) + 1 } //nolint:gosec // 6 years until it wraps
 
-func (c *contended) note(key string, fat uint32) { c.slot(key).Store(c.tick()<<1 | fat) }
+func (c *contended) saw(key string, fat uint32) { c.slot(key).Store(c.tick()<<1 | fat) }
 
 func (c *contended) has(key string) (taken, fat bool) {
 	at := c.slot(key).Load()
@@ -812,7 +812,7 @@ func (c *contended) has(key string) (taken, fat bool) {
 
 var errBroken = fmt.Errorf("%w: it was broken", ErrLost)
 
-// The start of work that is to start in time is noted in a key of its own, so that who gets it again knows.
+// The start of work that is to start in time is kept in a key of its own, so that who gets it again knows.
 
 func (e *Engine) doStart(ctx context.Context, note, command string, more ...any) (any, error) {
 	key := e.o.Prefix + ":start:" + note
@@ -821,8 +821,8 @@ func (e *Engine) doStart(ctx context.Context, note, command string, more ...any)
 	})
 }
 
-// NoteStart notes for so long that the work with that note has started. After an error it may be noted or not.
-func (e *Engine) NoteStart(ctx context.Context, note string, keep time.Duration) error {
+// KeepStart keeps for so long that the work with that note has started. After an error that may be kept or not.
+func (e *Engine) KeepStart(ctx context.Context, note string, keep time.Duration) error {
 	_, err := e.doStart(ctx, note, "set", "1", "px", keep.Milliseconds())
 	return err
 }

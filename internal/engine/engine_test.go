@@ -168,7 +168,7 @@ func TestNoSender(t *testing.T) {
 		t.Error("it is held")
 	}
 	le.state = held // past its deadline
-	if is, _ := e.noteRenewal(le, &redisx.Call{Reply: int64(1)}, r.TTL, le.takenAt); is {
+	if is, _ := e.sawRenewal(le, &redisx.Call{Reply: int64(1)}, r.TTL, le.takenAt); is {
 		t.Error("it is held again")
 	}
 }
@@ -514,8 +514,8 @@ func TestBrokenBeforeItIsHeld(t *testing.T) {
 			}
 			e.mu.Unlock()
 			at := time.Now().Add(time.Hour).UnixMicro() // after each reply
-			e.note(message{token: token, fence: brokenFence, serverUS: at})
-			e.note(message{token: token, fence: at - 1, serverUS: at - 1})
+			e.deliver(message{token: token, fence: brokenFence, serverUS: at})
+			e.deliver(message{token: token, fence: at - 1, serverUS: at - 1})
 			e.mu.Lock()
 			defer e.mu.Unlock()
 			if e.waiters[token] == nil {

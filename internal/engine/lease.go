@@ -152,8 +152,8 @@ func (le *Lease) next() time.Time {
 	return at
 }
 
-// noteSent notes that a renewal is sent now, which may be stuck: the next one is due after a third of the time left.
-func (le *Lease) noteSent(now time.Time) {
+// sawSent: a renewal is sent now, which may be stuck. The next one is due after a third of the time left.
+func (le *Lease) sawSent(now time.Time) {
 	le.renewals++
 	le.renewAt = now.Add(max(min(le.deadline.Sub(now), le.request.TTL)/3, together))
 }
@@ -222,7 +222,7 @@ func (e *Engine) sendRenewals(batch []*Lease) {
 	}
 	e.renew(context.Background(), batch, calls, within)
 	for i, le := range batch {
-		_, err := e.noteRenewal(le, calls[i], le.request.TTL, sent)
+		_, err := e.sawRenewal(le, calls[i], le.request.TTL, sent)
 		e.mu.Lock()
 		le.renewals--
 		switch {
@@ -313,14 +313,14 @@ func (e *Engine) extend(ctx context.Context, le *Lease, length time.Duration, lo
 	sent := time.Now()
 	c := e.renewCall(le, length)
 	e.renew(ctx, []*Lease{le}, []*redisx.Call{c}, within)
-	isHeld, err := e.noteRenewal(le, c, length, sent)
+	isHeld, err := e.sawRenewal(le, c, length, sent)
 	if err == nil && !isHeld {
 		err = fmt.Errorf("%w: %q was gone, as after a failover that forgot it", lost, le.request.Name)
 	}
 	return err
 }
 
-func (e *Engine) noteRenewal(le *Lease, c *redisx.Call, length time.Duration, sent time.Time) (isHeld bool, err error) {
+func (e *Engine) sawRenewal(le *Lease, c *redisx.Call, length time.Duration, sent time.Time) (isHeld bool, err error) {
 	switch {
 	case errors.Is(c.Err, ErrNotReplicated):
 		return true, c.Err
@@ -499,7 +499,7 @@ func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) 
 		return back.free, fmt.Errorf("%w: %q: its deadline had passed, or the key was deleted", ErrNotHeld, le.request.Name)
 	}
 	if back.free < e.limit(&le.request.Ref) {
-		e.contended.note(le.request.Key, 1)
+		e.contended.saw(le.request.Key, 1)
 	}
 	return back.free, nil
 }

@@ -191,7 +191,7 @@ func (e *Engine) sendAsks(batch []*waiter) {
 	sent := time.Now()
 	e.conn.Pipeline(context.Background(), calls)
 	for i, w := range batch {
-		a, err := e.noteAsk(w.lease, calls[i].Reply, calls[i].Err)
+		a, err := e.sawAsk(w.lease, calls[i].Reply, calls[i].Err)
 		// that a task is done, or its attempts spent, stays so
 		final := err != nil && (!errors.Is(err, redisx.ErrBackend) || !redisx.IsTransient(err))
 		e.handleReply(w, askReply{Answer: a, err: err, final: final, sent: sent})
@@ -214,7 +214,7 @@ func (e *Engine) handleReply(w *waiter, r askReply) {
 	e.planAsk(w)
 	e.mu.Unlock()
 	if r.err == nil && r.Parked {
-		e.parking.noteParked(w.lease.request.Ref, w.lease.request.Note, r.Answer, w.lease.sinceCall >= 0)
+		e.parking.sawParked(w.lease.request.Ref, w.lease.request.Note, r.Answer, w.lease.sinceCall >= 0)
 	}
 }
 
@@ -242,8 +242,8 @@ func (e *Engine) act(w *waiter, next step, r askReply) {
 	close(w.done)
 }
 
-// note takes a message, or a grant from a release.
-func (e *Engine) note(msg message) {
+// deliver tells a waiter or lease of a message, or of a grant from a release.
+func (e *Engine) deliver(msg message) {
 	now := time.Now()
 	e.mu.Lock()
 	end := func() {}
@@ -260,14 +260,14 @@ func (e *Engine) note(msg message) {
 		bound := e.endLocked(le, lost)
 		end = func() { endAll(bound, errBroken) }
 	case msg.fence == brokenFence && w != nil:
-		w.turn.noteBroken(msg, now)
+		w.turn.sawBroken(msg, now)
 		e.planAsk(w)
 	case msg.fence == gateFence && w != nil:
 		us, _ := strconv.ParseInt(msg.value, 10, 64) // what is no number asks at once
 		w.turn.gateOpens(msg.serverUS, time.Duration(us)*time.Microsecond, now)
 		e.planAsk(w)
 	case msg.fence > 0 && w != nil:
-		e.act(w, w.turn.noteGrant(msg, e.bounds(&w.lease.request.Ref).Pause != nil, now), askReply{})
+		e.act(w, w.turn.sawGrant(msg, e.bounds(&w.lease.request.Ref).Pause != nil, now), askReply{})
 		e.planAsk(w)
 	}
 	e.mu.Unlock()
@@ -347,7 +347,7 @@ func (e *Engine) receive() (worked bool) {
 			if msg, ok := parseMessage(got.Payload); got.Channel != channels[0] {
 				e.controls.ReadSoon()
 			} else if ok {
-				e.note(msg)
+				e.deliver(msg)
 			}
 		}
 	}

@@ -306,7 +306,7 @@ func (m *model) bury() int {
 	n := min(100, len(m.dead))
 	for range n {
 		note := noteOf(m.dead[0].body)
-		if m.dead = m.dead[1:]; !hasNote(m.dead, note) && !m.noted(note) { // else another has had it since
+		if m.dead = m.dead[1:]; !hasNote(m.dead, note) && !m.hasNote(note) { // else another has had it since
 			m.returns(note)
 		}
 	}
@@ -368,10 +368,10 @@ func hasNote(all []holder, n string) bool {
 	return n != "" && slices.ContainsFunc(all, func(h holder) bool { return noteOf(h.body) == n })
 }
 
-func (m *model) noted(n string) bool { return hasNote(m.holders, n) }
+func (m *model) hasNote(n string) bool { return hasNote(m.holders, n) }
 
 func (m *model) apart(body string) bool {
-	return m.notes && m.noted(noteOf(body))
+	return m.notes && m.hasNote(noteOf(body))
 }
 
 func (m *model) send(token, rest string) {
@@ -753,7 +753,7 @@ func (s *sim) ask(body string, lease, stay int64, park int) (stopped bool) {
 	l := list(got)
 	// What keeps it out?
 	same := ""
-	if m.notes && m.noted(n) {
+	if m.notes && m.hasNote(n) {
 		same = "|" + n
 	}
 	why, until := m.gate(len(m.holders) >= s.limit)

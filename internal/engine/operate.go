@@ -407,7 +407,7 @@ func (e *Engine) breakSome(
 		return 0, nil, false, err
 	}
 	for _, body := range some {
-		e.note(message{token: holderOf(body).Token, fence: brokenFence})
+		e.deliver(message{token: holderOf(body).Token, fence: brokenFence})
 	}
 	f := fieldsOf(reply)
 	n = int(f.num(0))

@@ -82,7 +82,7 @@ func (e *Engine) actOrder(
 	if n, err = parseNamed(reply); err != nil {
 		return n, redisx.Failed("order_act", r.Key, err)
 	}
-	e.parking.noteNamed(r, n, sent)
+	e.parking.sawNamed(r, n, sent)
 	return n, nil
 }
 

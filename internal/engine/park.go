@@ -90,9 +90,9 @@ func (e *Engine) ArriveWithin(d time.Duration) {
 	p.leastLife = max(p.leastLife, min(d, maxCallLife))
 }
 
-// noteReturn notes the reply to an ask whose note was parked before, and is not now. It returns for how long, 0:
+// sawReturn takes in the reply to an ask whose note was parked before, and is not now. It returns for how long, 0:
 // never, and how long ago it had been called, below 0: it had not.
-func (p *parking) noteReturn(r Ref, note string, a Answer) (parkedFor, sinceCall time.Duration) {
+func (p *parking) sawReturn(r Ref, note string, a Answer) (parkedFor, sinceCall time.Duration) {
 	if !a.Returned || a.Parked {
 		return 0, -1
 	}
@@ -100,17 +100,17 @@ func (p *parking) noteReturn(r Ref, note string, a Answer) (parkedFor, sinceCall
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		n := p.line(r)
-		n.noteReturned(note, a.SinceCall, a.Yours, a.OthersParked)
+		n.sawReturned(note, a.SinceCall, a.Yours, a.OthersParked)
 		if a.OthersParked > 0 { // the process that parked them may be gone, and a slot free
-			p.noteSeen(n, -1)
+			p.sawParkedWork(n, -1)
 		}
 		p.plan(n)
 	}
 	return max(a.InLine, 1), a.SinceCall // Redis counts whole milliseconds
 }
 
-// noteParked notes a reply that parked its note; called: it had been called before, for another ask of the caller.
-func (p *parking) noteParked(r Ref, note string, a Answer, called bool) {
+// sawParked takes in a reply that parked its note; called: it had been called before, for another ask of the caller.
+func (p *parking) sawParked(r Ref, note string, a Answer, called bool) {
 	if !a.Parked || p.caller == nil {
 		return
 	}
@@ -118,9 +118,9 @@ func (p *parking) noteParked(r Ref, note string, a Answer, called bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := p.line(r)
-	n.noteParked(note, called || a.SinceCall >= 0)
+	n.sawParked(note, called || a.SinceCall >= 0)
 	r.Lender.Parked(r.Key, r.Limit, r.borrows(b))
-	p.noteSeen(n, -1)
+	p.sawParkedWork(n, -1)
 }
 
 // checkOrder has an ordered key checked while a task waits here: its head may never come.
@@ -130,11 +130,11 @@ func (p *parking) checkOrder(r Ref) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.noteSeen(p.line(r), -1)
+	p.sawParkedWork(p.line(r), -1)
 }
 
-// noteNamed takes what the reply to a release or check says of parked work.
-func (p *parking) noteNamed(r Ref, back named, sent time.Time) {
+// sawNamed takes in what the reply to a release or check says of parked work.
+func (p *parking) sawNamed(r Ref, back named, sent time.Time) {
 	if p.caller == nil {
 		return
 	}
@@ -142,7 +142,7 @@ func (p *parking) noteNamed(r Ref, back named, sent time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if back.parked == 0 && len(back.called) == 0 {
-		if n := p.lines[r.Key]; n != nil && n.noteNothing(sent) {
+		if n := p.lines[r.Key]; n != nil && n.sawNothing(sent) {
 			n.ref.Lender.Parked(n.key, n.ref.Limit, false)
 			p.parkedOn--
 			p.plan(n)
@@ -150,11 +150,11 @@ func (p *parking) noteNamed(r Ref, back named, sent time.Time) {
 		return
 	}
 	n := p.line(r)
-	for _, note := range n.noteNamed(back.called, b.Slots == 0, n.callLife(p.leastLife), time.Now()) {
+	for _, note := range n.sawNamed(back.called, b.Slots == 0, n.callLife(p.leastLife), time.Now()) {
 		p.queueCall(n, note)
 	}
 	n.ref.Lender.Parked(n.key, n.ref.Limit, !back.gated && len(n.notNow) == 0 && r.borrows(b))
-	p.noteSeen(n, back.opens)
+	p.sawParkedWork(n, back.opens)
 }
 
 // line returns the line of r, maybe new. Callers hold mu, and plan it at last: that may forget it.
@@ -172,8 +172,8 @@ func (p *parking) line(r Ref) *parkedLine {
 	return n
 }
 
-// noteSeen notes that something is parked on n; for opens see planCheck. Callers hold mu.
-func (p *parking) noteSeen(n *parkedLine, opens time.Duration) {
+// sawParkedWork takes in that something is parked on n; for opens see planCheck. Callers hold mu.
+func (p *parking) sawParkedWork(n *parkedLine, opens time.Duration) {
 	if !n.parked {
 		p.parkedOn++
 	}
@@ -310,7 +310,7 @@ func (p *parking) check(batch []*parkedLine, left *int) {
 		p.planCheck(n, -1)
 		p.mu.Unlock()
 		if err == nil {
-			p.noteNamed(r, back, sent)
+			p.sawNamed(r, back, sent)
 		}
 	}
 	p.mu.Lock()
@@ -322,7 +322,7 @@ func (p *parking) check(batch []*parkedLine, left *int) {
 	p.alarm.Set(next)
 }
 
-// checkCall is the script that checks r, and notes the fate of a plain lock's note. (The Caller tells Redis that of an
+// checkCall is the script that checks r, and says the fate of a plain lock's note. (The Caller tells Redis that of an
 // ordered task.)
 func (p *parking) checkCall(r Ref, note, fate string) *redisx.Call {
 	inbound, life, lend := p.wanted(r, false)
@@ -386,7 +386,7 @@ func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
 	p.withClaim(r, note, func(ctx context.Context) {
 		life.CallUser(p.engine.o.Log, "Options.Call", func() { fate = p.caller(ctx, r.Key, note) })
 		p.mu.Lock()
-		leaves := n.noteFate(note, fate)
+		leaves := n.sawFate(note, fate)
 		p.mu.Unlock()
 		if leaves {
 			// Within the claim, and while this call is under way: so nobody calls the note again before it has left.
@@ -411,7 +411,7 @@ func (p *parking) tell(ctx context.Context, r Ref, note string, fate Fate) error
 	}
 	back, err := parseNamed(reply)
 	if err == nil {
-		p.noteNamed(r, back, sent)
+		p.sawNamed(r, back, sent)
 	}
 	return err
 }

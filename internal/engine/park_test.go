@@ -46,7 +46,7 @@ func (s *told) play(e *event) (string, error) {
 	switch e.Name {
 	case "named":
 		paused, ends := e.Has("paused"), e.Duration("ends", -1)
-		called := n.noteNamed(e.Words(), paused, n.callLife(minCallLife), now)
+		called := n.sawNamed(e.Words(), paused, n.callLife(minCallLife), now)
 		seen(1, ends)
 		for _, note := range called {
 			n.setCall(note, call{})
@@ -59,7 +59,7 @@ func (s *told) play(e *event) (string, error) {
 		fate := Fate(strings.TrimPrefix(words[1], "unsure"))
 		switch {
 		case e.Name == "answers":
-			return say(n.noteFate(words[0], fate), "leaves the called", "stays called")
+			return say(n.sawFate(words[0], fate), "leaves the called", "stays called")
 		case n.endCall(words[0], fate, now):
 			n.setCall(words[0], call{})
 			return s.tell("called once more"), nil
@@ -67,12 +67,12 @@ func (s *told) play(e *event) (string, error) {
 		return s.tell(""), nil
 	case "comes":
 		own, others := e.Has("yours"), e.Number("others", 0)
-		n.noteReturned(strings.Join(e.Words(), " "), sinceCall, own, others)
+		n.sawReturned(strings.Join(e.Words(), " "), sinceCall, own, others)
 		return say(sinceCall >= 0, "by a call", "by itself")
 	case "parks":
 		called := e.Has("called") || sinceCall >= 0
 		n.ref.Ordered = e.Has("ordered") || n.ref.Ordered
-		n.noteParked(strings.Join(e.Words(), " "), called)
+		n.sawParked(strings.Join(e.Words(), " "), called)
 		seen(1, -1)
 		return s.tell(""), nil
 	case "checks":
@@ -83,7 +83,7 @@ func (s *told) play(e *event) (string, error) {
 		seen(e.Number("lines", 1), -1)
 		return s.tell(""), nil
 	case "nothing":
-		return say(n.noteNothing(began.Add(e.Duration("sent", e.At))), "nothing is parked",
+		return say(n.sawNothing(began.Add(e.Duration("sent", e.At))), "nothing is parked",
 			"the reply is old, or it was known")
 	}
 	return "", fmt.Errorf("no event %q", e.Name)
@@ -177,7 +177,7 @@ func park(t *testing.T, e *Engine, r Request, notes ...string) {
 		if !errors.As(err, &busy) || !busy.Parked {
 			t.Fatalf("%s: %v, want parked", note, err)
 		}
-		e.parking.noteParked(r.Ref, note, busy.Answer, false)
+		e.parking.sawParked(r.Ref, note, busy.Answer, false)
 	}
 }
 
@@ -190,7 +190,7 @@ func comeBack(t *testing.T, e *Engine, r Request, note string) *Lease {
 	if err != nil || !a.Yours {
 		t.Fatalf("%s: %+v, %v; want the lock", note, a, err)
 	}
-	if _, sinceCall := e.parking.noteReturn(r.Ref, note, a); sinceCall < 0 {
+	if _, sinceCall := e.parking.sawReturn(r.Ref, note, a); sinceCall < 0 {
 		t.Errorf("%s came by itself", note)
 	}
 	return le
@@ -203,7 +203,7 @@ func releaseAndCall(t *testing.T, e *Engine, le *Lease) {
 	inbound, life, _ := e.parking.wanted(r, true)
 	back, err := parseRelease(run(t, e, releaseScript, r, le.body.Text, e.limit(&r), inbound, life))
 	redistest.Must(t, err)
-	e.parking.noteNamed(r, back.named, sent)
+	e.parking.sawNamed(r, back.named, sent)
 }
 
 func leftOf(t *testing.T, s *redistest.Server, r Request) (keys []string) {
@@ -295,7 +295,7 @@ func TestChecksKeepToTheirBudget(t *testing.T) {
 	const locks, seconds = 5000, 20
 	p := idleParking(t)
 	for i := range locks {
-		p.noteNamed(mutexOf(i), named{parked: 1, called: nil, opens: 0}, time.Now())
+		p.sawNamed(mutexOf(i), named{parked: 1, called: nil, opens: 0}, time.Now())
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -310,7 +310,7 @@ func TestChecksKeepToTheirBudget(t *testing.T) {
 			}
 			last[n] = at
 			taken++
-			if p.noteSeen(n, 0); n.place > 0 {
+			if p.sawParkedWork(n, 0); n.place > 0 {
 				t.Fatal("a line with a check under way is in the agenda")
 			}
 			n.checkAt = time.Time{}
@@ -335,9 +335,9 @@ func TestLinesAreForgotten(t *testing.T) {
 	p := idleParking(t)
 	sent := time.Now()
 	for i := range locks {
-		p.noteNamed(mutexOf(i), named{parked: 1, called: nil, opens: time.Minute}, sent)
+		p.sawNamed(mutexOf(i), named{parked: 1, called: nil, opens: time.Minute}, sent)
 		// from before something was parked, so it ends no checks
-		p.noteNamed(mutexOf(i), named{parked: 0, called: nil, opens: -1}, sent)
+		p.sawNamed(mutexOf(i), named{parked: 0, called: nil, opens: -1}, sent)
 	}
 	if len(p.lines) != locks || p.parkedOn != locks || len(p.due) != locks {
 		t.Fatalf("%d lines, %d parked on, %d due; want %d", len(p.lines), p.parkedOn, len(p.due), locks)
@@ -356,16 +356,16 @@ func TestLinesAreForgotten(t *testing.T) {
 	called := fmt.Sprint(locks - 1)
 	p.lines[called].setCall("a", call{})
 	for i := range locks {
-		p.noteNamed(mutexOf(i), named{parked: 0, called: nil, opens: -1}, time.Now().Add(time.Second))
+		p.sawNamed(mutexOf(i), named{parked: 0, called: nil, opens: -1}, time.Now().Add(time.Second))
 	}
 	if len(p.lines) != locks || p.parkedOn != 0 || len(p.due) != locks {
 		t.Fatalf("%d lines are remembered, %d parked on, %d due; want %d", len(p.lines), p.parkedOn, len(p.due), locks)
 	}
-	p.noteReturn(mutexOf(locks), "a", Answer{Returned: true, SinceCall: -1, OthersParked: 1})
+	p.sawReturn(mutexOf(locks), "a", Answer{Returned: true, SinceCall: -1, OthersParked: 1})
 	if n := p.lines[fmt.Sprint(locks)]; n == nil || !n.parked || n.place == 0 {
 		t.Fatal("nobody checks what others have parked")
 	}
-	p.noteNamed(mutexOf(locks), named{parked: 0, called: nil, opens: -1}, time.Now().Add(time.Second))
+	p.sawNamed(mutexOf(locks), named{parked: 0, called: nil, opens: -1}, time.Now().Add(time.Second))
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	later := time.Now().Add(forgetAfter + time.Second)

@@ -88,8 +88,8 @@ func (n *parkedLine) dropCall(note string) {
 	}
 }
 
-// noteArrival ends the call of a note that arrived, or is not called any more; one under way goes on.
-func (n *parkedLine) noteArrival(note string) {
+// sawArrival ends the call of a note that arrived, or is not called any more; one under way goes on.
+func (n *parkedLine) sawArrival(note string) {
 	delete(n.notNow, note)
 	switch c, known := n.calls[note]; {
 	case !known:
@@ -110,8 +110,8 @@ func (n *parkedLine) beginCall(note string) bool {
 	return true
 }
 
-// noteFate reports whether the answer takes a note from its place. If one is gone others may be: more are called.
-func (n *parkedLine) noteFate(note string, fate Fate) bool {
+// sawFate reports whether the answer takes a note from its place. If one is gone others may be: more are called.
+func (n *parkedLine) sawFate(note string, fate Fate) bool {
 	switch {
 	case n.calls[note].state != underWay || fate == FateUnsure || fate == FateComing:
 		return false
@@ -135,10 +135,10 @@ func (n *parkedLine) endCall(note string, fate Fate, now time.Time) (callAgain b
 	return state == again
 }
 
-// noteReturned notes that a parked note came back, so long after its call; below 0: none. own: it holds the lock, or
-// waits in a worker; others more are parked.
-func (n *parkedLine) noteReturned(note string, sinceCall time.Duration, own bool, others int) {
-	n.noteArrival(note)
+// sawReturned: a parked note came back, so long after its call; below 0: none. own: it holds the lock, or waits in a
+// worker; others more are parked.
+func (n *parkedLine) sawReturned(note string, sinceCall time.Duration, own bool, others int) {
+	n.sawArrival(note)
 	if sinceCall < 0 {
 		return
 	}
@@ -162,20 +162,19 @@ func (n *parkedLine) noteReturned(note string, sinceCall time.Duration, own bool
 	n.vain, n.inboundMost = 0, n.inbound
 }
 
-// noteParked notes that a note is parked. A call of it was in vain; so it was if a task in order came, and parks for
-// another.
-func (n *parkedLine) noteParked(note string, called bool) {
+// sawParked: a note is parked. A call of it was in vain; so it was if a task in order came, and parks for another.
+func (n *parkedLine) sawParked(note string, called bool) {
 	if called || n.ref.Ordered {
-		n.noteArrival(note)
+		n.sawArrival(note)
 		n.vain, n.knowsVain = n.vain+1, true
 		n.inbound = max(1, n.inboundMost*vainFloor, n.inbound-1)
 	}
 }
 
-// noteNamed takes the notes whose turn has come, and returns those to call: not what is queued, under way, coming or
+// sawNamed takes in the notes whose turn has come, and returns those to call: not what is queued, under way, coming or
 // cannot run now. One that is coming is called again after a sixth of life: it may have ended unseen. While the lock
 // is paused it calls none: a later check does.
-func (n *parkedLine) noteNamed(notes []string, paused bool, life time.Duration, now time.Time) (toCall []string) {
+func (n *parkedLine) sawNamed(notes []string, paused bool, life time.Duration, now time.Time) (toCall []string) {
 	named := make(map[string]bool, len(notes))
 	for _, note := range notes {
 		named[note] = true
@@ -190,7 +189,7 @@ func (n *parkedLine) noteNamed(notes []string, paused bool, life time.Duration, 
 	}
 	for note, c := range n.calls {
 		if c.state == coming && !named[note] {
-			n.noteArrival(note) // it arrived, at this process or another
+			n.sawArrival(note) // it arrived, at this process or another
 		}
 	}
 	return toCall
@@ -222,15 +221,15 @@ func (n *parkedLine) endCheck(still bool) {
 	}
 }
 
-// noteNothing takes a reply that nothing is parked: checks end. It reports false if a reply that came after sent named
-// work.
-func (n *parkedLine) noteNothing(sent time.Time) bool {
+// sawNothing takes in a reply that nothing is parked: checks end. It reports false if a reply that came after sent
+// named work.
+func (n *parkedLine) sawNothing(sent time.Time) bool {
 	if !n.parked || !n.seenAt.Before(sent) {
 		return false
 	}
 	n.parked, n.checkAt = false, time.Time{}
 	for note := range n.calls {
-		n.noteArrival(note)
+		n.sawArrival(note)
 	}
 	return true
 }

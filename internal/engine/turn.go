@@ -91,7 +91,7 @@ type turn struct {
 	repliedAt time.Time // when Redis last replied, for patience
 	refreshAt time.Time // when to ask again at the latest
 	// when a slot may come free without a release: the first deadline, or the gate opens; zero: not known, or waiters
-	// with a better place ask then, see noteBusy
+	// with a better place ask then, see sawBusy
 	slotFreeAt time.Time
 	last       Answer // the last busy reply
 	ticket     int64  // its place in line, Redis' time (us); 0: it has none yet
@@ -180,7 +180,7 @@ func (w *turn) replied(r askReply, now time.Time) step {
 		w.last = r.Answer
 		return w.end(parkedOrRefused)
 	}
-	return w.noteBusy(r, now)
+	return w.sawBusy(r, now)
 }
 
 func (w *turn) end(s step) step {
@@ -188,7 +188,7 @@ func (w *turn) end(s step) step {
 	return s
 }
 
-func (w *turn) noteBusy(r askReply, now time.Time) step {
+func (w *turn) sawBusy(r askReply, now time.Time) step {
 	w.last, w.askedAt, w.repliedAt = r.Answer, r.sent, now
 	if w.ticket == 0 {
 		w.ticket = r.ServerUS - r.InLine.Microseconds()
@@ -219,8 +219,8 @@ func (w *turn) noteBusy(r askReply, now time.Time) step {
 	return w.takeGrant(r.Pause != nil, now)
 }
 
-// noteGrant takes a grant; paused: the lock is. While an ask is under way, its reply decides.
-func (w *turn) noteGrant(m message, paused bool, now time.Time) step {
+// sawGrant takes in a grant; paused: the lock is. While an ask is under way, its reply decides.
+func (w *turn) sawGrant(m message, paused bool, now time.Time) step {
 	if w.over || m.serverUS <= w.hint.serverUS {
 		return stay
 	}
@@ -231,8 +231,8 @@ func (w *turn) noteGrant(m message, paused bool, now time.Time) step {
 	return w.takeGrant(paused, now)
 }
 
-// noteBroken takes a message that a lease granted by message was broken: the caller asks again, without a place.
-func (w *turn) noteBroken(m message, now time.Time) {
+// sawBroken takes in a message that a lease granted by message was broken: the caller asks again, without a place.
+func (w *turn) sawBroken(m message, now time.Time) {
 	if !w.over && m.serverUS >= w.hint.serverUS {
 		w.hint, w.hintAt = m, now
 		w.askAgain(now)

@@ -72,9 +72,9 @@ func (s *toldWait) event(e *event, now time.Time) (step, error) {
 		}
 		return s.wait.replied(r, now), nil
 	case "granted":
-		return s.wait.noteGrant(message{fence: 7, serverUS: redis()}, e.Number("slots", 1) == 0, now), nil
+		return s.wait.sawGrant(message{fence: 7, serverUS: redis()}, e.Number("slots", 1) == 0, now), nil
 	case "broken":
-		s.wait.noteBroken(message{fence: brokenFence, serverUS: redis()}, now)
+		s.wait.sawBroken(message{fence: brokenFence, serverUS: redis()}, now)
 	case "gate":
 		s.wait.gateOpens(redis(), e.Duration("opens", 0), now)
 	case "missed": // messages may have been missed

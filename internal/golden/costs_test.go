@@ -38,7 +38,7 @@ func (m *meter) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (m *meter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		m.note(cmd)
+		m.count(cmd)
 		return next(ctx, cmd)
 	}
 }
@@ -46,7 +46,7 @@ func (m *meter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 func (m *meter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		for _, cmd := range cmds {
-			m.note(cmd)
+			m.count(cmd)
 		}
 		return next(ctx, cmds)
 	}
@@ -54,7 +54,7 @@ func (m *meter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proces
 
 var scriptName = regexp.MustCompile(`^-- (\w+):`)
 
-func (m *meter) note(cmd redis.Cmder) {
+func (m *meter) count(cmd redis.Cmder) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	args, name := cmd.Args(), cmd.Name()

@@ -182,7 +182,7 @@ func (w *fieldWalk) value(node int, value []byte) {
 // member takes a member of an object for the node that has its name.
 //
 // A name that differs from a node's in letter case alone is not the node's, but encoding/json takes it for that: the
-// handler gets the last one in the payload. member notes such a name if no path has it. A name with half a surrogate
+// handler gets the last one in the payload. member keeps such a name if no path has it. A name with half a surrogate
 // pair is no node's.
 func (w *fieldWalk) member(edges []fieldEdge, quoted, value []byte) {
 	name, half := unquote(quoted)

@@ -63,11 +63,11 @@ func (l *Life) Done() {
 	if l.begun--; l.begun < 0 {
 		panic("life: Done without Enter")
 	}
-	l.noteIdle()
+	l.tellIdle()
 }
 
-// noteIdle closes idle if it is time, once. Callers hold mu.
-func (l *Life) noteIdle() {
+// tellIdle closes idle if it is time, once. Callers hold mu.
+func (l *Life) tellIdle() {
 	if !l.closed || l.begun > 0 {
 		return
 	}
@@ -105,7 +105,7 @@ func (l *Life) End() <-chan struct{} {
 	defer l.mu.Unlock()
 	l.closed = true
 	l.stop() // before the next Enter, which is refused
-	l.noteIdle()
+	l.tellIdle()
 	return l.idle
 }
 

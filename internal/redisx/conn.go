@@ -124,7 +124,7 @@ func (c *Conn) send(ctx context.Context, words []any, keyAt int8) (v any, err er
 	cmd := redis.NewCmd(ctx, words...)
 	cmd.SetFirstKeyPos(keyAt)
 	v, err = replyOf(cmd, c.rdb.Process(ctx, cmd))
-	c.noteUnreached(err)
+	c.sawUnreached(err)
 	return v, explain(err)
 }
 
@@ -220,7 +220,7 @@ func (c *Conn) Within(ctx context.Context, f func(bound context.Context) (any, e
 	case r := <-done:
 		return r.v, r.err
 	case <-bound.Done():
-		c.noteUnreached(errTimeout)
+		c.sawUnreached(errTimeout)
 		return nil, errTimeout
 	case <-ctx.Done():
 	}

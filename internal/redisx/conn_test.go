@@ -81,7 +81,7 @@ func TestUnreached(t *testing.T) {
 		redistest.ReplyError("MOVED 7 127.0.0.1:1"): 1, errTimeout: 1, errors.New("connection refused"): 1,
 	} {
 		r := &reloading{}
-		New(r, nil).noteUnreached(err)
+		New(r, nil).sawUnreached(err)
 		if r.times != want {
 			t.Errorf("%v: %d times, want %d", err, r.times, want)
 		}

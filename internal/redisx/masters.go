@@ -91,11 +91,11 @@ func InBatches[T any](c *Conn, branch func(f func()), items []T, key func(T) str
 	})
 }
 
-// noteUnreached is called with the error of each exchange. If a node of a Cluster could not be reached, or has a slot
+// sawUnreached is called with the error of each exchange. If a node of a Cluster could not be reached, or has a slot
 // no more, it has the client reload which node has which slots. go-redis by itself reloads only if a node redirects a
 // command that go-redis itself has routed, which a dead node does not do, and once a minute. By then leases on that
 // node would be lost. The reload runs in the background, one at a time. What comes up may be a newer server.
-func (c *Conn) noteUnreached(err error) {
+func (c *Conn) sawUnreached(err error) {
 	if err == nil || IsServers(err) && !HasCode(err, "MOVED") || errors.Is(err, redis.Nil) ||
 		errors.Is(err, redis.ErrClosed) {
 		return

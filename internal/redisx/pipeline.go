@@ -69,7 +69,7 @@ func (c *Conn) sendAll(ctx context.Context, p redis.Pipeliner, calls []*Call, by
 	_, failed := p.Exec(ctx)
 	for i, x := range calls {
 		x.Reply, x.Err = replyOf(cmds[i], failed)
-		c.noteUnreached(x.Err)
+		c.sawUnreached(x.Err)
 		x.Err = explain(x.Err)
 	}
 }

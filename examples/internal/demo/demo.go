@@ -1,5 +1,5 @@
 // Package demo is the part of examples/worker that has nothing to do with locks: it reads the flags, makes or reads the
-// tasks, notes what the handlers did, and draws it. Overlaps and disorder are those of the handlers, whatever the guard
+// tasks, keeps what the handlers did, and draws it. Overlaps and disorder are those of the handlers, whatever the guard
 // says.
 package demo
 
@@ -263,14 +263,14 @@ func (d *Demo) EachTask(ctx context.Context, enqueue func(task *asynq.Task, id s
 			<-time.After(5 * d.work)
 			_, _ = d.left()
 		}
-		d.note(t.id, func(t *task, now time.Duration) { t.queued = now })
+		d.update(t.id, func(t *task, now time.Duration) { t.queued = now })
 		err = enqueue(d.todo[i], t.id)
 	}
 	return err
 }
 
-// note changes what is known of a task now.
-func (d *Demo) note(id string, change func(t *task, now time.Duration)) {
+// update changes what is known of a task now.
+func (d *Demo) update(id string, change func(t *task, now time.Duration)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, t := range d.tasks {
@@ -284,13 +284,13 @@ func (d *Demo) note(id string, change func(t *task, now time.Duration)) {
 func (d *Demo) Work(ctx context.Context) (err error) {
 	id, _ := asynq.GetTaskID(ctx)
 	run := 0
-	d.note(id, func(t *task, now time.Duration) { run, t.runs = len(t.runs), append(t.runs, span{from: now}) })
+	d.update(id, func(t *task, now time.Duration) { run, t.runs = len(t.runs), append(t.runs, span{from: now}) })
 	select {
 	case <-time.After(d.work/2 + mathrand.N(d.work+1)):
 	case <-ctx.Done():
 		err = context.Cause(ctx)
 	}
-	d.note(id, func(t *task, now time.Duration) {
+	d.update(id, func(t *task, now time.Duration) {
 		if d.InOrder && run == 0 && strings.HasSuffix(id, "5") {
 			err = errors.New("the receiver answers 503")
 		}
@@ -301,9 +301,9 @@ func (d *Demo) Work(ctx context.Context) (err error) {
 	return err
 }
 
-// Observe notes what no handler sees: tasks that were skipped, replaced or parked.
+// Observe takes in what no handler sees: tasks that were skipped, replaced or parked.
 func (d *Demo) Observe(_ context.Context, e automutex.Event) {
-	d.note(e.TaskID, func(t *task, _ time.Duration) {
+	d.update(e.TaskID, func(t *task, _ time.Duration) {
 		switch e.Kind {
 		case automutex.EventSkipped, automutex.EventReplaced:
 			t.ended = cmp.Or(t.ended, string(e.Kind))

@@ -529,7 +529,7 @@ func (w *world) control(op opPlan) bool {
 		for _, op.Whole = range []bool{false, true} {
 			w.book.resuming(w.controlOf(op))
 			err := w.controls().Resume(ctx, w.realTarget(op))
-			w.book.notef("operator: resume of %s: %v", w.controlOf(op), err)
+			w.book.tracef("operator: resume of %s: %v", w.controlOf(op), err)
 			if err == nil { // else the pause may go on, until endControls
 				w.book.resumes(w.controlOf(op))
 			}
@@ -1700,7 +1700,7 @@ func (w *world) skip(key, note string) {
 	before := n >= 0 && w.book.givesUp(n)
 	e := *inside.At(w.skipper.locker)
 	_, err := e.Skip(context.Background(), engine.Ref{Key: key, Limit: 1}, note, 0)
-	w.book.notef("operator: skip of %s: %v", note, err)
+	w.book.tracef("operator: skip of %s: %v", note, err)
 	if err == nil {
 		blocked.WakeNext(context.Background(), e, w.skipper.inspector, key)
 	}

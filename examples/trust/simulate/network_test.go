@@ -466,7 +466,7 @@ func (e *endpoint) fate(command []string) (fate faultKind, lasts time.Duration, 
 		}
 		return "", 0, nil
 	}
-	counted := e.note(command)
+	counted := e.counts(command)
 	for i := 0; i < len(e.armed) && counted; i++ {
 		f := e.armed[i]
 		switch {
@@ -494,8 +494,8 @@ func (e *endpoint) fate(command []string) (fate faultKind, lasts time.Duration, 
 	return e.inWindow(hung, loading, readOnly, wrapped, misconf, setup, apart), 0, broken
 }
 
-// note counts a command, and tells whether a fault may be meant for its number. Callers hold mu.
-func (e *endpoint) note(command []string) (counted bool) {
+// counts adds a command, and tells whether a fault may be meant for its number. Callers hold mu.
+func (e *endpoint) counts(command []string) (counted bool) {
 	counted = true
 	if readsControls(command) {
 		// Each Guard reads them all the time: a fault hits some of the first reads.

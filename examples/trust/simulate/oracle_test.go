@@ -143,8 +143,8 @@ func (b *ledger) ruleOf(key string) rulePlan { return b.w.plan.ruleOfKey(key) }
 
 func (b *ledger) at() time.Duration { return time.Since(b.began) }
 
-// notef adds a line to the trace. For those that do not hold mu.
-func (b *ledger) notef(format string, args ...any) {
+// tracef adds a line to the trace. For those that do not hold mu.
+func (b *ledger) tracef(format string, args ...any) {
 	defer b.locked()()
 	b.addf(format, args...)
 }

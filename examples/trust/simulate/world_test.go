@@ -209,7 +209,7 @@ func (w *world) evals() (n int) {
 }
 
 func (w *world) fault(f faultPlan) {
-	w.book.notef("fault %s of %d %s for %s", f.Kind, f.Proc, f.Client, f.For)
+	w.book.tracef("fault %s of %d %s for %s", f.Kind, f.Proc, f.Client, f.For)
 	switch f.Kind {
 	case split:
 		w.split(f)
@@ -302,7 +302,7 @@ func (t taskPlan) options() []asynq.Option {
 const queue = "default"
 
 func (w *world) operate(op opPlan) {
-	w.book.notef("operator: %s task %d", op.Kind, op.Task)
+	w.book.tracef("operator: %s task %d", op.Kind, op.Task)
 	if w.control(op) || w.operateInOrder(op) {
 		return
 	}
@@ -357,7 +357,7 @@ const drainWithin = 3 * time.Hour
 // drain ends all faults, and waits until no task is left that is to be run.
 func (w *world) drain() {
 	w.redis.heal()
-	w.book.notef("all faults are over")
+	w.book.tracef("all faults are over")
 	w.book.quietSince = time.Now()
 	_ = w.operator.inspector.UnpauseQueue(queue) // not paused
 	w.endControls()
@@ -586,7 +586,7 @@ func (w *world) startProcess(n int, pp procPlan) *process {
 		panic(err)
 	}
 	p.candidate = p.campaigns()
-	w.book.notef("process %d starts", n)
+	w.book.tracef("process %d starts", n)
 	return p
 }
 
@@ -761,7 +761,7 @@ func (p *process) stop() {
 	}
 	p.stopping = time.Now()
 	p.mu.Unlock()
-	p.w.book.notef("process %d stops", p.n)
+	p.w.book.tracef("process %d stops", p.n)
 	p.shutDown(p.plan.Shutdown + sec)
 	close(p.shut)
 	p.die()

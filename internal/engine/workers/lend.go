@@ -36,7 +36,7 @@ func (l *Lender) Lend(key string, limit int, me *Wait) (may bool) {
 	return may
 }
 
-// Answered notes the answer to the ask of a wait with a Lender.
+// Answered says the answer to the ask of a wait with a Lender.
 func (w *Wait) Answered(yours bool) {
 	w.Lender.Server.change(func(time.Time) { w.borrows, w.asked = w.borrows && yours, false })
 }
