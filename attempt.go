@@ -41,8 +41,8 @@ type lastAttemptKey struct{} // finds, in the context of an ErrorHandler, what L
 
 // attempt runs the handler. Of a reserved attempt it ends a panic here, and logs it as asynq does.
 func (f *facts) attempt(ctx context.Context, next asynq.Handler) (err error) {
-	if f.mark != nil {
-		f.mark.noteWorks()
+	if f.worker != nil {
+		f.worker.worksNow()
 	}
 	if f.reserved && f.isLast() {
 		defer func() {

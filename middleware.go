@@ -92,9 +92,9 @@ func (f *facts) warnNoServerConfig() {
 // runWithoutRule runs a task that no rule matches, after Close too. On its last attempt a RetryAfter runs it again
 // here.
 func (g *Guard) runWithoutRule(d *delivery, next asynq.Handler) error {
-	if d.mark != nil {
+	if d.worker != nil {
 		d.server.workers.Came("", -1)
-		d.mark.noteWorks()
+		d.worker.worksNow()
 	}
 	for {
 		met := obstacle{why: decide.Nothing, err: next.ProcessTask(d.ctx, d.task), ran: true}
@@ -147,7 +147,7 @@ type facts struct {
 	stop      context.Context
 	askToStop context.CancelCauseFunc
 	server    *server // nil: the server was made without ServerConfig
-	mark      *taskMark
+	worker    *worker
 	arrived   time.Time
 	outer     *facts // those of the task within whose handler this one runs; nil: it is asynq's own
 }
@@ -167,8 +167,8 @@ func (g *Guard) newDelivery(ctx context.Context, t *asynq.Task) *delivery {
 
 func (g *Guard) factsOf(ctx context.Context, t *asynq.Task) facts {
 	f := facts{guard: g, ctx: ctx, task: t, rules: g.rules.match(t.Type()), arrived: time.Now(), outer: running(ctx)}
-	if m, _ := ctx.Value(serverKey{g}).(*taskMark); m != nil {
-		f.server, f.mark = m.server, m
+	if w, _ := ctx.Value(serverKey{g}).(*worker); w != nil {
+		f.server, f.worker = w.server, w
 	}
 	f.queue, _ = asynq.GetQueueName(ctx)
 	var ok bool

@@ -104,11 +104,11 @@ func TestServerConfig_withMiddleware(t *testing.T) {
 		server.BaseContext() // of a task that asynq ends before its handler: its Deadline has passed in the queue
 		ctx := server.BaseContext()
 		redistest.Must(t, wrap(guard, asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
-			m := ctx.Value(serverKey{guard}).(*taskMark)
-			if guard.enterTask(ctx).leave(); name == "twice" && !m.inside.Load() {
+			w := ctx.Value(serverKey{guard}).(*worker)
+			if guard.enterTask(ctx).leave(); name == "twice" && !w.inside.Load() {
 				t.Error("one task counts as two")
 			}
-			m.server.checkGuarded()
+			w.server.checkGuarded()
 			return nil
 		})).ProcessTask(ctx, asynq.NewTask("work", nil)))
 		if text := log.Text(slog.LevelWarn); text != "" {

@@ -36,7 +36,7 @@ type server struct {
 	cut cuts
 }
 
-// serverKey finds the taskMark of one Guard. Of several guards, each has its own.
+// serverKey finds, in a context, the worker of one Guard. Of several guards, each has its own.
 type serverKey struct{ guard *Guard }
 
 // ServerConfig returns cfg with functions that make asynq understand the Guard's errors: a task that the Guard returns
@@ -57,7 +57,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 		interval = time.Second // as asynq has it
 	}
 	// With an empty queue asynq pauses for between a half and three halves of the interval.
-	mark := &server{guard: g, workers: workers.Server{
+	s := &server{guard: g, workers: workers.Server{
 		Limit: concurrency, Gap: min(workers.BehindAfter, interval/2), Usual: interval, Check: g.engine.CheckSoon,
 	}}
 	g.warnLeaveIdle(concurrency)
@@ -69,11 +69,11 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	cfg.IsFailure = func(err error) bool {
 		switch v := g.verdictIn(err); {
 		case v != nil && v.kind == goesBack:
-			mark.failureAsked.Store(true)
+			s.failureAsked.Store(true)
 			return false
 		case wantsRetryAfter(err) != nil:
 			return false
-		case mark.cut.take(err):
+		case s.cut.take(err):
 			return true
 		case isFailure != nil:
 			return isFailure(err)
@@ -87,23 +87,23 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	}
 	cfg.RetryDelayFunc = func(n int, err error, t *asynq.Task) time.Duration {
 		if v := g.verdictIn(err); v != nil && v.kind == goesBack {
-			mark.delayAsked.Store(true)
+			s.delayAsked.Store(true)
 			return v.delay
 		}
 		if r := wantsRetryAfter(err); r != nil {
 			return decide.Delay(decide.AsAsked, r.delay)
 		}
 		if errors.Is(err, asynq.ErrLeaseExpired) { // asynq asks IsFailure next
-			mark.cut.add(g, t, stamp.IsLast(t, n), err)
+			s.cut.add(g, t, stamp.IsLast(t, n), err)
 		}
 		return stamp.CapRedelivery(retryDelay(n, err, t), n, err, t)
 	}
-	cfg.ErrorHandler = mark.errorHandler(cfg.ErrorHandler)
+	cfg.ErrorHandler = s.errorHandler(cfg.ErrorHandler)
 	baseContext := cfg.BaseContext
 	if baseContext == nil {
 		baseContext = context.Background
 	}
-	cfg.BaseContext = func() context.Context { return mark.newTask(baseContext()) }
+	cfg.BaseContext = func() context.Context { return s.newTask(baseContext()) }
 	return cfg
 }
 
@@ -157,34 +157,34 @@ func (s *server) checkFunctions() {
 	}
 }
 
-// taskMark marks the context of one task, and is a part of it.
-type taskMark struct {
+// worker is what a task's context has of the worker that runs the task.
+type worker struct {
 	context.Context
 	server *server
 	inside atomic.Bool // the task is in the Middleware
 	works  atomic.Bool // its handler runs, or it waits for as long as it likes
 }
 
-func (m *taskMark) noteWorks() {
-	if m.works.CompareAndSwap(false, true) {
-		m.server.workers.Works()
+func (w *worker) worksNow() {
+	if w.works.CompareAndSwap(false, true) {
+		w.server.workers.Works()
 	}
 }
 
-// newTask marks the next task. The first one starts a timer that checks whether the Middleware is installed.
-func (s *server) newTask(base context.Context) *taskMark {
+// The first newTask starts a timer that checks whether the Middleware is installed.
+func (s *server) newTask(base context.Context) *worker {
 	s.first.Do(func() {
 		s.guard.after(time.Second, s.checkGuarded)
 		s.guard.after(time.Minute, s.guard.checkMet)
 	})
-	return &taskMark{Context: base, server: s}
+	return &worker{Context: base, server: s}
 }
 
-func (m *taskMark) Value(key any) any {
-	if key == (serverKey{m.server.guard}) {
-		return m
+func (w *worker) Value(key any) any {
+	if key == (serverKey{w.server.guard}) {
+		return w
 	}
-	return m.Context.Value(key)
+	return w.Context.Value(key)
 }
 
 // after checks a server's set-up when its first task has had time to pass through. After Close it does not; Close waits
@@ -203,20 +203,20 @@ func (s *server) checkGuarded() {
 		"start the server with guard.Run(srv, mux), or call mux.Use(guard.Middleware) before it starts")
 }
 
-// enterTask counts a task's worker as busy until the mark's leave; nil: it is counted already, or nobody's.
-func (g *Guard) enterTask(ctx context.Context) *taskMark {
-	m, _ := ctx.Value(serverKey{g}).(*taskMark)
-	if m == nil || !m.inside.CompareAndSwap(false, true) {
+// enterTask counts a task's worker as busy until its leave; nil: it is counted already, or nobody's.
+func (g *Guard) enterTask(ctx context.Context) *worker {
+	w, _ := ctx.Value(serverKey{g}).(*worker)
+	if w == nil || !w.inside.CompareAndSwap(false, true) {
 		return nil
 	}
-	m.server.workers.Started()
-	return m
+	w.server.workers.Started()
+	return w
 }
 
-func (m *taskMark) leave() {
-	if m != nil {
-		m.server.workers.Ended(m.works.Swap(false))
-		m.inside.Store(false)
+func (w *worker) leave() {
+	if w != nil {
+		w.server.workers.Ended(w.works.Swap(false))
+		w.inside.Store(false)
 	}
 }
 

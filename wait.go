@@ -143,8 +143,8 @@ func (d *delivery) stayOut(met obstacle) {
 		me := &workers.Wait{Key: t.key, Leave: sync.OnceFunc(func() { close(leave) })}
 		d.server.workers.Begin(me)
 		defer func() { d.server.workers.End(me, false) }()
-	case d.mark != nil:
-		d.mark.noteWorks() // no wait of others ends this one
+	case d.worker != nil:
+		d.worker.worksNow() // no wait of others ends this one
 	}
 	d.at(stays, t, nil)
 	if d.sleep(delay, leave) {
@@ -162,7 +162,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		w.most = min(w.most, time.Until(latest))
 	}
 	// Without a server nobody knows how many workers are free. One that is behind has the first ask park.
-	sifted := w.yields && d.server != nil && !d.server.workers.MayWait(t.key, turnAt(r.Place))
+	sifted := w.yields && d.server != nil && !d.server.workers.MayWait(t.key, ticketAt(r.Place))
 	if sifted || w.parks && d.server == nil || !w.parks && w.most <= 0 {
 		if w.parks {
 			r.Line = &engine.Line{Yield: engine.AtOnce}
@@ -201,7 +201,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	}
 	r.Line.GateBy = w.gateBy(cmp.Or(r.Line.Within, ctx))
 	if w.yields && d.server != nil {
-		me := &workers.Wait{Key: t.key, Place: turnAt(r.Place), Leave: leave}
+		me := &workers.Wait{Key: t.key, Place: ticketAt(r.Place), Leave: leave}
 		if r.Lender != nil {
 			r.Line.Again, r.Line.Worker = borrows(me, r.Lender, t.limit), me
 		}
@@ -236,8 +236,8 @@ func borrows(me *workers.Wait, from *workers.Lender, limit int) <-chan struct{} 
 	return again
 }
 
-// turnAt is 0 for a lock in no order.
-func turnAt(p *engine.Place) int64 {
+// ticketAt is 0 for a lock in no order.
+func ticketAt(p *engine.Place) int64 {
 	switch {
 	case p == nil:
 		return 0
@@ -295,8 +295,8 @@ func (d *delivery) observeWaiting(t target) {
 	switch {
 	case d.line.waiter != nil:
 		d.server.workers.Begin(d.line.waiter)
-	case d.mark != nil:
-		d.mark.noteWorks() // no wait of others ends this one
+	case d.worker != nil:
+		d.worker.worksNow() // no wait of others ends this one
 	}
 	d.observe(t, Event{Kind: EventWaiting, Last: d.last})
 	d.at(stands, t, nil)

@@ -203,9 +203,9 @@ func TestPark_concurrencyOne(t *testing.T) {
 
 // Without ServerConfig nobody knows how many workers are free: it parks at once.
 // asynq counts the attempt then, and the call comes all the same.
-func TestPark_unmarked(t *testing.T) {
+func TestPark_withoutServerConfig(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		r, free := heldRig(t, s, setup{unmarked: true})
+		r, free := heldRig(t, s, setup{plain: true})
 		id := r.enqueueOne()
 		info := r.awaitRetried(id, 1)
 		if busy := r.awaitEvent(automutex.EventParked, id).Busy; busy.Waited != 0 ||

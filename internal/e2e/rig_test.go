@@ -56,17 +56,17 @@ type rig struct {
 
 // setup is what differs between rigs; the zero value is ready to use.
 type setup struct {
-	rules    []automutex.Rule // of tasks of type "work", where a rule has no Task
-	handler  asynq.HandlerFunc
-	workers  int                     // 0: 10
-	queue    string                  // "": a new one
-	prefix   string                  // "": a new one
-	locks    lock.Client             // where the guard's locks are; nil: where asynq is
-	guarded  func(*automutex.Config) // further settings of the guard
-	served   func(*asynq.Config)     // further settings of the server, before ServerConfig
-	after    func(*asynq.Config)     // and after it
-	unmarked bool                    // without ServerConfig
-	hook     redis.Hook              // on asynq's client, which is the guard's where locks is nil
+	rules   []automutex.Rule // of tasks of type "work", where a rule has no Task
+	handler asynq.HandlerFunc
+	workers int                     // 0: 10
+	queue   string                  // "": a new one
+	prefix  string                  // "": a new one
+	locks   lock.Client             // where the guard's locks are; nil: where asynq is
+	guarded func(*automutex.Config) // further settings of the guard
+	served  func(*asynq.Config)     // further settings of the server, before ServerConfig
+	after   func(*asynq.Config)     // and after it
+	plain   bool                    // without ServerConfig
+	hook    redis.Hook              // on asynq's client, which is the guard's where locks is nil
 	// wrap is how guard and handler become the server's; nil: guard.Middleware
 	wrap func(g *automutex.Guard, h asynq.Handler) asynq.Handler
 }
@@ -159,7 +159,7 @@ func start(t *testing.T, s *redistest.Server, o setup) *rig {
 	if o.served != nil {
 		o.served(&served)
 	}
-	if !o.unmarked {
+	if !o.plain {
 		served = r.guard.ServerConfig(served)
 	}
 	if o.after != nil {

@@ -176,10 +176,10 @@ func TestServer_withoutServerConfig(t *testing.T) {
 
 // Without ServerConfig, and where BaseContext was set on what it returned, there is a warning for RetryAfter of a task
 // without a rule, too, and no EventRetried says that the attempt is not spent.
-func TestServer_withoutTheGuardsMark(t *testing.T) {
+func TestServer_withoutTheGuardsContext(t *testing.T) {
 	t.Parallel()
 	r := start(t, redistest.Mini(t), setup{
-		unmarked: true, rules: []automutex.Rule{{Busy: automutex.Retry}},
+		plain: true, rules: []automutex.Rule{{Busy: automutex.Retry}},
 		handler: func(context.Context, *asynq.Task) error { return automutex.RetryAfter(0, errUpstream) },
 	})
 	r.await(r.enqueue("free", nil), asynq.TaskStateRetry)

@@ -24,7 +24,7 @@ type waiter struct {
 	first  chan struct{} // closed with the first reply, of an ask in a pipeline; then nil
 	done   chan struct{} // closed when the wait has ended by itself
 	left   chan struct{} // closed when the leave was sent
-	ended  step          // with done: how
+	ended  move          // with done: how
 	err    error         // with failed: what Take returns
 }
 
@@ -218,7 +218,7 @@ func (e *Engine) handleReply(w *waiter, r askReply) {
 	}
 }
 
-func (e *Engine) act(w *waiter, next step, r askReply) {
+func (e *Engine) act(w *waiter, next move, r askReply) {
 	switch next {
 	case stay:
 		return

@@ -10,7 +10,7 @@ import (
 )
 
 // This file decides how one caller waits in line: when it asks Redis, for what, and how its wait ends. It only sees
-// what comes and the time; line.go carries out the steps. testdata/waits.txt has stories.
+// what comes and the time; line.go carries out the moves. testdata/waits.txt has stories.
 
 const (
 	// how often a waiter asks again. A lost message delays it by about that long at most
@@ -61,11 +61,11 @@ func (t *terms) isTooLate(opens time.Time) bool {
 	return !t.gateBy.IsZero() && t.gateBy.Before(opens)
 }
 
-// step is what line.go does next. All but stay end the wait.
-type step uint8
+// move is what line.go does next. All but stay end the wait.
+type move uint8
 
 const (
-	stay            step = iota // nothing: next says when to ask again
+	stay            move = iota // nothing: next says when to ask again
 	won                         // hand out the lock that the reply gave
 	granted                     // hand out the lock that a message gave: see hint
 	parkedOrRefused             // it is parked, or refused because a holder has its note: see last
@@ -122,7 +122,7 @@ func (w *turn) begin() {
 }
 
 // regret gives back a grant that came after a pause, by an ask that is due at once. It parks who may.
-func (w *turn) regret(now time.Time) step {
+func (w *turn) regret(now time.Time) move {
 	w.parkNext = w.parkNext || w.terms.mayPark
 	w.refreshAt, w.slotFreeAt = now, time.Time{}
 	return stay
@@ -154,7 +154,7 @@ type askReply struct {
 	slots int       // how many may hold the lock
 }
 
-func (w *turn) replied(r askReply, now time.Time) step {
+func (w *turn) replied(r askReply, now time.Time) move {
 	w.asking = false
 	switch {
 	case w.left:
@@ -183,12 +183,12 @@ func (w *turn) replied(r askReply, now time.Time) step {
 	return w.sawBusy(r, now)
 }
 
-func (w *turn) end(s step) step {
+func (w *turn) end(m move) move {
 	w.over = true
-	return s
+	return m
 }
 
-func (w *turn) sawBusy(r askReply, now time.Time) step {
+func (w *turn) sawBusy(r askReply, now time.Time) move {
 	w.last, w.askedAt, w.repliedAt = r.Answer, r.sent, now
 	if w.ticket == 0 {
 		w.ticket = r.ServerUS - r.InLine.Microseconds()
@@ -220,7 +220,7 @@ func (w *turn) sawBusy(r askReply, now time.Time) step {
 }
 
 // sawGrant takes in a grant; paused: the lock is. While an ask is under way, its reply decides.
-func (w *turn) sawGrant(m message, paused bool, now time.Time) step {
+func (w *turn) sawGrant(m message, paused bool, now time.Time) move {
 	if w.over || m.serverUS <= w.hint.serverUS {
 		return stay
 	}
@@ -244,7 +244,7 @@ func (w *turn) sawBroken(m message, now time.Time) {
 //
 // The lease counts from when the ask with that reply was sent: before the grant, so the caller never counts on it for
 // longer than Redis. If less than half is left, or the lease is short, it asks for a new one instead.
-func (w *turn) takeGrant(paused bool, now time.Time) step {
+func (w *turn) takeGrant(paused bool, now time.Time) move {
 	if w.hint.serverUS <= w.last.ServerUS || w.hint.fence == brokenFence {
 		return stay
 	}
@@ -281,7 +281,7 @@ func (w *turn) parkSoon(now time.Time) {
 }
 
 // giveUp ends the wait. It returns stay while an ask is under way: its reply then says leave.
-func (w *turn) giveUp() step {
+func (w *turn) giveUp() move {
 	w.over, w.left = true, true
 	if w.asking {
 		return stay

@@ -32,7 +32,7 @@ func (s *toldWait) play(e *event) (string, error) {
 	return s.tell(next), nil
 }
 
-func (s *toldWait) event(e *event, now time.Time) (step, error) {
+func (s *toldWait) event(e *event, now time.Time) (move, error) {
 	redis := func() int64 { return now.Add(-e.Duration("redis-is-behind", 0)).UnixMicro() }
 	switch e.Name {
 	case "waits":
@@ -90,7 +90,7 @@ func (s *toldWait) event(e *event, now time.Time) (step, error) {
 }
 
 // tell says what an event has led to.
-func (s *toldWait) tell(next step) string {
+func (s *toldWait) tell(next move) string {
 	at := func(t time.Time) string { return t.Sub(began).String() }
 	w := s.wait
 	switch {
@@ -101,7 +101,7 @@ func (s *toldWait) tell(next step) string {
 	case next == leave && w.last.Parked:
 		return "the leave is sent, and the caller hears that it is parked"
 	case next != stay:
-		return map[step]string{
+		return map[move]string{
 			won: "holds the lock by the reply", parkedOrRefused: "parked, or refused", failed: "fails",
 			tooLate: "fails: the gate opens too late",
 			paused:  "fails: it is paused", leave: "the leave is sent",
