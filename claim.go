@@ -3,9 +3,9 @@ package automutex
 import (
 	"fmt"
 
+	"github.com/automutex/automutex/internal/claims"
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
-	"github.com/automutex/automutex/internal/mark"
 )
 
 // claim is the step of a task that has a claim of package unique, as its ID says. It writes there how far the task
@@ -14,14 +14,14 @@ type claim struct {
 	*facts
 
 	of         target // whose key the claim is for; of a rule without a Name if none makes that key
-	kind       mark.Kind
-	phase      mark.Phase // the last one that Redis has
-	superseded bool       // another task has taken the place of this one
+	kind       claims.Kind
+	phase      claims.Phase // the last one that Redis has
+	superseded bool         // another task has taken the place of this one
 }
 
 // newClaim: a task within a task has the outer one's ID, and no claim.
 func newClaim(f *facts) step {
-	key, kind, ok := mark.Parse(f.id, f.guard.cfg.Prefix)
+	key, kind, ok := claims.Parse(f.id, f.guard.cfg.Prefix)
 	if !ok || f.outer != nil && f.outer.task != f.task {
 		return nil
 	}
@@ -40,13 +40,13 @@ func (c *claim) look(at moment, t target, _ error) obstacle {
 	case (at == stands || at == stays) && c.kind.CanBeSuperseded() && c.phase == "":
 		// asynq has the task as active, so a producer would take its handler for running. An error only keeps producers
 		// from superseding it.
-		_ = c.write(mark.Waiting)
+		_ = c.write(claims.Waiting)
 	}
 	return nothing
 }
 
-func (c *claim) write(phase mark.Phase) error {
-	may, err := c.guard.engine.Mark(c.of.key).Start(c.whole(), c.note, phase, c.kind.EndsAtStart(),
+func (c *claim) write(phase claims.Phase) error {
+	may, err := c.guard.engine.Claim(c.of.key).Start(c.whole(), c.note, phase, c.kind.EndsAtStart(),
 		c.kind.Lasts(phase))
 	if err != nil {
 		return err
@@ -66,7 +66,7 @@ func (c *claim) write(phase mark.Phase) error {
 // A task whose claim cannot be written does not run: the next producer would be joined to a run that has read its data.
 // Nor does one that another task has superseded: over says so then.
 func (c *claim) begin() obstacle {
-	if c.kind == mark.Window {
+	if c.kind == claims.Window {
 		return nothing
 	}
 	if c.of.rule.Name == "" {
@@ -75,7 +75,7 @@ func (c *claim) begin() obstacle {
 			"so the tasks of that key may run at once; give the rules of producer and Guard an equal Task, Scope and On, and "+
 			"both sides the same Prefix and HashKeys", c.about(target{})...)
 	}
-	if err := c.write(mark.Begun); err != nil {
+	if err := c.write(claims.Begun); err != nil {
 		return obstacle{why: decide.NoAnswer, target: c.of,
 			err: fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be noted: %w", c.of.rule.Name,
 				c.of.key, err)}
@@ -88,12 +88,12 @@ func (c *claim) begin() obstacle {
 // have the task.
 func (c *claim) end(e ending) {
 	ended := e.lease == nil && e.decision.Final(false)
-	gone := c.kind.EndsAtStart() && c.phase == mark.Begun && !c.superseded
-	if ended && e.decision.What == decide.Done && c.kind.EndsAtStart() && c.phase != mark.Begun && !c.superseded {
+	gone := c.kind.EndsAtStart() && c.phase == claims.Begun && !c.superseded
+	if ended && e.decision.What == decide.Done && c.kind.EndsAtStart() && c.phase != claims.Begun && !c.superseded {
 		c.guard.warnOnce("skipped "+c.of.rule.Name, "a task was skipped that package unique had enqueued UntilStart: no run "+
 			"may have seen the change it stands for; use another policy than skip, or UntilDone", c.about(c.of)...)
 	}
 	if ended && !gone && (c.superseded || c.kind.EndsWithTask()) {
-		_ = c.write(mark.Ended)
+		_ = c.write(claims.Ended)
 	}
 }

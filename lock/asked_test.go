@@ -9,9 +9,9 @@ import (
 
 	"github.com/redis/go-redis/v9"
 
+	"github.com/automutex/automutex/internal/claims"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/lock"
 )
 
@@ -78,8 +78,8 @@ func (asking) CloseGate(ctx context.Context, le *lock.Lease, d time.Duration) er
 	return (*inside.At(le)).CloseGate(ctx, d)
 }
 
-func (asking) Claim(l *lock.Locker, key string) mark.Mark {
-	return engineOf(l).Mark(key)
+func (asking) Claim(l *lock.Locker, key string) claims.Claim {
+	return engineOf(l).Claim(key)
 }
 
 // ByKey is the lock with that key, for operators.

@@ -15,8 +15,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/claims"
 	"github.com/automutex/automutex/internal/engine"
-	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/tasktype"
 	"github.com/automutex/automutex/lock"
 )
@@ -57,7 +57,7 @@ const (
 
 	// claimLife is how long a claim lasts that nobody ends: only garbage is collected. keptLife is that of a claim that
 	// stays when its task is archived: asynq keeps archived tasks for 90 days.
-	claimLife = mark.Kept
+	claimLife = claims.Kept
 	keptLife  = 100 * 24 * time.Hour
 
 	// changeTTL is how long the lock around the deletion of an ended task stays taken after its producer died; it is

@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/mark"
+	"github.com/automutex/automutex/internal/claims"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -191,7 +191,7 @@ func TestKeys_equalTheGuards(t *testing.T) {
 		keys, err := g.Keys(t.Context(), task)
 		redistest.Must(t, err)
 		info := r.must(c.Enqueue(task))
-		if info.ID != mark.TaskID(keys[0]) || info.Queue != "default" {
+		if info.ID != claims.TaskID(keys[0]) || info.Queue != "default" {
 			t.Errorf("the task %s in %s, the key %s", info.ID, info.Queue, keys[0])
 		}
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/claims"
 	"github.com/automutex/automutex/internal/keys"
-	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/internal/stamp"
 	"github.com/automutex/automutex/internal/tasknote"
@@ -175,7 +175,7 @@ func TestEnqueue_duplicateOnAFullKey(t *testing.T) {
 	info, err := rejecting.Enqueue(task("work", "7", ""))
 	r.mustBeDuplicate(info, err, queued.ID, asynq.TaskStatePending)
 	ended := r.must(r.plain.Enqueue(task("work", "8", ""), asynq.Queue(r.queue),
-		asynq.TaskID(mark.TaskID(keys.Key(r.prefix, "work", "8")))))
+		asynq.TaskID(claims.TaskID(keys.Key(r.prefix, "work", "8")))))
 	redistest.Must(t, r.inspector.ArchiveTask(r.queue, ended.ID))
 	if _, err := joining.Enqueue(task("work", "8", "")); !errors.Is(err, automutex.ErrFull) {
 		t.Errorf("another task: %v", err)

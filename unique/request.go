@@ -14,10 +14,10 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/blocked"
+	"github.com/automutex/automutex/internal/claims"
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/tasknote"
 	"github.com/automutex/automutex/lock"
 )
@@ -93,7 +93,7 @@ func (req *request) run(ctx context.Context) (*asynq.TaskInfo, error) {
 }
 
 // underWay returns the error for a claim that stands and whose task does not exist.
-func (req *request) underWay(claim mark.Standing) error {
+func (req *request) underWay(claim claims.Standing) error {
 	age, left := claim.Age.Round(time.Millisecond), (req.client.grace - claim.Age).Round(time.Millisecond)
 	return fmt.Errorf("%w: it took the key %s ago, and its task %s is not in Redis yet; try again, the key is free in "+
 		"%s at the latest", ErrEnqueueUnderWay, age, claim.Holder, left)
@@ -101,7 +101,7 @@ func (req *request) underWay(claim mark.Standing) error {
 
 // existing is what stands for the key: a claim, and its task as asynq has it.
 type existing struct {
-	claim      mark.Standing // without a Holder: none. Under UntilDone with Reject or Join: the task's ID.
+	claim      claims.Standing // without a Holder: none. Under UntilDone with Reject or Join: the task's ID.
 	queue, id  string
 	info       *asynq.TaskInfo // nil: asynq does not have the task
 	supersedes bool            // the new task takes its place while it lives
@@ -127,7 +127,7 @@ func (req *request) try(ctx context.Context, old existing) (*asynq.TaskInfo, exi
 		case isLost(seen):
 			return nil, existing{}, lostError(found.queue, found.id)
 		case seen != nil:
-			found.info, found.claim = seen, mark.Standing{Holder: req.holder(), Phase: mark.Enqueued}
+			found.info, found.claim = seen, claims.Standing{Holder: req.holder(), Phase: claims.Enqueued}
 		}
 		return nil, found, nil
 	}
@@ -141,7 +141,7 @@ func (req *request) try(ctx context.Context, old existing) (*asynq.TaskInfo, exi
 	}
 	underWay := standing.Newer != "" && standing.NewerAge < req.client.grace
 	if underWay { // as if it had the claim: it is waited for
-		standing = mark.Standing{Holder: standing.Newer, Age: standing.NewerAge, Phase: mark.Enqueuing}
+		standing = claims.Standing{Holder: standing.Newer, Age: standing.NewerAge, Phase: claims.Enqueuing}
 	}
 	found := existing{claim: standing}
 	var ok bool
@@ -149,18 +149,18 @@ func (req *request) try(ctx context.Context, old existing) (*asynq.TaskInfo, exi
 		return nil, found, nil // or no claim of package unique: no such task exists
 	}
 	if found.info, err = req.look(found.queue, found.id); err == nil && found.info != nil &&
-		standing.Phase == mark.Enqueuing {
+		standing.Phase == claims.Enqueuing {
 		// Its producer died before it confirmed the claim, or is about to.
 		_, err = req.claim().Keep(ctx, standing.Holder, 0)
 	}
 	return nil, found, err
 }
 
-func (req *request) claim() mark.Mark { return req.client.engine.Mark(req.key) }
+func (req *request) claim() claims.Claim { return req.client.engine.Claim(req.key) }
 
 // take takes the claim for the new task, or announces the task in the claim of the one that it supersedes. If Redis'
 // reply was lost, that may have happened for a task that will never exist, so take undoes it.
-func (req *request) take(ctx context.Context, old existing) (standing mark.Standing, err error) {
+func (req *request) take(ctx context.Context, old existing) (standing claims.Standing, err error) {
 	if old.supersedes {
 		standing, err = req.claim().Supersede(ctx, req.holder(), old.claim)
 	} else {
@@ -229,7 +229,7 @@ func (req *request) start(old existing) []asynq.Option {
 
 // confirm has the claim say that the task is enqueued. From then on a task that asynq does not have has ended, however
 // it ended, and its claim with it. The claim of a scheduled task lasts longer.
-func (req *request) confirm(ctx context.Context, info *asynq.TaskInfo) (mark.Standing, error) {
+func (req *request) confirm(ctx context.Context, info *asynq.TaskInfo) (claims.Standing, error) {
 	length := time.Duration(0)
 	if ahead := time.Until(info.NextProcessAt); ahead > 0 && req.rule.Until.kind != decide.ForTime {
 		length = min(ahead+info.Retention+req.rule.claimLength(), inside.MaxTTL)
@@ -266,7 +266,7 @@ func (req *request) clean(ctx context.Context, stale []string) error {
 			continue
 		}
 		if err == nil || errors.Is(err, asynq.ErrTaskNotFound) || isListless(err) {
-			_, err = req.claim().Start(ctx, holder, mark.Ended, req.rule.kind().EndsAtStart(), claimLife)
+			_, err = req.claim().Start(ctx, holder, claims.Ended, req.rule.kind().EndsAtStart(), claimLife)
 		}
 		if err != nil {
 			return err
@@ -279,7 +279,7 @@ func (req *request) clean(ctx context.Context, stale []string) error {
 func (req *request) facts(found existing) decide.Existing {
 	e := decide.Existing{
 		Until: req.rule.Until.kind, Duplicate: req.rule.Duplicate.kind, Keep: req.rule.KeepArchived,
-		Begun: found.claim.Phase == mark.Begun,
+		Begun: found.claim.Phase == claims.Begun,
 	}
 	past := req.rule.Duplicate.kind == decide.Postpone && found.claim.Age >= req.rule.MaxPostpone
 	if info := found.info; past && info != nil &&
@@ -291,7 +291,7 @@ func (req *request) facts(found existing) decide.Existing {
 		e.Claim = decide.Settled
 	case found.claim.Holder == "":
 		e.Claim = decide.NoClaim
-	case found.claim.Phase != mark.Enqueuing:
+	case found.claim.Phase != claims.Enqueuing:
 		e.Claim = decide.Confirmed
 	case found.claim.Age >= req.client.grace:
 		e.Claim = decide.Settled
@@ -303,7 +303,7 @@ func (req *request) facts(found existing) decide.Existing {
 		e.Task = decide.Absent
 	case isEnded(found.info):
 		e.Task = decide.Ended
-	case found.info.State == asynq.TaskStateActive && found.claim.Phase != mark.Waiting:
+	case found.info.State == asynq.TaskStateActive && found.claim.Phase != claims.Waiting:
 		e.Task = decide.Active
 	default:
 		e.Task = decide.Waits
@@ -330,7 +330,7 @@ func (req *request) duplicate(found existing) *DuplicateError {
 // producer died holding it, they poll until its TTL ends.
 func (req *request) replaceEnded(ctx context.Context) (*asynq.TaskInfo, error) {
 	lease, err := req.client.engine.Take(ctx, engine.Request{
-		Ref: engine.Ref{Key: mark.Key(req.key) + ":lock", Limit: 1}, Name: req.key, TTL: req.client.changeTTL,
+		Ref: engine.Ref{Key: claims.Key(req.key) + ":lock", Limit: 1}, Name: req.key, TTL: req.client.changeTTL,
 	})
 	if busy := (*engine.Busy)(nil); errors.As(err, &busy) && busy.Cause != nil {
 		err = busy.Cause
@@ -418,9 +418,9 @@ func (req *request) holder() string { return tasknote.Of(req.rule.Queue, req.id)
 // newID makes the ID of a new task.
 func newID(r *rule, key string) string {
 	if !r.hasClaim() {
-		return mark.TaskID(key)
+		return claims.TaskID(key)
 	}
-	return mark.ID(key, r.kind(), strings.ToLower(rand.Text()[:16]))
+	return claims.ID(key, r.kind(), strings.ToLower(rand.Text()[:16]))
 }
 
 // wholeSecond rounds t up to whole seconds, since asynq drops fractions of a second.

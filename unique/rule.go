@@ -10,9 +10,9 @@ import (
 	"github.com/hibiken/asynq"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/claims"
 	"github.com/automutex/automutex/internal/decide"
 	"github.com/automutex/automutex/internal/inside"
-	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/printable"
 )
 
@@ -114,16 +114,16 @@ func (r *rule) where() string { return fmt.Sprintf("rule %q (Rules[%d])", r.Task
 func (r *rule) hasClaim() bool { return r.Until.kind != decide.UntilDone || r.Duplicate.supersedes() }
 
 // kind is what a Guard writes in the claims of the rule's tasks.
-func (r *rule) kind() mark.Kind {
-	kinds := map[decide.Until][2]mark.Kind{
-		decide.UntilDone: {"", mark.DoneNew}, decide.UntilStart: {mark.Start, mark.StartNew},
-		decide.ForTime: {mark.Window, mark.WindowNew},
+func (r *rule) kind() claims.Kind {
+	kinds := map[decide.Until][2]claims.Kind{
+		decide.UntilDone: {"", claims.DoneNew}, decide.UntilStart: {claims.Start, claims.StartNew},
+		decide.ForTime: {claims.Window, claims.WindowNew},
 	}
 	switch pair := kinds[r.Until.kind]; {
 	case !r.Duplicate.supersedes():
 		return pair[0]
 	case r.Until.kind == decide.UntilDone && r.KeepArchived:
-		return mark.KeptNew
+		return claims.KeptNew
 	default:
 		return pair[1]
 	}

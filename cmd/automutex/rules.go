@@ -15,13 +15,13 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/config"
+	"github.com/automutex/automutex/internal/claims"
 	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/doctor"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
 	"github.com/automutex/automutex/internal/inspect"
 	"github.com/automutex/automutex/internal/keys"
-	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/unique"
 )
@@ -250,9 +250,9 @@ func uniqueMatch(ctx context.Context, once unique.Config, t *asynq.Task) ([]matc
 	}
 	matches, err := matching(ctx, cfg, t)
 	for i, m := range matches { // one: a producer has one rule for each Task
-		rule, name := once.Rules[m.index], mark.Key(m.Name)
+		rule, name := once.Rules[m.index], claims.Key(m.Name)
 		if rule.Until == unique.UntilDone && (rule.Duplicate == unique.Reject || rule.Duplicate == unique.Join) {
-			name = mark.TaskID(m.Name)
+			name = claims.TaskID(m.Name)
 		}
 		matches[i] = match{Unique: rule.Task, Key: m.Key, Name: name}
 	}

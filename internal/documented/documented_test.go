@@ -189,9 +189,9 @@ func TestArchitecture_layersOfLock(t *testing.T) {
 			"internal/printable", "internal/redisx"},
 		"internal/engine/rate":    {"internal/inside", "internal/printable"},
 		"internal/engine/workers": {},
-		"internal/mark":           {"internal/inside", "internal/life", "internal/redisx"},
+		"internal/claims":         {"internal/inside", "internal/life", "internal/redisx"},
 		"internal/engine": {"internal/control", "internal/engine/workers", "internal/inside", "internal/keys",
-			"internal/life", "internal/mark", "internal/printable", "internal/redisx"},
+			"internal/life", "internal/claims", "internal/printable", "internal/redisx"},
 	} {
 		files, err := filepath.Glob(filepath.Join(part, "*.go"))
 		if err != nil || len(files) == 0 {

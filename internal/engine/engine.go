@@ -24,11 +24,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/automutex/automutex/internal/claims"
 	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine/workers"
 	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/life"
-	"github.com/automutex/automutex/internal/mark"
 	"github.com/automutex/automutex/internal/redisx"
 )
 
@@ -189,8 +189,8 @@ func (e *Engine) Key(name string, parts ...string) string {
 // Life counts what is under way, also of readers of orders and of claims.
 func (e *Engine) Life() *life.Life { return e.life }
 
-// Mark returns the mark beside the lock with that key.
-func (e *Engine) Mark(key string) mark.Mark { return mark.Of(e.life, e.conn, key) }
+// Claim is the claim beside the lock with that key.
+func (e *Engine) Claim(key string) claims.Claim { return claims.Of(e.life, e.conn, key) }
 
 // Close is lock.Locker.Close.
 func (e *Engine) Close() {

@@ -1,11 +1,11 @@
--- start: note in a mark how far its task is: it waits in a worker, its handler begins, or it has ended. A task that
+-- start: write in a claim how far its task is: it waits in a worker, its handler begins, or it has ended. A task that
 -- another one has superseded must not start.
 --
--- KEYS[1] mark
+-- KEYS[1] claim
 -- ARGV[1] body    <queue>/<task>
 -- ARGV[2] phase   one of waiting, begun, ended
--- ARGV[3] ends    1: the mark ends when the handler begins; else 0
--- ARGV[4] length  waiting, begun: how long the mark stands from now at least (ms); ended: at most
+-- ARGV[3] ends    1: the claim ends when the handler begins; else 0
+-- ARGV[4] length  waiting, begun: how long the claim stands from now at least (ms); ended: at most
 --
 -- reply 1 own:        the handler may begin
 -- reply 0 superseded: another task has taken the place of this one

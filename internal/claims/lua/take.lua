@@ -1,13 +1,13 @@
--- take: set a mark, unless there is one; or announce a task that is to take the place of its own. Sent twice, the
+-- take: set a claim, unless there is one; or announce a task that is to take the place of its own. Sent twice, the
 -- second changes nothing.
 --
--- KEYS[1] mark
+-- KEYS[1] claim
 -- ARGV[1] body     <queue>/<task> that takes it
--- ARGV[2] instead  <queue>/<task> whose mark is replaced if it is there; '': none is replaced
--- ARGV[3] length   how long the mark stands (ms); 0: instead's task lives, and the mark stands as it did
+-- ARGV[2] instead  <queue>/<task> whose claim is replaced if it is there; '': none is replaced
+-- ARGV[3] length   how long the claim stands (ms); 0: instead's task lives, and the claim stands as it did
 -- ARGV[4] given up with length 0: the newer task whose producer is given up; '-': none
 --
--- reply {body, age (ms), phase, newer, its age (ms), stale} of the mark that stands now
+-- reply {body, age (ms), phase, newer, its age (ms), stale} of the claim that stands now
 if ARGV[3] == '0' then
   if body == ARGV[2] and phase ~= 'begun' and newer == ARGV[4] then
     forbid(newer)

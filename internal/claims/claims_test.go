@@ -1,4 +1,4 @@
-package mark
+package claims
 
 import (
 	"context"
@@ -17,9 +17,9 @@ import (
 
 func TestMain(m *testing.M) { redistest.Main(m) }
 
-// rig is a mark whose calls have to succeed.
+// rig is a claim whose calls have to succeed.
 type rig struct {
-	Mark
+	Claim
 	t   *testing.T
 	rdb redis.UniversalClient
 }
@@ -38,7 +38,7 @@ func (r rig) take(holder, instead string) Standing {
 	return got
 }
 
-// is checks whose mark stands, and its phase; "" that none does.
+// is checks whose claim stands, and its phase; "" that none does.
 func (r rig) is(holder string, phase Phase) {
 	r.t.Helper()
 	got := r.take("looks", "")
@@ -46,7 +46,7 @@ func (r rig) is(holder string, phase Phase) {
 		holder, phase = "looks", Enqueuing
 	}
 	if got.Holder != holder || got.Phase != phase {
-		r.t.Errorf("the mark is %s's, %s; want %s's, %s", got.Holder, got.Phase, holder, phase)
+		r.t.Errorf("the claim is %s's, %s; want %s's, %s", got.Holder, got.Phase, holder, phase)
 	}
 	r.must(holder == "looks", r.Drop, "looks")
 }
@@ -65,22 +65,22 @@ func (r rig) start(want bool, holder string, phase Phase, ends bool) {
 	}, holder)
 }
 
-// supersede announces newer in the place of a mark that was seen, and says whether it was.
+// supersede announces newer in the place of a claim that was seen, and says whether it was.
 func (r rig) supersede(want bool, newer string, old Standing) Standing {
 	r.t.Helper()
 	got, err := r.Supersede(r.t.Context(), newer, old)
 	if is := got.Newer == newer; err != nil || is != want {
-		r.t.Errorf("announced in the mark of %s, %s is %+v, %v; want %v", old.Holder, newer, got, err, want)
+		r.t.Errorf("announced in the claim of %s, %s is %+v, %v; want %v", old.Holder, newer, got, err, want)
 	}
 	return got
 }
 
-// keep confirms holder's task, and says whether the mark is holder's.
+// keep confirms holder's task, and says whether the claim is holder's.
 func (r rig) keep(want bool, holder string, length time.Duration) {
 	r.t.Helper()
 	got, err := r.Keep(r.t.Context(), holder, length)
 	if is := got.Holder == holder && got.Phase != Enqueuing; err != nil || is != want {
-		r.t.Errorf("kept by %s, the mark is %+v, %v; want %v", holder, got, err, want)
+		r.t.Errorf("kept by %s, the claim is %+v, %v; want %v", holder, got, err, want)
 	}
 }
 
@@ -99,14 +99,14 @@ func (r rig) expires(about time.Duration) {
 	}
 }
 
-func TestMark_life(t *testing.T) {
+func TestClaim_life(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
 		r := start(t, s)
 		r.must(false, r.Drop, "a") // nothing was taken
 		r.keep(false, "a", time.Minute)
 		r.take("a", "")
 		if again := r.take("a", ""); again.Holder != "a" {
-			t.Errorf("a mark taken twice is %+v", again)
+			t.Errorf("a claim taken twice is %+v", again)
 		}
 		r.must(false, r.Drop, "b") // it is another's
 		r.take("b", "x")
@@ -131,7 +131,7 @@ func TestMark_life(t *testing.T) {
 		r.take("c", "b") // a new one
 		r.is("c", Enqueuing)
 		r.expires(time.Minute)
-		for range 2 { // it shortens the mark, and never prolongs it
+		for range 2 { // it shortens the claim, and never prolongs it
 			_, err := r.Start(t.Context(), "c", Ended, false, 30*time.Second)
 			redistest.Must(t, err)
 			r.start(true, "c", Ended, false)
@@ -149,7 +149,7 @@ func TestMark_life(t *testing.T) {
 }
 
 // A call with a context that has ended changes nothing.
-func TestMark_contextEnded(t *testing.T) {
+func TestClaim_contextEnded(t *testing.T) {
 	r := start(t, redistest.Mini(t))
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -165,7 +165,7 @@ func TestStart_orSuperseded(t *testing.T) {
 		for _, ends := range []bool{true, false} {
 			r := start(t, s)
 			const first, second, third = "q/k:n.1", "q/k:n.2", "q/k:n.3"
-			r.start(true, first, Begun, ends) // no mark stands
+			r.start(true, first, Begun, ends) // no claim stands
 			r.take(first, "")
 			for range 2 {
 				r.start(true, first, Waiting, ends)
@@ -195,8 +195,8 @@ func TestStart_orSuperseded(t *testing.T) {
 			r.start(true, first, Begun, ends) // its next attempt
 			r.rdb.Del(t.Context(), r.Key())
 
-			// Confirmed: the old one never begins. The mark knows that until the old one has ended, also in the hands of the
-			// next.
+			// Confirmed: the old one never begins. The claim knows that until the old one has ended, also in the hands of
+			// the next.
 			old = r.take(first, "")
 			r.start(true, first, Waiting, ends)
 			r.supersede(true, second, old)
@@ -225,7 +225,7 @@ func TestStart_orSuperseded(t *testing.T) {
 	})
 }
 
-// A superseded task never begins until it has ended, however many marks have been over since.
+// A superseded task never begins until it has ended, however many claims have been over since.
 func TestStart_supersededBefore(t *testing.T) {
 	s := redistest.StartMini(t)
 	r, now := start(t, s), time.Now()
@@ -243,7 +243,7 @@ func TestStart_supersededBefore(t *testing.T) {
 	s.SetTime(t, now.Add(time.Hour))
 	r.start(false, "a", Ended, false)
 	if r.rdb.Exists(t.Context(), r.Key()).Val() != 0 {
-		t.Error("the key outlives the last task of the mark")
+		t.Error("the key outlives the last task of the claim")
 	}
 }
 
@@ -264,7 +264,7 @@ func TestSupersede_ends(t *testing.T) {
 		r.supersede(true, third, seen)
 		r.start(false, second, Begun, false)
 		r.keep(false, second, 0)
-		_, err := r.Start(t.Context(), first, Ended, false, time.Second) // the mark is third's soon
+		_, err := r.Start(t.Context(), first, Ended, false, time.Second) // the claim is third's soon
 		redistest.Must(t, err)
 		r.expires(time.Minute)
 		r.start(true, third, Waiting, false)

@@ -1,4 +1,4 @@
-package mark
+package claims
 
 import (
 	"net/url"
