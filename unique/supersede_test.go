@@ -133,7 +133,7 @@ func TestReplace_supersedesATaskThatAGuardHandedBack(t *testing.T) {
 	})
 }
 
-// Without a Guard in the worker nobody notes that a handler begins: a task that asynq has as active for a while blocks
+// Without a Guard in the worker nobody writes that a handler begins: a task that asynq has as active for a while blocks
 // its key.
 func TestReplace_withoutAGuard(t *testing.T) {
 	t.Parallel()

@@ -104,7 +104,7 @@ func spin(b *testing.B, takes []take, n int, want error) {
 	wg.Wait()
 }
 
-// turns is what goroutines that take turns with a key note while they hold it.
+// turns is what goroutines that take turns with a key write while they hold it.
 type turns struct {
 	b      *testing.B
 	server *redistest.Server

@@ -379,7 +379,7 @@ func (c *crowd) written(key string) int64 {
 	return c.of(key).fence
 }
 
-// enter notes that somebody begins to work under a lease, beside whom, and that the first thing it does is to write
+// enter says that somebody begins to work under a lease, beside whom, and that the first thing it does is to write
 // with its fence. before is what was written when it asked for the lease.
 func (c *crowd) enter(key string, le *lock.Lease, before int64) {
 	fence, err := le.Fence() // 0: it was taken without one, and nothing is written

@@ -28,7 +28,7 @@ type orderOracle struct {
 	broken []string
 }
 
-// begins notes that an Enqueue begins; id is its task's.
+// begins says that an Enqueue begins; id is its task's.
 func (o *orderOracle) begins(key, id string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -41,7 +41,7 @@ func (o *orderOracle) returned(key, id string) {
 	o.known[key] = append(o.known[key], id)
 }
 
-// runs notes that the handler of a task begins. It may have run before, if asynq lost a reply: see docs/guarantees.md.
+// runs says that the handler of a task begins. It may have run before, if asynq lost a reply: see docs/guarantees.md.
 func (o *orderOracle) runs(id string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

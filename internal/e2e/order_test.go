@@ -157,7 +157,7 @@ func TestInOrder_enqueuedForAnotherKey(t *testing.T) {
 	})
 }
 
-// orderLog notes which tasks ran, each time that they began.
+// orderLog keeps which tasks ran, each time that they began.
 type orderLog struct {
 	mu     sync.Mutex
 	starts []string
@@ -330,7 +330,7 @@ func TestInOrder_redelivery(t *testing.T) {
 		redistest.Must(t, err)
 		run.returns(nil)
 		r.awaitDropped(id)
-		// The same task, as the recoverer delivers it when its end was not noted.
+		// The same task, as the recoverer delivers it when its end was not stored.
 		again := asynq.NewTaskWithHeaders("work", info.Payload, info.Headers, asynq.Queue(r.queue), asynq.TaskID(id),
 			asynq.MaxRetry(info.MaxRetry), asynq.Retention(time.Hour))
 		_, err = r.client.Enqueue(again)

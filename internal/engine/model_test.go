@@ -525,7 +525,7 @@ func (m *model) first() string {
 
 // -------------------- the steps
 
-// fence notes a fence, which must be above all before.
+// fence takes a fence, which must be above all before.
 func (s *sim) fence(v any, again bool) {
 	f := num(v)
 	if f < s.grew || f == s.grew && !again {

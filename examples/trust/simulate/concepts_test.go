@@ -352,7 +352,7 @@ func (k *keyBook) closes(until time.Time) {
 	k.gate.closed = latest(k.gate.closed, until)
 }
 
-// opens notes that an operator has broken a lock: that ends a hold, and the gate of a rate that the hold had moved.
+// opens says that an operator has broken a lock: that ends a hold, and the gate of a rate that the hold had moved.
 func (k *keyBook) opens() {
 	k.broken = time.Now()
 	k.gate.starts, k.gate.holds = nil, nil // closed stays: nobody knows
@@ -403,7 +403,7 @@ func (b *ledger) later(r *run, after time.Duration) {
 	}
 }
 
-// asksBack notes that a handler, or a function of a rule, asks for a task to come back later.
+// asksBack says that a handler, or a function of a rule, asks for a task to come back later.
 func (b *ledger) asksBack(ctx context.Context, n int, after time.Duration) {
 	retried, _ := asynq.GetRetryCount(ctx)
 	if retried < b.books[n].plan.MaxRetry {
@@ -609,7 +609,7 @@ func (b *ledger) order(target string) *orders {
 	return b.targets[target]
 }
 
-// halts notes a pause that ends by itself, or, with the zero time, does not; done: it is in Redis.
+// halts takes a pause that ends by itself, or, with the zero time, does not; done: it is in Redis.
 func (b *ledger) halts(target string, until time.Time, done bool) {
 	defer b.locked()()
 	o := b.order(target)
@@ -911,7 +911,7 @@ func (p *process) aggregate(_ string, members []*asynq.Task) *asynq.Task {
 	return asynq.NewTask(t.Task, t.body(n), append(t.options(), asynq.TaskID(p.w.plan.id(n)))...)
 }
 
-// aggregates notes that tasks are aggregated, and gives the number of the task that is made; -1: none is.
+// aggregates says that tasks are aggregated, and gives the number of the task that is made; -1: none is.
 func (b *ledger) aggregates(p *process, members []*asynq.Task) int {
 	defer b.locked()()
 	n := slices.IndexFunc(b.books, func(t *taskBook) bool { return t.asked == 0 && b.books[t.n].plan.Aggregated })
@@ -1710,7 +1710,7 @@ func (w *world) skip(key, note string) {
 	}
 }
 
-// givesUp notes that a task's place may be given up, and tells whether that was so before.
+// givesUp says that a task's place may be given up, and tells whether that was so before.
 func (b *ledger) givesUp(n int) (before bool) {
 	defer b.locked()()
 	before = b.books[n].ends[endGivenUp]
@@ -1718,7 +1718,7 @@ func (b *ledger) givesUp(n int) (before bool) {
 	return before
 }
 
-// losesKey notes that a key is lost, as in a failover, with all that is known of its order.
+// losesKey says that a key is lost, as in a failover, with all that is known of its order.
 func (b *ledger) losesKey(rule rulePlan, t taskPlan) {
 	b.breaks(rule.key(t))
 	defer b.locked()()
@@ -1868,7 +1868,7 @@ func (b *ledger) judgeLate(n int, e automutex.Event) {
 	if early := time.Until(t.due.Add(b.w.plan.startsWithin(t.plan))); early > ms {
 		b.violatef("late: task %d is refused as late, %s before its time", n, early)
 	}
-	if t.starts > 0 && t.success == 0 && !t.lostNote { // one that was done may be enqueued once more
+	if t.starts > 0 && t.success == 0 && !t.lostStart { // one that was done may be enqueued once more
 		b.violatef("late: task %d is refused as late, and has begun before", n)
 	}
 }

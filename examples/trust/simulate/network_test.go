@@ -994,7 +994,7 @@ func (w *world) longFault(p *process, at time.Time, length time.Duration) bool {
 // sentAgainAfter is how long go-redis waits for a reply, and then until it sends again.
 const sentAgainAfter = 6 * sec
 
-// comesAgain notes that a task comes, which may have ended: it tells whether a wake that was held up explains that.
+// comesAgain says that a task comes, which may have ended: it tells whether a wake that was held up explains that.
 func (b *ledger) comesAgain(t *taskBook) bool {
 	since := t.left.Add(-sentAgainAfter)
 	holdsUp := func(a activeFault) bool {

@@ -86,14 +86,14 @@ type taskBook struct {
 	asked    int       // seq before its enqueue
 	due      time.Time // when that was
 
-	lostNote bool      // Redis failed twice when its start was to be noted
-	acceptAt int       // seq of its acceptance
-	op       bool      // an operator touched it
-	parked   bool      // it has parked
-	left     time.Time // when an attempt of it last ended
-	blocked  time.Time // when a Guard told that it holds its key, archived; zero: it did not, or the task came again
-	again    bool      // it came when it had succeeded, as a parked task may; see comesAgain
-	reason   string    // why it last did not get a lock
+	lostStart bool      // Redis failed twice when its start was to be stored
+	acceptAt  int       // seq of its acceptance
+	op        bool      // an operator touched it
+	parked    bool      // it has parked
+	left      time.Time // when an attempt of it last ended
+	blocked   time.Time // when a Guard told that it holds its key, archived; zero: it did not, or the task came again
+	again     bool      // it came when it had succeeded, as a parked task may; see comesAgain
+	reason    string    // why it last did not get a lock
 
 	members    []int     // of which it was made
 	into       []int     // what was made of it
@@ -291,7 +291,7 @@ func (b *ledger) arrive(p *process, ctx context.Context, n int) *attempt {
 	return a
 }
 
-// comesTo notes that an attempt comes to the next of its locks, of which it has taken so many.
+// comesTo says that an attempt comes to the next of its locks, of which it has taken so many.
 func (b *ledger) comesTo(a *attempt, taken int) {
 	rules := b.w.plan.rulesOf(b.books[a.n].plan)
 	if a.taken = taken; taken >= len(rules) {
@@ -383,7 +383,7 @@ func (b *ledger) deadlinePassed(a *attempt) {
 	}
 }
 
-// unheard notes that asynq counts a failure although the handler may have returned nil: its locks are still being
+// unheard says that asynq counts a failure although the handler may have returned nil: its locks are still being
 // released, and asynq does not wait for that.
 func (b *ledger) unheard(a *attempt, least int, why string) {
 	a.run.counted = true
@@ -394,7 +394,7 @@ func (b *ledger) unheard(a *attempt, least int, why string) {
 	b.spendLocked(a.n, least, 1, why)
 }
 
-// depart notes that the middleware has returned, or panicked: that goes on.
+// depart says that the middleware has returned, or panicked: that goes on.
 func (b *ledger) depart(a *attempt, panicked any) {
 	b.mu.Lock()
 	a.over = true
@@ -451,7 +451,7 @@ type run struct {
 	released  map[string]time.Time // by key, when the Guard told of it
 }
 
-// begin notes that a handler begins, and judges whether it may. nil: its process is dead.
+// begin says that a handler begins, and judges whether it may. nil: its process is dead.
 func (b *ledger) begin(p *process, ctx context.Context, n int) *run {
 	id, _ := asynq.GetTaskID(ctx)
 	r := &run{p: p, ctx: ctx, n: n, id: id, began: time.Now(), taken: map[string]time.Time{},
@@ -801,7 +801,7 @@ func (b *ledger) event(p *process, e automutex.Event) {
 	case automutex.EventBackendError:
 		b.unanswered[id] = time.Now()
 		if n >= 0 && strings.Contains(e.Err.Error(), "automutex:start:") {
-			b.books[n].lostNote = true
+			b.books[n].lostStart = true
 		}
 	case automutex.EventBusy:
 		b.judgeCharge(n, key, e.Busy)
@@ -1023,7 +1023,7 @@ func (k *keyBook) holdingOf(id string, e automutex.Event) *holding {
 	})
 }
 
-// lapses notes that a lease was lost. If the handler had ended by then, its success, which is noted already, begins no
+// lapses says that a lease was lost. If the handler had ended by then, its success, which is known already, begins no
 // cooldown: a lease that is lost keeps nothing taken.
 func (b *ledger) lapses(p *process, n int, key string, h *holding) {
 	for _, r := range b.runs {
@@ -1318,7 +1318,7 @@ func (w *world) judgeKeys() {
 	})
 }
 
-// isStart tells whether a key notes that a task has begun, or was archived as late: for three days, of one that is not
+// isStart tells whether a key says that a task has begun, or was archived as late: for three days, of one that is not
 // done.
 func isStart(key string) bool { return strings.HasPrefix(key, "automutex:start:") }
 

@@ -497,7 +497,7 @@ func (b *ledger) touch(n int) string {
 	return b.books[n].id
 }
 
-// touchID notes that an operator does something to the tasks with that ID. One that was joined to another has the ID of
+// touchID says that an operator does something to the tasks with that ID. One that was joined to another has the ID of
 // that one; under UntilDone one that comes later has it too, and its producer may still wait for the answer.
 func (b *ledger) touchID(id string) {
 	for _, t := range b.books {
