@@ -73,7 +73,7 @@ type lateness struct {
 	by      time.Time  // zero: it has none, or has begun
 	target  target     // whose rule's Late counts, maybe without a key
 	begun   bool       // Redis knows, or is to know, that it has begun
-	writing chan error // gets once what came of writing that; nil: it is not on its way
+	writing chan error // gets once what came of writing that; nil: nobody writes
 }
 
 // startKept is how long Redis keeps that after the deadline of a task that is not done.
