@@ -152,7 +152,7 @@ func (le *Lease) next() time.Time {
 	return at
 }
 
-// sawSent: a renewal is sent now, which may be stuck. The next one is due after a third of the time left.
+// sawSent: a renewal is sent now, and may be stuck. The next is due after a third of the time left.
 func (le *Lease) sawSent(now time.Time) {
 	le.renewals++
 	le.renewAt = now.Add(max(min(le.deadline.Sub(now), le.request.TTL)/3, together))
