@@ -107,8 +107,8 @@ func (rs *ruleSet) warn(log *slog.Logger) {
 		case other == nil:
 			first[rule.Scope] = rule
 		case len(rule.On)+len(rule.OnHeaders) != len(other.On)+len(other.OnHeaders):
-			log.Warn("automutex: " + rule.where() + ": Scope: " + other.where() + " shares it, and has another number of fields " +
-				"in its keys, so their tasks never share a key; name as many in both, or give each a Scope")
+			log.Warn("automutex: " + rule.where() + ": Scope: " + other.where() + " shares it, and has another number of " +
+				"fields in its keys, so their tasks never share a key; name as many in both, or give each a Scope")
 		}
 		if rule.Busy.row().parks && rule.Wait > 0 {
 			log.Warn("automutex: " + rule.where() + ": Wait: has no effect under the policy park, which is also that of a " +

@@ -343,8 +343,8 @@ func (f *facts) countLast() (ended func()) {
 	}
 	n := f.server.lasts.Add(1)
 	if most, _ := asynq.GetMaxRetry(f.ctx); most <= 0 || 2*n >= int64(f.server.workers.Limit) {
-		f.guard.warnOnce("last attempts", "a task on its last attempt waits in its worker, since asynq would archive it if it "+
-			"went back: enqueue tasks with automutex.NewClient, which gives each an attempt to go back with",
+		f.guard.warnOnce("last attempts", "a task on its last attempt waits in its worker, since asynq would archive it if "+
+			"it went back: enqueue tasks with automutex.NewClient, which gives each an attempt to go back with",
 			f.about(target{})...)
 	}
 	return func() { f.server.lasts.Add(-1) }

@@ -157,15 +157,10 @@ func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 		m.outcomes.WithLabelValues(rule, task, outcome).Inc()
 	}
 	switch e.Kind {
-	case automutex.EventWaiting, automutex.EventWaited:
-		by := 1.0
-		if e.Kind == automutex.EventWaited {
-			by = -1
-		}
-		m.waiting.WithLabelValues(rule, task).Add(by)
-		if e.Last {
-			m.last.WithLabelValues(rule, task).Add(by)
-		}
+	case automutex.EventWaiting:
+		m.addWaiting(rule, task, e.Last, 1)
+	case automutex.EventWaited:
+		m.addWaiting(rule, task, e.Last, -1)
 	case automutex.EventAcquired:
 		m.acquisitions.WithLabelValues(rule, task).Inc()
 		m.held.WithLabelValues(rule, task).Inc()
@@ -194,6 +189,13 @@ func (m *Metrics) Observe(_ context.Context, e automutex.Event) {
 		m.overdue.WithLabelValues(rule, task).Inc()
 	case automutex.EventBackendError:
 		m.backendErrors.WithLabelValues(rule, task).Inc()
+	}
+}
+
+func (m *Metrics) addWaiting(rule, task string, isLast bool, n float64) {
+	m.waiting.WithLabelValues(rule, task).Add(n)
+	if isLast {
+		m.last.WithLabelValues(rule, task).Add(n)
 	}
 }
 

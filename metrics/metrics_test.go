@@ -234,7 +234,8 @@ func TestObserve_events(t *testing.T) {
 			[]automutex.Event{{Kind: automutex.EventWaiting}, {Kind: automutex.EventWaiting, Last: true},
 				{Kind: automutex.EventWaiting, Last: true}, {Kind: automutex.EventWaited, Last: true}},
 			map[string]float64{
-				"automutex_waiting" + labels: 2, "automutex_last_attempts" + labels: 1, "automutex_held" + labels: 0, "automutex_lost_total" + labels: 0,
+				"automutex_waiting" + labels: 2, "automutex_last_attempts" + labels: 1, "automutex_held" + labels: 0,
+				"automutex_lost_total" + labels:           0,
 				"automutex_overdue_total" + labels:        0,
 				"automutex_backend_errors_total" + labels: 0, "automutex_order_blocked_total" + labels: 0,
 				`automutex_outcomes_total{outcome="archived",rule="r",task="t"}`: 0,

@@ -91,8 +91,8 @@ func unseenChanges(rules []automutex.Rule, once []unique.Rule) (notes []string) 
 	for _, o := range once {
 		for _, r := range rules {
 			if o.Until == unique.UntilStart && r.Busy == automutex.Skip && strings.HasPrefix(o.Task, r.Task) {
-				notes = append(notes, fmt.Sprintf("unique rule %q: Until: start, and rule %q skips: no run may see the change that a "+
-					"skipped task stands for; use another policy than skip, or until: done", o.Task, cmp.Or(r.Name, r.Task)))
+				notes = append(notes, fmt.Sprintf("unique rule %q: Until: start, and rule %q skips: no run may see the change "+
+					"that a skipped task stands for; use another policy than skip, or until: done", o.Task, cmp.Or(r.Name, r.Task)))
 			}
 		}
 	}

@@ -19,7 +19,7 @@ const (
 	maxCallers = 16
 	// notes of all ordered keys called at once, at most; but one of each. More would wait in asynq's queue.
 	maxInboundInOrder = 4 * maxInbound
-	// how long a process' claim to call a note lasts. The Caller ends within the first half; the other half is for its
+	// how long a process calls a note alone. The Caller ends within the first half; the other half is for its
 	// last command to reach Redis.
 	callTime = 4 * time.Second
 	// after a slower call no other is made while the Engine closes
@@ -383,13 +383,13 @@ func (p *parking) makeCalls() {
 
 func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
 	fate := FateUnsure // if the Caller panics: the call is repeated
-	p.withClaim(r, note, func(ctx context.Context) {
+	p.callAlone(r, note, func(ctx context.Context) {
 		life.CallUser(p.engine.o.Log, "Options.Call", func() { fate = p.caller(ctx, r.Key, note) })
 		p.mu.Lock()
 		leaves := n.sawFate(note, fate)
 		p.mu.Unlock()
 		if leaves {
-			// Within the claim, and while this call is under way: so nobody calls the note again before it has left.
+			// While it calls alone, and this call is under way: so nobody calls the note again before it has left.
 			// After an error the next check tries again.
 			_ = p.tell(context.Background(), r, note, fate)
 		}
@@ -427,12 +427,12 @@ func (e *Engine) Unpark(ctx context.Context, r Ref, note string) error {
 	return err
 }
 
-// withClaim runs f, unless another process calls the same note now: of two that find the work parked the slower would
+// callAlone runs f, unless another process calls the same note now: of two that find the work parked the slower would
 // run it again after it is done. Close waits for it.
-func (p *parking) withClaim(r Ref, note string, f func(context.Context)) {
+func (p *parking) callAlone(r Ref, note string, f func(context.Context)) {
 	// not one of r.keys, but in their slot
-	e, claim, holder, began := p.engine, r.Key+":call:"+note, rand.Text(), time.Now()
-	taken, err := e.conn.SetNX(context.Background(), claim, holder, callTime.Milliseconds())
+	e, key, holder, began := p.engine, r.Key+":call:"+note, rand.Text(), time.Now()
+	taken, err := e.conn.SetNX(context.Background(), key, holder, callTime.Milliseconds())
 	if !taken {
 		e.o.Log.Debug("lock: parked work is not called now: another process calls it, or Redis did not answer",
 			"lock", r.Key, "note", printable.Text(note), "error", err)
@@ -442,7 +442,7 @@ func (p *parking) withClaim(r Ref, note string, f func(context.Context)) {
 	defer cancel()
 	f(ctx)
 	if time.Since(began) <= callTime/2 {
-		_, _ = e.conn.DeleteIfEqual(context.Background(), dropScript, claim, holder) // an error: it lapses
+		_, _ = e.conn.DeleteIfEqual(context.Background(), dropScript, key, holder) // an error: it lapses
 	}
 }
 

@@ -212,8 +212,8 @@ func (w *Server) end(me *Wait, granted bool, now time.Time) {
 }
 
 // stands is for how long the wait has stood, and no slot has turned over.
-func (me *Wait) stands(p pace, now time.Time) time.Duration {
-	return min(now.Sub(me.since), now.Sub(p.last))
+func (w *Wait) stands(p pace, now time.Time) time.Duration {
+	return min(now.Sub(w.since), now.Sub(p.last))
 }
 
 func (w *Server) change(what func(now time.Time)) {
