@@ -44,9 +44,9 @@ two tasks that have not begun under UntilStart, as long as Redis does not lose d
 when the Guard has written that in its claim, and counts as begun when it is due past MaxPostpone. If its
 lease or Timeout ends as it begins, it runs later, under UntilStart with the next one in the queue.)
 No accepted task is lost to a duplicate: only a task that has not begun is superseded, and only when the
-new one is in Redis. A superseded task never begins; if it waits in a worker, the Guard drops it there. A task that has ended
-does not block its key. A producer that dies in the middle of Replace or Postpone leaves the old task,
-the new one, or both; a call for the key 15 seconds later leaves one.
+new one is in Redis. A superseded task never begins; if it waits in a worker, the Guard drops it there.
+A task that has ended does not block its key. A producer that dies in the middle of Replace or Postpone
+leaves the old task, the new one, or both; a call for the key 15 seconds later leaves one.
 
 # What is not promised
 
