@@ -161,17 +161,19 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	if latest = latest.Add(-margin); bounded {
 		w.most = min(w.most, time.Until(latest))
 	}
-	// Without a server nobody knows how many workers are free. One that is behind has the first ask park.
-	sifted := w.yields && d.server != nil && !d.server.workers.MayWait(t.key, ticketAt(r.Place))
-	if sifted || w.parks && d.server == nil || !w.parks && w.most <= 0 {
-		if w.parks {
-			r.Line = &engine.Line{Yield: engine.AtOnce}
-		}
+	// Without a server nobody knows of idle workers. If it is behind the first ask parks.
+	asks := w.yields && d.server != nil && !d.server.workers.MayWait(t.key, ticketAt(r.Place)) ||
+		w.parks && d.server == nil || !w.parks && w.most <= 0
+	if asks && !w.parks {
 		return d.ask(d.ctx, t, r)
 	}
 	if lease, err := d.guard.engine.TakeFree(d.ctx, r); lease != nil || err != nil {
 		d.tellCame(t, -1)
 		return d.keepLease(t, r.Lender, lease, err)
+	}
+	if asks {
+		r.Line = &engine.Line{Yield: engine.AtOnce}
+		return d.ask(d.ctx, t, r)
 	}
 	defer d.countLast()()
 	r.Line = &engine.Line{OnWait: func(sinceCall time.Duration) {
