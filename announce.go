@@ -39,7 +39,7 @@ func (g *Guard) sawType(taskType string) {
 	}
 }
 
-// checkMet tells of rules whose tasks neither came nor are served here.
+// checkMet tells of rules whose tasks nothing serves here.
 func (g *Guard) checkMet() {
 	types, none := g.served.List(), []string(nil)
 	for _, rule := range g.rules.rules {
@@ -48,8 +48,8 @@ func (g *Guard) checkMet() {
 		}
 	}
 	if len(none) > 0 {
-		g.warnOnce("rules without tasks", "a minute after the first task none has come for these rules: compare their Task "+
-			"with the types, if this process is to run them", "rules", none, "types", types)
+		g.warnOnce("rules without tasks", "a minute after the first task none is known to have come for these rules: "+
+			"compare their Task with the types", "rules", none, "types", types)
 	}
 }
 

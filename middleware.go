@@ -92,7 +92,7 @@ func (f *facts) warnNoServerConfig() {
 // runWithoutRule runs a task that no rule matches, after Close too. On its last attempt a RetryAfter runs it again
 // here.
 func (g *Guard) runWithoutRule(d *delivery, next asynq.Handler) error {
-	if d.worker != nil {
+	if d.worker != nil && d.outer == nil {
 		d.server.workers.Came("", -1)
 		d.worker.worksNow()
 	}

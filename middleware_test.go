@@ -600,7 +600,7 @@ func TestGuard_saysWhatItHides(t *testing.T) {
 	for i, parts := range [][]string{
 		{`rule "report" (Rules[1]): Scope: rule "work" (Rules[0])`, "another number of fields"},
 		{`rule "work" (Rules[0]): On: a field is an object or a list`, "field=whole"},
-		{"none has come for these rules", "rules=[report reprot]", "types=[all work]"},
+		{"none is known to have come for these rules", "rules=[report reprot]", "types=[all work]"},
 	} {
 		for _, part := range parts {
 			if len(lines) != 3 || !strings.Contains(lines[i], part) {

@@ -406,7 +406,7 @@ func (c *compiledRule) checkHeaders(mistakes *fieldErrors) {
 	}
 }
 
-// isAgain reports whether other is the same rule, maybe by another Name. Rules with functions are never the same.
+// isAgain reports whether other is the same rule, maybe by another Name.
 func (c *compiledRule) isAgain(other *compiledRule) bool {
 	named := other.Rule
 	named.Name = c.Name

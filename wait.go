@@ -161,7 +161,7 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	if latest = latest.Add(-margin); bounded {
 		w.most = min(w.most, time.Until(latest))
 	}
-	// Without a server nobody knows of idle workers. If it is behind the first ask parks.
+	// Without a server nobody knows of idle workers. Behind, it takes what is free, or parks.
 	asks := w.yields && d.server != nil && !d.server.workers.MayWait(t.key, ticketAt(r.Place)) ||
 		w.parks && d.server == nil || !w.parks && w.most <= 0
 	if asks && !w.parks {
@@ -262,7 +262,7 @@ func (d *delivery) ask(ctx context.Context, t target, r engine.Request) error {
 }
 
 func (d *delivery) tellCame(t target, sinceCall time.Duration) {
-	if d.server != nil && !d.came {
+	if d.server != nil && !d.came && d.outer == nil {
 		d.server.workers.Came(t.key, sinceCall)
 	}
 	d.came = true

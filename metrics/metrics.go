@@ -91,7 +91,7 @@ func New(reg prometheus.Registerer, o Options) (*Metrics, error) {
 	m.parked = histogram("parked_seconds", "Time from the first place in line to holding it, of those that were parked.")
 	m.hold = histogram("hold_seconds", "Time from taking a lock to releasing it.")
 	m.held, m.waiting = gauge("held", "Locks held now."), gauge("waiting", "Tasks that wait in line now.")
-	m.last = gauge("last_attempts", "Of these, tasks on their last attempt, which would be archived if they went back.")
+	m.last = gauge("last_attempts", "Tasks that wait in line on their last attempt.")
 	m.lost = counter("lost_total", "Leases that ended while their handlers ran.", "rule", "task")
 	m.overdue = counter("overdue_total", "Handlers that ran past their task's end.", "rule", "task")
 	m.keyErrors = counter("key_errors_total", "Tasks that no key could be made from.", "task")

@@ -136,8 +136,8 @@ func TestAlerts(t *testing.T) {
 			holdExpression(t, names, rule.Expr)
 		}
 	}
-	if alerts != 10 {
-		t.Errorf("%d alerts, want 10", alerts)
+	if alerts != 11 {
+		t.Errorf("%d alerts, want 11", alerts)
 	}
 }
 

@@ -33,7 +33,7 @@ type Server struct {
 
 	since   time.Time // all are busy since then, gaps included; zero: they are not
 	free    time.Time // since when one is free and no task has come; zero: none is
-	tellAt  time.Time // when the next kept wait of a full server may be told to end
+	tellAt  time.Time // when the next wait that its key needs may be told to end
 	toldAt  time.Time // when the last was
 	endedAt time.Time // when work last did
 	fresh   int       // tasks nobody called since it is full, less called ones
@@ -297,7 +297,7 @@ func (w *Server) giveWay(now time.Time) []*Wait {
 		}
 		leave = leave[len(leave)-1:]
 		if now.Sub(w.endedAt) < soon && w.comesIn(w.paces[leave[0].Key]) <= 2*w.Usual {
-			return nil // late: too much is called
+			return nil // else too much is called
 		}
 		w.tellAt = now.Add(BehindAfter)
 	}
