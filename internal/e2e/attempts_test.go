@@ -224,7 +224,7 @@ func TestReserved_timeIsUpInTheLastAttempt(t *testing.T) {
 }
 
 // leavingRig is a rig whose first wait is cut, which asynq counts. The waiter leaves the line when leave is called.
-func leavingRig(t *testing.T, s *redistest.Server, inOrder bool) (r *rig, c *automutex.Client, leave func()) {
+func leavingRig(t *testing.T, s *redistest.Server, inOrder bool) (r *rig, c *automutex.Client, leaves, leave func()) {
 	t.Helper()
 	var step atomic.Int32 // 1: the wait is cut; 2: it leaves
 	late, hook, locks := make(chan struct{}), &redistest.FailHook{}, s.Client(t)
@@ -246,7 +246,8 @@ func leavingRig(t *testing.T, s *redistest.Server, inOrder bool) (r *rig, c *aut
 			})
 		},
 	})
-	return r, c, func() {
+	leaves = func() { eventually(t, func() bool { return step.Load() == 2 }, "a task that leaves") }
+	return r, c, leaves, func() {
 		close(late)
 		eventually(t, func() bool { return !r.locked("work", "1") }, "who leaves gives back what it was granted")
 	}
@@ -257,7 +258,7 @@ func TestReserved_cutAfterRetryAfter(t *testing.T) {
 	t.Parallel()
 	for _, inOrder := range []bool{false, true} {
 		redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-			r, c, leave := leavingRig(t, s, inOrder)
+			r, c, _, leave := leavingRig(t, s, inOrder)
 			id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
 			r.nextIs(id).returns(automutex.RetryAfter(time.Hour, errors.New("429")))
 			r.awaitRetried(id, 0)
@@ -278,11 +279,12 @@ func TestReserved_cutAfterRetryAfter(t *testing.T) {
 // Nor does a grant spend it that comes as the task leaves.
 func TestReserved_grantedAsItLeaves(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		r, c, leave := leavingRig(t, s, true)
+		r, c, leaves, leave := leavingRig(t, s, true)
 		first := r.enqueueInOrder(c, 1)
 		run := r.nextIs(first)
 		id := r.enqueueInOrder(c, 1, asynq.MaxRetry(0))
 		r.awaitRetried(id, 1)
+		leaves() // else the release of the first one would be held back for it
 		r.ends(run)
 		leave()
 		r.rerun(id)
