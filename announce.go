@@ -30,8 +30,7 @@ func (g *Guard) sawType(taskType string) {
 		return
 	}
 	for _, rule := range g.rules.rules {
-		isFor := func(served string) bool { return g.rules.byTask.Pattern(served) == rule.Task }
-		if nearest.IsMeant(rule.Task, taskType) && !slices.ContainsFunc(g.served.List(), isFor) {
+		if nearest.IsMeant(rule.Task, taskType) && !g.serves(rule) {
 			g.warnOnce("nothing serves "+rule.Task, fmt.Sprintf("a rule is for %q, which nothing is known to serve, and a "+
 				"task of type %q has no rule, and runs without a lock: "+
 				"did you mean %[2]q?", rule.Task, taskType), "rule", rule.Name)
@@ -39,17 +38,22 @@ func (g *Guard) sawType(taskType string) {
 	}
 }
 
+// serves reports whether a task of the rule has come, or the mux serves one.
+func (g *Guard) serves(rule *compiledRule) bool {
+	return slices.ContainsFunc(g.served.List(), func(t string) bool { return g.rules.byTask.Pattern(t) == rule.Task })
+}
+
 // checkMet tells of rules whose tasks nothing serves here.
 func (g *Guard) checkMet() {
-	types, none := g.served.List(), []string(nil)
+	var none []string
 	for _, rule := range g.rules.rules {
-		if !slices.ContainsFunc(types, func(t string) bool { return slices.Contains(g.rules.match(t), rule) }) {
+		if !g.serves(rule) {
 			none = append(none, rule.Name)
 		}
 	}
 	if len(none) > 0 {
 		g.warnOnce("rules without tasks", "a minute after the first task none is known to have come for these rules: "+
-			"compare their Task with the types", "rules", none, "types", types)
+			"compare their Task with the types", "rules", none, "types", g.served.List())
 	}
 }
 

@@ -88,8 +88,9 @@ func (c *claim) begin() obstacle {
 // have the task.
 func (c *claim) end(e ending) {
 	ended := e.lease == nil && e.decision.Final(false)
-	gone := c.kind.EndsAtStart() && c.phase == claims.Begun && !c.superseded
-	if ended && e.decision.What == decide.Done && c.kind.EndsAtStart() && c.phase != claims.Begun && !c.superseded {
+	endsAtStart := c.kind.EndsAtStart() && !c.superseded
+	gone := endsAtStart && c.phase == claims.Begun
+	if ended && endsAtStart && !gone && e.decision.What == decide.Done {
 		c.guard.warnOnce("skipped "+c.of.rule.Name, "a task was skipped that package unique had enqueued UntilStart: no run "+
 			"may have seen the change it stands for; use another policy than skip, or UntilDone", c.about(c.of)...)
 	}

@@ -127,7 +127,10 @@ func (rs *ruleSet) targetsNeeded(
 // warnWhole warns once of a field of a rule that is an object or a list.
 func (rs *ruleSet) warnWhole(rule *compiledRule, parts []string) {
 	for i, path := range rule.On {
-		if bare, _ := keys.CutOptional(path); bare != "." && strings.ContainsAny(parts[i][:1], "{[") {
+		if !strings.ContainsAny(parts[i][:1], "{[") {
+			continue
+		}
+		if bare, _ := keys.CutOptional(path); bare != "." {
 			rule.whole.Do(func() {
 				rs.log.Warn("automutex: "+rule.where()+": On: a field is an object or a list: tasks take turns only if all of it "+
 					"is equal; name a field within it", "field", path)

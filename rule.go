@@ -449,13 +449,13 @@ func checkTogether(rules []*compiledRule, mistakes *fieldErrors) {
 		} else {
 			names[rule.Name] = rule
 		}
-		switch isSame := slices.ContainsFunc(rules, rule.isAgain); {
-		case rule.Scope == "" && isSame:
-			mistakes.addf("Task", "the whole rule is there twice; leave one out")
-			continue
-		case rule.Scope == "" && tasks[rule.Task] > 1:
-			mistakes.addf("Scope", "is empty, and %d rules have the Task %q; give each of them a Scope", tasks[rule.Task],
-				rule.Task)
+		if rule.Scope == "" && tasks[rule.Task] > 1 {
+			if slices.ContainsFunc(rules, rule.isAgain) {
+				mistakes.addf("Task", "the whole rule is there twice; leave one out")
+			} else {
+				mistakes.addf("Scope", "is empty, and %d rules have the Task %q; give each of them a Scope", tasks[rule.Task],
+					rule.Task)
+			}
 			continue
 		}
 		scope := rule.scope(rule.Task)

@@ -32,12 +32,7 @@ func TestMain(m *testing.M) {
 	redistest.Main(m)
 }
 
-// each is redistest.Each of a parallel test.
-func each(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
-	t.Helper()
-	t.Parallel()
-	redistest.Each(t, f)
-}
+var each = redistest.EachInParallel
 
 // eachSingle is redistest.EachSingle of a parallel test.
 func eachSingle(t *testing.T, f func(t *testing.T, s *redistest.Server)) {

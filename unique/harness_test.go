@@ -25,12 +25,7 @@ import (
 // longest is the patience of rules in tests, too.
 const longest = redistest.Patience
 
-// each is redistest.Each of a parallel test.
-func each(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
-	t.Helper()
-	t.Parallel()
-	redistest.Each(t, f)
-}
+var each = redistest.EachInParallel
 
 func eventually(t *testing.T, is func() bool, what string, args ...any) {
 	t.Helper()

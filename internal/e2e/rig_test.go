@@ -71,12 +71,7 @@ type setup struct {
 	wrap func(g *automutex.Guard, h asynq.Handler) asynq.Handler
 }
 
-// each is redistest.Each of a parallel test.
-func each(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
-	t.Helper()
-	t.Parallel()
-	redistest.Each(t, f)
-}
+var each = redistest.EachInParallel
 
 // eachRig is each for a test that needs one rig alone.
 func eachRig(t *testing.T, o setup, f func(t *testing.T, r *rig)) {

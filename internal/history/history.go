@@ -221,8 +221,8 @@ func (w *Writer) send(pending []added) error {
 	for _, a := range pending {
 		r, ran, started, end := a.run, any(""), a.run.End, a.run.End.Add(w.least)
 		if start := r.Start.Add(w.most); !r.Start.IsZero() {
-			// The uncertainty of Redis' clock shortens a run, so the next run does not overlap it, whoever writes either, and
-			// when. A run shorter than the uncertainty becomes a moment.
+			// A run is shortened by the uncertainty of Redis' clock: so it does not overlap the next one, which another process
+			// may write. A run shorter than the uncertainty becomes a moment.
 			if start.After(end) {
 				end = end.Add(start.Sub(end) / 2)
 				start = end

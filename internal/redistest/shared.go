@@ -79,6 +79,13 @@ func shared(start func(t testing.TB) *Server) func(t testing.TB) *Server {
 	}
 }
 
+// EachInParallel is Each of a test that runs beside others.
+func EachInParallel(t *testing.T, f func(t *testing.T, s *Server)) {
+	t.Helper()
+	t.Parallel()
+	Each(t, f)
+}
+
 // Each runs f as parallel subtests named "miniredis", "redis" and "cluster", on the shared server of that kind. Without
 // AllEnv that is a redis-server, or miniredis where there is none. As with all parallel subtests, f runs when the
 // calling test has returned: what f needs is released by t.Cleanup, not by defer.
