@@ -5,11 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"sync/atomic"
 
 	"github.com/hibiken/asynq"
-
-	"github.com/automutex/automutex/internal/stamp"
 )
 
 // The reserved attempt: a Client tells asynq one retry more than its caller asked for (internal/stamp), and the Guard
@@ -48,7 +45,7 @@ func (f *facts) attempt(ctx context.Context, next asynq.Handler) (err error) {
 		defer func() {
 			if p := recover(); p != nil {
 				f.guard.log.Error("automutex: the handler panicked on the task's last attempt",
-					f.about(target{}, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))...)
+					f.about(nil, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))...)
 				err = fmt.Errorf("panic: %v", p)
 			}
 		}()
@@ -60,26 +57,4 @@ func (f *facts) attempt(ctx context.Context, next asynq.Handler) (err error) {
 // asynq's: not if it is the answer of another Guard.
 func (f *facts) spends(err error) bool {
 	return f.reserved && f.isLast() && !errors.As(err, new(*verdict))
-}
-
-// cuts counts last attempts, by their callers' count, that a context or a death has ended. IsFailure, which is asked
-// next and does not see the task, counts one whatever the program's own says: else asynq delivers the task again
-// without bound. Of two cut at once the other one may be counted.
-type cuts struct{ atomic.Int64 }
-
-func (c *cuts) add(g *Guard, t *asynq.Task, last bool, err error) {
-	if last && stamp.IsCut(err) && g.rules.match(t.Type()) != nil {
-		c.Add(1)
-	}
-}
-
-func (c *cuts) take(err error) bool {
-	switch {
-	case !stamp.IsCut(err):
-		return false
-	case c.Add(-1) >= 0:
-		return true
-	}
-	c.Add(1)
-	return false
 }

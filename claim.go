@@ -13,7 +13,7 @@ import (
 type claim struct {
 	*facts
 
-	of         target // whose key the claim is for; of a rule without a Name if none makes that key
+	of         *target // whose key the claim is for; of a rule without a Name if none makes that key
 	kind       claims.Kind
 	phase      claims.Phase // the last one that Redis has
 	superseded bool         // another task has taken the place of this one
@@ -26,12 +26,12 @@ func newClaim(f *facts) step {
 		return nil
 	}
 	f.mayStop()
-	return &claim{facts: f, of: target{rule: &compiledRule{}, key: key}, kind: kind}
+	return &claim{facts: f, of: &target{rule: &compiledRule{}, key: key}, kind: kind}
 }
 
-func (c *claim) request(r engine.Request, _ target) engine.Request { return r }
+func (c *claim) request(*engine.Request, *target) {}
 
-func (c *claim) look(at moment, t target, _ error) obstacle {
+func (c *claim) look(at moment, t *target, _ error) *obstacle {
 	switch {
 	case at == comes && t.key == c.of.key:
 		c.of = t
@@ -54,7 +54,7 @@ func (c *claim) write(phase claims.Phase) error {
 	c.phase = phase
 	if !may {
 		c.superseded = true
-		c.askToStop(&wanted{target{key: c.of.key}})
+		c.askToStop(&wanted{&target{rule: &compiledRule{}, key: c.of.key}})
 	}
 	return nil
 }
@@ -65,7 +65,7 @@ func (c *claim) write(phase claims.Phase) error {
 //
 // A task whose claim cannot be written does not run: the next producer would be joined to a run that has read its data.
 // Nor does one that another task has superseded: over says so then.
-func (c *claim) begin() obstacle {
+func (c *claim) begin() *obstacle {
 	if c.kind == claims.Window {
 		return nothing
 	}
@@ -73,10 +73,10 @@ func (c *claim) begin() obstacle {
 		c.guard.warnOnce("no rule for a claim", "a task has a claim of package unique (UntilStart, Replace or Postpone), "+
 			"but no rule of this Guard makes the key of its claim, "+
 			"so the tasks of that key may run at once; give the rules of producer and Guard an equal Task, Scope and On, and "+
-			"both sides the same Prefix and HashKeys", c.about(target{})...)
+			"both sides the same Prefix and HashKeys", c.about(nil)...)
 	}
 	if err := c.write(claims.Begun); err != nil {
-		return obstacle{why: decide.NoAnswer, target: c.of,
+		return &obstacle{why: decide.NoAnswer, target: c.of,
 			err: fmt.Errorf("automutex: rule %q: the task's claim for key %q could not be noted: %w", c.of.rule.Name,
 				c.of.key, err)}
 	}

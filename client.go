@@ -116,16 +116,16 @@ func (c *Client) EnqueueContext(ctx context.Context, task *asynq.Task, opts ...a
 	if s.Due, s.By, err = e.startTimes(opts); err != nil {
 		return nil, err
 	}
-	var t target
+	var t *target
 	if rule := ordered(c.rules.match(task.Type())); rule != nil { // no function of the task's other rules is called
 		if t, err = c.firstTarget(ctx, task, []*compiledRule{rule}); err != nil {
 			return nil, err
 		}
 	}
 	switch {
-	case t.rule == nil && e.IsBaked():
+	case t == nil && e.IsBaked():
 		return c.asynq.EnqueueContext(ctx, task, opts...) // its uniqueness cannot be read, so no attempt is reserved
-	case t.rule == nil:
+	case t == nil:
 		s.Key = e.park(ctx, s)
 		return e.Enqueue(ctx, c.asynq, s)
 	}
@@ -163,7 +163,7 @@ func (e *enqueueing) park(ctx context.Context, s stamp.Stamp) (key string) {
 		return ""
 	}
 	t, err := c.firstTarget(ctx, e.Task, rules) // a worker says what fails
-	if err != nil || t.rule == nil || t.rule.Busy != Park || t.rule.InOrder {
+	if err != nil || t == nil || t.rule.Busy != Park || t.rule.InOrder {
 		return ""
 	}
 	bound, cancel := context.WithTimeout(ctx, time.Second) // it only saves work
@@ -189,11 +189,11 @@ func (e *enqueueing) park(ctx context.Context, s stamp.Stamp) (key string) {
 	return t.key
 }
 
-// firstTarget has no rule if the task needs no lock of those rules.
-func (c *Client) firstTarget(ctx context.Context, task *asynq.Task, rules []*compiledRule) (first target, err error) {
+// firstTarget is nil if the task needs no lock of those rules.
+func (c *Client) firstTarget(ctx context.Context, task *asynq.Task, rules []*compiledRule) (first *target, err error) {
 	targets := c.rules.targetsNeeded(ctx, nil, task, c.prefix, rules, func(_ *compiledRule, failed error) { err = failed })
 	if len(targets) > 0 {
-		first = targets[0]
+		first = &targets[0]
 	}
 	return first, err
 }
@@ -225,7 +225,7 @@ func (e *enqueueing) checkOrdered(rule *compiledRule) error {
 }
 
 // docs/architecture.md has the steps.
-func (e *enqueueing) enqueueInOrder(ctx context.Context, t target, s stamp.Stamp) (*asynq.TaskInfo, error) {
+func (e *enqueueing) enqueueInOrder(ctx context.Context, t *target, s stamp.Stamp) (*asynq.TaskInfo, error) {
 	c := e.client
 	key := engine.Ref{Key: t.key, Ordered: true} // with no slot: who does not know the controls grants none
 	s.Key, s.Nonce = t.key, stamp.NewNonce()
@@ -256,7 +256,7 @@ func (e *enqueueing) enqueueInOrder(ctx context.Context, t target, s stamp.Stamp
 }
 
 // If the key is full takePlace first looks for stamps whose task was never enqueued.
-func (e *enqueueing) takePlace(ctx context.Context, key engine.Ref, t target, nonce string) (int64, error) {
+func (e *enqueueing) takePlace(ctx context.Context, key engine.Ref, t *target, nonce string) (int64, error) {
 	c := e.client
 	for looked := false; ; looked = true {
 		ticket, queued, look, err := c.engine.Stamp(ctx, key, e.note, nonce, c.stampDeadline, t.rule.MaxQueued)
@@ -287,7 +287,7 @@ func (e *enqueueing) takePlace(ctx context.Context, key engine.Ref, t target, no
 
 // resolveConflict: asynq has a task with that ID: this very one, if go-redis sent the command twice.
 func (e *enqueueing) resolveConflict(
-	ctx context.Context, key engine.Ref, item engine.OrderItem, t target, conflict error,
+	ctx context.Context, key engine.Ref, item engine.OrderItem, t *target, conflict error,
 ) (*asynq.TaskInfo, error) {
 	info, err := e.client.tasks.Inspector.GetTaskInfo(e.Info.Queue, e.Info.ID)
 	switch {
@@ -305,7 +305,7 @@ func (e *enqueueing) resolveConflict(
 	return nil, fmt.Errorf("automutex: rule %q: task %s: %w", t.rule.Name, e.note, conflict)
 }
 
-func (e *enqueueing) unknown(t target, err error) error {
+func (e *enqueueing) unknown(t *target, err error) error {
 	return &EnqueueError{Rule: t.rule.Name, Key: t.key, Task: e.note, Unknown: true, Err: err}
 }
 

@@ -113,7 +113,7 @@ func (e *BusyError) Error() string {
 func (e *BusyError) Unwrap() error { return ErrBusy }
 
 // toBusyError turns an *engine.Busy into the Guard's error, and returns others as they are.
-func (f *facts) toBusyError(t target, err error) error {
+func (f *facts) toBusyError(t *target, err error) error {
 	var busy *engine.Busy
 	if !errors.As(err, &busy) {
 		return err

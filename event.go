@@ -105,20 +105,20 @@ func JoinObservers(observers ...func(context.Context, Event)) func(context.Conte
 	}
 }
 
-func (f *facts) observe(t target, e Event) { f.guard.observe(f.ctx, f.event(t, e)) }
+func (f *facts) observe(t *target, e Event) { f.guard.observe(f.ctx, f.event(t, e)) }
 
-func (f *facts) event(t target, e Event) Event {
-	if e.Key = t.key; t.rule != nil {
-		e.Rule = t.rule.Name
+func (f *facts) event(t *target, e Event) Event {
+	if t != nil {
+		e.Key, e.Rule = t.key, t.rule.Name
 	}
 	e.Task, e.Queue, e.TaskID, e.Inner = f.task.Type(), f.queue, f.id, f.outer != nil
 	return e
 }
 
 // about names the task, and the lock, in a line of the log.
-func (f *facts) about(t target, more ...any) []any {
+func (f *facts) about(t *target, more ...any) []any {
 	more = append(more, "type", f.task.Type(), "task", f.note)
-	if t.rule != nil {
+	if t != nil {
 		more = append(more, "rule", t.rule.Name, "key", t.key)
 	}
 	return more

@@ -71,7 +71,7 @@ type lateness struct {
 	*facts
 
 	by      time.Time  // zero: it has none, or has begun
-	target  target     // whose rule's Late counts, maybe without a key
+	target  *target    // whose rule's Late counts, maybe without a key
 	begun   bool       // Redis knows, or is to know, that it has begun
 	writing chan error // gets once what came of writing that; nil: nobody writes
 }
@@ -85,11 +85,12 @@ func (l *lateness) bound(targets []target) {
 		return
 	}
 	if len(targets) == 0 { // each rule has said NoLock
-		l.by, l.target = l.stamp.StartBy(0), target{rule: l.rules[0]}
+		l.by, l.target = l.stamp.StartBy(0), &target{rule: l.rules[0]}
 	}
-	for _, t := range targets {
+	for i := range targets {
+		t := &targets[i]
 		for _, rule := range append([]*compiledRule{t.rule}, t.also...) {
-			its := target{rule: rule, key: t.key}
+			its := &target{rule: rule, key: t.key}
 			if at := l.stamp.StartBy(rule.StartWithin); !at.IsZero() && (l.by.IsZero() || at.Before(l.by)) {
 				l.by, l.target = at, its
 			}
@@ -103,7 +104,7 @@ func (l *lateness) bound(targets []target) {
 
 // check returns met or, once the time has passed, Late. A task that has begun before, or was archived as late,
 // has no such time any more.
-func (l *lateness) check(met obstacle) obstacle {
+func (l *lateness) check(met *obstacle) *obstacle {
 	ends := met.why == decide.Finished || met.why == decide.KeyNever // whatever the time
 	if ends || met.why == decide.NoAnswer || l.by.IsZero() || time.Now().Before(l.by) || l.over() != decide.Goes {
 		return met
@@ -111,7 +112,7 @@ func (l *lateness) check(met obstacle) obstacle {
 	begun, err := l.guard.engine.HasStarted(l.whole(), l.note)
 	switch {
 	case err != nil:
-		return obstacle{why: decide.NoAnswer, target: l.target, err: err}
+		return &obstacle{why: decide.NoAnswer, target: l.target, err: err}
 	case begun:
 		l.by, l.begun = time.Time{}, true
 		return met
@@ -122,7 +123,7 @@ func (l *lateness) check(met obstacle) obstacle {
 	}
 	busy.Rule, busy.Key, busy.Reason = l.target.rule.Name, l.target.key, ReasonLate
 	busy.LateBy, busy.ExpiresIn, busy.parked = time.Since(l.by), 0, false
-	return obstacle{why: decide.Late, target: l.target, err: &busy, busy: &busy}
+	return &obstacle{why: decide.Late, target: l.target, err: &busy, busy: &busy}
 }
 
 // begin writes that the handler begins, for when the task comes back, on a goroutine that ends with the command; Close
@@ -143,7 +144,7 @@ func (l *lateness) write(delay time.Duration) error {
 }
 
 // end keeps the start of a task that comes back, or is archived, which an operator may run.
-func (l *lateness) end(ends decide.Decision, met obstacle) {
+func (l *lateness) end(ends decide.Decision, met *obstacle) {
 	if l.note == "" || l.stamp.Due+l.stamp.By == 0 || l.outer != nil {
 		return
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -32,7 +33,7 @@ type holding struct {
 type heldLease struct {
 	of           *facts
 	outer        *heldLease // what the handler's context has beside it: the lease taken before; nil for the first
-	target       target
+	target       *target
 	lease        *engine.Lease
 	shown        lock.Lease // the same, for handlers
 	takenAt      time.Time
@@ -48,7 +49,7 @@ type heldLease struct {
 }
 
 // keepLease adds the engine's lease to the delivery's, or makes the engine's error one of the Guard.
-func (d *delivery) keepLease(t target, lender *workers.Lender, lease *engine.Lease, err error) error {
+func (d *delivery) keepLease(t *target, lease *engine.Lease, err error) error {
 	if err != nil {
 		return d.toBusyError(t, err)
 	}
@@ -59,17 +60,17 @@ func (d *delivery) keepLease(t target, lender *workers.Lender, lease *engine.Lea
 	if h.lease != nil {
 		h = &heldLease{}
 	}
-	h.of, h.target, h.lender, h.lease, h.takenAt = &d.facts, t, lender, lease, time.Now()
+	h.of, h.target, h.lender, h.lease, h.takenAt = &d.facts, t, d.asked.Lender, lease, time.Now()
 	*inside.At(&h.shown) = lease
 	d.leases = append(d.leases, h)
 	return nil
 }
 
 // lost finds a lease that ended while the task waited for another lock or for Redis.
-func (held *holding) lost() obstacle {
+func (held *holding) lost() *obstacle {
 	for _, h := range held.leases {
 		if err := h.lease.Err(); err != nil {
-			return obstacle{why: decide.LeaseLost, target: h.target,
+			return &obstacle{why: decide.LeaseLost, target: h.target,
 				err: fmt.Errorf("automutex: rule %q: key %q was lost before the handler began: %w", h.target.rule.Name,
 					h.target.key, err)}
 		}
@@ -80,7 +81,7 @@ func (held *holding) lost() obstacle {
 // release ends all leases, the last one first, and then reports them. met is why the task failed. It also runs while
 // a panic unwinds, and after d.ctx has ended: releases use only its values. A second call does nothing, unless the
 // task has taken locks again.
-func (d *delivery) release(decision decide.Decision, met obstacle) {
+func (d *delivery) release(decision decide.Decision, met *obstacle) {
 	if d.running != nil {
 		d.running.end()
 		d.running = nil
@@ -90,7 +91,9 @@ func (d *delivery) release(decision decide.Decision, met obstacle) {
 	for _, h := range slices.Backward(leases) {
 		h.endedBefore = h.lease.Err()
 		h.heldFor = time.Since(h.takenAt)
-		d.end(ending{decision: decision, met: met, began: began, lease: h})
+		for _, s := range d.steps {
+			s.end(ending{decision: decision, met: met, began: began, lease: h})
+		}
 		ending := engine.Ending{}
 		if cooldown := h.target.rule.Cooldown; began && decision.What == decide.Done && cooldown > 0 {
 			ending.Cooldown = cooldown - time.Since(d.started) // none if it is over already
@@ -269,4 +272,15 @@ func (d *delivery) holds(key string) bool {
 		}
 	}
 	return false
+}
+
+// unheld are the locks that the task needs and does not hold yet.
+func (d *delivery) unheld() iter.Seq[*target] {
+	return func(yield func(*target) bool) {
+		for i := range d.targets {
+			if t := &d.targets[i]; !d.holds(t.key) && !yield(t) {
+				return
+			}
+		}
+	}
 }

@@ -183,6 +183,6 @@ func mergeEqual(targets []target) []target {
 	return merged
 }
 
-func (t target) isFor(name string) bool {
+func (t *target) isFor(name string) bool {
 	return t.rule.Name == name || slices.ContainsFunc(t.also, func(c *compiledRule) bool { return c.Name == name })
 }

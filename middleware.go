@@ -2,6 +2,7 @@ package automutex
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,14 +59,18 @@ func (g *Guard) process(ctx context.Context, t *asynq.Task, next asynq.Handler) 
 	case d.rules == nil && d.steps == nil:
 		return g.runWithoutRule(d, next)
 	case outer != nil && outer.guard != g && (outer.task == t || outer.guard.rules.match(t.Type()) != nil):
-		text := fmt.Sprintf("the Middleware of two Guards (prefixes %q and %q) runs this task, and "+
-			"both have a rule for its type %q, or its claim: give one Guard all rules of a type, and each a Prefix",
-			outer.guard.cfg.Prefix, g.cfg.Prefix, t.Type())
-		g.warnOnce("two Guards", text)
-		return g.archive(errors.New("automutex: " + text))
+		return g.refuseSecond(outer.guard, t.Type())
 	}
 	d.warnNoServerConfig()
 	return d.run(next)
+}
+
+func (g *Guard) refuseSecond(outer *Guard, taskType string) error {
+	text := fmt.Sprintf("the Middleware of two Guards (prefixes %q and %q) runs this task, and "+
+		"both have a rule for its type %q, or its claim: give one Guard all rules of a type, and each a Prefix",
+		outer.cfg.Prefix, g.cfg.Prefix, taskType)
+	g.warnOnce("two Guards", text)
+	return g.archive(errors.New("automutex: " + text))
 }
 
 // isSame reports whether t is the task of an outer Middleware, maybe unwrapped by Config.Decode.
@@ -85,7 +90,7 @@ func (f *facts) warnNoServerConfig() {
 		f.guard.warnOnce("no ServerConfig", "the asynq server was made without Guard.ServerConfig, or BaseContext was set "+
 			"on the asynq.Config that it returned: each time a task returns to asynq, it may spend an attempt; "+
 			"make the server with asynq.NewServer(redis, guard.ServerConfig(config)), and set BaseContext in config",
-			f.about(target{})...)
+			f.about(nil)...)
 	}
 }
 
@@ -97,13 +102,14 @@ func (g *Guard) runWithoutRule(d *delivery, next asynq.Handler) error {
 		d.worker.worksNow()
 	}
 	for {
-		met := obstacle{why: decide.Nothing, err: next.ProcessTask(d.ctx, d.task), ran: true}
-		if wantsRetryAfter(met.err) == nil {
-			return met.err
+		err := next.ProcessTask(d.ctx, d.task)
+		if wantsRetryAfter(err) == nil {
+			return err
 		}
+		met := &obstacle{why: decide.Nothing, err: err, ran: true}
 		d.warnNoServerConfig()
 		for {
-			if result, again := d.carryOut(d.decideEnd(&met), met); !again {
+			if result, again := d.carryOut(d.decideEnd(met), met); !again {
 				return result
 			}
 			if d.over() == decide.Goes {
@@ -119,11 +125,13 @@ type delivery struct {
 	facts
 	holding
 
-	steps   []step    // those that the task has
-	targets []target  // nil until the keys are made
-	only    [1]target // room for them
-	met     obstacle  // what the look before has met; Nothing at first
-	staying string    // the key of a lock for which it waits in line where others return, on its last attempt
+	steps   []step         // those that the task has
+	targets []target       // nil until the keys are made
+	only    [1]target      // room for them
+	met     *obstacle      // what the look before has met; nil at first
+	result  obstacle       // what the handler has returned last
+	asked   engine.Request // last
+	staying string         // the key of a lock for which it waits in line where others return, on its last attempt
 	line    standing
 	came    bool
 	cameTo  firstCame
@@ -195,10 +203,10 @@ var steps = [...]func(*facts) step{
 // step sees the facts of its delivery, and has a state of its own. It knows neither the delivery nor other steps.
 type step interface {
 	// request adds to what the engine is asked for the lock of t.
-	request(r engine.Request, t target) engine.Request
+	request(r *engine.Request, t *target)
 	// look returns the obstacle that it sees at that moment. t has no rule if the moment is no lock's. err is why the
 	// task did not get the lock, else nil.
-	look(at moment, t target, err error) obstacle
+	look(at moment, t *target, err error) *obstacle
 	// end is called before the release of each lease, and once more when the task has ended.
 	end(e ending)
 }
@@ -222,25 +230,19 @@ const (
 // ending is how a task ends, or its lease.
 type ending struct {
 	decision decide.Decision
-	met      obstacle
+	met      *obstacle
 	began    bool       // the handler had begun with the lease
 	lease    *heldLease // nil: the task has ended, and holds none
 	targets  []target   // of the task
 }
 
-func (d *delivery) at(m moment, t target, err error) obstacle {
+func (d *delivery) at(m moment, t *target, err error) *obstacle {
 	for _, s := range d.steps {
 		if met := s.look(m, t, err); met.stops() {
 			return met
 		}
 	}
 	return nothing
-}
-
-func (d *delivery) end(e ending) {
-	for _, s := range d.steps {
-		s.end(e)
-	}
 }
 
 // mayStop lets a step ask the task to end, for another one.
@@ -253,15 +255,15 @@ func (f *facts) mayStop() {
 func (f *facts) isToStop() bool { return f.stop != nil && f.stop.Err() != nil }
 
 // wanted is a lock that a newer task wants, or one that a producer has put in this one's place.
-type wanted struct{ lock target }
+type wanted struct{ lock *target }
 
 func (*wanted) Error() string { return ErrReplaced.Error() }
 
 // obstacle is what keeps a handler from starting, or what a handler has returned.
 type obstacle struct {
 	why    decide.Why
-	target target // whose key or lock it is; without a rule if it concerns no single rule
-	err    error  // the task's last error
+	target *target // whose key or lock it is; nil: it concerns no single rule
+	err    error   // the task's last error
 	busy   *BusyError
 	later  bool // the lock is not the first that the task takes
 	told   bool
@@ -272,9 +274,9 @@ type obstacle struct {
 }
 
 // nothing keeps it.
-var nothing = obstacle{why: decide.Nothing}
+var nothing = &obstacle{why: decide.Nothing}
 
-func (o obstacle) stops() bool { return o.why != decide.Nothing }
+func (o *obstacle) stops() bool { return o.why != decide.Nothing }
 
 // run looks, decides and acts until the task ends. One that stays in its worker, or runs without a lock, goes round
 // again.
@@ -283,21 +285,25 @@ func (d *delivery) run(next asynq.Handler) error {
 	ends, met := decide.End(decide.Result{Said: decide.Panicked}), nothing
 	defer func() {
 		d.release(ends, met)
-		d.end(ending{decision: ends, met: met, targets: d.targets})
+		for _, s := range d.steps {
+			s.end(ending{decision: ends, met: met, targets: d.targets})
+		}
 		d.late.end(ends, met)
 	}()
 	for {
 		if met = d.look(met); met.isSame(d.met) && d.met.asked {
 			met.asked, met.err = true, d.met.err
 		}
-		decision := d.leaveLate(d.decideStart(&met), &met)
+		var decision decide.Decision
+		decision, met = d.leaveLate(d.decideStart(met))
 		if decision.What == decide.Run && !met.stops() {
-			d.at(begins, target{}, nil)
+			d.at(begins, nil, nil)
 			d.late.begin()
 			d.started, d.line = time.Now(), standing{} // under Allow it may have waited for a lock in vain
-			met.err, met.ran = d.attempt(d.handlerContext(), next), true
-			met.held = time.Since(d.started)
-			decision = d.decideEnd(&met)
+			err := d.attempt(d.handlerContext(), next)
+			d.result = obstacle{why: decide.Nothing, err: err, ran: true, held: time.Since(d.started)}
+			met = &d.result
+			decision = d.decideEnd(met)
 		}
 		result, again := d.carryOut(decision, met)
 		if !again {
@@ -309,7 +315,7 @@ func (d *delivery) run(next asynq.Handler) error {
 			met = nothing
 		}
 		if d.met = met; decision.When == decide.AsAsked { // after that time it comes anew
-			d.met = obstacle{}
+			d.met = nil
 		}
 	}
 }
@@ -329,7 +335,7 @@ func (f *facts) over() decide.Over {
 // look makes the keys and takes the locks, in the order of targets: the same for all tasks, so that no two wait for
 // each other. It returns the first obstacle, or decide.Nothing if the handler may start; what the last look met, if
 // nothing new can be found.
-func (d *delivery) look(last obstacle) obstacle {
+func (d *delivery) look(last *obstacle) *obstacle {
 	if d.over() != decide.Goes || last.stops() && !d.hasTimeFor(0) {
 		return last
 	}
@@ -339,10 +345,7 @@ func (d *delivery) look(last obstacle) obstacle {
 	if met := d.late.check(nothing); met.stops() {
 		return d.report(met)
 	}
-	for _, t := range d.targets {
-		if d.holds(t.key) {
-			continue
-		}
+	for t := range d.unheld() {
 		if met := d.at(comes, t, nil); met.stops() {
 			return d.report(met)
 		}
@@ -356,7 +359,7 @@ func (d *delivery) look(last obstacle) obstacle {
 	if met := d.lost(); met.stops() || d.over() != decide.Goes {
 		return met
 	}
-	if met := d.at(ready, target{}, nil); met.stops() {
+	if met := d.at(ready, nil, nil); met.stops() {
 		return d.report(met)
 	}
 	if met := d.late.check(nothing); met.stops() {
@@ -366,12 +369,12 @@ func (d *delivery) look(last obstacle) obstacle {
 }
 
 // takeAll takes all locks. If an earlier one has become unusable, it gives all back and asks again.
-func (d *delivery) takeAll() obstacle {
+func (d *delivery) takeAll() *obstacle {
 	for {
 		if met := d.lookAhead(); met.stops() {
 			return met
 		}
-		for _, t := range d.targets {
+		for t := range d.unheld() {
 			if met := d.take(t); met.stops() {
 				return met
 			}
@@ -389,12 +392,12 @@ func (d *delivery) takeAll() obstacle {
 // lookAhead looks, before the task takes its first lock, whether a later one is paused or its gate closed: the task
 // would hold those before it, and spend a start of their rates, for nothing. Under Park it takes its place there. One
 // in order takes its place in the order first, and gives that lock back instead.
-func (d *delivery) lookAhead() obstacle {
-	var later []target
+func (d *delivery) lookAhead() *obstacle {
+	var later []*target
 	var locks []engine.Ref
 	if len(d.targets) > 1 && len(d.leases) == 0 {
-		for _, t := range d.targets {
-			if !d.without[t.key] && !d.holds(t.key) {
+		for t := range d.unheld() {
+			if !d.without[t.key] {
 				later, locks = append(later, t), append(locks, d.request(t).Ref)
 			}
 		}
@@ -427,15 +430,14 @@ func (d *delivery) lookAhead() obstacle {
 
 // shutSince reports whether a lock that the task took before its last one allows no start any more: while the task
 // waited its key was paused, or its gate closed.
-func (d *delivery) shutSince() (is bool, met obstacle) {
-	met.why = decide.Nothing
+func (d *delivery) shutSince() (is bool, met *obstacle) {
 	for key := range d.without { // Allow runs without a lock, but not while that is paused
 		if d.guard.engine.Controls().PauseOf(key) != nil {
-			return true, met
+			return true, nothing
 		}
 	}
 	if len(d.leases) < 2 {
-		return false, met
+		return false, nothing
 	}
 	locks := make([]engine.Ref, len(d.leases)-1)
 	for i := range locks {
@@ -443,14 +445,14 @@ func (d *delivery) shutSince() (is bool, met obstacle) {
 	}
 	at, shut, err := d.guard.engine.Look(d.ctx, locks, true)
 	if err != nil {
-		met = d.report(obstacle{why: decide.NoAnswer, target: d.leases[at].target, err: err})
+		return shut != nil, d.report(&obstacle{why: decide.NoAnswer, target: d.leases[at].target, err: err})
 	}
-	return shut != nil, met
+	return shut != nil, nothing
 }
 
 // waitsFor reports whether the rule has the task wait for a gate that it has met at a lock that is not its first: it
 // opens while the rule's Wait lasts.
-func (d *delivery) waitsFor(met obstacle) bool {
+func (d *delivery) waitsFor(met *obstacle) bool {
 	if !met.later || met.busy == nil || met.busy.parked || !met.why.IsGate() {
 		return false
 	}
@@ -459,14 +461,14 @@ func (d *delivery) waitsFor(met obstacle) bool {
 }
 
 // makeKeys finds the locks that the task needs. Under Allow it runs without one that has no key.
-func (d *delivery) makeKeys() obstacle {
+func (d *delivery) makeKeys() *obstacle {
 	met := nothing
 	if d.targets != nil {
 		return met
 	}
 	targets := d.guard.rules.targetsNeeded(d.ctx, d.only[:0], d.task, d.guard.cfg.Prefix, d.rules,
 		func(rule *compiledRule, err error) {
-			o := obstacle{why: whyNoKey(err), target: target{rule: rule}, err: err}
+			o := &obstacle{why: whyNoKey(err), target: &target{rule: rule}, err: err}
 			switch {
 			case rule.Busy.row().busy == decide.WishRun && d.ctx.Err() == nil:
 				d.guard.log.Warn("automutex: no key can be made from the task; its rule has the policy allow, so it runs without "+
@@ -495,8 +497,8 @@ func whyNoKey(err error) decide.Why {
 	return decide.KeyNever
 }
 
-func (d *delivery) take(t target) obstacle {
-	if d.without[t.key] || d.holds(t.key) {
+func (d *delivery) take(t *target) *obstacle {
+	if d.without[t.key] {
 		return nothing
 	}
 	if d.line.key != t.key {
@@ -519,26 +521,30 @@ func (d *delivery) take(t target) obstacle {
 		}
 		return d.report(met)
 	}
-	d.guard.outage.Answered(d.guard.log)
-	h := d.leases[len(d.leases)-1]
-	waited, parked := h.takenAt.Sub(d.line.came), h.lease.Parked()
-	if h.waited = max(waited, parked); d.server != nil {
-		d.server.workers.Asked(t.key, true, d.line.stood || parked > 0, h.waited)
-	}
-	if h.lender != nil {
-		h.lender.Runs(t.key, t.limit, 1)
-	}
-	d.observe(t, Event{Kind: EventAcquired, Waited: waited, Parked: parked})
+	d.leases[len(d.leases)-1].took(&d.line)
 	d.line = standing{}
 	return nothing
+}
+
+func (h *heldLease) took(line *standing) {
+	f, key := h.of, h.target.key
+	f.guard.outage.Answered(f.guard.log)
+	waited, parked := h.takenAt.Sub(line.came), h.lease.Parked()
+	if h.waited = max(waited, parked); f.server != nil {
+		f.server.workers.Asked(key, true, line.stood || parked > 0, h.waited)
+	}
+	if h.lender != nil {
+		h.lender.Runs(key, h.target.limit, 1)
+	}
+	f.observe(h.target, Event{Kind: EventAcquired, Waited: waited, Parked: parked})
 }
 
 var othersThanHeld = map[string]decide.Why{lock.ReasonPaused: decide.Paused, lock.ReasonClosed: decide.Closed,
 	lock.ReasonCooldown: decide.Cooldown, lock.ReasonRate: decide.Rate}
 
 // refused returns what err, for which the task did not get a lock, means.
-func (f *facts) refused(t target, err error) obstacle {
-	met := obstacle{why: decide.NoAnswer, target: t, err: err}
+func (f *facts) refused(t *target, err error) *obstacle {
+	met := &obstacle{why: decide.NoAnswer, target: t, err: err}
 	if !errors.As(err, &met.busy) {
 		return met // while the delivery is over, the reason does not count
 	}
@@ -555,7 +561,7 @@ func (f *facts) refused(t target, err error) obstacle {
 	return met
 }
 
-func (f *facts) backendError(t target, err error) {
+func (f *facts) backendError(t *target, err error) {
 	f.guard.outage.Failed(f.guard.log, "automutex: Redis cannot be asked for locks; tasks with rules return to asynq, "+
 		"their attempts not spent", "key", t.key, "error", err)
 	f.observe(t, Event{Kind: EventBackendError, Err: err})
@@ -563,7 +569,7 @@ func (f *facts) backendError(t target, err error) {
 
 // report observes and logs what the task has met, unless the delivery is over, it was reported, or the task waits for
 // it.
-func (d *delivery) report(met obstacle) obstacle {
+func (d *delivery) report(met *obstacle) *obstacle {
 	t := met.target
 	if over := d.over(); over == decide.ContextEnded || over == decide.GuardClosed && met.why != decide.KeyNever {
 		return met
@@ -571,12 +577,11 @@ func (d *delivery) report(met obstacle) obstacle {
 	switch {
 	case met.why == decide.Late:
 		d.observe(t, Event{Kind: EventLate, Policy: met.policy(), Busy: met.busy})
-	case met.busy != nil && d.waitsFor(met):
-	case met.busy != nil && met.isSame(d.met) && d.met.told:
-		met.told = true
+	case d.waitsFor(met):
 	case met.busy != nil:
-		met.told = true
-		d.observe(t, Event{Kind: EventBusy, Policy: met.policy(), Waited: met.busy.Waited, Busy: met.busy})
+		if met.told = true; !met.isSame(d.met) || !d.met.told {
+			d.observe(t, Event{Kind: EventBusy, Policy: met.policy(), Waited: met.busy.Waited, Busy: met.busy})
+		}
 	case d.isToStop(), met.told:
 	case met.why == decide.NoAnswer:
 		d.backendError(t, met.err)
@@ -594,22 +599,22 @@ func (d *delivery) report(met obstacle) obstacle {
 			end = "it is dropped, as the error wraps asynq.RevokeTask"
 		}
 		d.guard.log.Warn("automutex: no key or no limit can be made from the task; "+end,
-			d.about(target{}, "error", met.err)...)
-		d.observe(target{}, Event{Kind: EventKeyError, Err: met.err})
+			d.about(nil, "error", met.err)...)
+		d.observe(nil, Event{Kind: EventKeyError, Err: met.err})
 	}
 	return met
 }
 
-func (o obstacle) isSame(other obstacle) bool {
-	return o.why == other.why && o.target.key == other.target.key
+func (o *obstacle) isSame(other *obstacle) bool {
+	return other != nil && o.why == other.why && o.target == other.target
 }
 
 // policy returns the policy that applies: Retry if the rule's would end or run the task, but not for this reason.
-func (o obstacle) policy() Policy {
-	rule := o.target.rule
-	switch {
-	case rule == nil:
+func (o *obstacle) policy() Policy {
+	if o.target == nil {
 		return Retry
+	}
+	switch rule := o.target.rule; {
 	case o.why == decide.Late:
 		return rule.Late
 	case o.why.ForPolicy(), rule.Busy.row().returns(), rule.Busy == Allow && o.why == decide.Closed:
@@ -621,23 +626,23 @@ func (o obstacle) policy() Policy {
 // decideStart decides about a task whose handler has not started. It asks the function of AfterFailure, once for each
 // obstacle. Its answer, or a RetryAfter of a function that makes keys, counts as the handler's, unless it is that the
 // key is busy.
-func (d *delivery) decideStart(met *obstacle) decide.Decision {
+func (d *delivery) decideStart(met *obstacle) (decide.Decision, *obstacle) {
 	s := decide.Situation{Over: d.over(), Why: met.why, Last: d.last, Parked: met.busy != nil && met.busy.parked,
-		TimeUp: d.last && !d.hasTimeFor(0), Waits: d.waitsFor(*met)}
+		TimeUp: d.last && !d.hasTimeFor(0), Waits: d.waitsFor(met)}
 	if s.Over == decide.GuardClosed && met.why != decide.KeyNever { // else the task ends, for its own reason
-		*met = obstacle{why: met.why, err: fmt.Errorf("automutex: the Guard was closed: %w", ErrClosed)}
+		met = &obstacle{why: met.why, err: fmt.Errorf("automutex: the Guard was closed: %w", ErrClosed)}
+	}
+	if met.target == nil {
+		return decide.Start(s), met
 	}
 	rule := met.target.rule
-	if rule == nil {
-		return decide.Start(s)
-	}
 	policy, applies := rule.Busy, met.why.ForPolicy()
 	if met.why == decide.Late {
 		policy, applies = rule.Late, true
 	}
 	s.Wish = policy.row().busy
 	if s.Over != decide.Goes || s.Waits {
-		return decide.Start(s)
+		return decide.Start(s), met
 	}
 	if fn := policy.after; fn != nil && applies && !met.asked {
 		met.asked = true
@@ -646,9 +651,9 @@ func (d *delivery) decideStart(met *obstacle) decide.Decision {
 	answer, _ := said(met.err)
 	if met.asked && (answer != decide.SaidError || !errors.Is(met.err, ErrBusy)) || met.why == decide.KeyLater &&
 		answer == decide.SaidLater {
-		return d.decideEnd(met)
+		return d.decideEnd(met), met
 	}
-	return decide.Start(s)
+	return decide.Start(s), met
 }
 
 func said(err error) (decide.Said, time.Duration) {
@@ -677,28 +682,24 @@ func (f *facts) decideEnd(met *obstacle) decide.Decision {
 
 // leaveLate takes a late task out of its lines. Without an answer it comes back: archived in order, it would hold its
 // key.
-func (d *delivery) leaveLate(decision decide.Decision, met *obstacle) decide.Decision {
+func (d *delivery) leaveLate(decision decide.Decision, met *obstacle) (decide.Decision, *obstacle) {
 	if met.why != decide.Late || !decision.Final(d.last) {
-		return decision
+		return decision, met
 	}
-	for _, t := range d.targets {
-		if d.holds(t.key) {
-			continue
-		}
+	for t := range d.unheld() {
 		if stays := d.at(leaves, t, nil); stays.stops() {
-			*met = d.report(stays)
-			return d.decideStart(met)
+			return d.decideStart(d.report(stays))
 		}
 		if t.rule.Busy.row().parks && !d.request(t).Ordered {
 			// after an error, who calls the task finds that it has ended
 			_ = d.guard.engine.Unpark(d.whole(), engine.Ref{Key: t.key, Limit: t.limit}, d.note)
 		}
 	}
-	return decision
+	return decision, met
 }
 
 // carryOut returns the result of Middleware, or true if the task stays in its worker and the next look is due.
-func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result error, again bool) {
+func (d *delivery) carryOut(decision decide.Decision, met *obstacle) (result error, again bool) {
 	t := met.target
 	switch decision.What {
 	case decide.Run: // without the lock that is busy
@@ -745,7 +746,7 @@ func (d *delivery) carryOut(decision decide.Decision, met obstacle) (result erro
 var errBlocks = errors.New("automutex: the task blocks until asynq requeues it")
 
 // comeBack returns the task to asynq, unspent.
-func (f *facts) comeBack(decision decide.Decision, delay time.Duration, met obstacle) error {
+func (f *facts) comeBack(decision decide.Decision, delay time.Duration, met *obstacle) error {
 	e, parks := Event{Kind: EventRetried, Policy: met.policy(), Delay: delay}, decision.What == decide.ToLine
 	switch {
 	case parks:
@@ -766,9 +767,9 @@ func (f *facts) comeBack(decision decide.Decision, delay time.Duration, met obst
 	return &verdict{f.guard, goesBack, met.err, delay}
 }
 
-func (f *facts) delay(when decide.When, met obstacle) time.Duration {
+func (f *facts) delay(when decide.When, met *obstacle) time.Duration {
 	left := met.delay
-	switch rule := met.target.rule; {
+	switch t := met.target; {
 	case when == decide.AtGate, when == decide.AtResume:
 		left = met.busy.ExpiresIn
 	case when == decide.AtTurn:
@@ -777,8 +778,8 @@ func (f *facts) delay(when decide.When, met obstacle) time.Duration {
 		left = f.guard.outage.Lasts()
 	case when == decide.AsAsked && met.ran: // ServerConfig rounds it
 		return left
-	case when == decide.Soon && rule != nil && rule.Busy.delay > 0:
-		return rule.Busy.delay
+	case when == decide.Soon && t != nil && t.rule.Busy.delay > 0:
+		return t.rule.Busy.delay
 	}
 	return decide.Delay(when, left)
 }
@@ -788,7 +789,7 @@ func (f *facts) delay(when decide.When, met obstacle) time.Duration {
 const minStay = time.Second
 
 // stay has a task wait in its worker for the next look. Where others hold the lock that look waits, in line.
-func (d *delivery) stay(decision decide.Decision, met obstacle) {
+func (d *delivery) stay(decision decide.Decision, met *obstacle) {
 	if decision.What == decide.GiveBack {
 		d.release(decision, met)
 	}
@@ -842,12 +843,11 @@ func (v *verdict) Unwrap() []error {
 }
 
 // revoke ends a task that another one has asked to stop.
-func (f *facts) revoke(met obstacle) error {
-	e, by, name := Event{Kind: EventReplaced}, &wanted{}, f.task.Type()
-	if errors.As(context.Cause(f.stop), &by); by.lock.rule != nil {
-		e.Policy, name = by.lock.rule.Busy, by.lock.rule.Name
-	}
-	err := fmt.Errorf("rule %q: key %q: %w", name, by.lock.key, ErrReplaced)
+func (f *facts) revoke(met *obstacle) error {
+	var by *wanted
+	errors.As(context.Cause(f.stop), &by)
+	e, rule := Event{Kind: EventReplaced, Policy: by.lock.rule.Busy}, by.lock.rule.Name
+	err := fmt.Errorf("rule %q: key %q: %w", cmp.Or(rule, f.task.Type()), by.lock.key, ErrReplaced)
 	if e.Waited = time.Since(f.arrived); met.ran {
 		e.Held, e.Waited = met.held, 0
 		if met.err != nil {

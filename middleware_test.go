@@ -147,7 +147,7 @@ func TestBusy_endsAnOutage(t *testing.T) {
 	t.Parallel()
 	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
 	d, at := &delivery{facts: facts{guard: guard, ctx: context.Background()}},
-		target{rule: guard.rules.match("work")[0], key: "key"}
+		&target{rule: guard.rules.match("work")[0], key: "key"}
 	guard.outage.Failed(guard.log, "away")
 	if d.refused(at, &BusyError{Reason: ReasonPaused}); guard.outage.Lasts() == 0 {
 		t.Error("a pause has ended the outage")
@@ -167,7 +167,7 @@ func TestAttempt_sleep(t *testing.T) {
 	defer cancel()
 	replaced := &delivery{facts: facts{guard: guard, ctx: context.Background()}}
 	replaced.mayStop()
-	replaced.askToStop(&wanted{target{}})
+	replaced.askToStop(&wanted{})
 	for name, d := range map[string]*delivery{
 		"the task's context ended":   {facts: facts{guard: guard, ctx: ended}},
 		"the margin before deadline": {facts: facts{guard: guard, ctx: soon}},
@@ -193,7 +193,7 @@ func TestStay_afterALostLease(t *testing.T) {
 	t.Parallel()
 	d := &delivery{facts: facts{guard: newGuard(t, redistest.Mini(t)), ctx: context.Background()}}
 	began := time.Now()
-	if d.stay(decide.Decision{What: decide.GiveBack}, obstacle{why: decide.LeaseLost}); time.Since(began) < minStay {
+	if d.stay(decide.Decision{What: decide.GiveBack}, &obstacle{why: decide.LeaseLost}); time.Since(began) < minStay {
 		t.Errorf("it looks again after %s", time.Since(began))
 	}
 }
@@ -207,8 +207,8 @@ func TestPark_atHalfOfItsTime(t *testing.T) {
 	d := guard.newDelivery(ctx, asynq.NewTask("work", nil))
 	d.note, d.arrived, d.server = "q/id", time.Now().Add(-19*time.Second),
 		&server{guard: guard, workers: workers.Server{Limit: 10}}
-	at := target{rule: guard.rules.match("work")[0], scope: "work", key: guard.cfg.Prefix + ":{work}", limit: 1}
-	held, err := guard.engine.Take(t.Context(), engine.Request{Ref: engine.Ref{Key: at.key, Limit: 1}, Name: "work",
+	at := &target{rule: guard.rules.match("work")[0], scope: "work", key: guard.cfg.Prefix + ":{work}", limit: 1}
+	held, err := guard.engine.Take(t.Context(), &engine.Request{Ref: engine.Ref{Key: at.key, Limit: 1}, Name: "work",
 		TTL: time.Minute})
 	redistest.Must(t, err)
 	var busy *BusyError
@@ -274,7 +274,7 @@ func TestReplace_askedBeforeItRuns(t *testing.T) {
 	targets, err := guard.rules.targets(t.Context(), task, guard.cfg.Prefix)
 	redistest.Must(t, err)
 	d := guard.newDelivery(t.Context(), task)
-	d.askToStop(&wanted{targets[0]})
+	d.askToStop(&wanted{&targets[0]})
 	err = d.run(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
 		t.Error("it runs")
 		return nil
@@ -294,8 +294,8 @@ func TestReplace_answer(t *testing.T) {
 	revoke := func(g *Guard, err error) error {
 		f := &facts{guard: g, task: asynq.NewTask("work", nil)}
 		f.mayStop()
-		f.askToStop(&wanted{target{key: "k"}})
-		return f.revoke(obstacle{ran: true, err: err})
+		f.askToStop(&wanted{&target{rule: &compiledRule{}, key: "k"}})
+		return f.revoke(&obstacle{ran: true, err: err})
 	}
 	own := revoke(one, cause)
 	for err, ours := range map[error][2]bool{
@@ -341,7 +341,7 @@ func TestDelay(t *testing.T) {
 	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
 	d := &delivery{facts: facts{guard: guard}}
 	busy := &BusyError{ExpiresIn: time.Hour}
-	in := func(p Policy) target { return target{rule: &compiledRule{Rule: Rule{Busy: p}}} }
+	in := func(p Policy) *target { return &target{rule: &compiledRule{Rule: Rule{Busy: p}}} }
 	for _, c := range []struct {
 		when        decide.When
 		met         obstacle
@@ -355,7 +355,7 @@ func TestDelay(t *testing.T) {
 		{decide.Soon, obstacle{busy: busy, target: in(RetryIn(7 * time.Minute))}, 7 * time.Minute, 7 * time.Minute},
 		{decide.Soon, obstacle{busy: busy, target: in(Retry)}, time.Second, 5 * time.Second},
 	} {
-		if got := d.delay(c.when, c.met); got < c.least || got > c.most {
+		if got := d.delay(c.when, &c.met); got < c.least || got > c.most {
 			t.Errorf("%v, %+v: %s, want %s to %s", c.when, c.met, got, c.least, c.most)
 		}
 	}
@@ -385,7 +385,7 @@ func TestBusyError_afterAPause(t *testing.T) {
 	t.Parallel()
 	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
 	d := guard.newDelivery(t.Context(), asynq.NewTask("work", nil))
-	at := target{rule: guard.rules.match("work")[0], key: guard.cfg.Prefix + ":{work}"}
+	at := &target{rule: guard.rules.match("work")[0], key: guard.cfg.Prefix + ":{work}"}
 	for pause, want := range map[*control.Order]string{{Kind: control.Pauses}: ReasonPaused, control.Unread: ReasonPaused,
 		nil: ReasonHeld} {
 		var busy *BusyError

@@ -21,13 +21,13 @@ func newOrdering(f *facts) step {
 
 // isFor: outside of a server, or within a task, asynq does not know the task, and it has no place. It takes turns with
 // those in order.
-func (o ordering) isFor(t target) bool { return t.rule.InOrder && o.note != "" && o.outer == nil }
+func (o ordering) isFor(t *target) bool { return t.rule.InOrder && o.note != "" && o.outer == nil }
 
-func (o ordering) hasPlaceIn(t target) bool { return o.stamp.Nonce != "" && o.stamp.Key == t.key }
+func (o ordering) hasPlaceIn(t *target) bool { return o.stamp.Nonce != "" && o.stamp.Key == t.key }
 
-func (o ordering) request(r engine.Request, t target) engine.Request {
+func (o ordering) request(r *engine.Request, t *target) {
 	if !o.isFor(t) {
-		return r
+		return
 	}
 	r.Ordered, r.Place = true, &engine.Place{Nonce: stamp.Unstamped(o.note), Retried: o.retried, Most: -1,
 		Continue: t.rule.OnArchive == Continue}
@@ -37,21 +37,21 @@ func (o ordering) request(r engine.Request, t target) engine.Request {
 	if o.hasPlaceIn(t) {
 		r.Place.Nonce, r.Place.Ticket = o.stamp.Nonce, o.stamp.Ticket
 	}
-	return r
 }
 
-func (o ordering) look(at moment, t target, err error) obstacle {
+func (o ordering) look(at moment, t *target, err error) *obstacle {
 	switch {
 	case errors.Is(err, engine.ErrOrderDone): // its worker died before asynq had stored the end
-		return obstacle{why: decide.Finished, target: t}
+		return &obstacle{why: decide.Finished, target: t}
 	case errors.Is(err, engine.ErrOrderSpent):
 		return o.refuse(t)
 	case at == comes && o.isFor(t) && !o.hasPlaceIn(t):
 		o.joinAtArrival(t)
 	case at == leaves && o.isFor(t):
-		p := o.request(engine.Request{}, t).Place
-		if err := o.giveUp(t.key, p.Nonce, p.Ticket); err != nil {
-			return obstacle{why: decide.NoAnswer, target: t, err: err}
+		its := engine.Request{}
+		o.request(&its, t)
+		if err := o.giveUp(t.key, its.Place.Nonce, its.Place.Ticket); err != nil {
+			return &obstacle{why: decide.NoAnswer, target: t, err: err}
 		}
 	}
 	return nothing
@@ -61,18 +61,18 @@ func (o ordering) look(at moment, t target, err error) obstacle {
 var errSpent = errors.New("automutex: the handler has begun as often as the task's MaxRetry allows, and its last run " +
 	"did not return: its worker died, or its time was up")
 
-func (o ordering) refuse(t target) obstacle {
+func (o ordering) refuse(t *target) *obstacle {
 	// calls the next task, which comes by itself, too
 	_ = o.guard.engine.Act(o.ctx, orderedKey(t.key), engine.ActNone, engine.OrderItem{}, 0)
 	if t.rule.OnArchive == HoldKey {
 		o.reportBlocked(t, errSpent)
 	}
-	return obstacle{why: decide.KeyNever, target: t, err: errSpent, told: true}
+	return &obstacle{why: decide.KeyNever, target: t, err: errSpent, told: true}
 }
 
 // joinAtArrival has a task with a stamp for another key, since its payload or the rule has changed, give that place
 // up; after an error, a look finds that the task has ended.
-func (o ordering) joinAtArrival(t target) {
+func (o ordering) joinAtArrival(t *target) {
 	o.guard.warnOnce("unstamped "+o.task.Type(), "a task of an ordered rule runs after those that have a place in the "+
 		"order of its key: it was not enqueued through automutex.NewClient, "+
 		"or for another key, since the rules of producer and worker differ", o.about(t)...)
@@ -102,7 +102,7 @@ func (o ordering) end(e ending) {
 		}
 		return
 	}
-	if o.stamp.Nonce == "" || slices.ContainsFunc(e.targets, o.hasPlaceIn) {
+	if o.stamp.Nonce == "" || slices.ContainsFunc(e.targets, func(t target) bool { return o.hasPlaceIn(&t) }) {
 		return
 	}
 	if rule := o.guard.orderedRule(o.stamp.Key); rule != nil {
@@ -130,6 +130,6 @@ func (o ordering) outcome(rule *compiledRule, e ending) engine.Outcome {
 	return engine.OutcomeHeld
 }
 
-func (o ordering) reportBlocked(t target, err error) {
+func (o ordering) reportBlocked(t *target, err error) {
 	o.guard.reportBlocked(o.ctx, o.event(t, Event{Err: err}))
 }

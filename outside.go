@@ -62,10 +62,10 @@ func (g *Guard) LockFor(ctx context.Context, t *asynq.Task) (*lock.Lease, error)
 		return nil, fmt.Errorf("automutex: LockFor: task %q needs several locks: take each with Lock, in the order of "+
 			"its rules: %q", t.Type(), names)
 	}
-	return g.lock(ctx, targets[0])
+	return g.lock(ctx, &targets[0])
 }
 
-func (g *Guard) targetOf(name string, parts []string) (t target, err error) {
+func (g *Guard) targetOf(name string, parts []string) (t *target, err error) {
 	names := make([]string, len(g.rules.rules))
 	for i, rule := range g.rules.rules {
 		names[i] = rule.Name
@@ -96,7 +96,7 @@ func (g *Guard) targetOf(name string, parts []string) (t target, err error) {
 	}
 	scope := c.scope(c.Task)
 	key := keys.HashedKey(g.rules.secret, g.cfg.Prefix, scope, parts...)
-	return target{rule: c, key: key, scope: scope, limit: limit, pace: c.request.Pace}, nil
+	return &target{rule: c, key: key, scope: scope, limit: limit, pace: c.request.Pace}, nil
 }
 
 func (c *compiledRule) needsTask(isPrefix bool) string {
@@ -117,7 +117,7 @@ func (c *compiledRule) needsTask(isPrefix bool) string {
 	return ""
 }
 
-func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
+func (g *Guard) lock(ctx context.Context, t *target) (*lock.Lease, error) {
 	d := &delivery{facts: facts{guard: g, ctx: ctx, task: asynq.NewTask("", nil)}}
 	switch {
 	case t.rule.InOrder:
@@ -138,7 +138,7 @@ func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 	r.Line = &engine.Line{OnWait: func(time.Duration) { d.observeWaiting(t) }}
 	e, taken := Event{Kind: EventAcquired}, time.Now()
 	m := &lock.Lock{}
-	*inside.At(m) = engine.Handle{Engine: g.engine, Request: r}
+	*inside.At(m) = engine.Handle{Engine: g.engine, Request: *r}
 	lease, err := m.Lock(waits)
 	d.observeWaited(t)
 	e.Waited = time.Since(d.line.came)
@@ -161,7 +161,7 @@ func (g *Guard) lock(ctx context.Context, t target) (*lock.Lease, error) {
 }
 
 // observeEnd has the end of a lease, and each release, observed.
-func (f *facts) observeEnd(t target, le *engine.Lease, taken time.Time) {
+func (f *facts) observeEnd(t *target, le *engine.Lease, taken time.Time) {
 	var once sync.Once
 	ended := func(kind EventKind, err error) {
 		once.Do(func() { f.observe(t, Event{Kind: kind, Held: time.Since(taken), Err: err}) })

@@ -36,18 +36,17 @@ func newReplacement(f *facts) step {
 }
 
 // request: the engine asks to stop on a goroutine of its own.
-func (r *replacement) request(its engine.Request, t target) engine.Request {
+func (r *replacement) request(its *engine.Request, t *target) {
 	if arrived, ok := r.arrivals[t.key]; ok {
 		its.Arrival, its.OnStop = arrived.at, func() { r.askToStop(&wanted{t}) }
 	}
-	return its
 }
 
-func (r *replacement) look(at moment, t target, _ error) obstacle {
+func (r *replacement) look(at moment, t *target, _ error) *obstacle {
 	switch {
 	case at == begins:
 		r.began = true
-	case t.rule == nil || t.rule.Busy != Replace:
+	case t == nil || t.rule.Busy != Replace:
 	case at == comes:
 		return r.arrive(t)
 	case at == tries:
@@ -60,7 +59,7 @@ func (r *replacement) look(at moment, t target, _ error) obstacle {
 		if met := r.arrive(t); met.stops() || !r.isToStop() {
 			return met
 		}
-		return obstacle{why: decide.NoAnswer, target: t, err: ErrReplaced}
+		return &obstacle{why: decide.NoAnswer, target: t, err: ErrReplaced}
 	case at == leaves: // it may have come in time before; at an error its next arrival is old
 		_ = r.guard.engine.Forget(r.whole(), engine.Ref{Key: t.key}, r.note, 0, false)
 	}
@@ -68,14 +67,14 @@ func (r *replacement) look(at moment, t target, _ error) obstacle {
 }
 
 // arrive stores in Redis that the task has come: its age counts from then.
-func (r *replacement) arrive(t target) obstacle {
+func (r *replacement) arrive(t *target) *obstacle {
 	a, known := r.arrivals[t.key]
 	if !known {
 		a = arrival{ref: engine.Ref{Key: t.key, Limit: t.limit}, note: cmp.Or(r.note, rand.Text())}
 	}
 	at, overtaken, err := r.guard.engine.Arrive(r.whole(), a.ref, a.note)
 	if err != nil {
-		return obstacle{why: decide.NoAnswer, target: t, err: err}
+		return &obstacle{why: decide.NoAnswer, target: t, err: err}
 	}
 	a.at = at
 	if r.arrivals[t.key] = a; overtaken {
@@ -86,7 +85,7 @@ func (r *replacement) arrive(t target) obstacle {
 
 // askOlderToStop does so if this task is among the newest, as many as hold the lock at once; else it stops this one.
 // An error is ignored: the wait that follows asks the same Redis.
-func (r *replacement) askOlderToStop(t target, arrived arrival) {
+func (r *replacement) askOlderToStop(t *target, arrived arrival) {
 	if overtaken, err := r.guard.engine.Stop(r.ctx, arrived.ref, arrived.at); err == nil && overtaken {
 		r.askToStop(&wanted{t})
 	}
@@ -100,7 +99,7 @@ const (
 
 // watch repeats askOlderToStop, since messages get lost and holders change. unwatch ends its goroutine, and does not
 // wait for a request under way, since the deadline may be near: the engine's Close does.
-func (r *replacement) watch(t target) {
+func (r *replacement) watch(t *target) {
 	arrived := r.arrivals[t.key] // not read by the goroutine: the worker writes the map
 	ctx, cancel := context.WithCancel(r.ctx)
 	r.unwatch = cancel

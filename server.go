@@ -33,7 +33,7 @@ type server struct {
 	// asynq has called ErrorHandler, IsFailure and RetryDelayFunc for one that went back
 	handled, failureAsked, delayAsked atomic.Bool
 
-	cut cuts
+	cut stamp.Cuts
 }
 
 // serverKey finds, in a context, the worker of one Guard. Of several guards, each has its own.
@@ -73,7 +73,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 			return false
 		case wantsRetryAfter(err) != nil:
 			return false
-		case s.cut.take(err):
+		case s.cut.Take(err):
 			return true
 		case isFailure != nil:
 			return isFailure(err)
@@ -94,7 +94,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 			return decide.Delay(decide.AsAsked, r.delay)
 		}
 		if errors.Is(err, asynq.ErrLeaseExpired) { // asynq asks IsFailure next
-			s.cut.add(g, t, stamp.IsLast(t, n), err)
+			s.cut.Add(g.rules.match(t.Type()) != nil && stamp.IsLast(t, n), err)
 		}
 		return stamp.CapRedelivery(retryDelay(n, err, t), n, err, t)
 	}
@@ -125,7 +125,7 @@ func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
 		f := s.guard.factsOf(ctx, t)
 		last := f.isLast()
 		if !errors.Is(err, asynq.ErrLeaseExpired) { // of which asynq stores nothing before it is found to be lost
-			s.cut.add(s.guard, t, last && !f.last, err)
+			s.cut.Add(f.rules != nil && last && !f.last, err)
 		}
 		if theirs != nil && (v == nil || v.kind == archived) && wantsRetryAfter(err) == nil {
 			theirs.HandleError(context.WithValue(ctx, lastAttemptKey{}, last), t, err)

@@ -27,7 +27,7 @@ type standing struct {
 }
 
 // acquire takes a lock, or returns why the task did not get it. While the delivery is over that may be anything.
-func (d *delivery) acquire(t target) obstacle {
+func (d *delivery) acquire(t *target) *obstacle {
 	err := d.tryAndWait(t)
 	if err != nil {
 		if met := d.at(fails, t, err); met.stops() {
@@ -46,7 +46,7 @@ func (d *delivery) acquire(t target) obstacle {
 	return met
 }
 
-func (d *delivery) tryAndWait(t target) error {
+func (d *delivery) tryAndWait(t *target) error {
 	w := d.waitOf(t)
 	if !t.rule.Busy.row().tries {
 		return d.wait(t, w)
@@ -70,6 +70,7 @@ func (d *delivery) tryAndWait(t target) error {
 // waiting is how a task waits for one lock. The zero value tries once.
 type waiting struct {
 	most   time.Duration // in line; 0: none
+	latest time.Time     // when it ends, whatever most is; zero: never
 	inTime bool          // it ends at once if the gate opens only after the wait
 	parks  bool          // it parks where it ends, or where it cannot begin; most does not count
 	yields bool          // it takes no worker that another key's task could have
@@ -77,18 +78,8 @@ type waiting struct {
 	open   bool          // a closed gate ends it: the task gives back what it holds
 }
 
-func (w waiting) gateBy(within context.Context) (by time.Time) {
-	switch {
-	case w.open:
-		by = time.Now()
-	case w.inTime:
-		by, _ = within.Deadline()
-	}
-	return by
-}
-
 // On its last attempt a task waits where others return.
-func (d *delivery) waitOf(t target) waiting {
+func (d *delivery) waitOf(t *target) waiting {
 	policy, holds := t.rule.Busy.row(), len(d.leases) > 0
 	switch {
 	case d.last && (d.staying == t.key || policy.returns()):
@@ -104,7 +95,7 @@ func (d *delivery) waitOf(t target) waiting {
 // firstCame is when a task first met what kept it from a lock that is not its first: it may give back those before.
 type firstCame map[string]time.Time
 
-func (f *firstCame) met(t target, came time.Time) {
+func (f *firstCame) met(t *target, came time.Time) {
 	if *f == nil {
 		*f = firstCame{}
 	}
@@ -114,7 +105,7 @@ func (f *firstCame) met(t target, came time.Time) {
 }
 
 // waitLeft is what is left of the rule's Wait; under Park, for a gate in its worker, of a second.
-func (f *firstCame) waitLeft(t target) time.Duration {
+func (f *firstCame) waitLeft(t *target) time.Duration {
 	most := t.rule.Wait
 	switch policy := t.rule.Busy.row(); {
 	case policy.parks:
@@ -130,7 +121,7 @@ func (f *firstCame) waitLeft(t target) time.Duration {
 
 // stayOut has a task that cannot stand in line wait in its worker. It ends the Wait of one whose worker others may
 // need.
-func (d *delivery) stayOut(met obstacle) {
+func (d *delivery) stayOut(met *obstacle) {
 	t, delay, leave := met.target, minStay, make(chan struct{})
 	defer d.countLast()()
 	if left := met.busy.ExpiresIn; left > 0 {
@@ -152,14 +143,14 @@ func (d *delivery) stayOut(met obstacle) {
 	}
 }
 
-// wait stands in line for t until the lock is granted, the wait is over, the margin before the task's deadline is
-// reached, the Guard closes, an operator pauses the key, a newer task replaces this one, or another task may need the
-// worker. If the task parked, the error is a *BusyError with parked set.
-func (d *delivery) wait(t target, w waiting) (err error) {
+// wait takes t if it is free, and else stands in line until the lock is granted, the wait is over, the margin before
+// the task's deadline is reached, the Guard closes, an operator pauses the key, a newer task replaces this one, or
+// another may need the worker. If the task parked, the error is a *BusyError with parked set.
+func (d *delivery) wait(t *target, w waiting) error {
 	r := d.request(t)
-	latest, bounded := d.ctx.Deadline()
-	if latest = latest.Add(-margin); bounded {
-		w.most = min(w.most, time.Until(latest))
+	if deadline, bounded := d.ctx.Deadline(); bounded {
+		w.latest = deadline.Add(-margin)
+		w.most = min(w.most, time.Until(w.latest))
 	}
 	// Without a server nobody knows of idle workers. Behind, it takes what is free, or parks.
 	asks := w.yields && d.server != nil && !d.server.workers.MayWait(t.key, ticketAt(r.Place)) ||
@@ -169,12 +160,17 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 	}
 	if lease, err := d.guard.engine.TakeFree(d.ctx, r); lease != nil || err != nil {
 		d.tellCame(t, -1)
-		return d.keepLease(t, r.Lender, lease, err)
+		return d.keepLease(t, lease, err)
 	}
 	if asks {
 		r.Line = &engine.Line{Yield: engine.AtOnce}
 		return d.ask(d.ctx, t, r)
 	}
+	return d.stand(t, w, r)
+}
+
+// stand is apart from wait, so that most tasks, which never wait, need little stack.
+func (d *delivery) stand(t *target, w waiting, r *engine.Request) (err error) {
 	defer d.countLast()()
 	r.Line = &engine.Line{OnWait: func(sinceCall time.Duration) {
 		d.tellCame(t, sinceCall)
@@ -192,16 +188,20 @@ func (d *delivery) wait(t target, w waiting) (err error) {
 		parkNow := make(chan struct{})
 		r.Line.Yield = parkNow
 		leave = sync.OnceFunc(func() { close(parkNow) })
-		if bounded {
+		if !w.latest.IsZero() {
 			// Stop does not wait for a timer that fires now: nobody reads parkNow any more.
-			defer time.AfterFunc(time.Until(parkBy(d.arrived, latest)), leave).Stop()
+			defer time.AfterFunc(time.Until(parkBy(d.arrived, w.latest)), leave).Stop()
 		}
 	} else {
 		within, cancel := context.WithTimeout(ctx, w.most)
 		defer cancel()
-		r.Line.Within, r.Line.Leaves = within, !w.pauses
+		if r.Line.Within, r.Line.Leaves = within, !w.pauses; w.inTime {
+			r.Line.GateBy, _ = within.Deadline()
+		}
 	}
-	r.Line.GateBy = w.gateBy(cmp.Or(r.Line.Within, ctx))
+	if w.open {
+		r.Line.GateBy = time.Now()
+	}
 	if w.yields && d.server != nil {
 		me := &workers.Wait{Key: t.key, Place: ticketAt(r.Place), Leave: leave}
 		if r.Lender != nil {
@@ -240,16 +240,13 @@ func borrows(me *workers.Wait, from *workers.Lender, limit int) <-chan struct{} 
 
 // ticketAt is 0 for a lock in no order.
 func ticketAt(p *engine.Place) int64 {
-	switch {
-	case p == nil:
+	if p == nil {
 		return 0
-	case p.Ticket == 0:
-		return math.MaxInt64
 	}
-	return p.Ticket
+	return cmp.Or(p.Ticket, math.MaxInt64)
 }
 
-func (d *delivery) ask(ctx context.Context, t target, r engine.Request) error {
+func (d *delivery) ask(ctx context.Context, t *target, r *engine.Request) error {
 	lease, err := d.guard.engine.Take(ctx, r)
 	sinceCall := time.Duration(-1)
 	if busy, is := err.(*engine.Busy); is && busy.Returned { //nolint:errorlint // Take does not wrap it
@@ -258,10 +255,10 @@ func (d *delivery) ask(ctx context.Context, t target, r engine.Request) error {
 		sinceCall = lease.SinceCall()
 	}
 	d.tellCame(t, sinceCall)
-	return d.keepLease(t, r.Lender, lease, err)
+	return d.keepLease(t, lease, err)
 }
 
-func (d *delivery) tellCame(t target, sinceCall time.Duration) {
+func (d *delivery) tellCame(t *target, sinceCall time.Duration) {
 	if d.server != nil && !d.came && d.outer == nil {
 		d.server.workers.Came(t.key, sinceCall)
 	}
@@ -279,12 +276,13 @@ func parkBy(arrived, latest time.Time) time.Time {
 
 // request asks for the lock of t: one try. A round trip ends by itself, after about 5 s at most. So it runs on the
 // worker's goroutine, with none that watches the context (Whole); look checks that afterwards.
-func (d *delivery) request(t target) engine.Request {
-	r := t.rule.request
+func (d *delivery) request(t *target) *engine.Request {
+	r := &d.asked
+	*r = t.rule.request
 	r.Name, r.Key, r.Limit, r.Pace, r.Note, r.Whole = t.scope, t.key, t.limit, t.pace, d.note, true
 	r.Notes = d.outer == nil // two tasks within one task have one note
 	for _, s := range d.steps {
-		r = s.request(r, t)
+		s.request(r, t)
 	}
 	if t.rule.LeaveIdle > 0 && d.server != nil {
 		r.Lender = d.server.lender(t.scope, t.rule.LeaveIdle)
@@ -292,7 +290,7 @@ func (d *delivery) request(t target) engine.Request {
 	return r
 }
 
-func (d *delivery) observeWaiting(t target) {
+func (d *delivery) observeWaiting(t *target) {
 	d.line.waiting, d.line.stood = time.Now(), true
 	switch {
 	case d.line.waiter != nil:
@@ -304,7 +302,7 @@ func (d *delivery) observeWaiting(t target) {
 	d.at(stands, t, nil)
 }
 
-func (d *delivery) observeWaited(t target) {
+func (d *delivery) observeWaited(t *target) {
 	if d.line.waiting.IsZero() {
 		return
 	}
@@ -347,7 +345,7 @@ func (f *facts) countLast() (ended func()) {
 	if most, _ := asynq.GetMaxRetry(f.ctx); most <= 0 || 2*n >= int64(f.server.workers.Limit) {
 		f.guard.warnOnce("last attempts", "a task on its last attempt waits in its worker, since asynq would archive it if "+
 			"it went back: enqueue tasks with automutex.NewClient, which gives each an attempt to go back with",
-			f.about(target{})...)
+			f.about(nil)...)
 	}
 	return func() { f.server.lasts.Add(-1) }
 }

@@ -26,7 +26,7 @@ func LockOrPark(ctx context.Context, m *Lock, parkNow <-chan struct{}) (*Lease, 
 	}
 	r := h.Request
 	r.Line = &engine.Line{Yield: parkNow}
-	le, err := h.Engine.Take(ctx, r)
+	le, err := h.Engine.Take(ctx, &r)
 	if busy := (*engine.Busy)(nil); errors.As(err, &busy) {
 		return nil, &Refused{m.busyOr(err).(*BusyError), busy.Parked, busy.InLine}
 	}

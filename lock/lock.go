@@ -155,7 +155,7 @@ func (m *Lock) take(ctx context.Context, r engine.Request) (*Lease, error) {
 	if h.Err != nil {
 		return nil, h.Err
 	}
-	le, err := h.Engine.Take(ctx, r)
+	le, err := h.Engine.Take(ctx, &r)
 	if err != nil {
 		return nil, m.busyOr(err)
 	}

@@ -414,7 +414,7 @@ func TestReplaceEnded_another(t *testing.T) {
 		r.patience = 100 * time.Millisecond
 		first := r.enqueue("reindex", "")
 		redistest.Must(t, r.inspector.ArchiveTask(r.queue, first.ID))
-		other, err := r.engine.Take(t.Context(), engine.Request{Ref: engine.Ref{Key: r.claimKey("reindex") + ":lock",
+		other, err := r.engine.Take(t.Context(), &engine.Request{Ref: engine.Ref{Key: r.claimKey("reindex") + ":lock",
 			Limit: 1}, TTL: time.Hour})
 		redistest.Must(t, err)
 		if info, err := r.Enqueue(task("reindex", "7", "")); !errors.Is(err, ErrEnqueueUnderWay) ||

@@ -329,7 +329,7 @@ func (req *request) duplicate(found existing) *DuplicateError {
 // Producers poll for the lock, which is held rarely, for a few round trips: a line would cost each a subscription. If a
 // producer died holding it, they poll until its TTL ends.
 func (req *request) replaceEnded(ctx context.Context) (*asynq.TaskInfo, error) {
-	lease, err := req.client.engine.Take(ctx, engine.Request{
+	lease, err := req.client.engine.Take(ctx, &engine.Request{
 		Ref: engine.Ref{Key: claims.Key(req.key) + ":lock", Limit: 1}, Name: req.key, TTL: req.client.changeTTL,
 	})
 	if busy := (*engine.Busy)(nil); errors.As(err, &busy) && busy.Cause != nil {

@@ -377,7 +377,7 @@ func blockedKey(t *testing.T, v *site) (key string) {
 		redistest.Must(t, err)
 		if id == "first" {
 			place := engine.Place{Nonce: "nfirst", Ticket: ticket, Most: -1}
-			le, err := e.Take(t.Context(), engine.Request{Ref: its, Note: note, TTL: lock.DefaultTTL, Place: &place})
+			le, err := e.Take(t.Context(), &engine.Request{Ref: its, Note: note, TTL: lock.DefaultTTL, Place: &place})
 			redistest.Must(t, err)
 			le.End(engine.OutcomeHeld)
 			_, err = le.Release(t.Context(), engine.Ending{})

@@ -214,7 +214,7 @@ func TestExamine_many(t *testing.T) {
 		ticket, _, _, err := e.Stamp(t.Context(), key, note, "n", 0, 0)
 		redistest.Must(t, err)
 		place := engine.Place{Nonce: "n", Ticket: ticket, Most: -1}
-		lease, err := e.Take(t.Context(), engine.Request{Ref: key, Note: note, TTL: time.Minute, Place: &place})
+		lease, err := e.Take(t.Context(), &engine.Request{Ref: key, Note: note, TTL: time.Minute, Place: &place})
 		redistest.Must(t, err)
 		lease.End(engine.OutcomeHeld)
 		_, err = lease.Release(t.Context(), engine.Ending{})

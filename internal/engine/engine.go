@@ -95,7 +95,7 @@ func (e *Engine) bounds(r *Ref) control.Bounds {
 		Known: int64(0)})
 }
 
-func (e *Engine) limit(r *Ref) int { return e.bounds(r).Slots }
+func (e *Engine) limit(r *Ref) int64 { return int64(e.bounds(r).Slots) }
 
 // rateArgs end a script that looks after a lock.
 func rateArgs(r *Ref, b control.Bounds) []any {
@@ -290,13 +290,12 @@ func (e *Engine) askCall(le *Lease, mode askMode, b control.Bounds, ticket int64
 		b.Every.Microseconds(), b.Spare.Microseconds(), ticket,
 		oneOrZero(r.borrows(b) && r.Lender.Lend(r.Key, r.Limit, line.Worker)), r.cost(),
 	}
-	args = shorten(args, int64(0), args[1], int64(1), int64(0), int64(0), int64(0), int64(0), int64(0), int64(0), int64(0),
-		int64(1))
+	args = shorten(args, 0, r.TTL.Milliseconds(), 1, 0, 0, 0, 0, 0, 0, 0, 1)
 	return &redisx.Call{Script: askScript, Keys: r.keys(), Args: args}
 }
 
 // shorten leaves out last arguments that are as usual, from the third on.
-func shorten(args []any, usual ...any) []any {
+func shorten(args []any, usual ...int64) []any {
 	for n := len(args); n > 2 && args[n-1] == usual[n-3]; n-- {
 		args = args[:n-1]
 	}
@@ -310,7 +309,7 @@ func oneOrZero(b bool) int64 {
 	return 0
 }
 
-func (e *Engine) newLease(r Request) *Lease {
+func (e *Engine) newLease(r *Request, line *Line) *Lease {
 	now := time.Now()
 	var room [192]byte
 	text := append(append(room[:0], e.channel...), '.')
@@ -321,19 +320,19 @@ func (e *Engine) newLease(r Request) *Lease {
 	size := len(text)
 	text = append(append(append(append(text, '|'), e.owner...), '|'), r.Note...)
 	body := string(text)
-	le := &Lease{engine: e, request: r, token: body[:size], keyArg: r.Key, ttlMS: r.TTL.Milliseconds(), takenAt: now,
+	le := &Lease{engine: e, request: *r, token: body[:size], keyArg: r.Key, ttlMS: r.TTL.Milliseconds(), takenAt: now,
 		sinceCall: -1}
-	le.body.Text, le.lease = body, le
+	le.body.Text, le.lease, le.request.Line = body, le, line
 	return le
 }
 
 // Take takes a lock. The error Is a *Busy if others hold it, and the caller holds nothing and has no place in line,
 // unless Busy.Parked. After any other error the lock may be taken until a lease ends, if Redis cannot be told.
-func (e *Engine) Take(ctx context.Context, r Request) (*Lease, error) { return e.take(ctx, r, askTry) }
+func (e *Engine) Take(ctx context.Context, r *Request) (*Lease, error) { return e.take(ctx, r, askTry) }
 
 // TakeFree tries to take a lock that is probably free, by one command. It returns nil without an error if the lock
 // seems, or is, not free.
-func (e *Engine) TakeFree(ctx context.Context, r Request) (le *Lease, err error) {
+func (e *Engine) TakeFree(ctx context.Context, r *Request) (le *Lease, err error) {
 	le, err = e.take(ctx, r, askFree)
 	if busy, is := err.(*Busy); is && busy.Cause == nil { //nolint:errorlint // errors.As allocates
 		err = nil
@@ -342,11 +341,10 @@ func (e *Engine) TakeFree(ctx context.Context, r Request) (le *Lease, err error)
 }
 
 // take tries by mode, or waits with r.Line.
-func (e *Engine) take(ctx context.Context, r Request, mode askMode) (*Lease, error) {
+func (e *Engine) take(ctx context.Context, r *Request, mode askMode) (*Lease, error) {
+	line := cmp.Or(r.Line, noLine)
 	if r.Line != nil {
 		mode = askJoin
-	} else {
-		r.Line = noLine
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, &Busy{Cause: err}
@@ -361,7 +359,7 @@ func (e *Engine) take(ctx context.Context, r Request, mode askMode) (*Lease, err
 		if err != nil {
 			return nil, err
 		}
-		le, err := e.takeOnce(ctx, r, mode, b)
+		le, err := e.takeOnce(ctx, r, line, mode, b)
 		if busy, is := err.(*Busy); is && busy.Pause == control.Unread && busy.Waited == 0 { //nolint:errorlint // errors.As allocates
 			continue
 		}
@@ -387,13 +385,13 @@ func (e *Engine) take(ctx context.Context, r Request, mode askMode) (*Lease, err
 			return le, nil
 		}
 		e.giveBack(le)
-		if err != nil && (mode != askJoin || ctx.Err() != nil || cmp.Or(r.Line.Within, ctx).Err() != nil) {
+		if err != nil && (mode != askJoin || ctx.Err() != nil || cmp.Or(line.Within, ctx).Err() != nil) {
 			return nil, err
 		}
-		if r.Line.OnWait != nil {
-			line := *r.Line
-			line.OnWait = nil // it is called once
-			r.Line = &line
+		if line.OnWait != nil {
+			again := *line
+			again.OnWait = nil // it is called once
+			line = &again
 		}
 	}
 }
@@ -409,15 +407,15 @@ func pausedBy(b control.Bounds) *Busy { return &Busy{Answer: Answer{Pause: b.Pau
 
 var errNotFree = &Busy{}
 
-func (e *Engine) takeOnce(ctx context.Context, r Request, mode askMode, b control.Bounds) (*Lease, error) {
-	free, thin := e.seems(&r, b)
+func (e *Engine) takeOnce(ctx context.Context, r *Request, line *Line, mode askMode, b control.Bounds) (*Lease, error) {
+	free, thin := e.seems(r, b)
 	switch {
-	case b.Pause != nil && (mode != askJoin || r.Line.Leaves):
+	case b.Pause != nil && (mode != askJoin || line.Leaves):
 		return nil, pausedBy(b)
 	case mode == askFree && !free:
 		return nil, errNotFree
 	}
-	le := e.newLease(r)
+	le := e.newLease(r, line)
 	var err error
 	if mode == askJoin {
 		err = e.wait(ctx, le, free, b.Pause != nil)
@@ -591,22 +589,20 @@ func (e *Engine) sendRelease(ctx context.Context, le *Lease) (released, error) {
 	if taken, _ := e.contended.has(r.Key); le.thin.Load() && cooldown == 0 && !taken {
 		deleted, err := e.conn.DeleteIfEqual(ctx, dropScript, le.keyArg, body)
 		if err == nil && deleted {
-			return released{named: named{free: e.limit(&r.Ref)}, held: true}, nil
+			return released{named: named{free: int(e.limit(&r.Ref))}, held: true}, nil
 		}
 		resent = body.Resent() || err != nil && !redisx.IsNotRun(err)
 	}
 	inbound, life, lend := e.parking.wanted(r.Ref, true)
 	c := &redisx.Call{Script: releaseScript, Keys: r.keys()}
 	if r.Ordered {
-		c.Script, c.Args = orderReleaseScript, []any{body, int64(e.limit(&r.Ref)), inbound, cooldown, r.Place.Nonce,
+		c.Script, c.Args = orderReleaseScript, []any{body, e.limit(&r.Ref), inbound, cooldown, r.Place.Nonce,
 			outcomes[le.outcome.Load()]}
 	} else {
-		consumed := ""
-		if le.consumes {
-			consumed = le.value
+		c.Args = []any{body, e.limit(&r.Ref), inbound, life, cooldown, lend, le.value}
+		if !le.consumes {
+			c.Args = shorten(c.Args[:6], 0, minCallLife.Milliseconds(), 0, 0)
 		}
-		c.Args = shorten([]any{body, int64(e.limit(&r.Ref)), inbound, life, cooldown, lend, consumed}, int64(0),
-			minCallLife.Milliseconds(), int64(0), int64(0), "")
 	}
 	sent := time.Now()
 	reply, err := e.conn.Run(ctx, c.Script, c.Keys, c.Args...)
@@ -853,7 +849,7 @@ func (e *Engine) Arrive(ctx context.Context, r Ref, note string) (arrival int64,
 	if err := e.Know(ctx, r.Key); err != nil {
 		return 0, false, err
 	}
-	reply, err := e.call(ctx, arriveScript, r.arrivals(), note, int64(e.limit(&r)))
+	reply, err := e.call(ctx, arriveScript, r.arrivals(), note, e.limit(&r))
 	if err != nil {
 		return 0, false, err
 	}
@@ -868,7 +864,7 @@ func (e *Engine) Arrive(ctx context.Context, r Ref, note string) (arrival int64,
 // Forget ends the work with that note and arrival (0: any): if it comes again it is new. If it counts it still
 // overtakes older work. If Redis does not reply, it is told in the background, for a minute at most.
 func (e *Engine) Forget(ctx context.Context, r Ref, note string, arrival int64, counts bool) error {
-	keep := oneOrZero(counts) * int64(min(max(r.Limit, e.limit(&r)), mostEnded)) // also while the lock is paused
+	keep := oneOrZero(counts) * min(max(int64(r.Limit), e.limit(&r)), mostEnded) // also while the lock is paused
 	send := func() error {
 		_, err := e.code(ctx, 1, forgetScript, r.arrivals(), note, arrival, keep)
 		return err
@@ -886,6 +882,6 @@ func (e *Engine) Stop(ctx context.Context, r Ref, arrival int64) (overtaken bool
 	if err := e.Know(ctx, r.Key); err != nil {
 		return false, err
 	}
-	n, err := e.code(ctx, 1, stopScript, append(r.keys(), r.arrivals()...), int64(e.limit(&r)), arrival)
+	n, err := e.code(ctx, 1, stopScript, append(r.keys(), r.arrivals()...), e.limit(&r), arrival)
 	return n == 1, err
 }

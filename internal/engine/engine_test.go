@@ -46,7 +46,7 @@ func inLine(r Request) Request {
 func take(e *Engine, r Request) (*Lease, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), redistest.Patience)
 	defer cancel()
-	return e.Take(ctx, r)
+	return e.Take(ctx, &r)
 }
 
 // must takes a lock that is to be had.
@@ -95,7 +95,7 @@ func TestTry_stopped(t *testing.T) {
 	r.Limit, r.Whole = 1000, true
 	ctx, cancel := context.WithCancel(t.Context())
 	hook.After(func(redis.Cmder) error { cancel(); return nil })
-	if _, err := e.Take(ctx, r); !errors.Is(err, context.Canceled) {
+	if _, err := e.Take(ctx, &r); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	if info := inspect(t, e, r.Ref); info.Held > 201 { // a SET goes before the first ask
@@ -234,7 +234,7 @@ func TestFreeKeyBesideACrowd(t *testing.T) {
 	late.Line.OnWait = func(time.Duration) { t.Error("waits, though Redis has said nothing") }
 	ctx, end := context.WithCancel(t.Context())
 	left := make(chan error, 1)
-	go func() { _, err := e.Take(ctx, late); left <- err }()
+	go func() { _, err := e.Take(ctx, &late); left <- err }()
 	ask(4*maxFirstKeys + 1)
 	end()
 	if err := <-left; !errors.Is(err, context.Canceled) {
@@ -319,7 +319,7 @@ func (o ordered) run(t *testing.T, outcome Outcome) {
 func (o ordered) parks(t *testing.T) {
 	t.Helper()
 	o.r.Line = &Line{Yield: AtOnce}
-	_, err := o.e.Take(t.Context(), o.r)
+	_, err := o.e.Take(t.Context(), &o.r)
 	if busy := (*Busy)(nil); !errors.As(err, &busy) || !busy.Parked {
 		t.Fatalf("%s: %v, want parked", o.r.Note, err)
 	}
@@ -390,7 +390,7 @@ func TestOrder_unavoidable(t *testing.T) {
 	// 1: a redelivery after the mark has ended runs.
 	tasks := stamped(t, e, "a")
 	tasks[0].run(t, OutcomeDone)
-	if _, err := e.Take(t.Context(), tasks[0].r); !errors.Is(err, ErrOrderDone) {
+	if _, err := e.Take(t.Context(), &tasks[0].r); !errors.Is(err, ErrOrderDone) {
 		t.Errorf("delivered again: %v, want ErrOrderDone", err)
 	}
 	pass(6 * time.Minute)
@@ -434,10 +434,10 @@ func TestLeaves_pausedBeforeItStands(t *testing.T) {
 	within, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	var busy *Busy
-	if _, err := e.Take(within, r); !errors.As(err, &busy) || busy.Pause == nil || busy.Cause != nil {
+	if _, err := e.Take(within, &r); !errors.As(err, &busy) || busy.Pause == nil || busy.Cause != nil {
 		t.Errorf("%v, want the wait's end", err)
 	}
-	if a, _, err := e.ask(t.Context(), e.newLease(r), askTry, false, false); err != nil || a.Pause == nil {
+	if a, _, err := e.ask(t.Context(), e.newLease(&r, noLine), askTry, false, false); err != nil || a.Pause == nil {
 		t.Errorf("%+v, %v; want the order that keeps it out", a, err)
 	}
 	release(t, held)
@@ -520,7 +520,7 @@ func TestBrokenBeforeItIsHeld(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
-		if _, err := e.Take(ctx, waits); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := e.Take(ctx, &waits); !errors.Is(err, context.DeadlineExceeded) {
 			t.Error(err)
 		}
 		release(t, le)

@@ -498,7 +498,7 @@ func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) 
 	case !back.held:
 		return back.free, fmt.Errorf("%w: %q: its deadline had passed, or the key was deleted", ErrNotHeld, le.request.Name)
 	}
-	if back.free < e.limit(&le.request.Ref) {
+	if int64(back.free) < e.limit(&le.request.Ref) {
 		e.contended.saw(le.request.Key, 1)
 	}
 	return back.free, nil

@@ -92,7 +92,7 @@ func (e *Engine) Available(ctx context.Context, r Ref) (int, error) {
 	if err != nil || info.Gate.OpensIn > 0 {
 		return 0, err
 	}
-	return max(0, e.limit(&r)-info.Held), nil
+	return max(0, int(e.limit(&r))-info.Held), nil
 }
 
 func parseInspect(key string, reply any) (Info, error) {
@@ -215,7 +215,7 @@ func (e *Engine) Sweep(ctx context.Context) (removed int, err error) {
 	if err := e.Know(ctx, e.o.Prefix+":{}"); err != nil {
 		return 0, err
 	}
-	args := func(r *Ref) []any { return []any{int64(e.limit(r)), "0"} }
+	args := func(r *Ref) []any { return []any{e.limit(r), "0"} }
 	err = e.walk(ctx, sweepScript, args, func(c *redisx.Call) (err error) {
 		for calls, left := 0, int64(0); ; calls++ {
 			f := fieldsOf(c.Reply)
@@ -398,7 +398,7 @@ func (e *Engine) breakSome(
 	ctx context.Context, r *Ref, act string, some []string,
 ) (n int, bodies []string, resent bool, err error) {
 	counted := &redisx.Counted{Text: act}
-	args := append(make([]any, 0, 2+len(some)), int64(e.limit(r)), counted)
+	args := append(make([]any, 0, 2+len(some)), e.limit(r), counted)
 	for _, body := range some {
 		args = append(args, body)
 	}

@@ -81,7 +81,7 @@ func breaks(t *testing.T, e *Engine, r Ref, how BreakKind, want int, tokens ...s
 func callsOf(e *Engine) map[string]func(context.Context, Ref) error {
 	pool := func(r Ref) Ref { r.Pool = true; return r }
 	place := Place{Nonce: "N", Ticket: 1, Most: -1}
-	take := func(ctx context.Context, r Request) error { _, err := e.Take(ctx, r); return err }
+	take := func(ctx context.Context, r Request) error { _, err := e.Take(ctx, &r); return err }
 	return map[string]func(context.Context, Ref) error{
 		"take": func(ctx context.Context, r Ref) error { return take(ctx, asked(r, "n")) },
 		"wait": func(ctx context.Context, r Ref) error { return take(ctx, inLine(asked(r, "n"))) },

@@ -68,7 +68,7 @@ func (e *Engine) actOrder(
 	r.Ordered, r.Pool = true, false
 	inbound, _, _ := e.parking.wanted(r, false)
 	sent := time.Now()
-	reply, err := e.call(ctx, orderActScript, r.keys(), int64(e.limit(&r)), inbound, string(act), item.Nonce, item.Ticket,
+	reply, err := e.call(ctx, orderActScript, r.keys(), e.limit(&r), inbound, string(act), item.Nonce, item.Ticket,
 		item.State, item.Seen, after.Milliseconds(), item.Note)
 	if err != nil {
 		return n, err

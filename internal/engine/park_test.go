@@ -172,7 +172,7 @@ func park(t *testing.T, e *Engine, r Request, notes ...string) {
 	r.Line = &Line{Yield: AtOnce}
 	for _, note := range notes {
 		r.Note = note
-		_, err := e.Take(context.Background(), r)
+		_, err := e.Take(context.Background(), &r)
 		var busy *Busy
 		if !errors.As(err, &busy) || !busy.Parked {
 			t.Fatalf("%s: %v, want parked", note, err)
@@ -185,7 +185,7 @@ func park(t *testing.T, e *Engine, r Request, notes ...string) {
 func comeBack(t *testing.T, e *Engine, r Request, note string) *Lease {
 	t.Helper()
 	r.Note, r.Line = note, noLine
-	le := e.newLease(r)
+	le := e.newLease(&r, noLine)
 	a, _, err := e.ask(context.Background(), le, askTry, false, false)
 	if err != nil || !a.Yours {
 		t.Fatalf("%s: %+v, %v; want the lock", note, a, err)

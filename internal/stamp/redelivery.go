@@ -3,6 +3,7 @@ package stamp
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/hibiken/asynq"
@@ -12,18 +13,40 @@ import (
 // task whose worker died: marks of done tasks last five minutes.
 const redeliveryDelay = 30 * time.Second
 
-// IsCut reports whether err is what asynq itself passes for an attempt that has no result. asynq gives these as they
+// isCut reports whether err is what asynq itself passes for an attempt that has no result. asynq gives these as they
 // are, where a handler may wrap one.
-func IsCut(err error) bool {
+func isCut(err error) bool {
 	return err == asynq.ErrLeaseExpired || err == context.DeadlineExceeded || err == context.Canceled //nolint:errorlint // as above
 }
 
 // CapRedelivery shortens the delay of a task of a Client whose last attempt was cut, or of an ordered task whose worker
 // died. n attempts were spent before.
 func CapRedelivery(delay time.Duration, n int, err error, t *asynq.Task) time.Duration {
-	died := errors.Is(err, asynq.ErrLeaseExpired)
-	if died && Ordered(t) || IsCut(err) && IsLast(t, n) {
+	f := in(t)
+	died := errors.Is(err, asynq.ErrLeaseExpired) && len(f) == 7 && f[4] != ""
+	if died || isCut(err) && IsLast(t, n) {
 		return min(delay, redeliveryDelay)
 	}
 	return delay
+}
+
+// Cuts counts last attempts, by their callers' count, that a context or a death has ended. IsFailure, which asynq asks
+// next, and without the task, takes one whatever the program's own says: else asynq delivers the task again for ever.
+// Of two at once the other one may be taken.
+type Cuts struct{ n atomic.Int64 }
+
+// Add counts one that ended with err.
+func (c *Cuts) Add(last bool, err error) {
+	if last && isCut(err) {
+		c.n.Add(1)
+	}
+}
+
+// Take reports whether err may be of a counted one, and takes that.
+func (c *Cuts) Take(err error) bool {
+	if !isCut(err) || c.n.Add(-1) >= 0 {
+		return isCut(err)
+	}
+	c.n.Add(1)
+	return false
 }

@@ -110,9 +110,6 @@ func in(t *asynq.Task) []string {
 	return f
 }
 
-// Ordered reports whether the task has the stamp of an ordered task.
-func Ordered(t *asynq.Task) bool { f := in(t); return len(f) == 7 && f[4] != "" }
-
 // IsLast reports whether the task has a stamp, and its caller allows no attempt more after that with retried attempts
 // spent before it.
 func IsLast(t *asynq.Task, retried int) bool {

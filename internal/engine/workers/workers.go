@@ -47,7 +47,7 @@ type Server struct {
 const (
 	// BehindAfter is how long all workers are busy until a wait is to end.
 	BehindAfter = 20 * time.Millisecond
-	// what ends so soon is not ended
+	// what ends so soon is left
 	soon = BehindAfter / 2
 	// called tasks that come at most until a server is not behind any more
 	maxFresh = 16
@@ -312,8 +312,8 @@ func (w *Server) giveWay(now time.Time) []*Wait {
 func (w *Server) room() int { return min(w.Limit/2, w.Limit-1-w.working) }
 
 // unkept returns the waits that are not kept, nor told to end. Kept are the first of a key whose slots turn over faster
-// than a parked task comes: if an ordered key's next one parked, those behind it would wait in their workers. They are
-// most at most, beside the next ones of keys that soon have the lock: to park takes as long.
+// than a parked task comes (if an ordered key's next one parked, those behind it would wait in workers), and for
+// a moment one of a key that is new. They are most at most, beside the next ones of keys that are soon free.
 func (w *Server) unkept(most int, now time.Time) (leave []*Wait) {
 	left := map[string]int{} // by key: how many more it keeps
 	for _, wait := range w.waiting {
@@ -338,7 +338,10 @@ func (w *Server) unkept(most int, now time.Time) (leave []*Wait) {
 
 // keeps returns how many waits feed the key of its first one while a parked task comes, and whether that soon ends.
 func (w *Server) keeps(first *Wait, now time.Time) (n int, isSoon bool) {
-	p, _ := w.pace(first.Key, now)
+	p, known := w.pace(first.Key, now)
+	if p.every == 0 && (!known || now.Sub(p.last) < soon) {
+		return 1, false
+	}
 	comes, every := w.comesIn(p), max(p.every, first.stands(p, now))
 	if p.every == 0 || every >= comes {
 		return 0, false
