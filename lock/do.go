@@ -101,8 +101,8 @@ func (m *Lock) campaign(ctx context.Context) (*Lease, error) {
 		case !errors.Is(err, ErrBackend):
 			return lease, err // the only other error: the Locker is closed
 		}
-		m.engine().Log().Warn("lock: a candidate for leadership cannot ask Redis; it tries again", "name", m.name(), "error",
-			err)
+		m.engine().Options().Log.Warn("lock: a candidate for leadership cannot ask Redis; it tries again", "name", m.name(),
+			"error", err)
 		select { // then Lock finds out why
 		case <-time.After(campaignPause + rand.N(campaignPause)): //nolint:gosec // jitter, no secret
 		case <-ctx.Done():
@@ -121,8 +121,8 @@ func (m *Lock) serveTerm(ctx context.Context, le *Lease, f func(ctx context.Cont
 	cause := context.Cause(term)
 	again = errors.Is(cause, ErrLost) && ctx.Err() == nil
 	if again {
-		m.engine().Log().Warn("lock: leadership was lost; the process campaigns again", "name", m.name(), "cause", cause,
-			"error", err)
+		m.engine().Options().Log.Warn("lock: leadership was lost; the process campaigns again", "name", m.name(),
+			"cause", cause, "error", err)
 	}
 	return again, err
 }

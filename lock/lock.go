@@ -63,7 +63,7 @@ func (l *Locker) Mutex(name string, options ...Option) *Lock { return l.Semaphor
 func (l *Locker) Semaphore(name string, n int, options ...Option) *Lock {
 	e := l.engine()
 	m := &Lock{handle: inside.Make(engine.Handle{Engine: e, Request: engine.Request{
-		Ref: engine.Ref{Limit: n, Rated: true}, Name: name, TTL: e.TTL()}})}
+		Ref: engine.Ref{Limit: n, Rated: true}, Name: name, TTL: e.Options().TTL}})}
 	for _, option := range options {
 		if option != nil {
 			option(m)

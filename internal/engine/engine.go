@@ -15,7 +15,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
-	"log/slog"
 	mathrand "math/rand/v2"
 	"runtime"
 	"strconv"
@@ -175,11 +174,8 @@ func New(o Options) *Engine {
 // Controls are the orders of operators; nil without Options.Obeys.
 func (e *Engine) Controls() *control.Reader { return e.controls }
 
-// TTL is that of the options.
-func (e *Engine) TTL() time.Duration { return e.o.TTL }
-
-// Log is that of the options.
-func (e *Engine) Log() *slog.Logger { return e.o.Log }
+// Options are those of New.
+func (e *Engine) Options() Options { return e.o }
 
 // Key returns the key of the lock with that name and parts.
 func (e *Engine) Key(name string, parts ...string) string {

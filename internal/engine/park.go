@@ -119,7 +119,7 @@ func (p *parking) sawParked(r Ref, note string, a Answer, called bool) {
 	defer p.mu.Unlock()
 	n := p.line(r)
 	n.sawParked(note, called || a.SinceCall >= 0)
-	r.Lender.Parked(r.Key, r.Limit, r.borrows(b))
+	n.ready(r.borrows(b))
 	p.sawParkedWork(n, -1)
 }
 
@@ -143,7 +143,7 @@ func (p *parking) sawNamed(r Ref, back named, sent time.Time) {
 	defer p.mu.Unlock()
 	if back.parked == 0 && len(back.called) == 0 {
 		if n := p.lines[r.Key]; n != nil && n.sawNothing(sent) {
-			n.ref.Lender.Parked(n.key, n.ref.Limit, false)
+			n.ready(false)
 			p.parkedOn--
 			p.plan(n)
 		}
@@ -153,11 +153,11 @@ func (p *parking) sawNamed(r Ref, back named, sent time.Time) {
 	for _, note := range n.sawNamed(back.called, b.Slots == 0, n.callLife(p.leastLife), time.Now()) {
 		p.queueCall(n, note)
 	}
-	n.ref.Lender.Parked(n.key, n.ref.Limit, !back.gated && len(n.notNow) == 0 && r.borrows(b))
+	n.ready(!back.gated && len(n.notNow) == 0 && r.borrows(b))
 	p.sawParkedWork(n, back.opens)
 }
 
-// line returns the line of r, maybe new. Callers hold mu, and plan it at last: that may forget it.
+// line returns the line of r, maybe new. Callers hold mu, and plan it at last.
 func (p *parking) line(r Ref) *parkedLine {
 	n := p.lines[r.Key]
 	if n == nil {
@@ -165,8 +165,12 @@ func (p *parking) line(r Ref) *parkedLine {
 		n.line = n
 		p.lines[r.Key] = n
 	}
-	if !r.Rated && n.ref.Rated { // that of an operator's look, which knows no rule
-		r.Rated, r.Every, r.Spare = true, n.ref.Every, n.ref.Spare
+	if was := n.ref; !r.Rated && was.Rated { // that of an operator's look, which knows no rule
+		r.Rated, r.Pace, r.Lender = true, was.Pace, was.Lender
+	} else if l := was.Lender; l != nil && l != r.Lender { // who asked last borrows
+		l.Calling(-n.counted)
+		n.ready(false)
+		n.counted = 0
 	}
 	n.ref, n.usedAt = r, time.Now()
 	return n

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/automutex/automutex/internal/engine/workers"
 	"github.com/automutex/automutex/internal/redistest"
 )
 
@@ -284,6 +285,36 @@ func idleParking(t *testing.T) *parking {
 	e, _ := startCalling(t, redistest.Mini(t), nil)
 	e.Close()
 	return e.parking
+}
+
+// TestLenderOfAnotherServer: parked work borrows from the server whose task asked last, and counts there alone. An
+// operator's look leaves it there.
+func TestLenderOfAnotherServer(t *testing.T) {
+	t.Parallel()
+	p := idleParking(t)
+	p.callers = maxCallers // calls stay queued
+	one := &workers.Lender{Server: &workers.Server{Limit: 10}, Leave: 2}
+	other := &workers.Lender{Server: &workers.Server{Limit: 10}, Leave: 2}
+	for i, c := range []struct {
+		from          *workers.Lender
+		key           int
+		called        []string
+		one, other    int
+		oneMostCalled float64
+	}{
+		{one, 1, nil, 8, 8, 20},
+		{one, 0, []string{"a", "b"}, 6, 8, 10},
+		{other, 0, nil, 8, 6, 20},
+		{nil, 0, nil, 8, 6, 20},
+	} {
+		r := mutexOf(c.key)
+		r.Lender, r.Rated = c.from, c.from != nil
+		p.sawNamed(r, named{parked: 1, called: c.called, opens: time.Minute}, time.Now())
+		if a, b, most := one.Calls("x", 1, false), other.Calls("x", 1, false), one.Most(); a != c.one || b != c.other ||
+			most != c.oneMostCalled {
+			t.Errorf("%d: they lend %d and %d, and one may have %v called; want %+v", i, a, b, most, c)
+		}
+	}
 }
 
 func mutexOf(i int) Ref { return Ref{Key: fmt.Sprint(i), Limit: 1} }

@@ -74,6 +74,8 @@ func (n *parkedLine) callLife(least time.Duration) time.Duration {
 	return min(max(least, 2*n.avgReturn), maxCallLife)
 }
 
+func (n *parkedLine) ready(is bool) { n.ref.Lender.Parked(n.key, n.ref.Limit, is) }
+
 func (n *parkedLine) setCall(note string, c call) {
 	if n.calls == nil {
 		n.calls = make(map[string]call)

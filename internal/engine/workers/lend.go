@@ -29,7 +29,7 @@ type share struct {
 func (l *Lender) Lend(key string, limit int, me *Wait) (may bool) {
 	w := l.Server
 	w.change(func(now time.Time) {
-		if may = w.idle(me) >= l.Leave && !w.isBehind(now) && w.isFair(l.Scope, key, limit); may && me != nil {
+		if may = w.idle(me) >= l.Leave && !w.isBehind(now) && l.isFair(key, limit); may && me != nil {
 			me.borrows = true
 		}
 	})
@@ -45,7 +45,7 @@ func (w *Wait) Answered(yours bool) {
 func (l *Lender) Calls(key string, limit int, releases bool) (n int) {
 	w := l.Server
 	w.change(func(now time.Time) {
-		if !w.isBehind(now) && w.isFair(l.Scope, key, limit) {
+		if !w.isBehind(now) && l.isFair(key, limit) {
 			if n = w.idle(nil) - l.Leave - w.coming; releases {
 				n++
 			}
@@ -106,7 +106,8 @@ func (w *Server) idle(me *Wait) int {
 
 func (w *Wait) mayStart() bool { return !w.told && !w.borrows }
 
-func (w *Server) isFair(scope, key string, limit int) bool {
+func (l *Lender) isFair(key string, limit int) bool {
+	w := l.Server
 	mine := w.shares[key]
 	if mine == nil || mine.runs < 2 {
 		return true
@@ -116,7 +117,7 @@ func (w *Server) isFair(scope, key string, limit int) bool {
 		ready[wait.Key] = ready[wait.Key] || wait.mayStart()
 	}
 	for other, s := range w.shares {
-		if other != key && s.scope == scope && (s.ready || ready[other]) && s.runs*limit < (mine.runs-1)*s.limit {
+		if other != key && s.scope == l.Scope && (s.ready || ready[other]) && s.runs*limit < (mine.runs-1)*s.limit {
 			return false
 		}
 	}
@@ -127,7 +128,7 @@ func (w *Server) isFair(scope, key string, limit int) bool {
 func (w *Server) borrowers() (ask []*Wait, check string) {
 	for _, wait := range w.waiting {
 		if l := wait.Lender; l != nil && wait.mayStart() && !wait.asked && w.idle(wait)-len(ask) >= l.Leave &&
-			w.isFair(l.Scope, wait.Key, wait.Limit) {
+			l.isFair(wait.Key, wait.Limit) {
 			wait.asked = true
 			ask = append(ask, wait)
 		}
