@@ -60,7 +60,7 @@ func (d *delivery) keepLease(t *target, lease *engine.Lease, err error) error {
 	if h.lease != nil {
 		h = &heldLease{}
 	}
-	h.of, h.target, h.lender, h.lease, h.takenAt = &d.facts, t, d.asked.Lender, lease, time.Now()
+	h.of, h.target, h.lender, h.lease, h.takenAt = &d.facts, t, d.wish.Lender, lease, time.Now()
 	*inside.At(&h.shown) = lease
 	d.leases = append(d.leases, h)
 	return nil

@@ -130,7 +130,7 @@ type delivery struct {
 	only    [1]target      // room for them
 	met     *obstacle      // what the look before has met; nil at first
 	result  obstacle       // what the handler has returned last
-	asked   engine.Request // last
+	wish    engine.Request // see request
 	staying string         // the key of a lock for which it waits in line where others return, on its last attempt
 	line    standing
 	came    bool
@@ -204,7 +204,7 @@ var steps = [...]func(*facts) step{
 type step interface {
 	// request adds to what the engine is asked for the lock of t.
 	request(r *engine.Request, t *target)
-	// look returns the obstacle that it sees at that moment. t has no rule if the moment is no lock's. err is why the
+	// look returns the obstacle that it sees at that moment. t is nil if the moment is no lock's. err is why the
 	// task did not get the lock, else nil.
 	look(at moment, t *target, err error) *obstacle
 	// end is called before the release of each lease, and once more when the task has ended.
@@ -368,7 +368,7 @@ func (d *delivery) look(last *obstacle) *obstacle {
 	return d.lost()
 }
 
-// takeAll takes all locks. If an earlier one has become unusable, it gives all back and asks again.
+// takeAll takes all locks. If an earlier one was paused, or its gate closed, meanwhile, it begins anew.
 func (d *delivery) takeAll() *obstacle {
 	for {
 		if met := d.lookAhead(); met.stops() {

@@ -91,9 +91,10 @@ func (r *replacement) askOlderToStop(t *target, arrived arrival) {
 	}
 }
 
-// A waiting task repeats askOlderToStop after askFirst, since a holder may just have taken the lock, then ever later.
+// A waiting task repeats askOlderToStop, since a holder may just have taken the lock: first after askSoon, then ever
+// later.
 const (
-	askFirst = 50 * time.Millisecond
+	askSoon  = 50 * time.Millisecond
 	askEvery = time.Second
 )
 
@@ -104,7 +105,7 @@ func (r *replacement) watch(t *target) {
 	ctx, cancel := context.WithCancel(r.ctx)
 	r.unwatch = cancel
 	go func() {
-		interval := askFirst
+		interval := askSoon
 		timer := time.NewTimer(interval)
 		defer timer.Stop()
 		for {

@@ -274,7 +274,7 @@ func TestRuleSet_targets(t *testing.T) {
 // The rule of an ordered key is that which made it: that of its scope, or else of the longest type.
 func TestGuard_orderedRule(t *testing.T) {
 	t.Parallel()
-	long := "mail:" + strings.Repeat("x", keys.MaxText)
+	long := "mail:" + strings.Repeat("x", keys.MaxScope)
 	g := &Guard{cfg: Config{Prefix: "p"}}
 	g.served.Add(long)
 	g.rules = compileRules(t, Rule{Task: "c", Scope: keys.Controls, InOrder: true}, Rule{Task: long + "!", InOrder: true},

@@ -58,7 +58,7 @@ func (g *Guard) ServerConfig(cfg asynq.Config) asynq.Config {
 	}
 	// With an empty queue asynq pauses for between a half and three halves of the interval.
 	s := &server{guard: g, workers: workers.Server{
-		Limit: concurrency, Gap: min(workers.BehindAfter, interval/2), Usual: interval, Check: g.engine.CheckSoon,
+		Limit: concurrency, Gap: min(workers.FullAfter, interval/2), Usual: interval, Check: g.engine.CheckSoon,
 	}}
 	g.warnLeaveIdle(concurrency)
 	if g.rules.parks {

@@ -70,7 +70,7 @@ func (d *delivery) tryAndWait(t *target) error {
 // waiting is how a task waits for one lock. The zero value tries once.
 type waiting struct {
 	most   time.Duration // in line; 0: none
-	latest time.Time     // when it ends, whatever most is; zero: never
+	latest time.Time     // margin before the deadline; zero: none
 	inTime bool          // it ends at once if the gate opens only after the wait
 	parks  bool          // it parks where it ends, or where it cannot begin; most does not count
 	yields bool          // it takes no worker that another key's task could have
@@ -143,9 +143,9 @@ func (d *delivery) stayOut(met *obstacle) {
 	}
 }
 
-// wait takes t if it is free, and else stands in line until the lock is granted, the wait is over, the margin before
-// the task's deadline is reached, the Guard closes, an operator pauses the key, a newer task replaces this one, or
-// another may need the worker. If the task parked, the error is a *BusyError with parked set.
+// wait takes t if it is free. Else the task parks or returns at once, or stands in line until the lock is granted, the
+// wait or its time is over, the Guard closes, an operator pauses the key, a newer task replaces it, or another may
+// need the worker. If it parked, the error is a *BusyError with parked set.
 func (d *delivery) wait(t *target, w waiting) error {
 	r := d.request(t)
 	if deadline, bounded := d.ctx.Deadline(); bounded {
@@ -169,7 +169,7 @@ func (d *delivery) wait(t *target, w waiting) error {
 	return d.stand(t, w, r)
 }
 
-// stand is apart from wait, so that most tasks, which never wait, need little stack.
+// stand is apart from wait: most tasks never wait, and need less stack.
 func (d *delivery) stand(t *target, w waiting, r *engine.Request) (err error) {
 	defer d.countLast()()
 	r.Line = &engine.Line{OnWait: func(sinceCall time.Duration) {
@@ -274,10 +274,10 @@ func parkBy(arrived, latest time.Time) time.Time {
 	return latest
 }
 
-// request asks for the lock of t: one try. A round trip ends by itself, after about 5 s at most. So it runs on the
-// worker's goroutine, with none that watches the context (Whole); look checks that afterwards.
+// request returns what is asked for t, until the next call: one try. A round trip ends by itself, after about 5 s at
+// most. So it runs on the worker's goroutine, with none that watches the context (Whole); look checks that afterwards.
 func (d *delivery) request(t *target) *engine.Request {
-	r := &d.asked
+	r := &d.wish
 	*r = t.rule.request
 	r.Name, r.Key, r.Limit, r.Pace, r.Note, r.Whole = t.scope, t.key, t.limit, t.pace, d.note, true
 	r.Notes = d.outer == nil // two tasks within one task have one note

@@ -57,8 +57,8 @@ func First(a, b engine.Head) int {
 	return cmp.Or(rank(a)-rank(b), a.Since.Compare(b.Since), strings.Compare(a.Key, b.Key))
 }
 
-// List returns the blocked keys under the Engine's prefix, in the order of First. It walks all keys with SCAN, and asks
-// asynq for the first task of each. With a nil inspector it does not.
+// List returns the keys of Heads that are blocked, as asynq says of the task of each. With a nil inspector it does not
+// ask.
 func List(ctx context.Context, e *engine.Engine, inspector *asynq.Inspector) (found []Key, err error) {
 	heads, err := Heads(ctx, e)
 	for i, why := range Whys(inspector, heads) {
@@ -238,8 +238,8 @@ func isOther(info *asynq.TaskInfo, key, note, nonce string) bool {
 // knows it by that. It ends in a comma, so that the text of one key is not part of that of a longer key.
 func ParkedOn(key string) string { return "parked on " + key + "," }
 
-// WakeNext has asynq run the head of key if that is parked. The workers that would wake the head may have ended since
-// it parked; an operator does not wait for the head's own return. Errors are ignored, since the head returns anyway.
+// WakeNext has asynq run the head of key if that is parked: the workers that would wake it may have ended since, and an
+// operator does not wait for its own return. Errors are ignored: it returns anyway.
 func WakeNext(ctx context.Context, e *engine.Engine, inspector *asynq.Inspector, key string) {
 	head, _ := e.Head(ctx, engine.Ref{Key: key})
 	if s := look(inspector, head, map[string]string{}); s.Info != nil && !s.Gone && isParked(s.Info, key, head.Note) {

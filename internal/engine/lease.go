@@ -393,11 +393,8 @@ func (le *Lease) Parked() time.Duration { return le.parked }
 // Extend is lock.Lease.Extend.
 func (le *Lease) Extend(ctx context.Context, length time.Duration) error {
 	e, r := le.engine, &le.request
-	if err := r.checkLength("Extend by", length); err != nil {
+	if err := le.check("Extend by", length); err != nil {
 		return err
-	}
-	if !le.Held() {
-		return fmt.Errorf("%w: %q cannot be extended", ErrNotHeld, r.Name)
 	}
 	if left := time.Until(le.takenAt.Add(r.MaxHold)); r.MaxHold > 0 && left < length {
 		length = min(length, left+r.TTL) // so that the slot is free then
@@ -408,13 +405,10 @@ func (le *Lease) Extend(ctx context.Context, length time.Duration) error {
 // CloseGate closes the gate of the lock as automutex.CloseGate does, also on a context that has ended.
 func (le *Lease) CloseGate(ctx context.Context, length time.Duration) error {
 	e, r := le.engine, &le.request
-	if err := r.checkLength("CloseGate for", length); err != nil {
+	if err := le.check("CloseGate for", length); err != nil {
 		return err
 	}
 	ctx = context.WithoutCancel(ctx)
-	if !le.Held() {
-		return fmt.Errorf("%w: %q: CloseGate on a lease that is over", ErrNotHeld, r.Name)
-	}
 	reply, err := e.conn.Run(ctx, closeScript, r.keys(), &le.body.Text, WholeMS(length).Milliseconds())
 	switch {
 	case err != nil:

@@ -53,11 +53,8 @@ func (o *Options) check() error {
 
 // CheckClient returns why an Engine cannot work with a client: it is nil, a typed nil or a *redis.Ring.
 func CheckClient(rdb redisx.Client) error {
-	if rdb == nil {
-		return errors.New("lock: the Redis client is nil: pass a *redis.Client or *redis.ClusterClient")
-	}
-	if v := reflect.ValueOf(rdb); v.Kind() == reflect.Pointer && v.IsNil() {
-		return fmt.Errorf("lock: the Redis client is a nil %T: pass one that was made with redis.NewClient or the like", rdb)
+	if v := reflect.ValueOf(rdb); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
+		return fmt.Errorf("lock: the Redis client is nil (a nil %T): pass one that redis.NewClient or the like made", rdb)
 	}
 	if _, ring := rdb.(*redis.Ring); ring {
 		return errors.New("lock: *redis.Ring cannot hold locks (a shard that is away would let a second holder in on " +
@@ -71,7 +68,7 @@ func CheckPrefix(prefix string) error {
 	unfit := func(r rune) bool { return r == '{' || r == '}' || unicode.IsSpace(r) || unicode.IsControl(r) }
 	if !utf8.ValidString(prefix) || strings.ContainsFunc(prefix, unfit) {
 		return fmt.Errorf("lock: prefix %q has a brace, a space, a control character or invalid UTF-8; leave those out "+
-			"(the braces around the name keep a lock in one Cluster slot)", prefix)
+			"(braces keep a lock in one Cluster slot)", prefix)
 	}
 	return nil
 }
@@ -154,9 +151,12 @@ func WholeMS(d time.Duration) time.Duration {
 	return d
 }
 
-func (r *Request) checkLength(what string, d time.Duration) error {
-	if d <= 0 || d > inside.MaxTTL {
-		return fmt.Errorf("lock: %q: %s %s: more than 0, at most %s", r.Name, what, d, inside.MaxTTL)
+func (le *Lease) check(what string, d time.Duration) error {
+	switch name := le.request.Name; {
+	case d <= 0 || d > inside.MaxTTL:
+		return fmt.Errorf("lock: %q: %s %s: more than 0, at most %s", name, what, d, inside.MaxTTL)
+	case !le.Held():
+		return fmt.Errorf("%w: %q: %s %s: the lease is over", ErrNotHeld, name, what, d)
 	}
 	return nil
 }

@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	maxInbound = 64 // notes of a line that are called at once, at most
+	maxInbound = 64 // of inbound; free slots and lent workers may call more
 	// called work that takes longer to come and finds the lock idle doubles inbound
 	idleLimit = 3 * time.Millisecond
 	// the share of inbound that is left at least, when work comes in vain, until other work finds the lock idle

@@ -45,7 +45,7 @@ type Lock struct {
 
 	Paused   bool      `json:"paused,omitempty"`   // by an operator
 	Limit    int       `json:"limit,omitempty"`    // set by an operator; 0: the program's own
-	Rate     rate.Rate `json:"rate,omitzero"`      // so
+	Rate     rate.Rate `json:"rate,omitzero"`      // set by an operator
 	Controls []Control `json:"controls,omitempty"` // the orders that are for it
 
 	At time.Time `json:"-"` // Redis' time before the look

@@ -11,9 +11,12 @@ import (
 	"unicode/utf8"
 )
 
-// MaxText is how many bytes the values of a key may take together, escaped and without separators, before a hash
-// replaces them. It also bounds the scope, and the number of values.
-const MaxText = 200
+// A hash replaces what is more.
+const (
+	MaxScope  = 200 // bytes, escaped
+	maxBytes  = 200 // of a key's values together, escaped and without separators
+	maxValues = 200
+)
 
 // Key returns the Redis key of the lock that is named by a scope and any number of values:
 //
@@ -42,7 +45,7 @@ func HashedKey(secret, prefix, scope string, parts ...string) string {
 	if len(parts) == 0 && scope == Controls {
 		scope = ControlScope
 	}
-	if size := len(text) - len(parts); len(parts) > 0 && (secret != "" || size > MaxText || len(parts) > MaxText) {
+	if size := len(text) - len(parts); len(parts) > 0 && (secret != "" || size > maxBytes || len(parts) > maxValues) {
 		return prefix + ":{" + scope + "|~" + hash(secret, scope, string(text)) + "}"
 	}
 	return prefix + ":{" + scope + string(text) + "}"
@@ -64,7 +67,7 @@ func Scope(scope string) string {
 	switch text := Escape(scope); {
 	case text == "":
 		return "~"
-	case len(text) > MaxText:
+	case len(text) > MaxScope:
 		return "~" + hash("", "", text)
 	default:
 		return text
@@ -85,7 +88,7 @@ func RuleScope(scope, task string) (text string, byType bool) {
 	return Scope(cmp.Or(scope, task)), scope == ""
 }
 
-// RuleHas reports whether a rule makes keys with a scope, as it stands in keys. Where a type has more than [MaxText]
+// RuleHas reports whether a rule makes keys with a scope, as it stands in keys. Where a type has more than [MaxScope]
 // bytes, that is known only for the type that the rule names.
 func RuleHas(scope, task, text string) bool {
 	its, byType := RuleScope(scope, task)
@@ -123,13 +126,13 @@ func IsKeyText(text string) bool {
 	switch {
 	case text == ControlScope:
 		return true
-	case scope == "" || scope != "~" && !IsHash(scope) && (!isEscaped(scope) || len(scope) > MaxText):
+	case scope == "" || scope != "~" && !IsHash(scope) && (!isEscaped(scope) || len(scope) > MaxScope):
 		return false
 	case !valued || IsHash(values):
 		return true
 	}
 	parts := strings.Split(values, "|")
-	return len(parts) <= MaxText && len(values)-len(parts)+1 <= MaxText &&
+	return len(parts) <= maxValues && len(values)-len(parts)+1 <= maxBytes &&
 		!slices.ContainsFunc(parts, func(part string) bool { return !isEscaped(part) })
 }
 

@@ -44,9 +44,10 @@ func (c *Cuts) Add(last bool, err error) {
 
 // Take reports whether err may be of a counted one, and takes that.
 func (c *Cuts) Take(err error) bool {
-	if !isCut(err) || c.n.Add(-1) >= 0 {
-		return isCut(err)
+	for n := c.n.Load(); isCut(err) && n > 0; n = c.n.Load() {
+		if c.n.CompareAndSwap(n, n-1) {
+			return true
+		}
 	}
-	c.n.Add(1)
 	return false
 }

@@ -194,7 +194,7 @@ type faultPlan struct {
 	Kind   faultKind
 	Proc   int    // whose; -1: the producer's
 	Client string // "lock", "asynq", "lead" or "skip"; "": all of the process
-	// Nth is the command of that client with which it begins; 0: it begins at At.
+	// Nth is the one command of that client with which it begins, and begins not again; 0: it begins at At.
 	Nth int
 	// Saying has the fault hit the first command, from At after its client was made, of which a word ends with this text.
 	Saying string

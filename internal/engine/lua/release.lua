@@ -6,7 +6,7 @@
 -- ARGV[3] inbound=0   how many called and waiting ones there should be; 0: call nobody
 -- ARGV[4] life=1000   how long a called note may take to come (ms)
 -- ARGV[5] cooldown=0  close the gate for so long (ms)
--- ARGV[6] lend=0      how many workers the key may borrow
+-- ARGV[6] lend=0      workers that calls may borrow
 -- ARGV[7] consume     in a pool: the value that leaves it for good, if the holder has it
 --
 -- reply held:   slots free now

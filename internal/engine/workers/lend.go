@@ -11,7 +11,7 @@ import (
 // full one.
 //
 // Keys share what they borrow: one that runs two more here than another, for each slot of its own limit, borrows no
-// further worker while the other has tasks that could begin now. (One more is not told from a task that is on its way.)
+// further worker while the other has tasks that could begin now. (One more may be on its way.)
 type Lender struct {
 	Server *Server
 	Scope  string

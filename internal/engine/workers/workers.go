@@ -11,13 +11,13 @@ import (
 
 // Server is the workers of one. Safe for concurrent use.
 //
-// A server is full when all its workers have been busy for BehindAfter, gaps shorter than Gap included. Then the
+// A server is full when all its workers have been busy for FullAfter, gaps shorter than Gap included. Then the
 // newest wait is told to end. If tasks come that nobody called, asynq has more of them than it can take: it is behind,
 // and all waits are told to end. It is full until a worker has been free for Gap and no task has come: asynq pauses
 // for longer than Gap only when its queue is empty. Some waits are kept, see unkept.
 type Server struct {
 	Limit int              // of tasks at once
-	Gap   time.Duration    // 0: BehindAfter
+	Gap   time.Duration    // 0: FullAfter
 	Usual time.Duration    // how long a parked task takes to be called and to come, before any has
 	Check func(key string) // looks after a key's parked work, which may borrow; on a goroutine of its own; nil: nobody
 
@@ -45,10 +45,11 @@ type Server struct {
 }
 
 const (
-	// BehindAfter is how long all workers are busy until a wait is to end.
-	BehindAfter = 20 * time.Millisecond
-	// what ends so soon is left
-	soon = BehindAfter / 2
+	// FullAfter is how long all workers are busy until a wait is to end.
+	FullAfter = 20 * time.Millisecond
+	tellEvery = FullAfter     // where it is not behind
+	behindFor = FullAfter     // after an uncalled task
+	soon      = FullAfter / 2 // a wait that ends within that is let be, and one of a new key
 	// called tasks that come at most until a server is not behind any more
 	maxFresh = 16
 	// for how long a pace counts
@@ -83,7 +84,7 @@ type pace struct {
 // comesIn is how long a parked task of the key takes to be called and to come.
 func (w *Server) comesIn(p pace) time.Duration { return min(cmp.Or(p.comes, w.Usual), time.Second) }
 
-// Average moves an average towards what was measured; 0: nothing was before.
+// Average moves an average towards a measure; 0: there was none.
 func Average(before, measured time.Duration) time.Duration {
 	if before == 0 {
 		return max(measured, 1)
@@ -161,7 +162,7 @@ func (w *Server) pace(key string, now time.Time) (p pace, known bool) {
 	return p, known
 }
 
-// MayWait reports whether a task may begin to wait: otherwise it would be told to end its wait at once.
+// MayWait reports whether a task may begin to wait, and is not told to end that at once.
 func (w *Server) MayWait(key string, place int64) (may bool) {
 	w.change(func(now time.Time) {
 		if may = !w.isBehind(now); !may {
@@ -195,7 +196,7 @@ func (w *Server) remove(me *Wait) {
 	w.waiting = slices.DeleteFunc(w.waiting, func(other *Wait) bool { return other == me })
 }
 
-// End removes a wait, if it began; granted: it has the lock, and its worker works on.
+// End removes a wait; granted: it has the lock, and its worker works on.
 func (w *Server) End(me *Wait, granted bool) {
 	w.change(func(now time.Time) { w.end(me, granted, now) })
 }
@@ -234,14 +235,14 @@ func (w *Server) change(what func(now time.Time)) {
 	case w.timer == nil:
 		w.timer = time.AfterFunc(next, func() { w.change(func(time.Time) {}) })
 	default:
-		w.timer.Reset(next) // one that runs in vain changes nothing, so it is never stopped
+		w.timer.Reset(next) // it is never stopped: run in vain it changes nothing
 	}
 }
 
 // at returns the waits that are to end, those that are to ask again, a key whose parked work may borrow, and when time
 // alone changes something; 0: it does not.
 func (w *Server) at(now time.Time, what func(time.Time)) (leave, ask []*Wait, check string, next time.Duration) {
-	gap := cmp.Or(w.Gap, BehindAfter)
+	gap := cmp.Or(w.Gap, FullAfter)
 	if !w.since.IsZero() && !w.free.IsZero() && now.Sub(w.free) >= gap {
 		w.since, w.tellAt, w.fresh, w.freed = time.Time{}, time.Time{}, 0, true
 	}
@@ -266,23 +267,23 @@ func (w *Server) at(now time.Time, what func(time.Time)) (leave, ask []*Wait, ch
 	case !w.free.IsZero():
 		next = w.free.Add(gap).Sub(now)
 	case !w.isFull(now):
-		next = w.since.Add(BehindAfter).Sub(now)
+		next = w.since.Add(FullAfter).Sub(now)
 	default:
-		next = BehindAfter
+		next = tellEvery
 	}
 	return leave, ask, check, next
 }
 
 func (w *Server) isFull(now time.Time) bool {
-	return !w.since.IsZero() && now.Sub(w.since) >= BehindAfter
+	return !w.since.IsZero() && now.Sub(w.since) >= FullAfter
 }
 
 func (w *Server) isBehind(now time.Time) bool {
-	return w.fresh > 2 && now.Sub(w.freshAt) < BehindAfter
+	return w.fresh > 2 && now.Sub(w.freshAt) < behindFor
 }
 
 // giveWay returns the waits of a full server that are to end: if it is behind, all that are not kept. Else one, while
-// no worker is free, will be, or just was: the newest that no key needs, or each BehindAfter one that is not kept.
+// no worker is free, will be, or just was: the newest that no key needs, or each tellEvery one that is not kept.
 func (w *Server) giveWay(now time.Time) []*Wait {
 	isBehind := w.isBehind(now)
 	if !isBehind && (!w.free.IsZero() || w.leaving > 0) {
@@ -299,7 +300,7 @@ func (w *Server) giveWay(now time.Time) []*Wait {
 		if now.Sub(w.endedAt) < soon && w.comesIn(w.paces[leave[0].Key]) <= 2*w.Usual {
 			return nil // else too much is called
 		}
-		w.tellAt = now.Add(BehindAfter)
+		w.tellAt = now.Add(tellEvery)
 	}
 	for _, wait := range leave {
 		wait.told, w.toldAt = true, now
@@ -312,23 +313,26 @@ func (w *Server) giveWay(now time.Time) []*Wait {
 func (w *Server) room() int { return min(w.Limit/2, w.Limit-1-w.working) }
 
 // unkept returns the waits that are not kept, nor told to end. Kept are the first of a key whose slots turn over faster
-// than a parked task comes (if an ordered key's next one parked, those behind it would wait in workers), and for
-// a moment one of a key that is new. They are most at most, beside the next ones of keys that are soon free.
+// than a parked task comes (if an ordered key's next one parked, those behind it would wait in workers), and one
+// of a new key. They are most at most, beside the next ones of keys that turn over soon.
 func (w *Server) unkept(most int, now time.Time) (leave []*Wait) {
-	left := map[string]int{} // by key: how many more it keeps
+	left, fresh := map[string]int{}, w.Limit/4 // how many more a key keeps, and new keys
 	for _, wait := range w.waiting {
 		keeps, known := left[wait.Key]
-		isSoon := false
+		isSoon, isNew := false, false
 		if !known {
-			keeps, isSoon = w.keeps(wait, now)
+			keeps, isSoon, isNew = w.keeps(wait, now)
 		}
 		switch {
 		case wait.told:
-		case keeps == 0, most <= 0 && !isSoon:
+		case keeps == 0, most <= 0 && !isSoon, isNew && fresh <= 0:
 			leave = append(leave, wait)
 		default:
 			if keeps--; !isSoon {
 				most--
+			}
+			if isNew {
+				fresh--
 			}
 		}
 		left[wait.Key] = keeps
@@ -336,15 +340,15 @@ func (w *Server) unkept(most int, now time.Time) (leave []*Wait) {
 	return leave
 }
 
-// keeps returns how many waits feed the key of its first one while a parked task comes, and whether that soon ends.
-func (w *Server) keeps(first *Wait, now time.Time) (n int, isSoon bool) {
+// keeps returns how many waits feed the key of its first one while a parked task comes, and whether that ends soon.
+func (w *Server) keeps(first *Wait, now time.Time) (n int, isSoon, isNew bool) {
 	p, known := w.pace(first.Key, now)
-	if p.every == 0 && (!known || now.Sub(p.last) < soon) {
-		return 1, false
-	}
 	comes, every := w.comesIn(p), max(p.every, first.stands(p, now))
-	if p.every == 0 || every >= comes {
-		return 0, false
+	switch {
+	case p.every == 0 && now.Sub(first.since) < soon && (!known || now.Sub(p.last) < soon):
+		return 1, false, true
+	case p.every == 0, every >= comes:
+		return 0, false, false
 	}
-	return int((comes + every - 1) / every), every < soon
+	return int((comes + every - 1) / every), every < soon, false
 }
