@@ -80,7 +80,7 @@ func (m *Lock) Break(ctx context.Context, token string) (bool, error) {
 }
 
 // BreakAll is [Lock.Break] for every holder, and grants the free slots to waiters, who keep them. It also opens a gate
-// that a hold or a cooldown has closed, but not one that a [Rate] has closed. It returns the number of holders it
+// that CloseGate or a cooldown has closed, but not one that a [Rate] has closed. It returns the number of holders it
 // broke, also with an error, plus one if it opened the gate.
 func (m *Lock) BreakAll(ctx context.Context) (int, error) {
 	return m.breakUp(ctx, engine.BreakAll)

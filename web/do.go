@@ -313,8 +313,8 @@ func lookAtHolders(ctx context.Context, p *page, v *askView) (status int, wrong 
 	})
 	v.Gate = len(v.Tokens) == 0 && info.Breakable()
 	if len(v.Holders) == 0 && !v.Gate {
-		return http.StatusConflict, "Nobody holds this lock, and no hold or cooldown has closed its gate: there is " +
-			"nothing to break."
+		return http.StatusConflict, "Nobody holds this lock, and neither CloseGate nor a cooldown has closed its gate: " +
+			"there is nothing to break."
 	}
 	return 0, ""
 }

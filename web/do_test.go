@@ -202,7 +202,7 @@ func TestActionLog(t *testing.T) {
 	}
 }
 
-// A break of all ends a hold or a cooldown as well, whether or not somebody holds the lock,
+// A break of all ends CloseGate or a cooldown as well, whether or not somebody holds the lock,
 // and says so before; one of a single holder does not, and none gives back a rate.
 func TestDo_breakGate(t *testing.T) {
 	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
@@ -221,7 +221,7 @@ func TestDo_breakGate(t *testing.T) {
 		lease := v.hold(free)
 		redistest.Must(t, errors.Join((*inside.At(lease)).CloseGate(context.Background(), time.Hour),
 			lease.Unlock(context.Background())))
-		asked := v.get(breakPath(free)).want(200, "and open its gate?", "A hold or a cooldown ends now")
+		asked := v.get(breakPath(free)).want(200, "and open its gate?", "What CloseGate or a cooldown has closed")
 		isOpen(free, false) // asking opens nothing
 		v.confirm(asked, "").want(200, "Its gate is open.")
 		isOpen(free, true)

@@ -46,7 +46,7 @@ func newList(a *app) *cobra.Command {
 	var every time.Duration
 	cmd := a.onLocks("list", `List the locks that are held or waited for
 
-A row for each holder, and one for a key that a rate, a hold or a cooldown closes. SINCE is how
+A row for each holder, and one for a key that a rate, CloseGate or a cooldown closes. SINCE is how
 long ago a lock with one holder was taken, UNTIL when its lease ends unless it is renewed, LINE
 how many wait for it, what blocks an ordered key, and what an operator has ordered. --json has
 the tokens of the holders, which break takes.`, cobra.NoArgs, func(ctx context.Context, l locks, _ []string) error {

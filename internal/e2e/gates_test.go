@@ -23,7 +23,8 @@ import (
 
 // Rates, CloseGate, RetryAfter, Cooldown, MaxHold and Wait, and how a lease lives through them.
 
-// What each policy does with a task that its rate, a hold or a cooldown keeps from starting. A hold drops no task.
+// What each policy does with a task that its rate, CloseGate or a cooldown keeps from starting. CloseGate drops no
+// task.
 func TestGate_policies(t *testing.T) {
 	t.Parallel()
 	rate := automutex.Rate{Starts: 1, Per: time.Hour, Burst: 1}

@@ -103,7 +103,7 @@ func (g Gate) String() string {
 		lock.ReasonClosed: "closed"}[g.Closed]
 }
 
-// Breakable reports whether a break of all opens a gate that was closed for that reason: a hold or a cooldown has
+// Breakable reports whether a break of all opens a gate that was closed for that reason: CloseGate or a cooldown has
 // closed it, and not a rate. Empty means that the gate is open.
 func Breakable(closed string) bool {
 	return closed == lock.ReasonClosed || closed == lock.ReasonCooldown
