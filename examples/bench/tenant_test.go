@@ -68,7 +68,7 @@ func crowds() []crowd {
 	for _, work := range []int{20, 100, 200} {
 		all = append(all, alone(work))
 	}
-	for _, limit := range []int{1, 3} {
+	for _, limit := range []int{1, 3, 5} {
 		for _, work := range []int{5, 20, 100, 200} {
 			all = append(all, noisy(1, limit, work))
 		}

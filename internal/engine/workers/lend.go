@@ -2,6 +2,7 @@ package workers
 
 import (
 	"cmp"
+	"slices"
 	"time"
 )
 
@@ -104,6 +105,10 @@ func (w *Server) idle(me *Wait) int {
 	return n
 }
 
+func (w *Server) waits(key string, beside *Wait) bool {
+	return slices.ContainsFunc(w.waiting, func(a *Wait) bool { return a != beside && a.Key == key && a.mayStart() })
+}
+
 func (w *Wait) mayStart() bool { return !w.told && !w.borrows }
 
 func (l *Lender) isFair(key string, limit int) bool {
@@ -112,12 +117,9 @@ func (l *Lender) isFair(key string, limit int) bool {
 	if mine == nil || mine.runs < 2 {
 		return true
 	}
-	ready := map[string]bool{}
-	for _, wait := range w.waiting {
-		ready[wait.Key] = ready[wait.Key] || wait.mayStart()
-	}
-	for other, s := range w.shares {
-		if other != key && s.scope == l.Scope && (s.ready || ready[other]) && s.runs*limit < (mine.runs-1)*s.limit {
+	for other, s := range w.shares { // by Webster's method
+		if other != key && s.scope == l.Scope && (2*s.runs+1)*limit < (2*mine.runs-1)*s.limit &&
+			(s.ready || w.waits(other, nil)) {
 			return false
 		}
 	}

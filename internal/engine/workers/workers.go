@@ -47,9 +47,10 @@ type Server struct {
 const (
 	// FullAfter is how long all workers are busy until a wait is to end.
 	FullAfter = 20 * time.Millisecond
-	tellEvery = FullAfter     // where it is not behind
+	tellEvery = FullAfter     // where it is full
 	behindFor = FullAfter     // after an uncalled task
 	soon      = FullAfter / 2 // a wait that ends within that is let be, and one of a new key
+	brief     = FullAfter / 10
 	// called tasks that come at most until a server is not behind any more
 	maxFresh = 16
 	// for how long a pace counts
@@ -140,11 +141,9 @@ func (w *Server) Asked(key string, got, inLine bool, waited time.Duration) {
 func (w *Server) asked(key string, got, inLine bool, waited time.Duration, now time.Time) {
 	p, known := w.pace(key, now)
 	switch {
-	case got && known:
-		if !inLine {
-			waited = w.comesIn(p)
-		}
+	case got && known && inLine:
 		p.every = Average(p.every, min(now.Sub(p.last), waited))
+	case got && known: // at once
 	case known, got && !inLine:
 		return
 	}
@@ -313,26 +312,23 @@ func (w *Server) giveWay(now time.Time) []*Wait {
 func (w *Server) room() int { return min(w.Limit/2, w.Limit-1-w.working) }
 
 // unkept returns the waits that are not kept, nor told to end. Kept are the first of a key whose slots turn over faster
-// than a parked task comes (if an ordered key's next one parked, those behind it would wait in workers), and one
-// of a new key. They are most at most, beside the next ones of keys that turn over soon.
+// than a parked task comes (if an ordered key's next one parked, those behind it would wait), and one
+// of a new key. They are most at most, beside the only ones of keys whose waits are brief.
 func (w *Server) unkept(most int, now time.Time) (leave []*Wait) {
-	left, fresh := map[string]int{}, w.Limit/4 // how many more a key keeps, and new keys
+	left := map[string]int{} // by key: how many more it keeps
 	for _, wait := range w.waiting {
 		keeps, known := left[wait.Key]
-		isSoon, isNew := false, false
+		isBrief := false
 		if !known {
-			keeps, isSoon, isNew = w.keeps(wait, now)
+			keeps, isBrief = w.keeps(wait, now)
 		}
 		switch {
 		case wait.told:
-		case keeps == 0, most <= 0 && !isSoon, isNew && fresh <= 0:
+		case keeps == 0, most <= 0 && !isBrief:
 			leave = append(leave, wait)
 		default:
-			if keeps--; !isSoon {
+			if keeps--; !isBrief {
 				most--
-			}
-			if isNew {
-				fresh--
 			}
 		}
 		left[wait.Key] = keeps
@@ -340,15 +336,15 @@ func (w *Server) unkept(most int, now time.Time) (leave []*Wait) {
 	return leave
 }
 
-// keeps returns how many waits feed the key of its first one while a parked task comes, and whether that ends soon.
-func (w *Server) keeps(first *Wait, now time.Time) (n int, isSoon, isNew bool) {
+// keeps returns how many waits feed the key of its first one while a parked task comes.
+func (w *Server) keeps(first *Wait, now time.Time) (n int, isBrief bool) {
 	p, known := w.pace(first.Key, now)
 	comes, every := w.comesIn(p), max(p.every, first.stands(p, now))
 	switch {
 	case p.every == 0 && now.Sub(first.since) < soon && (!known || now.Sub(p.last) < soon):
-		return 1, false, true
+		return 1, false
 	case p.every == 0, every >= comes:
-		return 0, false, false
+		return 0, false
 	}
-	return int((comes + every - 1) / every), every < soon, false
+	return int((comes + every - 1) / every), every < brief && !w.waits(first.Key, first)
 }
