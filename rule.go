@@ -83,7 +83,8 @@ type Rule struct {
 	// LeaveIdle lets tasks start above the Limit while so many workers of their server stay idle: the key borrows workers
 	// that nobody else needs. A worker in which a task waits under Park or Retry counts as idle. Keys of one Scope share
 	// evenly what they borrow, by their limits, and an operator's limit or pause wins. 0 means that none does. It needs
-	// [Guard.ServerConfig] and a Limit, LimitOf or LimitField, and is refused with Unlimited, InOrder, Fence and [Replace].
+	// [Guard.ServerConfig] and a Limit, LimitOf or LimitField, and is refused with Unlimited, InOrder, Fence and
+	// [Replace].
 	LeaveIdle int
 
 	// TTL is the length of a lease, which is renewed while the handler runs: it bounds how long a key stays taken after
