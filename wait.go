@@ -169,7 +169,7 @@ func (d *delivery) wait(t *target, w waiting) error {
 	return d.stand(t, w, r)
 }
 
-// stand is apart from wait: most tasks never wait, and need less stack.
+// stand is apart from wait: most tasks never wait, and save stack.
 func (d *delivery) stand(t *target, w waiting, r *engine.Request) (err error) {
 	defer d.countLast()()
 	r.Line = &engine.Line{OnWait: func(sinceCall time.Duration) {
