@@ -19,16 +19,15 @@ func isCut(err error) bool {
 	return err == asynq.ErrLeaseExpired || err == context.DeadlineExceeded || err == context.Canceled //nolint:errorlint // as above
 }
 
-// CapRedelivery shortens the delay of a task of a Client whose last attempt was cut, or of an ordered task whose worker
-// died. n attempts were spent before.
+// CapRedelivery bounds the delay of a task by redeliveryDelay where that is for it. n attempts were spent before.
 func CapRedelivery(delay time.Duration, n int, err error, t *asynq.Task) time.Duration {
-	f := in(t)
-	died := errors.Is(err, asynq.ErrLeaseExpired) && len(f) == 7 && f[4] != ""
-	if died || isCut(err) && IsLast(t, n) {
+	if errors.Is(err, asynq.ErrLeaseExpired) && isOrdered(t) || isCut(err) && IsLast(t, n) {
 		return min(delay, redeliveryDelay)
 	}
 	return delay
 }
+
+func isOrdered(t *asynq.Task) bool { f := in(t); return len(f) == 7 && f[4] != "" }
 
 // Cuts counts last attempts, by their callers' count, that a context or a death has ended. IsFailure, which asynq asks
 // next, and without the task, takes one whatever the program's own says: else asynq delivers the task again for ever.
