@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -84,6 +85,31 @@ func release(t *testing.T, le *Lease) {
 }
 
 // A try whose asks stop at their bound ends with its context, also if its first exchange is waited for.
+// A number that Go and the scripts both know has one name and one value.
+func TestScripts_numbersAsInGo(t *testing.T) {
+	t.Parallel()
+	in := map[string]string{}
+	for _, file := range []string{"head", "order", "send"} {
+		text, err := files.ReadFile("lua/" + file + ".lua")
+		redistest.Must(t, err)
+		set := regexp.MustCompile(`(?m)^local ([a-z_, ]+) = ([-0-9, ]+)(?: --.*)?$`)
+		for _, found := range set.FindAllStringSubmatch(string(text), -1) {
+			names, values := strings.Split(found[1], ", "), strings.Split(found[2], ", ")
+			for i := range names {
+				in[names[i]] = strings.TrimSpace(values[i])
+			}
+		}
+	}
+	for name, want := range map[string]int64{
+		"broken_fence": brokenFence, "stop_fence": stopFence, "gate_fence": gateFence,
+		"order_look": OrderLook.Milliseconds(),
+	} {
+		if in[name] != fmt.Sprint(want) {
+			t.Errorf("%s is %q in the scripts, and %d in Go", name, in[name], want)
+		}
+	}
+}
+
 func TestTry_stopped(t *testing.T) {
 	t.Parallel()
 	e, hook := hooked(t)

@@ -95,7 +95,7 @@ const (
 	OutcomeLeft                   // asynq archives the task, and the next one runs
 )
 
-// OrderLook is after how long a task of an ordered key that does not come is looked for; see order_release.lua.
+// OrderLook is after how long a task of an ordered key that does not come is looked for; order_look in Lua.
 const OrderLook = 5 * time.Second
 
 // Why a lock is busy, as lock.BusyError.Reason says it, which tells of the first five. The others are those of ordered

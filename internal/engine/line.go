@@ -23,16 +23,17 @@ type waiter struct {
 	turn   turn
 	first  chan struct{} // closed with the first reply, of an ask in a pipeline; then nil
 	done   chan struct{} // closed when the wait has ended by itself
-	left   chan struct{} // closed when the leave was sent
 	ended  move          // with done: how
 	err    error         // with failed: what Take returns
+
+	leaveSent chan struct{}
 }
 
 // free and paused are how the lock seems now.
 func (e *Engine) wait(ctx context.Context, le *Lease, free, paused bool) error {
 	r, line := &le.request, le.request.Line
 	began, grant, mayPark := time.Now(), r.grant(), line.Yield != nil
-	w := &waiter{lease: le, within: cmp.Or(line.Within, ctx), done: make(chan struct{}), left: make(chan struct{})}
+	w := &waiter{lease: le, within: cmp.Or(line.Within, ctx), done: make(chan struct{}), leaveSent: make(chan struct{})}
 	w.waiter = w
 	w.turn = newTurn(terms{
 		gateBy: line.GateBy, mayPark: mayPark, leaves: line.Leaves,
@@ -177,7 +178,7 @@ func (e *Engine) leave(w *waiter) Answer {
 	e.asks.set(&w.entry, time.Time{})
 	e.act(w, w.turn.giveUp(), askReply{})
 	e.mu.Unlock()
-	awaitSoon(w.left)
+	awaitSoon(w.leaveSent)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return w.turn.last
@@ -226,7 +227,7 @@ func (e *Engine) act(w *waiter, next move, r askReply) {
 		e.life.Branch(func() { // callers are counted in: they are in Take, or in a sender
 			e.drop(w.lease)
 			e.releaseUnbegun(w.lease, entryLifetime)
-			close(w.left)
+			close(w.leaveSent)
 		})
 		return
 	case won:

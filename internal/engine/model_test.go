@@ -995,7 +995,7 @@ func (s *sim) check() {
 	m := &s.m
 	n, fate, inbound, lend := "", "", s.r.IntN(4), max(0, s.r.IntN(6)-3)
 	if len(m.parked) > 0 && s.r.IntN(3) == 0 {
-		n, fate = m.parked[s.r.IntN(len(m.parked))].note, []string{"gone", "later", "left"}[s.r.IntN(3)]
+		n, fate = m.parked[s.r.IntN(len(m.parked))].note, []string{"gone", "later", "ended"}[s.r.IntN(3)]
 		if fate == "gone" && m.now%2 == 0 {
 			n, fate = m.parked[0].note, "missing"
 			s.advance(1 + m.now%4*5_500_000) // it may be as old
@@ -1013,7 +1013,7 @@ func (s *sim) check() {
 	if at := m.parkedAt(n); at >= 0 && m.parked[at].called != 0 && fate == "missing" &&
 		m.now-m.parked[at].ticket < 10_000_000 {
 		m.parked[at].called = yet
-	} else if at >= 0 && (m.parked[at].called != 0 || fate == "left") {
+	} else if at >= 0 && (m.parked[at].called != 0 || fate == "ended") {
 		m.parked = slices.Delete(m.parked, at, at+1)
 		if fate == "later" {
 			m.parked = append(m.parked, note{n, m.now, 0})

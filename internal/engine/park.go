@@ -426,7 +426,7 @@ func (e *Engine) Unpark(ctx context.Context, r Ref, note string) error {
 		if err := e.Know(ctx, r.Key); err != nil {
 			return nil, err
 		}
-		return nil, e.parking.tell(ctx, r, note, "left")
+		return nil, e.parking.tell(ctx, r, note, "ended")
 	})
 	return err
 }

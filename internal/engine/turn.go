@@ -81,7 +81,7 @@ type turn struct {
 	terms terms
 
 	over     bool    // it has ended, or the caller has given up
-	left     bool    // the caller has given up
+	gaveUp   bool    // the caller has
 	parkNext bool    // the next ask parks it
 	asking   bool    // an ask is under way
 	mode     askMode // what it asks
@@ -157,7 +157,7 @@ type askReply struct {
 func (w *turn) replied(r askReply, now time.Time) move {
 	w.asking = false
 	switch {
-	case w.left:
+	case w.gaveUp:
 		if r.err == nil && r.Parked { // the caller returns, and its place in line stays
 			w.last = r.Answer
 		}
@@ -282,7 +282,7 @@ func (w *turn) parkSoon(now time.Time) {
 
 // giveUp ends the wait. It returns stay while an ask is under way: its reply then says leave.
 func (w *turn) giveUp() move {
-	w.over, w.left = true, true
+	w.over, w.gaveUp = true, true
 	if w.asking {
 		return stay
 	}
@@ -319,7 +319,7 @@ type message struct {
 	value    string // of a grant: what was taken out of a pool, escaped; of gateFence: opens in (us)
 }
 
-const (
+const ( // as in lua/send.lua
 	brokenFence = -1 // the holder's lease was broken
 	stopFence   = -2 // a newer arrival asks the holder or waiter to stop
 	gateFence   = -3 // to the first waiter: when the gate opens

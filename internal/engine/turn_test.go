@@ -106,7 +106,7 @@ func (s *toldWait) tell(next move) string {
 			tooLate: "fails: the gate opens too late",
 			paused:  "fails: it is paused", leave: "the leave is sent",
 		}[next]
-	case w.asking && w.left:
+	case w.asking && w.gaveUp:
 		return "the reply is awaited first"
 	case w.asking:
 		told := "an ask is under way: " + [...]string{"try", "join", "join, or park behind an absent head", "park"}[w.mode]

@@ -13,22 +13,22 @@ do
   local tasks = first_tasks(math.max(2, inbound + 1))
   local head = tasks[1]
   if head and count < limit and opens <= now_us and waits_alive(head) then
-    local its, costs, owner = string.match(head.owner, '^(%d+) (%d+) (.*)$')
-    local body, length, value = table.concat({head.token, owner, head.note}, '|'), tonumber(its), nil
-    local cost = tonumber(costs)
+    local length, cost, owner = string.match(head.owner, '^(%d+) (%d+) (.*)$')
+    local body, value = table.concat({head.token, owner, head.note}, '|'), nil
+    length, cost = tonumber(length), tonumber(cost)
     --@include hold
     head.state, head.since, head.owner, head.begun, head.seen = 'a', 0, owner, head.retried + 1, now_us
     put_task(head)
     send(head.token, int(fence))
   end
   if head and ended and opens > now_us and waits_alive(head) then -- the gate has closed: the head asks when it opens
-    send(head.token, -3, int(opens - now_us))
+    send(head.token, gate_fence, int(opens - now_us))
   end
   free = math.max(0, limit - count)
   if not head then
     if ordered then ordered, changed = false, true end
   else
-    local ms = head.state == 'h' and ten_years or 2592000000
+    local ms = head.state == 'h' and ten_years or month
     --@include keep
     local total = #tasks
     if total > 3 or total > inbound then total = call('ZCARD', order) end

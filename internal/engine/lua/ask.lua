@@ -133,10 +133,10 @@ if park then
   if was_parked then
     --@include unpark
   end
-  inline = math.floor((now_us - ticket) / 1000)
+  inline = ms_since(ticket)
   place = call('ZCARD', line)
   if not same then -- beside a run with its own note nothing parks
-    local ms = 900000
+    local ms = parked_for
     --@include keep
     if not parks then parks, changed = true, true end
     call('ZADD', parked, int(ticket), note)

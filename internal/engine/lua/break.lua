@@ -27,7 +27,7 @@ for i = 3, #ARGV do
     leave(body)
     broken = broken + 1
   end
-  send(token_of(body), -1)
+  send(token_of(body), broken_fence)
 end
 if not changes then return {broken} end
 local opened = 0

@@ -10,7 +10,7 @@ local total = call('ZCARD', parked)
 if total == 0 then
   parks, changed = false, true
 else
-  local ms = 900000
+  local ms = parked_for
   --@include keep
   local names = call('ZRANGE', called, '0', '99')
   local before = #names

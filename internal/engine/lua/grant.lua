@@ -20,7 +20,7 @@ while free > 0 and not (mine and (nobody or asides)) do -- the others in line ge
   if opens > now_us then
     local head = moved and call('ZRANGE', line, '0', '0')[1]
     if head and head ~= (asker and token_of(asker)) then
-      send(head, -3, int(opens - now_us))
+      send(head, gate_fence, int(opens - now_us))
     end
     free = 0
     break

@@ -11,11 +11,11 @@
 -- gate, parked, order, notes, each with a space before. notes: no two holders have the same note, see twin.
 --
 -- No script touches more than some 100 members of a key, but to list holders; what is left comes with the next call.
-local word, holders, line, parked, called, info = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local word, holders, line, parked, called, info = unpack(KEYS)
 local order, marks = KEYS[8] and KEYS[7], table.remove(KEYS, 8)
 local values = not order and KEYS[7]
 local call = redis.call
-local slack, ten_years = 600000, 315360000000 -- ms
+local slack, parked_for, month, ten_years = 600000, 900000, 2592000000, 315360000000 -- ms
 local aside = 4503599627370496 -- see grant; exact until the year 2112
 local function int(n) return string.format('%d', n) end
 local function token_of(body) return string.match(body, '^[^|]*') end
@@ -24,6 +24,7 @@ local function note_of(body) return string.match(body, '^[^|]*|[^|]*|(.*)$') end
 local time = call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local now_ms = math.floor(now_us / 1000)
+local function ms_since(us) return math.max(0, math.floor((now_us - us) / 1000)) end
 
 local fence, good, gated, parks, ordered, noted = 0, 0, false, false, false, false -- the word's
 local changed, moves = false, false -- the word is to be written; and until is another

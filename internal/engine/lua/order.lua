@@ -22,6 +22,7 @@
 --   ended:<nonce>|<begun>, unknown:<nonce>|<begun>  it left after a run: its last one; one whose end nobody saw
 --   skipped:<ticket> an operator skipped that task
 local free, moved, nobody = 0, false, false
+local order_look = 5000 -- ms
 
 local function parse_task(nonce, ticket, record)
   local task = {nonce = nonce, ticket = tonumber(ticket), stored = true}
@@ -40,10 +41,9 @@ local function record_of(task)
 end
 
 local function new_task(nonce, ticket, note)
-  return {
-    nonce = nonce, ticket = ticket, state = 'a', seen = 0, begun = 0, retried = 0, since = 0, token = '', owner = '',
-    note = note,
-  }
+  local task = parse_task(nonce, ticket, 'a 0 0 0 0 ||' .. note)
+  task.stored = false
+  return task
 end
 
 local function find_task(nonce)
@@ -53,7 +53,7 @@ end
 
 local function put_task(task)
   if not task.stored then
-    local ms = 2592000000 -- a month
+    local ms = month
     --@include keep
     call('ZADD', order, int(task.ticket), task.nonce)
     if not ordered then ordered, changed = true, true end

@@ -85,7 +85,7 @@ end
 
 -- 4. The head gets a free lock.
 local place = task.stored and call('ZRANK', order, nonce) or call('ZCOUNT', order, '-inf', '(' .. int(task.ticket))
-local inline = math.max(0, math.floor((now_us - task.ticket) / 1000))
+local inline = ms_since(task.ticket)
 local called_ago = was == 'c' and math.max(0, now_ms - since) or -1
 if place == 0 and count < limit and opens <= now_us then
   task.state, task.since, task.token, task.owner, task.begun = 'a', 0, token, owner, math.max(retried + 1, task.begun)

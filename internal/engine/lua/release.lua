@@ -11,8 +11,7 @@
 --
 -- reply held:   slots free now
 -- reply absent: -1 - slots free now
--- reply calls:  {one of these, notes parked, until the first deadline or the gate opens (ms, -1: neither), called note,
--- ...}
+-- reply calls:  {one of these, notes parked, ...}, as check
 -- reply grants: {one of these three, message, ...}: to the releaser's own channel, not published
 --
 -- Sent twice, the second finds nothing to do.

@@ -29,6 +29,6 @@ table.sort(known)
 for _, one in ipairs(known) do
   local came, token = string.match(one, '^(%d+) (.*)$')
   if not overtaken(came) then break end
-  send(token, -2)
+  send(token, stop_fence)
 end
 return 0
