@@ -367,16 +367,21 @@ func TestKey_shortForm(t *testing.T) {
 // blockedKey makes an ordered key with three tasks, whose first one is archived and holds it.
 func blockedKey(t *testing.T, v *site) (key string) {
 	t.Helper()
+	return blockedKeyOf(t, v, "7", "first", "second", "third")
+}
+
+func blockedKeyOf(t *testing.T, v *site, order string, ids ...string) (key string) {
+	t.Helper()
 	_, err := asynq.NewClientFromRedisClient(v.rdb).Enqueue(asynq.NewTask("other", nil)) // so asynq has the queue
 	redistest.Must(t, err)
-	e, its := *inside.At(v.locker), engine.Ref{Key: v.locker.Mutex("orders", lock.Parts("7")).Key(), Limit: 1,
+	e, its := *inside.At(v.locker), engine.Ref{Key: v.locker.Mutex("orders", lock.Parts(order)).Key(), Limit: 1,
 		Ordered: true}
-	for _, id := range []string{"first", "second", "third"} {
+	for _, id := range ids {
 		note := "default/" + id
 		ticket, _, _, err := e.Stamp(t.Context(), its, note, "n"+id, 0, 0)
 		redistest.Must(t, err)
-		if id == "first" {
-			place := engine.Place{Nonce: "nfirst", Ticket: ticket, Most: -1}
+		if id == ids[0] {
+			place := engine.Place{Nonce: "n" + id, Ticket: ticket, Most: -1}
 			le, err := e.Take(t.Context(), &engine.Request{Ref: its, Note: note, TTL: lock.DefaultTTL, Place: &place})
 			redistest.Must(t, err)
 			le.End(engine.OutcomeHeld)
@@ -432,6 +437,20 @@ func TestBlocked(t *testing.T) {
 			return strings.Contains(v.get("/locks/blocked").body, "No ordered key is blocked.")
 		}, "nothing is blocked")
 	})
+}
+
+// The key that is blocked longest comes first, or the one with most tasks behind it.
+func TestBlocked_sorts(t *testing.T) {
+	t.Parallel()
+	v, _ := operator(t, redistest.StartMini(t))
+	blockedKey(t, v)
+	blockedKeyOf(t, v, "8", "a", "b", "c", "d")
+	for query, first := range map[string]string{"": "orders|7", "?sort=behind": "orders|8"} {
+		_, rows, _ := strings.Cut(v.get("/locks/blocked"+query).want(200, "orders|7", "orders|8").body, "<tbody>")
+		if !strings.Contains(rows[:strings.Index(rows, "</a>")], first) {
+			t.Errorf("%q does not begin with %s", query, first)
+		}
+	}
 }
 
 // An archived head is run again from the page, and nothing else is.

@@ -136,6 +136,14 @@ func (r row) held() time.Duration {
 	return max(r.At.Sub(*r.Since), time.Millisecond)
 }
 
+// endsIn is when the first known lease ends; the highest number: nobody holds the lock.
+func (r row) endsIn() time.Duration {
+	if len(r.Holders) == 0 {
+		return math.MaxInt64
+	}
+	return r.Holders[0].Until.Sub(r.At)
+}
+
 // HeldFor is for how long the lock had been held when somebody looked: what is old is not made older. Empty: not known.
 func (r row) HeldFor() string {
 	if r.held() == 0 {

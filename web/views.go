@@ -68,7 +68,7 @@ type keysQuery struct {
 	Rule            string
 	Waiting, Closed bool
 	Longer          string // as typed
-	Sort            string // key or held; otherwise the most contended come first
+	Sort            string // key, held or ends; otherwise the most contended come first
 	longer          time.Duration
 	Page            int
 	typed           url.Values
@@ -191,6 +191,8 @@ func (q keysQuery) find(rows []row, k *known) (found []row) {
 		slices.SortFunc(found, func(a, b row) int { return strings.Compare(a.Key, b.Key) })
 	case "held":
 		slices.SortStableFunc(found, func(a, b row) int { return cmp.Compare(b.held(), a.held()) })
+	case "ends":
+		slices.SortStableFunc(found, func(a, b row) int { return cmp.Compare(a.endsIn(), b.endsIn()) })
 	}
 	return found
 }
@@ -203,12 +205,14 @@ func (r row) matches(pattern string) bool {
 // blockedView lists ordered keys whose next task does not run and keeps others waiting.
 type blockedView struct {
 	frame
+	Sort string // behind; otherwise as earlierHead has it
 	Rows []blockedRow
 	More int // blocked keys that are not shown
 }
 
 func (p *page) blockedView(r *http.Request) *blockedView {
-	v := &blockedView{frame: p.frame(r, "blocked", "Blocked", "")}
+	sort, query := sortOf(r)
+	v := &blockedView{frame: p.frame(r, "blocked", "Blocked", query), Sort: sort}
 	ctx, cancel := context.WithTimeout(r.Context(), p.within.redis)
 	defer cancel()
 	s, err := p.snapshot(ctx)
@@ -224,13 +228,33 @@ func (p *page) blockedView(r *http.Request) *blockedView {
 	}
 	v.More = max(0, s.Blocked-len(heads))
 	v.Rows = p.blockedOf(ctx, heads)
+	if sort == "behind" {
+		behind := func(a, b blockedRow) int { return cmp.Compare(b.Next.Head.Queued, a.Next.Head.Queued) }
+		slices.SortStableFunc(v.Rows, behind)
+	}
 	v.Age = s.age()
 	return v
+}
+
+// sortOf returns by which column a table sorts, and the query that says so.
+func sortOf(r *http.Request) (sort, query string) {
+	if sort = r.URL.Query().Get("sort"); sort != "" {
+		query = url.Values{"sort": {sort}}.Encode()
+	}
+	return sort, query
+}
+
+// ruleOrders are the columns by which the list of rules sorts.
+var ruleOrders = map[string]func(a, b ruleRow) int{
+	"held":    func(a, b ruleRow) int { return cmp.Compare(b.Now.Held, a.Now.Held) },
+	"line":    func(a, b ruleRow) int { return cmp.Compare(b.Now.Line, a.Now.Line) },
+	"longest": func(a, b ruleRow) int { return cmp.Compare(b.Oldest.held(), a.Oldest.held()) },
 }
 
 // rulesView is what each rule says, and what its locks do now.
 type rulesView struct {
 	frame
+	Sort    string // of ruleOrders; otherwise in the order of the program or the file
 	Rules   []ruleRow
 	Orders  []control.Order
 	Buttons []button // of orders for what is typed
@@ -249,7 +273,8 @@ type ruleRow struct {
 }
 
 func (p *page) rulesView(r *http.Request) *rulesView {
-	v := &rulesView{frame: p.frame(r, "rules", "Rules", ""), Buttons: buttonsFor("", nil)}
+	sort, query := sortOf(r)
+	v := &rulesView{frame: p.frame(r, "rules", "Rules", query), Sort: sort, Buttons: buttonsFor("", nil)}
 	ctx, cancel := context.WithTimeout(r.Context(), p.within.redis)
 	defer cancel()
 	var err error
@@ -278,6 +303,9 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 				its.Top = append(its.Top, r)
 			}
 		}
+	}
+	if order := ruleOrders[sort]; order != nil {
+		slices.SortStableFunc(v.Rules, order)
 	}
 	return v
 }

@@ -44,7 +44,7 @@ func TestKeys_byContention(t *testing.T) {
 			"<b>2</b> locks, <b>2</b> held", "report|acme", "worker-1:4242",
 			`<a href="/asynq/queues/crit%25ical/tasks/id-7">crit%ical/id-7</a>`,
 			`data-name="Rule"><bdi>report:</bdi></td>`, `data-name="Rule"><bdi>mail:</bdi></td>`)
-		for _, query := range []string{"", "?sort=key", "?sort=held"} {
+		for _, query := range []string{"", "?sort=key", "?sort=held", "?sort=ends"} {
 			body := v.get("/keys" + query).body
 			if strings.Index(body, "report|acme</bdi>") < strings.Index(body, "mail:welcome</bdi>") != (query == "") {
 				t.Errorf("%q: another order", query)
@@ -190,14 +190,25 @@ func TestRules(t *testing.T) {
 					Cooldown: 2 * time.Hour, MaxHold: 10 * time.Minute, Rate: automutex.Rate{Starts: 100, Per: time.Minute}},
 				{Task: "reindex"},
 			}})
-		m := v.locker.Mutex("report", lock.Parts("acme"))
+		m, reindex := v.locker.Mutex("report", lock.Parts("acme")), v.locker.Mutex("reindex")
+		v.hold(reindex)
 		v.hold(m)
 		v.wait(m)
+		v.wait(reindex)
+		v.wait(reindex)
 		v.hold(v.locker.Mutex("mail:welcome"))
+		v.hold(v.locker.Mutex("mail:bye"))
 		a := v.find("/locks/rules", "report|acme").want(200, "<bdi>reports</bdi>", "report|&lt;tenant&gt;", ">1m<", "park",
 			"&lt;type&gt;", "(1)<br>", "Nothing is paused or limited.",
 			">1m30s<", ">1h<", "retry in 5m<", "cooldown 2h<", "held for at most 10m<",
 			"rate 100 per 1m, burst 1<").without("m0s")
+		for query, first := range map[string]string{"": "reports", "?sort=held": "mail:", "?sort=line": "reindex",
+			"?sort=longest": "reindex", "?sort=nothing": "reports"} {
+			_, rows, _ := strings.Cut(v.get("/locks/rules"+query).want(200).body, "<tbody>")
+			if !strings.Contains(rows[:strings.Index(rows, "</a>")], "<bdi>"+first+"</bdi>") {
+				t.Errorf("%q does not begin with %s", query, first)
+			}
+		}
 		// Each rule can be paused: one for all types that begin so, one with a scope, and one for a type.
 		for _, target := range []string{"mail%3a&amp;", "report", "reindex"} {
 			a.want(200, "action=pause&amp;target="+target)
