@@ -13,7 +13,7 @@ import (
 type claim struct {
 	*facts
 
-	of         *target // whose key the claim is for; of a rule without a Name if none makes that key
+	own, of    *target // the claim's key, under no rule, and under the one that makes it; or own
 	kind       claims.Kind
 	phase      claims.Phase // the last one that Redis has
 	superseded bool         // another task has taken the place of this one
@@ -26,7 +26,8 @@ func newClaim(f *facts) step {
 		return nil
 	}
 	f.mayStop()
-	return &claim{facts: f, of: &target{rule: &compiledRule{}, key: key}, kind: kind}
+	own := &target{rule: &compiledRule{}, key: key}
+	return &claim{facts: f, own: own, of: own, kind: kind}
 }
 
 func (c *claim) request(*engine.Request, *target) {}
@@ -54,7 +55,7 @@ func (c *claim) write(phase claims.Phase) error {
 	c.phase = phase
 	if !may {
 		c.superseded = true
-		c.askToStop(&wanted{&target{rule: &compiledRule{}, key: c.of.key}})
+		c.askToStop(&wanted{c.own})
 	}
 	return nil
 }
@@ -69,7 +70,7 @@ func (c *claim) begin() *obstacle {
 	if c.kind == claims.Window {
 		return nothing
 	}
-	if c.of.rule.Name == "" {
+	if c.of == c.own {
 		c.guard.warnOnce("no rule for a claim", "a task has a claim of package unique (UntilStart, Replace or Postpone), "+
 			"but no rule of this Guard makes the key of its claim, "+
 			"so the tasks of that key may run at once; give the rules of producer and Guard an equal Task, Scope and On, and "+

@@ -90,7 +90,7 @@ func (e *BusyError) Error() string {
 		say(": held by %s", holder)
 	}
 	switch {
-	case e.Pause != nil:
+	case e.Pause != nil: // Control.String
 		say(": %s", e.Pause)
 	case engine.GateText(e.Reason) != "": // a closed gate
 		say(": %s for %s", engine.GateText(e.Reason), ms(e.ExpiresIn))

@@ -84,7 +84,7 @@ type Event struct {
 
 	Waited time.Duration // time in line (Waited, Acquired, Busy, Replaced)
 	Held   time.Duration // time held (Released, Lost, Overdue, Replaced)
-	Parked time.Duration // time in line of a task that was parked (Acquired)
+	Parked time.Duration // all its time in line, if it was parked (Acquired)
 	Delay  time.Duration // until asynq may run the task again (Retried, Parked)
 
 	Busy *BusyError // EventBusy, EventLate: why the task did not get the lock, and who holds or paused it

@@ -187,7 +187,7 @@ func (g *Guard) factsOf(ctx context.Context, t *asynq.Task) facts {
 		f.last = f.retried >= maxRetry
 		if f.outer == nil { // else a stamp among its headers is the outer task's, whose ID it has
 			f.stamp, ok = stamp.Of(t.Headers(), f.note)
-			f.reserved = ok && maxRetry == f.stamp.Most+1
+			f.reserved = ok && maxRetry == f.stamp.Told()
 		}
 	}
 	return f

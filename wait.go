@@ -195,7 +195,7 @@ func (d *delivery) stand(t *target, w waiting, r *engine.Request) (err error) {
 	} else {
 		within, cancel := context.WithTimeout(ctx, w.most)
 		defer cancel()
-		if r.Line.Within, r.Line.Leaves = within, !w.pauses; w.inTime {
+		if r.Line.Within, r.Line.AtPause = within, !w.pauses; w.inTime {
 			r.Line.GateBy, _ = within.Deadline()
 		}
 	}

@@ -73,7 +73,7 @@ func (e *BusyError) Error() string {
 		fmt.Fprintf(&b, ", held by %s", printable.Short(e.Holder))
 	}
 	switch {
-	case e.Pause != nil:
+	case e.Pause != nil: // control.Control.String
 		fmt.Fprintf(&b, ": %s", e.Pause)
 	case engine.GateText(e.Reason) != "":
 		fmt.Fprintf(&b, ": %s for %s", engine.GateText(e.Reason), e.ExpiresIn.Round(time.Millisecond))

@@ -22,8 +22,7 @@ var takeScript, keepScript, startScript, dropScript = script("take"), script("ke
 
 // Claim reserves the key of a lock, long before the lock is taken. The producers of package unique use it to enqueue
 // one task for a key, and the workers' Guard writes in it how far that task is. It is independent of the lock's
-// holders, and its Redis key is in the same Cluster slot. It has a holder, which is any text, a phase, an age and a
-// deadline by Redis' clock. Safe for concurrent use.
+// holders, and its Redis key is in the same Cluster slot. Its holder is any text. Safe for concurrent use.
 type Claim struct {
 	life *life.Life
 	conn *redisx.Conn
@@ -99,9 +98,9 @@ func (c Claim) Keep(ctx context.Context, holder string, length time.Duration) (S
 }
 
 // Start writes that the task of holder is in that phase: Waiting, Begun or Ended. ends says that the claim ends when
-// its task begins. The claim then lasts for at least length from now, and after Ended for at most length. Start returns
-// false if another task has superseded this one, even if no claim stands any more: then its handler must not begin, and
-// nothing is written.
+// its task begins. The claim then lasts for at least length from now, and after Ended for at most length; decide.Admit
+// may let a producer through before. Start returns false if another task has superseded this one, even if no claim
+// stands any more: then its handler must not begin, and nothing is written.
 func (c Claim) Start(ctx context.Context, holder string, phase Phase, ends bool, length time.Duration) (bool, error) {
 	return c.done(c.run(ctx, startScript, holder, string(phase), flag(ends), length.Milliseconds()))
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 )
 
-// Kind is a kind of order. A new kind is a variable here, a row of Kinds, a field of Control, and a form in package web
-// and in the command.
+// Kind is a kind of order. A new kind is a variable here, a row of Kinds, a field of Control here and in lock, and a
+// form in web and in the command. The engine obeys Bounds.
 type Kind struct {
 	Name  string // begins its fields in Redis, and names it in metrics, on the page and in the command
 	Ended string // what is said of a target whose order has ended

@@ -74,23 +74,23 @@ func Start(s Situation) Decision {
 		return Decision{What: GiveBack}
 	}
 	switch s.Why {
+	case KeyNever, KeyDrop, KeyLater, Closed:
+		if s.Wish == WishRun {
+			return Decision{What: Run}
+		}
+	}
+	switch s.Why {
 	case Nothing:
 		return Decision{What: Run}
 	case Finished:
 		return Decision{What: Done}
-	case KeyNever, KeyDrop, KeyLater, Closed:
-		switch {
-		case s.Wish == WishRun:
-			return Decision{What: Run}
-		case s.Why == KeyDrop:
-			return Decision{What: Drop}
-		case s.Why == Closed:
-			return s.comeBack(AtGate)
-		}
-		return s.comeBack(Soon)
+	case KeyDrop:
+		return Decision{What: Drop}
+	case Closed:
+		return s.comeBack(AtGate)
 	case NoAnswer:
 		return s.comeBack(AtOutage)
-	case LeaseLost, Own:
+	case KeyLater, LeaseLost, Own:
 		return s.comeBack(Soon)
 	case Late:
 		return s.late()

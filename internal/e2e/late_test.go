@@ -18,15 +18,14 @@ import (
 
 // TestLate in examples/trust/simulate has what becomes of late tasks.
 func TestStartBy(t *testing.T) {
-	t.Parallel()
-	past, future := automutex.StartBy(time.Now().Add(-time.Minute)), automutex.StartBy(time.Now().Add(time.Hour))
-	asked := make(chan *automutex.BusyError, 9)
-	rules := []automutex.Rule{{Task: "work", On: onID}, {Task: "ask", StartWithin: time.Hour,
-		Late: automutex.AfterFailure(func(_ context.Context, _ *asynq.Task, busy *automutex.BusyError) error {
-			asked <- busy
-			return busy
-		})}}
-	redistest.Each(t, func(t *testing.T, s *redistest.Server) {
+	redistest.EachInParallel(t, func(t *testing.T, s *redistest.Server) {
+		past, future := automutex.StartBy(time.Now().Add(-time.Hour)), automutex.StartBy(time.Now().Add(time.Hour))
+		asked := make(chan *automutex.BusyError, 9)
+		rules := []automutex.Rule{{Task: "work", On: onID}, {Task: "ask", StartWithin: time.Hour,
+			Late: automutex.AfterFailure(func(_ context.Context, _ *asynq.Task, busy *automutex.BusyError) error {
+				asked <- busy
+				return busy
+			})}}
 		r, c := orderRig(t, s, setup{rules: rules})
 		enqueue := func(c automutex.Enqueuer, task *asynq.Task, more ...asynq.Option) string {
 			info, err := c.EnqueueContext(t.Context(), task, r.options(more)...)
@@ -36,8 +35,8 @@ func TestStartBy(t *testing.T) {
 		work, ask := asynq.NewTask("work", []byte(`{"id":1}`)), asynq.NewTask("ask", nil)
 		late := enqueue(c, work, past)
 		info := r.awaitArchived(late)
-		if e := r.awaitEvent(automutex.EventLate, late); e.Policy != automutex.Archive || e.Busy.LateBy < time.Minute ||
-			!errors.Is(e.Busy, automutex.ErrBusy) || !strings.Contains(info.LastErr, "late by 1m") {
+		if e := r.awaitEvent(automutex.EventLate, late); e.Policy != automutex.Archive || e.Busy.LateBy < time.Hour ||
+			!errors.Is(e.Busy, automutex.ErrBusy) || !strings.Contains(info.LastErr, "late by 1h") {
 			t.Errorf("%+v, %q", e, info.LastErr)
 		}
 		r.awaitArchived(enqueue(c, ask, past))

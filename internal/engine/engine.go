@@ -227,7 +227,6 @@ type Request struct {
 type Line struct {
 	Within context.Context // ends the wait; nil: that of Take
 	GateBy time.Time       // the wait ends at once if the gate opens later; zero: it does not
-	Leaves bool            // a pause ends the wait
 	// Yield parks the caller when it is closed: it leaves its note in line, and returns. So do a pause, and a gate that is
 	// closed for long. nil: the caller does not park
 	Yield  <-chan struct{}
@@ -236,6 +235,8 @@ type Line struct {
 	Worker *workers.Wait   // with Ref.Lender: the wait of the caller's worker; nil: there is none
 	// OnWait is called once at most, when Redis has said that the caller has to wait. sinceCall: as Lease.SinceCall.
 	OnWait func(sinceCall time.Duration)
+
+	AtPause bool // a pause ends the wait
 }
 
 // AtOnce is the Yield of who parks with the first ask.
@@ -406,7 +407,7 @@ var errNotFree = &Busy{}
 func (e *Engine) takeOnce(ctx context.Context, r *Request, line *Line, mode askMode, b control.Bounds) (*Lease, error) {
 	free, thin := e.seems(r, b)
 	switch {
-	case b.Pause != nil && (mode != askJoin || line.Leaves):
+	case b.Pause != nil && (mode != askJoin || line.AtPause):
 		return nil, pausedBy(b)
 	case mode == askFree && !free:
 		return nil, errNotFree

@@ -73,7 +73,12 @@ func takesTurn(t *testing.T, e *Engine, r Request) {
 // hooked is an engine on a miniredis, and what makes its commands fail.
 func hooked(t *testing.T) (*Engine, *redistest.FailHook) {
 	t.Helper()
-	rdb, hook := redistest.Mini(t).Client(t), &redistest.FailHook{}
+	return hookedAt(t, redistest.Mini(t))
+}
+
+func hookedAt(t *testing.T, s *redistest.Server) (*Engine, *redistest.FailHook) {
+	t.Helper()
+	rdb, hook := s.Client(t), &redistest.FailHook{}
 	rdb.AddHook(hook)
 	return startAt(t, rdb), hook
 }
@@ -84,7 +89,6 @@ func release(t *testing.T, le *Lease) {
 	redistest.Must(t, err)
 }
 
-// A try whose asks stop at their bound ends with its context, also if its first exchange is waited for.
 // A number that Go and the scripts both know has one name and one value.
 func TestScripts_numbersAsInGo(t *testing.T) {
 	t.Parallel()
@@ -110,6 +114,7 @@ func TestScripts_numbersAsInGo(t *testing.T) {
 	}
 }
 
+// A try whose asks stop at their bound ends with its context, also if its first exchange is waited for.
 func TestTry_stopped(t *testing.T) {
 	t.Parallel()
 	e, hook := hooked(t)
@@ -451,7 +456,7 @@ func TestLeaves_pausedBeforeItStands(t *testing.T) {
 	r := Request{Ref: Ref{Key: e.o.Prefix + ":{work}", Limit: 1}, TTL: 30 * time.Second}
 	held := must(t, e, r)
 	r = inLine(r)
-	r.Line.Leaves = true
+	r.Line.AtPause = true
 	r.Line.OnWait = func(time.Duration) {
 		redistest.Must(t, e.Controls().Give(t.Context(), control.Pauses, "work", control.Control{Paused: true}))
 		eventually(t, func() bool { return e.Controls().PauseOf(r.Key) != nil }, "news")

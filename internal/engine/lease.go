@@ -364,11 +364,7 @@ func (le *Lease) Deadline() time.Time {
 }
 
 // Held reports whether the lease is still held, by the local clock.
-func (le *Lease) Held() bool {
-	le.engine.mu.Lock()
-	defer le.engine.mu.Unlock()
-	return le.isHeld()
-}
+func (le *Lease) Held() bool { return le.Err() == nil }
 
 // Err is nil while the lease is held, ErrLost after it was lost, by its deadline too, and ErrNotHeld after its owner
 // ended it.

@@ -36,7 +36,7 @@ func (e *Engine) wait(ctx context.Context, le *Lease, free, paused bool) error {
 	w := &waiter{lease: le, within: cmp.Or(line.Within, ctx), done: make(chan struct{}), leaveSent: make(chan struct{})}
 	w.waiter = w
 	w.turn = newTurn(terms{
-		gateBy: line.GateBy, mayPark: mayPark, leaves: line.Leaves,
+		gateBy: line.GateBy, mayPark: mayPark, atPause: line.AtPause,
 		grant: grant, counted: believe(grant), short: grant < r.TTL && r.NoRenew,
 	}, isClosed(line.Yield) || mayPark && paused)
 

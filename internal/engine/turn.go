@@ -50,7 +50,7 @@ func (a askMode) lifetime() int64 {
 type terms struct {
 	gateBy  time.Time     // it ends at once, tooLate, if the gate opens later; zero: it does not
 	mayPark bool          // it may park
-	leaves  bool          // a pause ends it
+	atPause bool          // a pause ends it
 	grant   time.Duration // how long a lease lasts that a message grants
 	counted time.Duration // the part of grant that the holder counts on
 	// grant is less than the caller wants, and not renewed: it asks for the rest first
@@ -211,7 +211,7 @@ func (w *turn) sawBusy(r askReply, now time.Time) move {
 		w.slotFreeAt = now.Add(r.Deadline + time.Millisecond)
 	}
 	switch {
-	case r.Pause != nil && r.Pause != control.Unread && w.terms.leaves:
+	case r.Pause != nil && r.Pause != control.Unread && w.terms.atPause:
 		return w.end(paused)
 	case r.Gate > 0 && !w.parkNext && w.terms.isTooLate(now.Add(r.Gate)):
 		return w.end(tooLate)

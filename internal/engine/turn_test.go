@@ -36,7 +36,7 @@ func (s *toldWait) event(e *event, now time.Time) (move, error) {
 	redis := func() int64 { return now.Add(-e.Duration("redis-is-behind", 0)).UnixMicro() }
 	switch e.Name {
 	case "waits":
-		t := terms{mayPark: e.Has("may-park"), leaves: e.Has("leaves-paused"), short: e.Has("short"),
+		t := terms{mayPark: e.Has("may-park"), atPause: e.Has("leaves-paused"), short: e.Has("short"),
 			grant: e.Duration("grant", 3*time.Second)}
 		t.counted = t.grant
 		if end := e.Duration("gate-by", 0); end > 0 {

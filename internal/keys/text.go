@@ -13,27 +13,27 @@ import (
 
 // A hash replaces what is more.
 const (
-	MaxScope  = 200 // bytes, escaped
-	maxBytes  = 200 // of a key's values together, escaped and without separators
-	maxValues = 200
+	MaxScope = 200 // bytes, escaped
+	maxBytes = 200 // of a key's parts together, escaped and without separators
+	maxParts = 200
 )
 
-// Key returns the Redis key of the lock that is named by a scope and any number of values:
+// Key returns the Redis key of the lock that is named by a scope and any number of parts:
 //
-//	<prefix>:{<scope>|<value>|<value>}
+//	<prefix>:{<scope>|<part>|<part>}
 //
 // Scope and parts may hold any bytes. Inside them `%`, `|`, `~`, `{`, `}`, spaces, control characters, invisible
 // Unicode characters and bytes that are not valid UTF-8 are written as %XX, byte by byte. Different (scope, parts)
 // never share a key: no part and one empty part are different locks.
 //
-// Values that take more than 200 bytes together are replaced by `~` and the hexadecimal SHA-256 of the text they stand
-// for (every escaped value with its `|` in front), and so is a scope of more than 200 bytes. An empty scope is a bare
+// Parts that take more than 200 bytes together are replaced by `~` and the hexadecimal SHA-256 of the text they stand
+// for (every escaped part with its `|` in front), and so is a scope of more than 200 bytes. An empty scope is a bare
 // `~`. No escaped text has a `~`, so none of these meets an ordinary key. The text between the braces is never empty,
 // so all keys of one lock are in one Cluster slot, if the prefix has no braces, which Key does not check.
 func Key(prefix, scope string, parts ...string) string { return HashedKey("", prefix, scope, parts...) }
 
 // HashedKey is [Key] for those who want no values in Redis. `~` and the hexadecimal HMAC-SHA256, under the secret, of
-// the text that scope and values stand for replaces the values: who does not know the secret cannot find a value by
+// the text that scope and parts stand for replaces the parts: who does not know the secret cannot find a value by
 // hashing guesses. The scope stays readable. With an empty secret HashedKey is Key.
 func HashedKey(secret, prefix, scope string, parts ...string) string {
 	var onStack [256]byte // enough for most keys, so that only the string is allocated
@@ -45,7 +45,7 @@ func HashedKey(secret, prefix, scope string, parts ...string) string {
 	if len(parts) == 0 && scope == Controls {
 		scope = ControlScope
 	}
-	if size := len(text) - len(parts); len(parts) > 0 && (secret != "" || size > maxBytes || len(parts) > maxValues) {
+	if size := len(text) - len(parts); len(parts) > 0 && (secret != "" || size > maxBytes || len(parts) > maxParts) {
 		return prefix + ":{" + scope + "|~" + hash(secret, scope, string(text)) + "}"
 	}
 	return prefix + ":{" + scope + string(text) + "}"
@@ -132,7 +132,7 @@ func IsKeyText(text string) bool {
 		return true
 	}
 	parts := strings.Split(values, "|")
-	return len(parts) <= maxValues && len(values)-len(parts)+1 <= maxBytes &&
+	return len(parts) <= maxParts && len(values)-len(parts)+1 <= maxBytes &&
 		!slices.ContainsFunc(parts, func(part string) bool { return !isEscaped(part) })
 }
 

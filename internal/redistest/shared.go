@@ -121,6 +121,15 @@ func Mini(t testing.TB) *Server { t.Helper(); return sharedMini(t) }
 // Real gives the shared redis-server.
 func Real(t testing.TB) *Server { t.Helper(); needBinary(t); return sharedReal(t) }
 
+// Quickest gives the shared redis-server, or miniredis where there is none.
+func Quickest(t testing.TB) *Server {
+	t.Helper()
+	if HasReal() {
+		return Real(t)
+	}
+	return Mini(t)
+}
+
 // Cluster gives the shared Redis Cluster.
 func Cluster(t testing.TB) *Server { t.Helper(); needBinary(t); return sharedCluster(t) }
 

@@ -3,7 +3,6 @@ package stamp
 import (
 	"context"
 	"maps"
-	"math"
 	"strings"
 
 	"github.com/hibiken/asynq"
@@ -39,7 +38,7 @@ func Compose(ctx context.Context, task *asynq.Task, opts []asynq.Option) (*Enque
 	return e, nil
 }
 
-// Enqueue enqueues the task with the stamp in its header, and the reserved attempt.
+// Enqueue enqueues the task with the stamp in its header.
 func (e *Enqueueing) Enqueue(ctx context.Context, client *asynq.Client, s Stamp) (*asynq.TaskInfo, error) {
 	info := e.Info
 	headers := maps.Clone(e.Task.Headers())
@@ -47,12 +46,8 @@ func (e *Enqueueing) Enqueue(ctx context.Context, client *asynq.Client, s Stamp)
 		headers = make(map[string]string, 1)
 	}
 	headers[Header] = s.Text(e.Task)
-	maxRetry := info.MaxRetry
-	if maxRetry < math.MaxInt32 {
-		maxRetry++
-	}
 	opts := []asynq.Option{ // their zero values are asynq's
-		asynq.Queue(info.Queue), asynq.TaskID(info.ID), asynq.MaxRetry(maxRetry), asynq.Timeout(info.Timeout),
+		asynq.Queue(info.Queue), asynq.TaskID(info.ID), asynq.MaxRetry(s.Told()), asynq.Timeout(info.Timeout),
 		asynq.Deadline(info.Deadline), asynq.Retention(info.Retention),
 	}
 	if info.Group != "" {

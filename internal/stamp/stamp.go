@@ -8,6 +8,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -23,8 +24,7 @@ const version = "1"
 
 // Stamp is what the header says.
 type Stamp struct {
-	// Most is how often the caller lets the task be retried. asynq is told one more: the reserved attempt.
-	Most int
+	Most int // how often the caller lets the task be retried
 	// Key is the Redis key of the lock that the task has a place for: Nonce and Ticket; zero: it was parked, in no order.
 	Nonce  string
 	Ticket int64
@@ -38,6 +38,9 @@ type Stamp struct {
 
 // New makes the stamp of the task with that note.
 func New(note string, most int) Stamp { return Stamp{Most: most, of: short(note)} }
+
+// Told is what asynq is told instead of Most: the reserved attempt more.
+func (s Stamp) Told() int { return min(s.Most, math.MaxInt32-1) + 1 }
 
 // Text is the header's text in that task.
 func (s Stamp) Text(t *asynq.Task) string {

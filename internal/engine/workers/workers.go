@@ -46,10 +46,10 @@ type Server struct {
 
 const (
 	// FullAfter is how long all workers are busy until a wait is to end.
-	FullAfter = 20 * time.Millisecond
-	tellEvery = FullAfter     // where it is full
-	behindFor = FullAfter     // after an uncalled task
-	soon      = FullAfter / 2 // a wait that ends within that is let be, and one of a new key
+	FullAfter = 20 * time.Millisecond // the next four follow it
+	tellEvery = FullAfter             // where it is full
+	behindFor = FullAfter             // after an uncalled task
+	soon      = FullAfter / 2         // a wait that ends within that is let be, and one of a new key
 	brief     = FullAfter / 10
 	// called tasks that come at most until a server is not behind any more
 	maxFresh = 16
