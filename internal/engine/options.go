@@ -87,8 +87,7 @@ func CheckSecret(secret string) error {
 	case n > most:
 		why = fmt.Sprintf("has %d bytes: at most %d%s", n, most, like)
 	case strings.ContainsFunc(secret, unicode.IsControl), strings.TrimSpace(secret) != secret:
-		why = "has a control character, or space around it, such as the end of the line in its file: trim it, or " +
-			"processes that have it and such that have not would make different keys"
+		why = "has a control character, or space around it, such as the end of the line in its file: trim it"
 	case strings.HasPrefix(secret, "${"):
 		why = "begins with ${, as a variable that nobody has expanded: take it from the environment in the program"
 	case strings.Count(secret, secret[:1]) == n:

@@ -17,14 +17,11 @@ import (
 
 // This file is what is particular to ordered keys; lua/order.lua has what is stored.
 
+// The errors of a skip, two, and of an ask.
 var (
-	// ErrNotHead is the error of a skip of a task that is not the first of its key.
-	ErrNotHead = errors.New("lock: the task is not the next one of its key")
-	// ErrHeadRuns is the error of a skip of a task that holds its lock.
-	ErrHeadRuns = errors.New("lock: the task holds its lock")
-	// ErrOrderDone says that the task is marked as done.
-	ErrOrderDone = errors.New("lock: the task is marked as done")
-	// ErrOrderSpent says that its last attempt has begun before, and did not return.
+	ErrNotHead    = errors.New("lock: the task is not the next one of its key")
+	ErrHeadRuns   = errors.New("lock: the task holds its lock")
+	ErrOrderDone  = errors.New("lock: the task is marked as done")
 	ErrOrderSpent = errors.New("lock: the task's last attempt has begun before, and did not return")
 )
 

@@ -117,13 +117,18 @@ func (l *Lender) isFair(key string, limit int) bool {
 	if mine == nil || mine.runs < 2 {
 		return true
 	}
-	for other, s := range w.shares { // by Webster's method
-		if other != key && s.scope == l.Scope && (2*s.runs+1)*limit < (2*mine.runs-1)*s.limit &&
-			(s.ready || w.waits(other, nil)) {
+	isFirst := func(other string, its *share) bool { // by Webster's method
+		return other != key && its.scope == l.Scope && (2*its.runs+1)*limit < (2*mine.runs-1)*its.limit
+	}
+	for other, its := range w.shares {
+		if its.ready && isFirst(other, its) {
 			return false
 		}
 	}
-	return true
+	return !slices.ContainsFunc(w.waiting, func(a *Wait) bool { // also of a key that runs nothing here
+		return a.Lender != nil && a.mayStart() &&
+			isFirst(a.Key, cmp.Or(w.shares[a.Key], &share{scope: a.Lender.Scope, limit: a.Limit}))
+	})
 }
 
 // borrowers returns waits that ask again; if none, the key with parked work that runs least here for each slot.

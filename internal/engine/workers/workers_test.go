@@ -151,3 +151,29 @@ func TestWorkers(t *testing.T) {
 		t.Error("the other one ends too, though a worker is free")
 	}
 }
+
+// A key that runs two more here than another borrows nothing more while tasks of that one wait here, also if it runs
+// none here, since another server's tasks have its slots.
+func TestLender_waitsComeFirst(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		scope string // of the one that waits
+		runs  int    // of the key that wants one more
+		lends bool
+	}{{"s", 1, true}, {"s", 2, false}, {"other", 2, true}} {
+		w := &Server{Limit: 10}
+		from := &Lender{Server: w, Scope: "s", Leave: 2}
+		from.Runs("many", 1, c.runs)
+		its := &Lender{Server: w, Scope: c.scope, Leave: 2}
+		wait := &Wait{Key: "one", Limit: 1, Lender: its, Leave: func() {}, Ask: func() {}}
+		w.Started()
+		w.Begin(wait)
+		if lends := from.Lend("many", 1, nil); lends != c.lends {
+			t.Errorf("%+v: it lends: %t", c, lends)
+		}
+		w.End(wait, false)
+		if !from.Lend("many", 1, nil) {
+			t.Errorf("%+v: it does not lend, though nobody waits", c)
+		}
+	}
+}
