@@ -38,7 +38,7 @@ func (c *claim) look(at moment, t *target, _ error) *obstacle {
 		c.of = t
 	case at == ready:
 		return c.begin()
-	case (at == stands || at == stays) && c.kind.CanBeSuperseded() && c.phase == "":
+	case (at == stands || at == aside) && c.kind.CanBeSuperseded() && c.phase == "":
 		// asynq has the task as active, so a producer would take its handler for running. An error only keeps producers
 		// from superseding it.
 		_ = c.write(claims.Waiting)

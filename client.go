@@ -157,9 +157,9 @@ func (c *Client) Orders(taskTypes ...string) map[string]OnArchive {
 
 // park parks the task if others are parked for its key, which it returns; else empty, also after what failed.
 func (e *enqueueing) park(ctx context.Context, s stamp.Stamp) (key string) {
-	c, superseded, rules := e.client, inside.OnceIn(ctx), e.client.rules.match(e.Task.Type())
+	c, fits, rules := e.client, inside.OnceIn(ctx), e.client.rules.match(e.Task.Type())
 	if c.engine == nil || time.Now().UnixNano() < c.parkAgain.Load() || e.Info.State != asynq.TaskStatePending ||
-		e.IsUnique || !e.Info.Deadline.IsZero() || superseded != nil && superseded(false) != nil {
+		e.IsUnique || !e.Info.Deadline.IsZero() || fits != nil && fits(false) != nil {
 		return ""
 	}
 	t, err := c.firstTarget(ctx, e.Task, rules) // a worker says what fails

@@ -219,8 +219,8 @@ func (e *KeyError) Error() string {
 // Unwrap returns Err. The error of a JSON decoder may quote the payload.
 func (e *KeyError) Unwrap() error { return e.Err }
 
-// temporaryKeyError says that a function of a rule, or Config.Decode, returned an error that is no *KeyError. Its text
-// is UTF-8, or asynq could not store it.
+// temporaryKeyError says that a function of a rule, or Config.Decode, returned an error that is no *KeyError: KeyLater
+// in decide. Its text is UTF-8, or asynq could not store it.
 type temporaryKeyError struct {
 	rule     string // its name
 	function string // such as "the rule's LimitOf"

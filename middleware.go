@@ -219,7 +219,7 @@ const (
 	tries                // finds it busy, and is about to wait: where its policy tries first
 	stands               // begins to wait in line
 	stood                // waits there no more
-	stays                // begins to wait in its worker, in no line
+	aside                // begins to wait in its worker, in no line
 	fails                // does not get the lock
 	takes                // gets the lock; an obstacle gives it back
 	leaves               // gives up its place in line: it is late
@@ -510,7 +510,7 @@ func (d *delivery) take(t *target) *obstacle {
 			d.server.workers.Asked(t.key, false, false, 0)
 		}
 		if lost := d.lost(); lost.stops() {
-			return lost // which has ended the wait
+			return lost // decide.Start says more
 		}
 		if met.later = later; later {
 			d.cameTo.met(t, d.line.came)

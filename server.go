@@ -136,7 +136,7 @@ func (s *server) errorHandler(theirs asynq.ErrorHandler) asynq.ErrorHandler {
 func (s *server) lender(scope string, leave int) *workers.Lender {
 	known, ok := s.lenders.Load(scope)
 	if !ok {
-		known, _ = s.lenders.LoadOrStore(scope, &workers.Lender{Server: &s.workers, Scope: scope, Leave: leave})
+		known, _ = s.lenders.LoadOrStore(scope, &workers.Lender{Server: &s.workers, Scope: scope, Idle: leave})
 	}
 	lender, _ := known.(*workers.Lender)
 	return lender

@@ -137,7 +137,7 @@ func (d *delivery) stayOut(met *obstacle) {
 	case d.worker != nil:
 		d.worker.worksNow() // no wait of others ends this one
 	}
-	d.at(stays, t, nil)
+	d.at(aside, t, nil)
 	if d.sleep(delay, leave) {
 		d.cameTo[t.key] = time.Time{}
 	}

@@ -47,7 +47,7 @@ func serve(t testing.TB, s *redistest.Server, o Options) *site {
 	handler, err := New(rdb, o)
 	redistest.Must(t, err)
 	v := &site{t: t, rdb: rdb, prefix: o.Prefix, page: handler.(*page)}
-	v.page.within = bounds{patience, patience, patience} // on a busy machine all may take long
+	v.page.within = timeouts{patience, patience, patience} // on a busy machine all may take long
 	v.page.rules.within = patience
 	v.locker = lock.New(rdb, lock.Options{Prefix: o.Prefix, Owner: "worker-1:4242", Logger: o.Logger})
 	v.server = httptest.NewServer(handler)

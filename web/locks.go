@@ -31,14 +31,14 @@ const (
 	newFor = 2 * time.Second
 )
 
-// bounds are how long a view waits before it shows what it knows.
-type bounds struct {
+// timeouts are how long a view waits before it shows what it knows.
+type timeouts struct {
 	redis time.Duration // for the first look at all locks, and for what else it shows
 	next  time.Duration // for a further look at all locks
 	asynq time.Duration
 }
 
-var usualBounds = bounds{redis: 3 * time.Second, next: 300 * time.Millisecond, asynq: time.Second}
+var usualTimeouts = timeouts{redis: 3 * time.Second, next: 300 * time.Millisecond, asynq: time.Second}
 
 // pauseAfter is how long Redis is left alone after a look at so many locks.
 func pauseAfter(locks int, took time.Duration) time.Duration {

@@ -176,7 +176,7 @@ func (p *page) lateOf(ctx context.Context, key string, line []inspect.Waiter, no
 }
 
 // askAsynq asks asynq, whose Inspector takes no context, and whose Redis may hang: nobody waits longer than
-// bounds.asynq for an answer, and a question that hangs keeps its slot. What is not known in time is the zero value.
+// timeouts.asynq for an answer, and a question that hangs keeps its slot. What is not known in time is the zero value.
 func askAsynq[A any](ctx context.Context, p *page, ask func(*asynq.Inspector) A) A {
 	ctx, cancel := context.WithTimeout(ctx, p.within.asynq)
 	defer cancel()

@@ -244,8 +244,8 @@ func sortOf(r *http.Request) (sort, query string) {
 	return sort, query
 }
 
-// ruleOrders are the columns by which the list of rules sorts.
-var ruleOrders = map[string]func(a, b ruleRow) int{
+// ruleSorts are the columns by which the list of rules sorts.
+var ruleSorts = map[string]func(a, b ruleRow) int{
 	"held":    func(a, b ruleRow) int { return cmp.Compare(b.Now.Held, a.Now.Held) },
 	"line":    func(a, b ruleRow) int { return cmp.Compare(b.Now.Line, a.Now.Line) },
 	"longest": func(a, b ruleRow) int { return cmp.Compare(b.Oldest.held(), a.Oldest.held()) },
@@ -254,7 +254,7 @@ var ruleOrders = map[string]func(a, b ruleRow) int{
 // rulesView is what each rule says, and what its locks do now.
 type rulesView struct {
 	frame
-	Sort    string // of ruleOrders; otherwise in the order of the program or the file
+	Sort    string // of ruleSorts; otherwise in the order of the program or the file
 	Rules   []ruleRow
 	Orders  []control.Order
 	Buttons []button // of orders for what is typed
@@ -304,7 +304,7 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 			}
 		}
 	}
-	if order := ruleOrders[sort]; order != nil {
+	if order := ruleSorts[sort]; order != nil {
 		slices.SortStableFunc(v.Rules, order)
 	}
 	return v

@@ -445,7 +445,7 @@ func TestViews_redisHangs(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	v := serve(t, s, Options{Rules: []automutex.Rule{{Task: "pay", On: []string{"id"}}}, Access: operates})
-	v.page.within, v.page.rules.within = usualBounds, 0
+	v.page.within, v.page.rules.within = usualTimeouts, 0
 	for range 2 {
 		s.Pause(t)
 		forget(&v.page.locks)

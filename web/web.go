@@ -127,7 +127,7 @@ type page struct {
 	actions actionLog
 	streams chan struct{} // a slot for each live stream
 	asynq   chan struct{} // a slot for each of 8 questions to asynq
-	within  bounds
+	within  timeouts
 	handler http.Handler
 	ctx     context.Context // ends with Close
 	close   context.CancelFunc
@@ -146,7 +146,7 @@ var _ io.Closer = (*page)(nil)
 //	srv.RegisterOnShutdown(func() { handler.(io.Closer).Close() })
 func New(rdb redis.UniversalClient, options Options) (http.Handler, error) {
 	p := &page{
-		o: options, rdb: rdb, streams: make(chan struct{}, maxStreams), asynq: make(chan struct{}, 8), within: usualBounds,
+		o: options, rdb: rdb, streams: make(chan struct{}, maxStreams), asynq: make(chan struct{}, 8), within: usualTimeouts,
 	}
 	p.ctx, p.close = context.WithCancel(context.Background())
 	p.locks.ctx, p.rules.ctx, p.locks.within = p.ctx, p.ctx, walkWithin

@@ -29,7 +29,7 @@ func Delay(when When, d time.Duration) time.Duration {
 		return min(d/2+upTo(d/2)+time.Second/2, 30*time.Second)
 	case AsAsked:
 		return wholly(d)
-	case AtTurn: // if no process wakes it; at most 5 to 10 minutes: below parked_for in Lua
+	case AtTurn: // if no process wakes it; at most 5 to 10 minutes: below parked_for of Lua
 		return min(d+upTo(max(1, d/4)), 10*minute-upTo(5*minute))
 	}
 	return time.Second + upTo(4*time.Second)

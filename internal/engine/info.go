@@ -92,7 +92,7 @@ const (
 	OutcomeUnbegun                // so, after it had its turn, and its handler did not begin, or asked to come back
 	OutcomeDone                   // the task ends, and is marked as done
 	OutcomeHeld                   // asynq archives the task, and its key stands
-	OutcomeLeft                   // asynq archives the task, and the next one runs
+	OutcomeLeft                   // so, or it is late; and the next one runs
 )
 
 // OrderLook is after how long a task of an ordered key that does not come is looked for; order_look in Lua.

@@ -293,8 +293,8 @@ func TestLenderOfAnotherServer(t *testing.T) {
 	t.Parallel()
 	p := idleParking(t)
 	p.callers = maxCallers // calls stay queued
-	one := &workers.Lender{Server: &workers.Server{Limit: 10}, Leave: 2}
-	other := &workers.Lender{Server: &workers.Server{Limit: 10}, Leave: 2}
+	one := &workers.Lender{Server: &workers.Server{Limit: 10}, Idle: 2}
+	other := &workers.Lender{Server: &workers.Server{Limit: 10}, Idle: 2}
 	for i, c := range []struct {
 		from          *workers.Lender
 		key           int

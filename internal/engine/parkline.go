@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	maxInbound = 64 // called at once of one line; more for free slots and lent workers
+	maxInbound = 64 // called at once of one line; more for free slots, see calls.lua
 	// called work that takes longer to come and finds the lock idle doubles inbound
 	idleLimit = 3 * time.Millisecond
 	// the share of inbound that is left at least, when work comes in vain, until other work finds the lock idle

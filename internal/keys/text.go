@@ -11,7 +11,7 @@ import (
 	"unicode/utf8"
 )
 
-// A hash replaces what is more.
+// A hash replaces what is more: see HashedKey and IsKeyText.
 const (
 	MaxScope = 200 // bytes, escaped
 	maxBytes = 200 // of a key's parts together, escaped and without separators

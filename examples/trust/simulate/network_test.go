@@ -883,6 +883,8 @@ func parseCommand(b []byte) (command []string, length int) {
 	return command, at
 }
 
+// faultKind: a new one has a place in fate or arrive, in spansTime, and in the lists of generate_test.go and
+// simulate_test.go.
 type faultKind string
 
 const (

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Lender is a server's workers as the keys of one scope borrow them: a lock is held beyond its limit while Leave
+// Lender is a server's workers as the keys of one scope borrow them: a lock is held beyond its limit while Idle
 // workers stay idle. A wait that may end counts as idle, and while the server is behind nobody borrows. An ask borrows,
 // for itself, and a call; a release and a check grant by the limit. So one idle server does not empty the line of a
 // full one.
@@ -16,7 +16,7 @@ import (
 type Lender struct {
 	Server *Server
 	Scope  string
-	Leave  int
+	Idle   int
 }
 
 type share struct {
@@ -30,7 +30,7 @@ type share struct {
 func (l *Lender) Lend(key string, limit int, me *Wait) (may bool) {
 	w := l.Server
 	w.change(func(now time.Time) {
-		if may = w.idle(me) >= l.Leave && !w.isBehind(now) && l.isFair(key, limit); may && me != nil {
+		if may = w.idle(me) >= l.Idle && !w.isBehind(now) && l.isFair(key, limit); may && me != nil {
 			me.borrows = true
 		}
 	})
@@ -47,7 +47,7 @@ func (l *Lender) Calls(key string, limit int, releases bool) (n int) {
 	w := l.Server
 	w.change(func(now time.Time) {
 		if !w.isBehind(now) && l.isFair(key, limit) {
-			if n = w.idle(nil) - l.Leave - w.coming; releases {
+			if n = w.idle(nil) - l.Idle - w.coming; releases {
 				n++
 			}
 		}
@@ -134,7 +134,7 @@ func (l *Lender) isFair(key string, limit int) bool {
 // borrowers returns waits that ask again; if none, the key with parked work that runs least here for each slot.
 func (w *Server) borrowers() (ask []*Wait, check string) {
 	for _, wait := range w.waiting {
-		if l := wait.Lender; l != nil && wait.mayStart() && !wait.asked && w.idle(wait)-len(ask) >= l.Leave &&
+		if l := wait.Lender; l != nil && wait.mayStart() && !wait.asked && w.idle(wait)-len(ask) >= l.Idle &&
 			l.isFair(wait.Key, wait.Limit) {
 			wait.asked = true
 			ask = append(ask, wait)

@@ -162,9 +162,9 @@ func TestLender_waitsComeFirst(t *testing.T) {
 		lends bool
 	}{{"s", 1, true}, {"s", 2, false}, {"other", 2, true}} {
 		w := &Server{Limit: 10}
-		from := &Lender{Server: w, Scope: "s", Leave: 2}
+		from := &Lender{Server: w, Scope: "s", Idle: 2}
 		from.Runs("many", 1, c.runs)
-		its := &Lender{Server: w, Scope: c.scope, Leave: 2}
+		its := &Lender{Server: w, Scope: c.scope, Idle: 2}
 		wait := &Wait{Key: "one", Limit: 1, Lender: its, Leave: func() {}, Ask: func() {}}
 		w.Started()
 		w.Begin(wait)
