@@ -129,6 +129,15 @@ func (a answer) want(status int, texts ...string) answer {
 	return a
 }
 
+// begins holds that the first row of a table has a text.
+func (a answer) begins(text string) {
+	a.t.Helper()
+	_, rows, _ := strings.Cut(a.body, "<tbody>")
+	if first, _, found := strings.Cut(rows, "</a>"); !found || !strings.Contains(first, text) {
+		a.t.Errorf("%s: %q is not in the first row:\n%s", a.path, text, first)
+	}
+}
+
 // without holds that texts are not in an answer.
 func (a answer) without(texts ...string) answer {
 	a.t.Helper()

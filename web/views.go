@@ -205,7 +205,7 @@ func (r row) matches(pattern string) bool {
 // blockedView lists ordered keys whose next task does not run and keeps others waiting.
 type blockedView struct {
 	frame
-	Sort string // behind; otherwise as earlierHead has it
+	Sort string // behind, of those shown; otherwise as earlierHead has it
 	Rows []blockedRow
 	More int // blocked keys that are not shown
 }
@@ -238,10 +238,10 @@ func (p *page) blockedView(r *http.Request) *blockedView {
 
 // sortOf returns by which column a table sorts, and the query that says so.
 func sortOf(r *http.Request) (sort, query string) {
-	if sort = r.URL.Query().Get("sort"); sort != "" {
-		query = url.Values{"sort": {sort}}.Encode()
+	if sort = r.URL.Query().Get("sort"); sort == "behind" || ruleSorts[sort] != nil {
+		return sort, "sort=" + sort
 	}
-	return sort, query
+	return "", ""
 }
 
 // ruleSorts are the columns by which the list of rules sorts.

@@ -136,13 +136,13 @@ func TestRun_web(t *testing.T) {
 func TestRun_overlaps(t *testing.T) {
 	for flags, exit := range map[string]int{"-unguarded": 0, "-noisy": 0, "-busy allow -wait 0s": 1} {
 		var o outcome
-		for work := 5 * time.Millisecond; o.n["overlaps"] == 0; work *= 10 {
+		for work := 5 * time.Millisecond; o.n["overlaps"] == 0 && work < time.Second; work *= 10 {
 			o = try(t, t.Context(), fmt.Sprintf("-tasks 60 %s -work %s", flags, work))
-			if o.n["done"] != 60 || strings.Contains(o.stdout, "without the rule") == (flags[1] != 'n') || work > time.Second {
-				t.Fatalf("%q, %s of work:\n%s", flags, work, o.stdout)
-			}
 		}
 		o.expect(t, exit, 60)
+		if o.n["overlaps"] == 0 || o.n["done"] != 60 || strings.Contains(o.stdout, "without the rule") == (flags[1] != 'n') {
+			t.Errorf("%q: no overlaps:\n%s", flags, o.stdout)
+		}
 	}
 }
 

@@ -498,7 +498,7 @@ func (e *Engine) sawAsk(le *Lease, reply any, err error) (a Answer, _ error) {
 		return a, fmt.Errorf("%w: %q", refused, r.Name)
 	}
 	if me := r.Line.Worker; me != nil {
-		defer func() { me.Answered(a.Yours) }()
+		defer func() { me.Answered(a.Yours, a.Gate == 0 && r.borrows(e.bounds(&r.Ref))) }()
 	}
 	if err == nil {
 		var ok bool

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -89,7 +90,7 @@ func release(t *testing.T, le *Lease) {
 	redistest.Must(t, err)
 }
 
-// A number that Go and the scripts both know has one name and one value.
+// Numbers that Go and the scripts both know have one value. Keys outlive the pause of a task that is parked.
 func TestScripts_numbersAsInGo(t *testing.T) {
 	t.Parallel()
 	in := map[string]string{}
@@ -99,7 +100,7 @@ func TestScripts_numbersAsInGo(t *testing.T) {
 		set := regexp.MustCompile(`(?m)^local ([a-z_, ]+) = ([-0-9, ]+)(?: --.*)?$`)
 		for _, found := range set.FindAllStringSubmatch(string(text), -1) {
 			names, values := strings.Split(found[1], ", "), strings.Split(found[2], ", ")
-			for i := range names {
+			for i := range min(len(names), len(values)) {
 				in[names[i]] = strings.TrimSpace(values[i])
 			}
 		}
@@ -111,6 +112,9 @@ func TestScripts_numbersAsInGo(t *testing.T) {
 		if in[name] != fmt.Sprint(want) {
 			t.Errorf("%s is %q in the scripts, and %d in Go", name, in[name], want)
 		}
+	}
+	if ms, _ := strconv.Atoi(in["parked_for"]); ms < int((15 * time.Minute).Milliseconds()) { // decide.Delay: AtTurn
+		t.Errorf("keys with parked tasks last for %d ms, and a task comes back by itself after ten minutes", ms)
 	}
 }
 

@@ -39,7 +39,7 @@ type Stamp struct {
 // New makes the stamp of the task with that note.
 func New(note string, most int) Stamp { return Stamp{Most: most, of: short(note)} }
 
-// Told is what asynq is told instead of Most: the reserved attempt more.
+// Told is what asynq is told instead of Most: one more, which is reserved.
 func (s Stamp) Told() int { return min(s.Most, math.MaxInt32-1) + 1 }
 
 // Text is the header's text in that task.

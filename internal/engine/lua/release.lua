@@ -11,7 +11,7 @@
 --
 -- reply held:   slots free now
 -- reply absent: -1 - slots free now
--- reply calls:  {one of these, notes parked, ...}, as check
+-- reply calls:  {one of these, notes not called, ...}, see calls
 -- reply grants: {one of these three, message, ...}: to the releaser's own channel, not published
 --
 -- Sent twice, the second finds nothing to do.

@@ -2,7 +2,6 @@ package workers
 
 import (
 	"cmp"
-	"slices"
 	"time"
 )
 
@@ -12,7 +11,7 @@ import (
 // full one.
 //
 // Keys share what they borrow: one that runs two more here than another, for each slot of its own limit, borrows no
-// further worker while the other has tasks that could begin now. (One more may be on its way.)
+// further worker while the other has tasks that could begin now.
 type Lender struct {
 	Server *Server
 	Scope  string
@@ -37,9 +36,9 @@ func (l *Lender) Lend(key string, limit int, me *Wait) (may bool) {
 	return may
 }
 
-// Answered says the answer to the ask of a wait with a Lender.
-func (w *Wait) Answered(yours bool) {
-	w.Lender.Server.change(func(time.Time) { w.borrows, w.asked = w.borrows && yours, false })
+// Answered says the answer to the ask of a wait with a Lender; could: a worker more would do.
+func (w *Wait) Answered(yours, could bool) {
+	w.Lender.Server.change(func(time.Time) { w.borrows, w.asked, w.could = w.borrows && yours, false, could })
 }
 
 // Calls is how many parked tasks may be called to borrow; releases: the caller's worker is about to be free.
@@ -105,10 +104,6 @@ func (w *Server) idle(me *Wait) int {
 	return n
 }
 
-func (w *Server) waits(key string, beside *Wait) bool {
-	return slices.ContainsFunc(w.waiting, func(a *Wait) bool { return a != beside && a.Key == key && a.mayStart() })
-}
-
 func (w *Wait) mayStart() bool { return !w.told && !w.borrows }
 
 func (l *Lender) isFair(key string, limit int) bool {
@@ -117,24 +112,28 @@ func (l *Lender) isFair(key string, limit int) bool {
 	if mine == nil || mine.runs < 2 {
 		return true
 	}
-	isFirst := func(other string, its *share) bool { // by Webster's method
-		return other != key && its.scope == l.Scope && (2*its.runs+1)*limit < (2*mine.runs-1)*its.limit
-	}
-	for other, its := range w.shares {
-		if its.ready && isFirst(other, its) {
+	isFirst := func(runs, its int) bool { return (2*runs+1)*limit < (2*mine.runs-1)*its } // by Webster's method
+	for other, s := range w.shares {
+		if other != key && s.scope == l.Scope && s.ready && isFirst(s.runs, s.limit) {
 			return false
 		}
 	}
-	return !slices.ContainsFunc(w.waiting, func(a *Wait) bool { // also of a key that runs nothing here
-		return a.Lender != nil && a.mayStart() &&
-			isFirst(a.Key, cmp.Or(w.shares[a.Key], &share{scope: a.Lender.Scope, limit: a.Limit}))
-	})
+	for _, a := range w.waiting {
+		runs := 0
+		if s := w.shares[a.Key]; s != nil {
+			runs = s.runs
+		}
+		if a.Key != key && a.could && a.mayStart() && a.Lender.Scope == l.Scope && isFirst(runs, a.Limit) {
+			return false
+		}
+	}
+	return true
 }
 
 // borrowers returns waits that ask again; if none, the key with parked work that runs least here for each slot.
 func (w *Server) borrowers() (ask []*Wait, check string) {
 	for _, wait := range w.waiting {
-		if l := wait.Lender; l != nil && wait.mayStart() && !wait.asked && w.idle(wait)-len(ask) >= l.Idle &&
+		if l := wait.Lender; wait.could && wait.mayStart() && !wait.asked && w.idle(wait)-len(ask) >= l.Idle &&
 			l.isFair(wait.Key, wait.Limit) {
 			wait.asked = true
 			ask = append(ask, wait)

@@ -73,6 +73,7 @@ type Wait struct {
 	told    bool // Leave was called
 	asked   bool // Ask was called, and its ask is not answered
 	borrows bool // its ask was lent a worker, and has the lock or is not answered
+	could   bool // it could begin with a worker more, by the last answer
 }
 
 // pace is how fast a key's slots turn over here, and parked tasks come.
@@ -346,5 +347,7 @@ func (w *Server) keeps(first *Wait, now time.Time) (n int, isBrief bool) {
 	case p.every == 0, every >= comes:
 		return 0, false
 	}
-	return int((comes + every - 1) / every), every < brief && !w.waits(first.Key, first)
+	return int((comes + every - 1) / every), every < brief && !slices.ContainsFunc(w.waiting, func(a *Wait) bool {
+		return a != first && a.Key == first.Key && a.mayStart()
+	})
 }

@@ -152,21 +152,23 @@ func TestWorkers(t *testing.T) {
 	}
 }
 
-// A key that runs two more here than another borrows nothing more while tasks of that one wait here, also if it runs
-// none here, since another server's tasks have its slots.
+// A key that runs two more here than another borrows nothing more while tasks of that one wait here that could begin,
+// also if it runs none here, since another server's tasks have its slots.
 func TestLender_waitsComeFirst(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		scope string // of the one that waits
 		runs  int    // of the key that wants one more
+		could bool   // the one that waits could begin: no gate is closed, no operator has limited its key
 		lends bool
-	}{{"s", 1, true}, {"s", 2, false}, {"other", 2, true}} {
+	}{{"s", 1, true, true}, {"s", 2, true, false}, {"s", 2, false, true}, {"other", 2, true, true}} {
 		w := &Server{Limit: 10}
 		from := &Lender{Server: w, Scope: "s", Idle: 2}
 		from.Runs("many", 1, c.runs)
 		its := &Lender{Server: w, Scope: c.scope, Idle: 2}
 		wait := &Wait{Key: "one", Limit: 1, Lender: its, Leave: func() {}, Ask: func() {}}
 		w.Started()
+		wait.Answered(false, c.could)
 		w.Begin(wait)
 		if lends := from.Lend("many", 1, nil); lends != c.lends {
 			t.Errorf("%+v: it lends: %t", c, lends)
