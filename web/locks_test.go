@@ -71,6 +71,17 @@ func TestOldLook(t *testing.T) {
 	v.get("/keys").want(200, "nobody").without("Counted")
 }
 
+// The rule whose key had been held longest comes first.
+func TestRules_longest(t *testing.T) {
+	t.Parallel()
+	v := onReal(t, Options{Rules: []automutex.Rule{{Task: "a"}, {Task: "b"}}})
+	rows := []row{heldRow(v.prefix+":{a}", time.Second), heldRow(v.prefix+":{b}", time.Minute)}
+	v.stand(&snapshot{rows: rows}, 0)
+	v.get("/rules").want(200).begins("<bdi>a</bdi>")
+	v.get("/rules?sort=longest").want(200, "live?view=rules&amp;sort=longest\"",
+		`aria-sort="descending"><button form="sort" name="sort" value="longest"`).begins("<bdi>b</bdi>")
+}
+
 // The longest line comes first, then what was taken longest ago, then by key.
 func TestBusier(t *testing.T) {
 	t.Parallel()

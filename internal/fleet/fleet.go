@@ -49,7 +49,8 @@ type Rule struct {
 	Computed  bool     `json:"computed,omitempty"` // by a Key of the program
 	Optional  bool     `json:"optional,omitempty"`
 	Scope     string   `json:"scope,omitempty"` // empty: each type has its own
-	Limit     string   `json:"limit"`           // 3, unlimited, <tenant.max> (default 3, most 50) or computed; a rate is in Shares
+	// 3, unlimited, <tenant.max> (default 3, most 50) or computed; a rate is in Shares
+	Limit     string   `json:"limit"`
 	TTL       string   `json:"ttl"`
 	Wait      string   `json:"wait,omitempty"`
 	Busy      string   `json:"busy"` // such as park, or retry in 30s
