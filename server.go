@@ -279,8 +279,8 @@ func (g *Guard) closeBeside(shutdown func()) error {
 // replicas enqueue each tick once. It blocks until ctx ends, and then returns nil.
 //
 // newScheduler returns a new *asynq.Scheduler with its tasks registered, or an *asynq.PeriodicTaskManager.
-// LeadScheduler calls it once for each term, which begins with the Scheduler's Start and ends with its Shutdown: wrap
-// them to know who leads. It returns an error of newScheduler, or of the start, at once.
+// LeadScheduler calls it once for each term, from the Scheduler's Start to its Shutdown: [lock.Locker.Leader] says who
+// leads. It returns an error of newScheduler, or of the start, at once.
 //
 // A process that shuts down is replaced at once, one that dies after the locker's TTL: ticks due in between are not
 // enqueued. One that was stopped for longer may enqueue a tick more: see [Rule].Cooldown and [Skip].

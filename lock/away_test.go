@@ -36,6 +36,7 @@ func allCalls(l *lock.Locker, name string) map[string]func(context.Context) erro
 		"Locked":     func(ctx context.Context) error { return second(m.Locked(ctx)) },
 		"Available":  func(ctx context.Context) error { return second(m.Available(ctx)) },
 		"Holders":    func(ctx context.Context) error { return second(m.Holders(ctx)) },
+		"Leader":     func(ctx context.Context) error { return second(l.Leader(ctx, name)) },
 		"Waiting":    func(ctx context.Context) error { return second(m.Waiting(ctx)) },
 		"Break":      func(ctx context.Context) error { return second(m.Break(ctx, "token")) },
 		"BreakAll":   func(ctx context.Context) error { return second(m.BreakAll(ctx)) },

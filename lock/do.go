@@ -53,12 +53,12 @@ func With[T any](ctx context.Context, m *Lock, f func(ctx context.Context) (T, e
 const campaignPause = 2 * time.Second
 
 // Lead runs f in one process at a time, of all that call Lead with the same name on the same Redis and prefix. The
-// process that runs f is the leader. Each call, also of one process, is a candidate of its own.
+// process that runs f is the leader, see [Locker.Leader]. Each call, also of one process, is a candidate of its own.
 //
 // Lead campaigns: it waits in the line of the lock "<prefix>:{<name>}:lead", which no [Lock] is, no rule shares and no
 // order of an operator is for (see [Controls]). When it has the lease, it calls f. f's context ends when ctx ends, and
 // with cause ErrLost when the lease is lost; f should then stop and return. If the lease was lost Lead campaigns again,
-// and may call f again, in a new term. Otherwise Lead releases the lease and returns f's error, or nil.
+// for a new term. Otherwise Lead releases the lease and returns f's error, or nil.
 //
 // An outage of Redis does not end a campaign: Lead logs it and tries again, after two to four seconds. When ctx ends
 // before f is called, Lead returns the cause of ctx. When the Locker is closed it returns ErrClosed: end ctx first. An
@@ -71,10 +71,8 @@ const campaignPause = 2 * time.Second
 //
 // "automutex list", show and break know a leader by that key.
 func (l *Locker) Lead(ctx context.Context, name string, f func(ctx context.Context) error, options ...Option) error {
-	m := l.Mutex(name, options...)
-	h := inside.At(m)
-	h.Request.Key += engine.LeaderKey
-	switch {
+	m := l.leaders(name, options...)
+	switch h := inside.At(m); {
 	case h.Err != nil:
 		return h.Err
 	case f == nil:
@@ -89,6 +87,22 @@ func (l *Locker) Lead(ctx context.Context, name string, f func(ctx context.Conte
 			return err
 		}
 	}
+}
+
+// Leader returns who leads under name, known by its Owner, see [Options]. It is the zero Holder if nobody does, or
+// after an error (ErrBackend). One that has died leads until its lease ends.
+func (l *Locker) Leader(ctx context.Context, name string) (leader Holder, err error) {
+	holders, err := l.leaders(name).Holders(ctx)
+	if len(holders) > 0 {
+		leader = holders[0]
+	}
+	return leader, err
+}
+
+func (l *Locker) leaders(name string, options ...Option) *Lock {
+	m := l.Mutex(name, options...)
+	inside.At(m).Request.Key += engine.LeaderKey
+	return m
 }
 
 // campaign waits for the lease until ctx ends or the Locker closes.
@@ -114,8 +128,8 @@ func (m *Lock) campaign(ctx context.Context) (*Lease, error) {
 // serveTerm runs f while the lease lasts. again means that the lease was lost, so that Lead has to campaign again.
 func (m *Lock) serveTerm(ctx context.Context, le *Lease, f func(ctx context.Context) error) (again bool, err error) {
 	term := le.Bind(ctx)
-	// A plain defer, no recover: the lease is released on a panic and on runtime.Goexit too, and the panic keeps its
-	// stack. It does not matter what the release says: a lost lease is released without effect for its successor.
+	// A plain defer, no recover: it releases on a panic and on runtime.Goexit too, and the panic keeps its stack. The
+	// release of a lost lease does nothing.
 	defer le.Unlock(ctx) //nolint:errcheck // see above
 	err = f(term)
 	cause := context.Cause(term)

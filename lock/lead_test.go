@@ -50,6 +50,16 @@ func runFor(t *testing.T, l *lock.Locker, name string, options ...lock.Option) *
 	return c
 }
 
+// leads tests who leads, and that all processes say so.
+func leads(t *testing.T, name, owner string, lockers ...*lock.Locker) {
+	t.Helper()
+	for _, l := range lockers {
+		if leader, err := l.Leader(t.Context(), name); err != nil || leader.Owner != owner {
+			t.Errorf("the leader is %+v, %v; want %q", leader, err, owner)
+		}
+	}
+}
+
 // leadersOf is the leader's lock of that name, as operators know it.
 func leadersOf(l *lock.Locker, name string) *lock.Lock {
 	return insider.ByKey(l, l.Mutex(name).Key()+engine.LeaderKey)
@@ -58,9 +68,12 @@ func leadersOf(l *lock.Locker, name string) *lock.Lock {
 func TestLead_oneAtATime(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		name := redistest.Name(t)
-		a, b := lockerOn(t, s), lockerOn(t, s)
+		a := lockerOn(t, s, func(o *lock.Options) { o.Owner = "a" })
+		b := lockerOn(t, s, func(o *lock.Options) { o.Owner = "b" })
+		leads(t, name, "", a, b)
 		first := runFor(t, a, name)
 		term := come(t, first.terms, "the first term")
+		leads(t, name, "a", a, b)
 		if le, ok := lock.FromContext(term); !ok || !le.Held() {
 			t.Error("the leader's context has no lease")
 		}
@@ -76,11 +89,15 @@ func TestLead_oneAtATime(t *testing.T) {
 			t.Errorf("Lead returned %v, want f's error", err)
 		}
 		come(t, second.terms, "the successor's term")
+		leads(t, name, "b", a, b)
 		second.finish <- nil
 		if err := come(t, second.done, "the end of Lead"); err != nil {
 			t.Errorf("Lead returned %v, want nil as f did", err)
 		}
-		free(t, leadersOf(a, name))
+		leads(t, name, "", a, b)
+		if leader, err := a.Leader(t.Context(), ""); err == nil {
+			t.Errorf("without a name %+v leads", leader)
+		}
 	})
 }
 

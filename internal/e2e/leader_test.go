@@ -89,6 +89,16 @@ func TestLeadScheduler(t *testing.T) {
 		stopFirst := begin("first")
 		redistest.Eventually(t, 20*time.Second, func() bool { return enqueued.of("first") > 0 }, "a tick of the first")
 		begin("second")
+		watcher := lock.New(rdb, lock.Options{}) // that of a health check, which leads nothing
+		defer watcher.Close()
+		leader := func() string {
+			leader, err := watcher.Leader(t.Context(), name)
+			redistest.Must(t, err)
+			return leader.Owner
+		}
+		if who := leader(); who != "first" {
+			t.Errorf("%q leads, want the first", who)
+		}
 		redistest.Eventually(t, 20*time.Second, func() bool { return enqueued.of("first") > 2 }, "more ticks of the first")
 		if n := enqueued.of("second") + enqueued.of("second leads"); n > 0 || enqueued.of("first leads") != 1 {
 			t.Errorf("not the first alone leads: %d of the second", n)
@@ -96,6 +106,9 @@ func TestLeadScheduler(t *testing.T) {
 		stopFirst()
 		before := enqueued.of("first")
 		redistest.Eventually(t, 20*time.Second, func() bool { return enqueued.of("second") > 0 }, "a tick of the second")
+		if who := leader(); who != "second" {
+			t.Errorf("%q leads, want the second", who)
+		}
 		if after := enqueued.of("first"); after != before || enqueued.of("first leads") != 0 {
 			t.Errorf("the first enqueued %d ticks after its end, or leads", after-before)
 		}
