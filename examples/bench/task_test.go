@@ -73,14 +73,15 @@ var taskCommands = []string{"set", "delex", "delifeq", "evalsha", "eval"}
 // that is no Guard is in a middleware by hand, and waits in its worker. Handler: the middleware alone, without a
 // server. Distinct: tasks that do nothing, a key of its own for each. Hot-among-cold: each eleventh task is of one key
 // and takes 20 ms, the others 2. Parked: all tasks of one key, but those that wait in a worker, are parked before its
-// holder is done, and then run; its time is that of both. Enqueue: no server, one goroutine.
+// holder is done, and then run; its time is that of both. With none they come back once, and an Inspector runs them.
+// Enqueue: no server, one goroutine.
 func BenchmarkTask(b *testing.B) {
 	s := redistest.StartReal(b, "--maxclients", "5000")
 	row(b, s, "handler", loads[0].contenders, func(b *testing.B, name string) { handler(b, s, name) })
 	for _, l := range loads {
 		row(b, s, l.name, l.contenders, func(b *testing.B, name string) { work(b, s, name, l) })
 	}
-	row(b, s, "parked", "automutex automutex-inorder", func(b *testing.B, name string) { parked(b, s, name) })
+	row(b, s, "parked", "none automutex automutex-inorder", func(b *testing.B, name string) { parked(b, s, name) })
 	row(b, s, "enqueue", "none automutex-inorder", func(b *testing.B, name string) { enqueue(b, s, name) })
 }
 
@@ -276,6 +277,10 @@ func work(b *testing.B, s *redistest.Server, name string, l load) {
 }
 
 func parked(b *testing.B, s *redistest.Server, name string) {
+	if isBare(name) {
+		comeBack(b, s)
+		return
+	}
 	c := client(b, s, name)
 	y := start(b, s, name, 10, b.N+1)
 	enqueueAll(b, c, []job{{Key: heldKey}})
@@ -297,4 +302,56 @@ func parked(b *testing.B, s *redistest.Server, name string) {
 		<-y.done
 	})
 	b.ReportMetric(float64(y.runs.Load())/float64(b.N), "runs/op")
+}
+
+// comeBack has asynq alone do what it does for parked tasks: each comes back to its queue once, and then an Inspector
+// looks at it and runs it, up to 64 ahead of the one at work.
+func comeBack(b *testing.B, s *redistest.Server) {
+	rdb := connect(b, s.Addr())
+	inspector, c := asynq.NewInspectorFromRedisClient(rdb), client(b, s, "none")
+	ids := make([]string, b.N)
+	for i := range ids {
+		info, err := c.EnqueueContext(b.Context(), task(b, job{}))
+		redistest.Must(b, err)
+		ids[i] = info.ID
+	}
+	var first, left atomic.Int64
+	first.Store(int64(b.N))
+	left.Store(int64(b.N))
+	var work sync.Mutex
+	ahead, done := make(chan struct{}, 64), make(chan struct{})
+	server := asynq.NewServerFromRedisClient(rdb, asynq.Config{Concurrency: 10, TaskCheckInterval: check,
+		DelayedTaskCheckInterval: time.Second, ShutdownTimeout: time.Second, Logger: redistest.Silent{},
+		IsFailure: func(error) bool { return false }, RetryDelayFunc: func(int, error, *asynq.Task) time.Duration {
+			return time.Hour
+		}})
+	b.Cleanup(server.Shutdown)
+	measure(b, s, taskCommands, func() {
+		redistest.Must(b, server.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
+			if first.Add(-1) >= 0 {
+				return errBusy
+			}
+			work.Lock()
+			time.Sleep(time.Millisecond)
+			work.Unlock()
+			<-ahead
+			if left.Add(-1) == 0 {
+				close(done)
+			}
+			return nil
+		})))
+		for first.Load() > 0 {
+			time.Sleep(10 * time.Millisecond)
+		}
+		for _, id := range ids {
+			ahead <- struct{}{}
+			info, err := inspector.GetTaskInfo("default", id)
+			for ; err == nil && info.State != asynq.TaskStateRetry; info, err = inspector.GetTaskInfo("default", id) {
+				time.Sleep(time.Millisecond)
+			}
+			redistest.Must(b, err)
+			redistest.Must(b, inspector.RunTask("default", id))
+		}
+		<-done
+	})
 }
