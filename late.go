@@ -48,7 +48,8 @@ func (e *enqueueing) startTimes(opts []asynq.Option) (due, by int64, err error) 
 	if t := startByIn(opts); !t.IsZero() {
 		by = max(1, t.UnixMilli()) // 0 is none
 	}
-	if slices.ContainsFunc(e.client.rules.match(e.Task.Type()), func(c *compiledRule) bool { return c.StartWithin > 0 }) {
+	if by > 0 ||
+		slices.ContainsFunc(e.client.rules.match(e.Task.Type()), func(c *compiledRule) bool { return c.StartWithin > 0 }) {
 		due = max(1, e.Info.NextProcessAt.UnixMilli()) // zero for a group
 	}
 	switch {
@@ -109,7 +110,7 @@ func (l *lateness) check(met *obstacle) *obstacle {
 	if ends || met.why == decide.NoAnswer || l.by.IsZero() || time.Now().Before(l.by) || l.over() != decide.Goes {
 		return met
 	}
-	begun, err := l.guard.engine.HasStarted(l.whole(), l.note)
+	begun, err := l.guard.engine.HasStarted(l.whole(), l.start())
 	switch {
 	case err != nil:
 		return &obstacle{why: decide.NoAnswer, target: l.target, err: err}
@@ -140,12 +141,15 @@ func (l *lateness) write(delay time.Duration) error {
 	if deadline, ok := l.ctx.Deadline(); ok {
 		delay += max(0, time.Until(deadline))
 	}
-	return l.guard.engine.KeepStart(l.whole(), l.note, startKept+delay)
+	return l.guard.engine.KeepStart(l.whole(), l.start(), startKept+delay)
 }
+
+// start is not that of another task with the same ID.
+func (l *lateness) start() string { return fmt.Sprint(l.note, "/", l.stamp.Due) }
 
 // end keeps the start of a task that comes back, or is archived, which an operator may run.
 func (l *lateness) end(ends decide.Decision, met *obstacle) {
-	if l.note == "" || l.stamp.Due+l.stamp.By == 0 || l.outer != nil {
+	if l.note == "" || l.stamp.Due == 0 || l.outer != nil {
 		return
 	}
 	var err error
@@ -155,7 +159,7 @@ func (l *lateness) end(ends decide.Decision, met *obstacle) {
 	left := met.why == decide.Late && ends.Final(l.last)
 	switch done := ends.What == decide.Done || ends.What == decide.Drop; {
 	case done && (l.begun || l.retried > 0):
-		_ = l.guard.engine.ForgetStart(l.whole(), l.note) // after an error it expires
+		_ = l.guard.engine.ForgetStart(l.whole(), l.start()) // after an error it expires
 	case !done && (left || err != nil || l.begun && ends.What == decide.Back):
 		if err = l.write(met.delay); err != nil {
 			l.backendError(l.target, err)

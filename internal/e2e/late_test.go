@@ -60,6 +60,14 @@ func TestStartBy(t *testing.T) {
 			Rules: []unique.Rule{{Task: "work", On: onID, Until: unique.UntilStart, Queue: r.queue}}})
 		redistest.Must(t, err)
 		r.awaitArchived(enqueue(once, work, past))
+		for range 2 { // an ID that is used again
+			id := enqueue(c, ask, past, asynq.TaskID("again"))
+			r.awaitArchived(id)
+			redistest.Must(t, r.inspector.DeleteTask(r.queue, id))
+			id = enqueue(c, work, past, asynq.TaskID("as ever"))
+			r.awaitArchived(id)
+			redistest.Must(t, r.inspector.DeleteTask(r.queue, id))
+		}
 		for task, more := range map[*asynq.Task][]asynq.Option{
 			asynq.NewTask("other", nil): {past}, asynq.NewTask("work", nil): {past, asynq.Group("g")},
 			asynq.NewTask("ask", nil):                           {asynq.Group("g")},
