@@ -88,7 +88,6 @@ func (r *Ref) keys() []string {
 	return ends
 }
 
-// bounds are asked for each command.
 func (e *Engine) bounds(r *Ref) control.Bounds {
 	return e.controls.Bounds(r.Key, control.Bounds{Slots: min(r.Limit, control.MaxLimit), Every: r.Every, Spare: r.Spare,
 		Known: int64(0)})
@@ -415,7 +414,7 @@ func (e *Engine) takeOnce(ctx context.Context, r *Request, line *Line, mode askM
 	le := e.newLease(r, line)
 	var err error
 	if mode == askJoin {
-		err = e.wait(ctx, le, free, b.Pause != nil)
+		err = e.wait(ctx, le, free && !line.Ahead, b.Pause != nil)
 	} else {
 		err = e.try(ctx, le, mode, free, thin)
 	}
@@ -459,10 +458,10 @@ func (e *Engine) ask(
 	if free || thin && mode == askTry {
 		fat := uint32(0)
 		if free && !r.Fenced {
-			a.Yours, err = e.conn.SetNX(ctx, le.keyArg, &le.body.Text, &le.ttlMS)
+			a.Yours, err = e.conn.SetNX(ctx, le.keyArg, &le.body, &le.ttlMS)
 		} else {
 			var reply any
-			reply, err = e.conn.Run(ctx, takeScript, []string{r.Key}, &le.body.Text, &le.ttlMS)
+			reply, err = e.conn.Run(ctx, takeScript, []string{r.Key}, &le.body, &le.ttlMS)
 			var ok bool
 			if a, ok = parseAsk(reply, false); !ok {
 				a, fat = Answer{}, 1
@@ -477,7 +476,7 @@ func (e *Engine) ask(
 			return a, sent, nil
 		}
 		e.contended.saw(r.Key, fat)
-		if mode == askFree || thin && mode == askTry && a.Holder != "" {
+		if mode == askFree && !le.body.Resent() || thin && mode == askTry && a.Holder != "" {
 			return a, sent, nil
 		}
 		sent = time.Now()
@@ -861,7 +860,7 @@ func (e *Engine) Arrive(ctx context.Context, r Ref, note string) (arrival int64,
 // Forget ends the work with that note and arrival (0: any): if it comes again it is new. If it counts it still
 // overtakes older work. If Redis does not reply, it is told in the background, for a minute at most.
 func (e *Engine) Forget(ctx context.Context, r Ref, note string, arrival int64, counts bool) error {
-	keep := oneOrZero(counts) * min(max(int64(r.Limit), e.limit(&r)), mostEnded) // also while the lock is paused
+	keep := oneOrZero(counts) * mostEnded // an older one may have a higher limit
 	send := func() error {
 		_, err := e.code(ctx, 1, forgetScript, r.arrivals(), note, arrival, keep)
 		return err

@@ -140,6 +140,64 @@ func TestTry_stopped(t *testing.T) {
 	must(t, e, r)
 }
 
+// A SET that the client has sent twice, since the first reply was lost, has the lock: the second finds its own.
+func TestTakeFree_sentTwice(t *testing.T) {
+	each(t, func(t *testing.T, s *redistest.Server) {
+		rdb := s.Client(t)
+		rdb.AddHook(redistest.Resend(func(cmd redis.Cmder) bool { return cmd.Name() == "set" }))
+		e, r := startAt(t, rdb), request(t)
+		le, err := e.TakeFree(t.Context(), &r)
+		if redistest.Must(t, err); le == nil {
+			t.Fatal("the lock is taken, by nobody")
+		}
+		release(t, le)
+	})
+}
+
+// Who means to park takes no lock that is free after all.
+func TestAhead_freeLock(t *testing.T) {
+	each(t, func(t *testing.T, s *redistest.Server) {
+		e, r := start(t, s), request(t)
+		r.Note, r.Line = "n", &Line{Yield: AtOnce, Ahead: true}
+		le, err := take(e, r)
+		var busy *Busy
+		if !errors.As(err, &busy) || !busy.Parked {
+			t.Errorf("got %v, %v; want parked", le, err)
+		}
+	})
+}
+
+// A mutex that goes from hand to hand keeps nothing of those who have left.
+func TestHandOver_leavesNothing(t *testing.T) {
+	each(t, func(t *testing.T, s *redistest.Server) {
+		e, r := start(t, s), inLine(request(t))
+		r.Notes, r.Note = true, "0"
+		held := must(t, e, r)
+		for i := range 30 {
+			next, in := r, make(chan struct{})
+			next.Note, next.Line = fmt.Sprint(i+1), &Line{OnWait: func(time.Duration) { close(in) }}
+			var wg sync.WaitGroup
+			var le *Lease
+			redistest.Go(&wg, func() {
+				var err error
+				if le, err = take(e, next); err != nil {
+					t.Error(err)
+				}
+			})
+			<-in
+			release(t, held)
+			if wg.Wait(); le == nil {
+				t.Fatal("the next one has not got it")
+			}
+			held = le
+		}
+		if n := s.Client(t).HLen(t.Context(), r.Key+":info").Val(); n > 1 {
+			t.Errorf("%d fields are left", n)
+		}
+		release(t, held)
+	})
+}
+
 // A renewal that failed is tried again soon, not when the next one is due.
 func TestRenewalAfterAFailure(t *testing.T) {
 	t.Parallel()

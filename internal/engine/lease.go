@@ -20,7 +20,7 @@ type Lease struct {
 	token   string
 	keyArg  any            // request.Key, boxed once
 	ttlMS   int64          // request.TTL
-	body    redisx.Counted // token|owner|note, as Redis has it; its count is the one release's under way
+	body    redisx.Counted // token|owner|note, as Redis has it; its count is the command's under way
 
 	// OnEnd is called by each Release, with its error; nil: nothing is. It is set before others have the lease.
 	OnEnd func(err error)

@@ -2026,118 +2026,33 @@ func TestNewest(t *testing.T) {
 	}
 }
 
-// mistakes are planted in the scripts; each must be found. A mistake is a text, and what takes its place.
-// seed is one that finds it.
-var mistakes = []struct {
-	seed                int
-	what, text, instead string
-}{
-	{0, "the last in line is first", "call('ZPOPMIN', line)", "call('ZPOPMAX', line)"},
-	{26, "enlist moves a note", "parked, 'NX', int(now_us), note)", "parked, int(now_us), note)"},
-	{0, "enlist parks behind nobody", " or redis.call('EXISTS', KEYS[4]) == 0 then return 0", " then return 0"},
-	{10, "a missing task is gone at once", "now_us - (call('ZSCORE', parked, note) or 0) < 10000000", "false"},
-	{18, "a missing task is never gone", "now_us - (call('ZSCORE', parked, note) or 0) < 10000000", "true"},
-	{10, "a missing task counts as called", "'XX', '0', note)", "'XX', int(now_us), note)"},
-	{10, "a missing task was called in 1970", "at and at ~= '0' and", "at and"},
-	{0, "a dead waiter is granted a slot", "tonumber(c), tonumber(till) > now_ms", "tonumber(c), true"},
-	{1, "a lease ends late", "tonumber(found[2]) <= now_ms and", "tonumber(found[2]) <= now_ms - 60 and"},
-	{0, "a granted waiter's record stays", "if token then call('HDEL', info, token) end", ""},
-	{0, "the holders get no TTL", "if count == 0 then\n  call('PEXPIREAT', holders, int(good))", "if count == 0 then"},
-	{0, "a renewal shortens", "math.max(now_ms + length, deadline) + 1)", "now_ms + length + 1)"},
-	{1, "a fence does not grow", "math.max(now_us, fence + 1), true, true", "now_us, true, true"},
-	{4, "OnePerNote knows the first holder only", "local other = call('HGET', info, 'n:' .. note)", "local other = nil"},
-	{53, "who stands aside loses the place", "int(head[2] + aside)", "int(now_us + aside)"},
-	{4, "crowd: who stands aside is looked at again and again", "asides = tonumber(head[2]) > aside", "asides = false"},
-	{0, "crowd: who stands aside stays so when the holder leaves", "if at then call('ZADD', line",
-		"if false then call('ZADD', line"},
-	{5, "crowd: who stands aside stays so when it asks", "if not twin(body) then", "if false then"},
-	{27, "crowd: who stands aside is coming", "call('ZCOUNT', line, '-inf', int(aside))", "call('ZCARD', line)"},
-	{19, "crowd: the note of a live holder goes with that of a dead one",
-		"if found[1] and found[1] .. '|' .. note ~= body then return end", ""},
-	{7, "crowd: a hundred of the holders' notes count", "'+inf') or {} -- once",
-		"'+inf', 'LIMIT', '0', '100') or {} -- once"},
-	{1, "crowd: what was not looked at is free", "more, free = true, 0", "more = true"},
-	{7, "crowd: one call sweeps all", "math.max(holding - count, call(", "math.min(0, call("},
-	{1, "CloseGate opens sooner", "'closed', math.max(gates.closed or 0, now_us + ARGV[2] * 1000)",
-		"'closed', now_us + ARGV[2] * 1000"},
-	{32, "a rate saves nothing up", "now_us - spare) + math", "now_us) + math"},
-	{14, "a rate is not charged for a grant", "if every > 0 then\n  local why, at = 'rate', math.max",
-		"if every > 0 and not token then\n  local why, at = 'rate', math.max"},
-	{14, "a waiter's cost is the asker's", "lives = tonumber(g), tonumber(c),",
-		"lives = tonumber(g), asker and costs or 1,"},
-	{4, "called notes do not count", "most - fresh", "most"},
-	{14, "who does not know an order undoes its rate", "if every_now and known_now >= known then", "if every_now then"},
-	{14, "a start forgets of which orders the rate comes", "int(spare), int(known)}", "int(spare), '0'}"},
-	{14, "another rate keeps the gate closed for as long", "* every_now / every)", ")"},
-	{14, "another rate saves up more", "at = math.max(at, now_us", "at = math.min(at, now_us"},
-	{3, "who borrows stays in line", "local length, value = lease, nil\n  leave_line(token)",
-		"local length, value = lease, nil"},
-	{1, "a closed gate lends", "limit > 0 and opens <= now_us and not same", "limit > 0 and not same"},
-	{0, "a run of its own lends", "opens <= now_us and not same", "opens <= now_us"},
-	{4, "nobody is called to borrow", "free + lend)", "free)"},
-	{14, "more are called than the gate lets through", "most = math.min(most,", "most = math.max(most,"},
-	{1, "fewer are called than slots are free", "math.max(inbound, free + lend)", "inbound + lend"},
-	{4, "a fate drops a note that is not called", "fate ~= '' and call('ZREM', called, note) == 1",
-		"fate ~= '' and call('ZREM', called, note) >= 0"},
-	{0, "a note that came counts as called", "if at then call('ZREM', called, note) end", ""},
-	{47, "an unused rate is forgotten", "if forgotten <= now_us then", "if opens <= now_us then"},
-	{0, "the last holder takes the parked with it", "count == 0 and not parks and not ordered",
-		"count == 0 and not ordered"},
-	{1, "the last holder takes the line with it", "(nobody or call('EXISTS', line) == 0)", "true"},
-	{2, "a waiter that parks loses its place", "ticket = at % aside", "ticket = ticket"},
-	{6, "a paused lock is given", "none and limit > 0 and every_wanted", "none and every_wanted"},
-	{0, "one key keeps its short TTL", "ms / 8), true, true\n  for i = 2, #KEYS do",
-		"ms / 8), true, true\n  for i = 2, #KEYS - 1 do"},
-	{0, "a long renewal leaves the keys as they are", "if tonumber(good) < now_ms + length then", "if false then"},
-	{0, "the first waiter is not told when the gate opens", "local head = moved and call('ZRANGE', line, '0', '0')[1]",
-		"local head = nil"},
-	{5, "who asks as the gate opens starts alone", "not (mine and (nobody or asides))", "not mine"},
-	{0, "who does not hold the lock frees a slot", "local late = was and limit",
-		"was = was or count > 0\nlocal late = was and limit"},
-	{0, "an ask that is sent twice takes a second slot", "elseif held then\n  local ms = lease",
-		"elseif false then\n  local ms = lease"},
-	{0, "a thin lock's lease becomes longer", "call('ZADD', holders, int(now_ms + left + 1), w)",
-		"call('ZADD', holders, int(now_ms + left + 100), w)"},
-	{0, "a message goes to another channel", "local channel = string.match(token, '^[^.]*')", "local channel = 'c0'"},
-	{1, "more than two holders are counted as two", "if count == 2 then count = call('ZCOUNT'",
-		"if false then count = call('ZCOUNT'"},
-	{1, "notes count only while the lock has one holder", "noted = string.find(what, ' notes', 1, true)", "noted = false"},
-	{0, "the word stays thin when somebody waits", "good, changed, moves = now_ms + slack, true, true",
-		"good = now_ms + slack"},
-	{0, "only the word goes at the end", "call('UNLINK', unpack(KEYS))\n    changed = false",
-		"call('DEL', word)\n    changed = false"},
-	{0, "a thin release compares nothing", "if redis.call('GET', KEYS[1]) == ARGV[1] then return", "if true then return"},
-	{0, "order: not the head gets the lock", "if place == 0 and count < limit and opens <= now_us then",
-		"if count < limit and opens <= now_us then"},
-	{0, "order: a task that is done runs again", "mark('done:' .. ARGV[5])", ""},
-	{0, "order: the release of another grant counts", "task and task.token == token and", "task and"},
-	{0, "order: tasks are called behind one that is not coming", "elseif not waits_alive(task) and not (i == 1 and " +
-		"run_of(task)) then", "elseif false then"},
-	{2, "order: a worker that died is given the lock", "task.state == 'w' and now_us - task.seen < task.since * 1000",
-		"task.state == 'w'"},
-	{0, "order: a look that is old counts", "and task.seen == tonumber(ARGV[7])", "and task.seen"},
-	{0, "order: a last attempt that began runs again", "may_be_spent and task.begun == task.retried then",
-		"may_be_spent and false then"},
-	{0, "order: a refused arrival, sent again, runs", "mark('refused:' .. token)", ""},
-	{7, "order: who is skipped while it runs leaves", "if is_it and run_of(task) then", "if false then"},
-	{15, "order: the head is not told when the gate opens", "if head and ended and opens > now_us and waits_alive(head) " +
-		"then", "if false then"},
-	{9, "order: only the first holder is looked for", "return first == body or count > 1 and",
-		"return first == body or false and"},
-	{0, "order: who holds it beside the head counts as the head", "i == 1 and run_of(task)", "i == 1 and count > 0"},
-	{1, "who knows of a pause takes a grant", "if held and limit == 0 then", "if false then"},
-	{0, "who gives a grant back loses its place", "ticket or ARGV[11] ~= '0' and tonumber(ARGV[11] or nil) or nil",
-		"ticket"},
-	{3, "order: who knows of a pause takes a grant", "local gives_back = limit == 0 and holds(body)",
-		"local gives_back = false"},
-	{3, "order: who gives a grant back has begun", "if gives_back then task.begun = 0 end", ""},
-	{0, "order: nobody looks for a late head", "if unserved and is_due(head) then", "if false then"},
+// mistake is planted in the scripts, and must be found: a text, and what takes its place. seed is one that finds it.
+type mistake struct{ seed, what, text, instead string }
+
+// readMistakes reads testdata/mistakes.txt: the seed and what is wrong, then the lines that go (-) and that come (+).
+func readMistakes(t *testing.T) (all []mistake) {
+	t.Helper()
+	file, err := os.ReadFile("testdata/mistakes.txt")
+	redistest.Must(t, err)
+	for block := range strings.SplitSeq(strings.TrimSpace(string(file)), "\n\n") {
+		head, rest, _ := strings.Cut(block, "\n")
+		var m mistake
+		m.seed, m.what, _ = strings.Cut(head, " ")
+		var lines [2][]string
+		for line := range strings.SplitSeq(rest, "\n") {
+			i := strings.IndexByte("-+", line[0])
+			lines[i] = append(lines[i], line[2:])
+		}
+		m.text, m.instead = strings.Join(lines[0], "\n"), strings.Join(lines[1], "\n")
+		all = append(all, m)
+	}
+	return all
 }
 
 func TestMistakes(t *testing.T) {
 	t.Parallel()
 	w := realWorld(t)
-	for _, m := range mistakes {
+	for _, m := range readMistakes(t) {
 		if only := os.Getenv("MISTAKE"); only != "" && !strings.Contains(m.what, only) {
 			continue
 		}
@@ -2159,7 +2074,9 @@ func TestMistakes(t *testing.T) {
 			kind = "plain"
 		}
 		var err error
-		seed := m.seed
+		known, malformed := strconv.Atoi(m.seed)
+		redistest.Must(t, malformed)
+		seed := known
 		if _, err = runModel(w, e, uint64(seed), kind); err == nil {
 			for seed = 0; seed < 60 && err == nil; seed++ {
 				_, err = runModel(w, e, uint64(seed), kind)
@@ -2170,7 +2087,7 @@ func TestMistakes(t *testing.T) {
 			t.Errorf("not found: %s", m.what)
 			continue
 		}
-		if seed != m.seed {
+		if seed != known {
 			t.Errorf("%s: seed %d finds it now", m.what, seed)
 		}
 		t.Logf("%-52s seed %2d: %.90s", m.what, seed, err)

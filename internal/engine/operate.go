@@ -354,14 +354,12 @@ func (e *Engine) Break(ctx context.Context, r Ref, how BreakKind, tokens ...stri
 		return 0, err
 	}
 	r.Ordered = !r.Pool
-	if how == BreakGate || how == BreakAll {
-		n, _, resent, err := e.breakSome(ctx, &r, "open", nil)
-		if resent && how == BreakGate {
-			n = 1
+	if how == BreakGate {
+		opened, _, resent, err := e.breakSome(ctx, &r, "open", nil)
+		if resent {
+			opened = 1
 		}
-		if taken = n; err != nil || how == BreakGate {
-			return taken, err
-		}
+		return opened, err
 	}
 	act := "list"
 	if how == BreakKey {
@@ -387,10 +385,14 @@ func (e *Engine) Break(ctx context.Context, r Ref, how BreakKind, tokens ...stri
 		}
 		taken += broken
 	}
-	if how == BreakKey { // those were told, though they held it no more
+	switch how {
+	case BreakKey: // those were told, though they held it no more
 		taken = n
+	case BreakAll: // at last: who gets the lock then keeps it
+		n, _, _, err = e.breakSome(ctx, &r, "open", nil)
+		taken += n
 	}
-	return taken, nil
+	return taken, err
 }
 
 // breakSome sends one script; leases of this process among the bodies are lost then.

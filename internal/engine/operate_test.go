@@ -402,7 +402,16 @@ func TestBreak(t *testing.T) {
 		}
 		eventually(t, func() bool { return !le.Held() }, "a message")
 
-		// A gate, and the lock with all there is.
+		// A gate, and the lock with all there is. Who waited for the gate gets the lock, and keeps it.
+		breaks(BreakAll, 1)
+		le = must(t, e, asked(r, "3"))
+		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))
+		release(t, le)
+		join(t, e, r, "w.2", "", time.Minute)
+		breaks(BreakAll, 1)
+		if info := inspect(t, e, r); info.Held != 1 || info.Holders[0].Token != "w.2" {
+			t.Errorf("%+v", info)
+		}
 		breaks(BreakAll, 1)
 		le = must(t, e, asked(r, "3"))
 		redistest.Must(t, le.CloseGate(t.Context(), time.Hour))

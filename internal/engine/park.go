@@ -380,6 +380,7 @@ func (p *parking) makeCalls() {
 		if n.calling = false; len(n.queue) > 0 {
 			p.queue = append(p.queue, n)
 		}
+		p.plan(n)
 	}
 	p.queue = nil
 	p.callers--
@@ -403,7 +404,6 @@ func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
 	if n.endCall(note, fate, time.Now()) {
 		p.queueCall(n, note)
 	}
-	p.plan(n)
 }
 
 // tell tells Redis the fate of a note, and handles what the reply names.

@@ -315,6 +315,11 @@ func TestLenderOfAnotherServer(t *testing.T) {
 			t.Errorf("%d: they lend %d and %d, and one may have %v called; want %+v", i, a, b, most, c)
 		}
 	}
+	// The calls that are queued are made by others: these come no more.
+	p.sawNamed(mutexOf(0), named{}, time.Now().Add(time.Minute))
+	if p.makeCalls(); other.Calls("x", 1, false) != 8 {
+		t.Errorf("%d may be called once nothing is parked, want 8", other.Calls("x", 1, false))
+	}
 }
 
 func mutexOf(i int) Ref { return Ref{Key: fmt.Sprint(i), Limit: 1} }

@@ -131,13 +131,16 @@ func (c *Conn) send(ctx context.Context, words []any, keyAt int8) (v any, err er
 // Counted is an argument that knows whether the client has sent its command again: then an earlier one may have run.
 type Counted struct {
 	Text  string
+	bytes []byte // Text, once it was sent
 	sends atomic.Int32
 }
 
 // MarshalBinary is called by go-redis each time that it writes the command.
 func (a *Counted) MarshalBinary() ([]byte, error) {
-	a.sends.Add(1)
-	return []byte(a.Text), nil
+	if a.sends.Add(1); a.bytes == nil {
+		a.bytes = []byte(a.Text)
+	}
+	return a.bytes, nil
 }
 
 // forgetSent: what was sent so far has not run, see Run.
@@ -154,7 +157,7 @@ func (a *Counted) Resent() bool { return a.sends.Load() > 1 }
 
 // Do sends a command whose second word is its only key.
 func (c *Conn) Do(ctx context.Context, words ...any) (any, error) {
-	if c.runsHere(ctx) { // without a closure
+	if c.runsHere(ctx) {
 		return c.send(c.deadlines.context(ctx), words, 1)
 	}
 	return c.Within(ctx, func(bound context.Context) (any, error) { return c.send(bound, words, 1) })
@@ -221,7 +224,7 @@ func (c *Conn) Within(ctx context.Context, f func(bound context.Context) (any, e
 		return r.v, r.err
 	case <-bound.Done():
 		c.sawUnreached(errTimeout)
-		return nil, errTimeout
+		return nil, goesOn{errTimeout, done}
 	case <-ctx.Done():
 	}
 	timer := time.NewTimer(AnswerGrace)
@@ -234,7 +237,7 @@ func (c *Conn) Within(ctx context.Context, f func(bound context.Context) (any, e
 	}
 }
 
-// runsHere reports whether an exchange runs on its caller's goroutine. Run and Do make no closure for it.
+// runsHere reports whether an exchange runs on its caller's goroutine.
 func (c *Conn) runsHere(ctx context.Context) bool {
 	_, isBound := ctx.(boundContext)
 	return c.bounded && (isBound || ctx.Done() == nil)

@@ -2,7 +2,7 @@
 --
 -- A section: "--@include name" stands for the text of name.lua, which uses and sets the locals that its first lines
 -- name. As functions, which capture locals, sections cost 13 to 17 us a script; what several places call is one.
--- redis.call costs most, and a number as an argument more than a text.
+-- A number as an argument of redis.call costs more than a text.
 --
 -- Expects w, what GET of the word has replied, and limit, the slots of the lock as the caller sees it; 0: it is paused;
 -- nil: the script only reads.
@@ -44,7 +44,7 @@ elseif limit then
   if w then
     if not note_of(w) then error('the word of this lock is none of a lock') end
     local left = call('PTTL', word)
-    if left < 0 then left = 30000 end -- by PERSIST
+    if left < 0 then left = 30000 end
     local taken = tonumber(string.match(w, '^[^.|]*%.(%w%w%w%w%w%w%w%w%w%w)') or '', 36) -- by its holder's clock
     good, fence = good + left, taken and taken < now_us and taken or now_us
     call('ZADD', holders, int(now_ms + left + 1), w)

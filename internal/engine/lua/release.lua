@@ -14,7 +14,6 @@
 -- reply calls:  {one of these, notes not called, ...}, see calls
 -- reply grants: {one of these three, message, ...}: to the releaser's own channel, not published
 --
--- Sent twice, the second finds nothing to do.
 local body, limit, cooldown = ARGV[1], tonumber(ARGV[2] or 1), ARGV[5] or '0'
 local w = redis.call('GET', KEYS[1])
 if w == body and cooldown == '0' then
@@ -27,7 +26,7 @@ elseif w and w ~= body and string.sub(w, 1, 1) ~= '+' then
 end
 --@include head
 local was = holds(body)
--- The only holder of a mutex leaves after the next came: so the key is never empty, and keeps its TTL.
+-- The only holder of a mutex leaves after the next came: so the key keeps its TTL. Neither has a field for its note.
 local late = was and limit == 1 and count == 1 and not values and cooldown == '0'
 if was and not late then
   --@include leave
@@ -37,7 +36,8 @@ end
 own = string.match(body, '^[^.]*')
 local moved, asker, lease = was, nil, nil
 --@include free
-if late then free = 1 end
+local notes = noted
+if late then free, noted = 1, false end
 if not was then
   moved = leave_line(token_of(body))
 elseif cooldown ~= '0' then
@@ -47,7 +47,8 @@ end
 --@include grant
 if late then
   call('ZREM', holders, body)
-  count = count - 1
+  count, noted = count - 1, notes
+  if noted then call('HDEL', info, 'n:' .. note_of(body)) end
 end
 local reply = was and free or -1 - free
 if parks then

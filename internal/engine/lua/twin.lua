@@ -1,4 +1,4 @@
--- twin: the holder with the note of body, or nil: a retry of a task that still runs must not run beside it.
+-- twin: the holder with the note of body, or nil.
 -- Where the word says notes, n:<note> in K:info names each of two or more holders by token|owner, a:<note> who stands
 -- aside for it.
 local function twin(body)
