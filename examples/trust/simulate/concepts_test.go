@@ -1868,7 +1868,7 @@ func (b *ledger) judgeLate(n int, e automutex.Event) {
 	if early := time.Until(t.due.Add(b.w.plan.startsWithin(t.plan))); early > ms {
 		b.violatef("late: task %d is refused as late, %s before its time", n, early)
 	}
-	if t.starts > 0 && t.success == 0 && !t.lostStart { // one that was done may be enqueued once more
+	if t.starts > 0 && t.success == 0 && !t.lostStart && !b.w.forgot() { // one that was done may be enqueued once more
 		b.violatef("late: task %d is refused as late, and has begun before", n)
 	}
 }

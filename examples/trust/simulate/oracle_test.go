@@ -634,11 +634,12 @@ func (b *ledger) judgeReplacing(t *taskBook, key string) {
 	newer, rule := 0, b.w.plan.ruleOfKey(key)
 	limit := rule.limit()
 	for _, o := range b.books {
-		if o != t && b.replaces(o, key) && !o.first.Add(2*b.w.plan.Latency).Before(t.first) {
+		isNewer := o != t && b.replaces(o, key) && !o.first.Add(2*b.w.plan.Latency).Before(t.first)
+		if isNewer {
 			newer++
-			if rule.LimitOf {
-				limit = min(limit, rule.ownLimit(o.plan))
-			}
+		}
+		if rule.LimitOf && (isNewer || o == t) {
+			limit = min(limit, rule.ownLimit(o.plan))
 		}
 	}
 	if b.calm && !b.w.forgot() && newer < limit && len(b.w.plan.Ops) == 0 {
