@@ -23,7 +23,7 @@ import (
 //	look (makeKeys, lookAhead, take), decideStart, attempt, decideEnd, carryOut; at last release
 //
 // internal/decide alone decides, by its testdata/decisions.txt. The rest finds facts, or carries decisions out. What
-// only some tasks have beside their locks is a step: see steps.
+// only some tasks have beside their locks is a step.
 
 // Middleware wraps a handler so that it runs while the task's locks are held; under [Allow] it also runs without a lock
 // that is busy. A task that no rule matches runs without locks. Middleware is an [asynq.MiddlewareFunc]. Install it
@@ -193,7 +193,7 @@ func (g *Guard) factsOf(ctx context.Context, t *asynq.Task) facts {
 	return f
 }
 
-// steps are what some tasks have beside their locks, a file each. Each function returns nil for a task without.
+// steps are what some tasks have beside their locks. Each function returns nil for a task without.
 var steps = [...]func(*facts) step{
 	newOrdering,
 	newReplacement,
@@ -292,7 +292,7 @@ func (d *delivery) run(next asynq.Handler) error {
 	}()
 	for {
 		if met = d.look(met); met.isSame(d.met) && d.met.asked {
-			met.asked, met.err = true, d.met.err
+			met.asked, met.err = d.hasTimeFor(0), d.met.err // at the end it is asked again
 		}
 		var decision decide.Decision
 		decision, met = d.leaveLate(d.decideStart(met))
@@ -315,7 +315,7 @@ func (d *delivery) run(next asynq.Handler) error {
 			met = nothing
 		}
 		if d.met = met; decision.When == decide.AsAsked { // after that time it comes anew
-			d.met = nil
+			d.met, d.cameTo = nil, nil
 		}
 	}
 }
@@ -332,9 +332,8 @@ func (f *facts) over() decide.Over {
 	return decide.Goes
 }
 
-// look makes the keys and takes the locks, in the order of targets: the same for all tasks, so that no two wait for
-// each other. It returns the first obstacle, or decide.Nothing if the handler may start; what the last look met, if
-// nothing new can be found.
+// look makes the keys and takes the locks, in the order of targets. It returns the first obstacle, or decide.Nothing if
+// the handler may start; what the last look met, if nothing new can be found.
 func (d *delivery) look(last *obstacle) *obstacle {
 	if d.over() != decide.Goes || last.stops() && !d.hasTimeFor(0) {
 		return last
@@ -391,7 +390,7 @@ func (d *delivery) takeAll() *obstacle {
 
 // lookAhead looks, before the task takes its first lock, whether a later one is paused or its gate closed: the task
 // would hold those before it, and spend a start of their rates, for nothing. Under Park it takes its place there. One
-// in order takes its place in the order first, and gives that lock back instead.
+// in order takes its place in the order first.
 func (d *delivery) lookAhead() *obstacle {
 	var later []*target
 	var locks []engine.Ref
@@ -623,13 +622,13 @@ func (o *obstacle) policy() Policy {
 	return Retry
 }
 
-// decideStart decides about a task whose handler has not started. It asks the function of AfterFailure, once for each
-// obstacle. Its answer, or a RetryAfter of a function that makes keys, counts as the handler's, unless it is that the
+// decideStart decides about a task whose handler has not started. It asks the function of AfterFailure. Its answer, or
+// a RetryAfter of a function that makes keys, counts as the handler's, unless it is that the
 // key is busy.
 func (d *delivery) decideStart(met *obstacle) (decide.Decision, *obstacle) {
 	s := decide.Situation{Over: d.over(), Why: met.why, Last: d.last, Parked: met.busy != nil && met.busy.parked,
 		TimeUp: d.last && !d.hasTimeFor(0), Waits: d.waitsFor(met)}
-	if s.Over == decide.GuardClosed && met.why != decide.KeyNever { // else the task ends, for its own reason
+	if s.Over == decide.GuardClosed && met.why != decide.KeyNever && !s.Parked { // else the task ends, for its own reason
 		met = &obstacle{why: met.why, err: fmt.Errorf("automutex: the Guard was closed: %w", ErrClosed)}
 	}
 	if met.target == nil {
@@ -761,7 +760,7 @@ func (f *facts) comeBack(decision decide.Decision, delay time.Duration, met *obs
 	if met.ran {
 		return met.err // ServerConfig finds the RetryAfter in it
 	}
-	if f.server != nil {
+	if f.server != nil && f.outer == nil {
 		f.server.sawReturned()
 	}
 	return &verdict{f.guard, goesBack, met.err, delay}
@@ -812,7 +811,7 @@ func (f *facts) hasTimeFor(delay time.Duration) bool {
 }
 
 // verdict is the error of Middleware for a task that does not run. ServerConfig's functions recognize their own by
-// the guard, and leave any other error to asynq: it is the handler's, even a BusyError of a lock that it took itself.
+// the guard, and leave any other error to asynq: it is the handler's.
 type verdict struct {
 	guard *Guard
 	kind  verdictKind

@@ -126,7 +126,8 @@ func (r *replacement) watch(t *target) {
 func (r *replacement) end(e ending) {
 	// At a shutdown asynq ends the context of a task too, and requeues it.
 	requeued := e.decision.What == decide.Leave && r.guard.life.Closing.Err() != nil
-	if e.lease != nil || !e.decision.Final(r.last) || requeued {
+	comesBack := r.note != "" && r.outer == nil && (requeued || !e.decision.Final(r.last))
+	if e.lease != nil || comesBack {
 		return
 	}
 	for _, a := range r.arrivals {

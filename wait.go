@@ -26,7 +26,7 @@ type standing struct {
 	waiter  *workers.Wait // as the server's workers know it; nil: it gives way to nobody
 }
 
-// acquire takes a lock, or returns why the task did not get it. While the delivery is over that may be anything.
+// acquire takes a lock, or returns why the task did not get it.
 func (d *delivery) acquire(t *target) *obstacle {
 	err := d.tryAndWait(t)
 	if err != nil {
@@ -92,7 +92,7 @@ func (d *delivery) waitOf(t *target) waiting {
 	return waiting{most: d.cameTo.waitLeft(t), inTime: true, yields: policy.yields(), open: holds}
 }
 
-// firstCame is when a task first met what kept it from a lock that is not its first: it may give back those before.
+// firstCame is when a task first met what kept it from a lock that is not its first.
 type firstCame map[string]time.Time
 
 func (f *firstCame) met(t *target, came time.Time) {

@@ -120,16 +120,17 @@ func TestDecisions(t *testing.T) {
 		late = append(late, row)
 	}
 	table("Start: late, by Rule.Late, whatever the policy", late...)
-	ended := [][]string{{"over", "key never, not Allow", "any other reason", "on the last attempt"}}
+	ended := [][]string{{"over", "key never, not Allow", "any other reason", "on the last attempt", "parked"}}
 	for over := ContextEnded; over <= GuardClosed; over++ {
 		ended = append(ended, []string{overs[over], Start(Situation{Over: over, Why: KeyNever}).String(),
-			Start(Situation{Over: over, Why: Held}).String(), Start(Situation{Over: over, Why: Held, Last: true}).String()})
+			Start(Situation{Over: over, Why: Held}).String(), Start(Situation{Over: over, Why: Held, Last: true}).String(),
+			Start(Situation{Over: over, Why: Held, Parked: true}).String()})
 		for why := Finished; why <= Nothing; why++ {
 			for policy := range policies {
 				for _, last := range []bool{false, true} {
 					s := situation(policy, why, last)
 					s.Over = over
-					if want := Start(Situation{Over: over, Why: Held, Last: last}); Start(s) != want &&
+					if want := Start(Situation{Over: over, Why: Held, Last: last, Parked: s.Parked}); Start(s) != want &&
 						(why != KeyNever || s.Wish == WishRun) {
 						t.Errorf("%+v: %s, want %s", s, Start(s), want)
 					}

@@ -67,6 +67,8 @@ func Start(s Situation) Decision {
 		return Decision{What: Archive}
 	case s.Over == GuardClosed && s.Last:
 		return Decision{What: Block}
+	case s.Over == GuardClosed && s.Parked && s.Why > Late:
+		return Decision{ToLine, AtTurn}
 	case s.Over == GuardClosed:
 		return Decision{Back, Soon}
 	}

@@ -326,6 +326,29 @@ func TestHold_andRetryAfter(t *testing.T) {
 	})
 }
 
+// After a RetryAfter in its worker a task has all of its rules' Wait again, of which a gate has taken some before.
+func TestRetryAfter_anew(t *testing.T) {
+	const wait = 2 * time.Second
+	rules := []automutex.Rule{{Name: "a", Task: "work", Scope: "a", On: onID, Busy: automutex.Retry},
+		{Name: "b", Task: "work", Scope: "b", On: onID, Busy: automutex.Skip, Wait: wait}}
+	eachRig(t, setup{rules: rules}, func(t *testing.T, r *rig) {
+		r.enqueueOne()
+		closes := r.next()
+		redistest.Must(t, automutex.CloseGate(closes.ctx, wait/4))
+		r.ends(closes)
+		began := time.Now()
+		id := r.enqueueOne(asynq.MaxRetry(0))
+		run := r.nextIs(id)
+		eventually(t, func() bool { return time.Since(began) > 2*wait }, "more than the Wait is over")
+		run.returns(automutex.RetryAfter(time.Millisecond, errors.New("429")))
+		eventually(t, func() bool { return !r.locked("b", "1") }, "its locks are free")
+		held := r.take("b", "1")
+		r.awaitLine(1, "b", "1")
+		r.free(held)
+		r.finish(id)
+	})
+}
+
 // RetryAfter needs no rule, works wrapped, and does not win against SkipRetry.
 func TestRetryAfter_withoutRule(t *testing.T) {
 	eachRig(t, setup{rules: []automutex.Rule{{Busy: automutex.Retry}}}, func(t *testing.T, r *rig) {

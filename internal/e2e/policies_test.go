@@ -174,9 +174,9 @@ func TestPolicy_afterFailure(t *testing.T) {
 			given <- busy
 			return answers(ctx, t, busy)
 		})}, setup{})
-		enqueue := func(say string) string {
+		enqueue := func(say string, options ...asynq.Option) string {
 			t.Helper()
-			id := r.enqueue("work", `{"id":1,"say":"`+say+`"}`)
+			id := r.enqueue("work", `{"id":1,"say":"`+say+`"}`, options...)
 			select {
 			case busy := <-given:
 				if busy.Rule != "work" || busy.Key != r.lockOf("work", "1").Key() || busy.Holder != "somebody-else" ||
@@ -209,6 +209,13 @@ func TestPolicy_afterFailure(t *testing.T) {
 		}
 		r.awaitArchived(r.enqueue("work", `{"id":1,"say":"failed"}`, asynq.MaxRetry(0)))
 		<-given
+		short := enqueue("busy", asynq.MaxRetry(0), asynq.Timeout(3*time.Second))
+		select {
+		case <-given: // it is asked again when the wait is over
+		case <-time.After(patience):
+			t.Fatal("AfterFailure is not asked again")
+		}
+		r.awaitArchived(short)
 		last := r.enqueue("work", `{"id":1,"say":"busy"}`, asynq.MaxRetry(0)) // waits in its worker
 		<-given
 		r.awaitLine(1, "work", "1")

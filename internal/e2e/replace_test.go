@@ -55,6 +55,33 @@ func untouched(t *testing.T) func(*asynq.Config) {
 	}
 }
 
+// A task within a task that comes back only with that is no newer one: the older one runs, once the gate is open.
+func TestReplace_withinATask(t *testing.T) {
+	each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{}), {Task: "outer"}}, wrap: func(
+			g *automutex.Guard, stage asynq.Handler) asynq.Handler {
+			return g.Middleware(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
+				if task.Type() == "outer" && g.Middleware(stage).ProcessTask(ctx, asynq.NewTask("work", []byte(`{"id":1}`))) == nil {
+					t.Error("it has run, though its gate is closed")
+				}
+				return stage.ProcessTask(ctx, task)
+			}))
+		}})
+		r.enqueueOne()
+		closes := r.next()
+		redistest.Must(t, automutex.CloseGate(closes.ctx, time.Hour))
+		r.ends(closes)
+		old := r.enqueueOne()
+		r.awaitRetried(old, 0)
+		r.enqueue("outer", nil)
+		r.ends(r.next())
+		_, err := r.lockOf("work", "1").BreakAll(t.Context())
+		redistest.Must(t, err)
+		r.rerun(old)
+		r.finish(old)
+	})
+}
+
 // The holder stops with an error, whatever it is: its task is over, neither
 // failed nor archived nor retried, on its last attempt too.
 func TestReplace_holderReturnsAnError(t *testing.T) {
