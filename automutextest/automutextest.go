@@ -31,6 +31,8 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
+	"github.com/automutex/automutex/internal/stamp"
+	"github.com/automutex/automutex/internal/tasknote"
 )
 
 var errUnguarded = errors.New("no rule has a key for a task of this type: it runs unguarded")
@@ -130,11 +132,10 @@ func (g *Guard) share(tb testing.TB, want bool, tasks []*asynq.Task) {
 	}
 }
 
-// Hold takes the locks of a task, as its handler would, until release is called or the test ends. When release returns
-// the locks are free, or another task has them. release may be called more than once. With a Limit above 1 Hold takes
-// one of the slots; call it Limit times to take all. If a lock has no free slot, Hold fails the test at once. A Hold is
-// no run: it begins no Cooldown, counts for no Rate, and has no place in an order. Its label is the line that called
-// it.
+// Hold takes the locks of a task, as its handler would, until release is called or the test ends. release may be called
+// more than once. With a Limit above 1 Hold takes one of the slots; call it Limit times to take all. If a lock has no
+// free slot, Hold fails the test at once. A Hold is no run: it begins no Cooldown, counts for no Rate, and has no place
+// in an order.
 func Hold(tb testing.TB, g *Guard, task *asynq.Task) (release func()) {
 	tb.Helper()
 	_, file, line, _ := runtime.Caller(1)
@@ -176,13 +177,13 @@ func (g *Guard) runAs(owner string, task *asynq.Task, f func(context.Context) er
 	for i := range cfg.Rules {
 		rule := &cfg.Rules[i]
 		rule.Busy, rule.Wait, rule.MaxHold, rule.Cooldown, rule.Rate = automutex.Fail, 0, 0, 0, automutex.Rate{}
-		rule.InOrder, rule.OnArchive, rule.MaxQueued = false, automutex.HoldKey, 0
+		rule.InOrder, rule.OnArchive, rule.MaxQueued, rule.RateOf, rule.Cost = false, automutex.HoldKey, 0, nil, nil
 	}
 	holder, err := automutex.New(g.rdb, cfg)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = holder.Close(context.Background()) }() // nothing is under way
+	defer func() { _ = holder.Close(context.Background()) }()
 	return holder.Middleware(asynq.HandlerFunc(func(ctx context.Context, _ *asynq.Task) error {
 		if _, isGuarded := automutex.Lease(ctx); !isGuarded {
 			return errUnguarded
@@ -240,7 +241,7 @@ func Serve(tb testing.TB, g *Guard, handler asynq.Handler, adjust ...func(*asynq
 	return s
 }
 
-// Client returns a Client with the Guard's Config, for code that takes an [automutex.Enqueuer]; see [Server.Follow].
+// Client returns a Client with the Guard's Config, for code that takes an [automutex.Enqueuer].
 func (s *Server) Client() *automutex.Client { return s.client }
 
 // Enqueue enqueues a task and returns at once. The options are asynq's. If a rule of the Guard is InOrder, Enqueue
@@ -281,7 +282,7 @@ func (s *Server) Drain(tb testing.TB) {
 				tb.Fatalf("automutextest: not drained within %s: %s", s.guard.patience, k)
 			}
 			if !now.goesOn {
-				_ = s.inspector.RunTask(k.info.Queue, k.info.ID) // refused if it began just now
+				_ = s.inspector.RunTask(k.info.Queue, k.info.ID)
 			}
 			<-time.After(poll)
 		}
@@ -315,7 +316,7 @@ const (
 // Task is a task on a [Server].
 type Task struct {
 	server *Server
-	info   *asynq.TaskInfo // when it was enqueued
+	info   *asynq.TaskInfo
 }
 
 // Becomes waits until the task has the outcome want. It fails the test once nothing leads there.
@@ -355,9 +356,9 @@ func (k *Task) Again(tb testing.TB) {
 type state struct {
 	outcome  Outcome
 	hasEnded bool
-	goesOn   bool     // by itself
-	reason   string   // asynq's last error
-	last     delivery // a copy
+	goesOn   bool   // by itself
+	reason   string // asynq's last error
+	last     delivery
 }
 
 func (k *Task) look() (now state) {
@@ -374,7 +375,7 @@ func (k *Task) look() (now state) {
 	last := g.deliveries[k.info.Queue+"/"+k.info.ID]
 	now = state{outcome: Outcome(info.State.String()), reason: info.LastErr, last: last}
 	now.hasEnded = info.State == asynq.TaskStateArchived || info.State == asynq.TaskStateCompleted
-	switch info.State { // the others say it all
+	switch info.State {
 	case asynq.TaskStateCompleted:
 		now.outcome = cmp.Or(last.ended, Dropped)
 	case asynq.TaskStateRetry:
@@ -382,6 +383,9 @@ func (k *Task) look() (now state) {
 		if info.Retried > last.spent {
 			now.outcome = Failed
 		}
+	case asynq.TaskStateScheduled: // a Client may have parked it
+		its, _ := stamp.Of(info.Headers, tasknote.Of(info.Queue, info.ID))
+		now.goesOn = its.Key != ""
 	case asynq.TaskStateActive, asynq.TaskStatePending, asynq.TaskStateAggregating:
 		now.goesOn = true
 		if last.waits > 0 {

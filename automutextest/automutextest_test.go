@@ -124,8 +124,16 @@ func TestHold(t *testing.T) {
 // Hold fills a lock with as many as its Limit lets, also beside a Rate, which does not count them.
 func TestHold_limit(t *testing.T) {
 	t.Parallel()
-	for _, rate := range []automutex.Rate{{}, {Starts: 1, Per: time.Hour}} {
-		g := New(t, turns(busy(automutex.Fail), func(r *automutex.Rule) { r.Limit, r.Rate = 2, rate }))
+	hourly := automutex.Rate{Starts: 1, Per: time.Hour}
+	for rate, change := range map[string]func(r *automutex.Rule){
+		"none":  func(*automutex.Rule) {},
+		"fixed": func(r *automutex.Rule) { r.Rate = hourly },
+		"of the payload, with a cost": func(r *automutex.Rule) {
+			r.RateOf = func(context.Context, *asynq.Task) (automutex.Rate, error) { return hourly, nil }
+			r.Cost = func(context.Context, *asynq.Task) (int, error) { return 1, nil }
+		},
+	} {
+		g := New(t, turns(busy(automutex.Fail), func(r *automutex.Rule) { r.Limit = 2 }, change))
 		release := Hold(t, g, work(one))
 		Hold(t, g, work(one))
 		if err := g.run(work(one)); !errors.Is(err, automutex.ErrBusy) {
@@ -374,6 +382,24 @@ func TestOrdered(t *testing.T) {
 			server.Enqueue(t, order(4)).Becomes(t, HandedBack)
 		})
 	}
+}
+
+// A task that a Client parks behind others goes on by itself.
+func TestBecomes_parkedByItsClient(t *testing.T) {
+	t.Parallel()
+	g := New(t, turns(busy(automutex.Park)))
+	server := Serve(t, g, g.Middleware(returns(nil)), workers(1))
+	release := Hold(t, g, work(one))
+	server.Enqueue(t, work(one)).Becomes(t, HandedBack)
+	info, err := server.Client().Enqueue(work(one))
+	redistest.Must(t, err)
+	if info.State != asynq.TaskStateScheduled {
+		t.Fatalf("it is %s", info.State)
+	}
+	var wg sync.WaitGroup
+	redistest.Go(&wg, release)
+	server.Follow(t, info).Becomes(t, Done)
+	wg.Wait()
 }
 
 // The Inspector of the program's Config is for another Redis, which is not there: nobody asks it, and a parked task
