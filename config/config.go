@@ -408,11 +408,11 @@ type starts struct {
 }
 
 func (r *rate) UnmarshalYAML(n *yaml.Node) error {
-	if *r = (rate{}); n.Value == noRate { // not that of defaults
+	if *r = (rate{}); n.Value == noRate {
 		return nil
 	} else if get(n, "field") == nil {
 		err := n.Load(&r.starts, yaml.WithKnownFields())
-		if err == nil && r.starts == (starts{}) { // which is no rate in Go
+		if err == nil && r.starts == (starts{}) {
 			err = errors.New("is empty; give starts and per, or write none")
 		}
 		return err
@@ -446,13 +446,16 @@ type cost struct {
 }
 
 func (c *cost) UnmarshalYAML(n *yaml.Node) error {
-	if *c = (cost{}); n.Value == noRate { // not that of defaults
+	if *c = (cost{}); n.Value == noRate {
 		return nil
 	}
 	var f limitField
 	err := n.Load(&f, yaml.WithKnownFields())
 	if err == nil {
-		preset := strings.TrimPrefix(strconv.Itoa(f.Default), "0") // none is empty
+		preset := ""
+		if get(n, "default") != nil {
+			preset = strconv.Itoa(f.Default)
+		}
 		c.of, err = ofField(f.Path, preset, func(text string) (int, error) {
 			n, err := strconv.Atoi(text)
 			if err != nil || n < 0 {
@@ -460,6 +463,9 @@ func (c *cost) UnmarshalYAML(n *yaml.Node) error {
 			}
 			return min(n, cmp.Or(f.Most, n)), err
 		})
+		if f.Most < 0 {
+			err = cmp.Or(err, errors.New("most: it is negative"))
+		}
 	}
 	return err
 }

@@ -185,7 +185,15 @@ rules:
   - {task: a, rate: {field: plan.rate, default: 9/1h}, cost: {field: n, default: 1, most: 50}}
   - {task: b, rate: {field: plan.rate}, cost: none}
   - {task: c}
+  - {task: d, cost: {field: n, default: 0}}
 `)
+	_, _, err := Parse([]byte("rules: [{task: a, rate: {starts: 1, per: 1s}, cost: {field: n, most: -1}}]"))
+	if err == nil || !strings.Contains(err.Error(), "most: it is negative") {
+		t.Errorf("a most of -1: %v", err)
+	}
+	if cost, err := cfg.Rules[3].Cost(t.Context(), asynq.NewTask("d", []byte("{}"))); cost != 0 || err != nil {
+		t.Errorf("by default it costs %d, %v", cost, err)
+	}
 	nine := automutex.Rate{Starts: 9, Per: time.Hour}
 	for payload, want := range map[string]struct {
 		rate, alone  automutex.Rate // with the default, and without it
