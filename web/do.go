@@ -153,7 +153,7 @@ func buttonsFor(target string, orders []control.Order) (all []button) {
 			b := buttonOf(o)
 			switch {
 			case o.Kind != kind || !b.Ends:
-			case control.Bare(o.Target) == target:
+			case control.Bare(o.Target) == control.Bare(target):
 				b.Target, its[0] = target, b
 			default:
 				b.Text += " its scope"

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -333,6 +334,42 @@ func TestDo_wrongField(t *testing.T) {
 		t.Errorf("controls: %+v; Audit got %+v", list, seen.all)
 	}
 	v.get("/locks/keys?q=rep&longer=soon&waiting=1").want(200, `value="rep"`, `value="soon"`, `aria-describedby="longer-wrong"`, `id="longer-wrong">`, "is not a duration", " checked>")
+}
+
+// The buttons of a key are for that very key, whatever characters it has. A rule is paused with its scope, and with a
+// beginning of that.
+func TestButtons_target(t *testing.T) {
+	t.Parallel()
+	v, _ := operator(t, redistest.Mini(t), automutex.Rule{Task: "report:new york", On: []string{"tenant"}},
+		automutex.Rule{Name: "barred", Task: "x", Scope: "a|b"})
+	link := regexp.MustCompile(`href="([^"]*action=pause[^"]*)"`)
+	click := func(path string) {
+		t.Helper()
+		found := link.FindStringSubmatch(v.get(path).want(200).body)
+		if found == nil {
+			t.Fatalf("%s has no button", path)
+		}
+		v.confirm(v.get(html.UnescapeString(found[1])), "").want(200)
+	}
+	paused := func(target string, want int) {
+		t.Helper()
+		all := v.controls()
+		if len(all) != want || !slices.ContainsFunc(all, func(c lock.Control) bool { return c.Target == target }) {
+			t.Errorf("%+v, want %d with %q", all, want, target)
+		}
+	}
+	m := v.locker.Mutex("report:new york", lock.Parts("São Paulo %20"))
+	v.hold(m)
+	click("/locks" + keyPath(m.Key()))
+	paused(m.Key(), 1)
+	_, err := m.TryLock(t.Context())
+	if busy := (*lock.BusyError)(nil); !errors.As(err, &busy) || busy.Reason != lock.ReasonPaused {
+		t.Errorf("the lock is not paused: %v", err)
+	}
+	v.confirm(v.get("/locks/do?action=pause&target="+url.QueryEscape("a|b")), "").want(200)
+	paused(v.prefix+":{a%7Cb}", 2)
+	redistest.Must(t, v.locker.Controls().Pause(t.Context(), "report:", time.Time{}, ""))
+	v.find("/locks/rules", `<bdi>report:new york</bdi></a> <span class="tag order">paused</span>`)
 }
 
 // A lock is named by its Redis key or, as on the command line, by what stands between its

@@ -76,6 +76,6 @@ func (p *page) keyView(r *http.Request, key string) *keyView {
 	controls, wrong := p.controls(ctx)
 	v.Err = trouble(cmp.Or(err, wrong), triesAgain)
 	v.Orders, _ = control.For(controls, key)
-	v.Buttons = buttonsFor(name, v.Orders)
+	v.Buttons = buttonsFor(p.engine.Controls().Typed(name), v.Orders)
 	return v
 }

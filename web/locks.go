@@ -22,7 +22,6 @@ const (
 	// pauseTimes is how many times as long as a look the pause after it is, at least: Redis may have few locks and
 	// millions of other keys.
 	pauseTimes = 9
-	// walkWithin bounds a look at all locks.
 	walkWithin = 2 * time.Minute
 	// maxRows bounds what is kept of a look: the most contended locks.
 	maxRows = 50_000

@@ -71,6 +71,18 @@ func TestOldLook(t *testing.T) {
 	v.get("/keys").want(200, "nobody").without("Counted")
 }
 
+// A look at all locks that takes longer than a view waits is shown when it is there.
+func TestSnapshot_slow(t *testing.T) {
+	t.Parallel()
+	v := onMini(t, Options{})
+	v.hold(v.locker.Mutex("x"))
+	v.page.within.redis = time.Nanosecond
+	eventually(t, func() bool {
+		s, _ := v.page.snapshot(t.Context()) // nil and an error until then
+		return s != nil && s.Held == 1
+	}, "a look")
+}
+
 // The rule whose key had been held longest comes first.
 func TestRules_longest(t *testing.T) {
 	t.Parallel()

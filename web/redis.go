@@ -24,8 +24,6 @@ import (
 	"github.com/automutex/automutex/internal/tasknote"
 )
 
-// This file has what the page asks of Redis and asynq; do.go has what it changes there.
-
 const (
 	// rulesFresh is how old the answer may be to what processes run; they write every 20 seconds.
 	rulesFresh = 5 * time.Second
@@ -45,10 +43,8 @@ func (p *page) walk(ctx context.Context) (s *snapshot, pause time.Duration, err 
 		}
 	}()
 	began := time.Now()
-	bound, cancel := context.WithTimeout(ctx, p.within.redis)
-	defer cancel()
 	s = &snapshot{}
-	for l, err := range inspect.Walk(bound, p.engine) {
+	for l, err := range inspect.Walk(ctx, p.engine) {
 		if err != nil {
 			return nil, 0, err
 		}
@@ -107,8 +103,9 @@ func (p *page) controls(ctx context.Context) ([]control.Order, error) {
 }
 
 func (p *page) newEngine(owner string) *engine.Engine {
+	isScope := func(text string) bool { return inspect.IsScope(cmp.Or(p.rules.last(), p.own).rules, text) }
 	return engine.New(engine.Options{Client: p.rdb, Prefix: p.o.Prefix, Owner: owner, Log: slog.New(slog.DiscardHandler),
-		Obeys: true})
+		Obeys: true, HasScope: isScope, HashKeys: p.o.HashKeys})
 }
 
 // mayBlock reports whether the next task of an ordered key may keep others waiting: asynq knows.
@@ -279,7 +276,7 @@ func (p *page) unknownTarget(ctx context.Context, target string) string {
 	defer cancel()
 	k := p.rulesNow(ctx)
 	why, _ := within(ctx, func(ctx context.Context) (string, error) {
-		return inspect.Unknown(ctx, p.engine, k.rules, k.hashed || p.o.HashKeys != "", p.o.Prefix, target)
+		return inspect.Unknown(ctx, p.engine, k.rules, k.hashed || p.o.HashKeys != "", target)
 	})
 	if why != "" {
 		why += "."
@@ -295,8 +292,8 @@ type foundTask struct {
 	Why   string // there are no Keys
 }
 
-// findTask asks asynq for the task with that ID, in each queue or in that of <queue>/<ID>, and makes its keys. Most of
-// what people search for is no ID, so a text that cannot be one is not asked for.
+// findTask asks asynq for the task with that ID, in each queue or in that of <queue>/<ID>, and makes its keys. A
+// text that cannot be an ID is not asked for.
 func (p *page) findTask(ctx context.Context, text string) (found []foundTask) {
 	text = strings.TrimSpace(text)
 	if len(text) < 3 || len(text) > 300 || strings.ContainsAny(text, " *?[") {

@@ -22,8 +22,7 @@ const (
 )
 
 // shared is an answer for all viewers. The first viewer who finds it too old has a goroutine ask for all; who comes
-// meanwhile waits for the answer. A failure is an answer, too: viewers of a Redis that does not answer do not ask one
-// after another.
+// meanwhile waits for the answer. A failure is an answer, too.
 type shared[T any] struct {
 	ctx    context.Context // of the page: ends all questions
 	within time.Duration   // bounds a question; 0: sharedWithin

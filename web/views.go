@@ -284,7 +284,7 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 	byName := map[string]*ruleRow{}
 	v.Rules = make([]ruleRow, len(known.rules)) // filled in place: byName points into it
 	for i, rule := range known.rules {
-		v.Rules[i] = newRuleRow(rule, v.Orders)
+		v.Rules[i] = p.newRuleRow(rule, v.Orders)
 		byName[rule.Name] = &v.Rules[i]
 	}
 	s, err := p.snapshot(ctx)
@@ -310,22 +310,16 @@ func (p *page) rulesView(r *http.Request) *rulesView {
 	return v
 }
 
-func newRuleRow(rule fleet.Rule, orders []control.Order) ruleRow {
+func (p *page) newRuleRow(rule fleet.Rule, orders []control.Order) ruleRow {
 	r := ruleRow{Rule: rule, Limit: rule.Limit}
 	// if each type has its own, that of the type that the rule names, or "report:" for all of them
 	r.Scope, _ = rule.ScopeText()
-	var its []control.Order
-	for _, c := range orders {
-		if control.Bare(c.Target) == r.Scope {
-			its = append(its, c)
-			r.IsPause = r.IsPause || c.Paused
-			if c.Limit > 0 && !rule.InOrder { // ordered keys have one at a time in any case
-				r.Limit, r.Limited = strconv.Itoa(c.Limit), true
-			}
-		}
+	its, now := control.For(orders, inspect.Key(p.o.Prefix, r.Scope))
+	if r.IsPause = now.Paused; now.Limit > 0 && !rule.InOrder { // ordered keys have one at a time in any case
+		r.Limit, r.Limited = strconv.Itoa(now.Limit), true
 	}
 	if r.Scope != "" {
-		r.Buttons = buttonsFor(r.Scope, its)
+		r.Buttons = buttonsFor(p.engine.Controls().Typed(r.Scope), its)
 	}
 	return r
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"os/signal"
 	"slices"
 	"strconv"
@@ -164,7 +165,7 @@ no control is for it, the exit code is 1.`, cobra.ExactArgs(1), func(ctx context
 }
 
 func (a *app) one(ctx context.Context, l locks, name string) (inspect.Lock, error) {
-	key := inspect.TypedKey(a.conn.prefix, name)
+	key := inspect.TypedKey(a.conn.prefix, os.Getenv(hashKeysEnv), name)
 	if _, err := l.Ref(key); err != nil {
 		return inspect.Lock{}, usage("KEY: %w", err)
 	}
@@ -255,8 +256,10 @@ func (a *app) breakLock(ctx context.Context, l locks, key string, tokens []strin
 	}
 	s.Waiters = nil // not asked about
 	opens := len(tokens) == 0 && s.Gate != nil && inspect.Breakable(s.Gate.Closed)
+	holders := s.Held // more than are shown, perhaps
 	if len(tokens) > 0 {
 		s.Holders = slices.DeleteFunc(s.Holders, func(h inspect.Holder) bool { return !slices.Contains(tokens, h.Token) })
+		holders = len(s.Holders)
 	}
 	question := "Take the lock from " + printable.Count(len(s.Holders), "holder")
 	switch {
@@ -291,7 +294,7 @@ func (a *app) breakLock(ctx context.Context, l locks, key string, tokens []strin
 	if broken == 0 && !opened {
 		return no("what was shown of %s is over; nothing was done", s.Key)
 	}
-	done := fmt.Sprintf("broken: %d of %d", broken, len(s.Holders))
+	done := fmt.Sprintf("broken: %d of %d", broken, holders)
 	if opened {
 		done += ", and the gate opened"
 	}
@@ -347,7 +350,7 @@ func newSkip(a *app) *cobra.Command {
 
 KEY and TASK are those that blocked lists. The task itself is not changed: if asynq runs it
 later, it takes its old place again. If it runs now, or is not the next one, the exit code is 1.`, cobra.ExactArgs(2), func(ctx context.Context, l locks, args []string) error {
-		key := inspect.TypedKey(a.conn.prefix, args[0])
+		key := inspect.TypedKey(a.conn.prefix, os.Getenv(hashKeysEnv), args[0])
 		switch err := blocked.Skip(ctx, l.Engine, l.inspector, key, args[1], 0); {
 		case errors.Is(err, lock.ErrBackend):
 			return err
@@ -386,7 +389,7 @@ func (a *app) newOrder(use, help string, args cobra.PositionalArgs, o *order,
 			if err := a.place(ctx, l.rdb); err != nil {
 				return err
 			}
-			if why, err := inspect.Unknown(ctx, l.Engine, a.known, hashed, a.conn.prefix, args[0]); why != "" || err != nil {
+			if why, err := inspect.Unknown(ctx, l.Engine, a.known, hashed, args[0]); why != "" || err != nil {
 				return cmp.Or(err, fmt.Errorf("%s; --force does it all the same", why))
 			}
 		}

@@ -126,7 +126,7 @@ func (a *app) onLocks(
 		owner := cmp.Or(a.conn.by, user+"@"+engine.Host())
 		isScope := func(text string) bool { return inspect.IsScope(a.known, text) }
 		e := engine.New(engine.Options{Client: rdb, Prefix: a.conn.prefix, Owner: owner, Log: slog.New(slog.DiscardHandler),
-			Obeys: true, HasScope: isScope})
+			Obeys: true, HasScope: isScope, HashKeys: os.Getenv(hashKeysEnv)})
 		defer e.Close()
 		return run(cmd.Context(), locks{e, rdb, asynq.NewInspectorFromRedisClient(rdb)}, args)
 	})

@@ -475,7 +475,7 @@ func (tr *traffic) lost(id string) {
 func (tr *traffic) line(n int, key string) {
 	tr.t.Helper()
 	e := *inside.At(tr.others)
-	r, err := e.Ref(inspect.TypedKey(tr.prefix, key))
+	r, err := e.Ref(inspect.TypedKey(tr.prefix, "", key))
 	redistest.Must(tr.t, err)
 	redistest.Eventually(tr.t, patience, func() bool {
 		info, err := e.Inspect(tr.t.Context(), r, 0)

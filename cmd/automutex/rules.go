@@ -223,7 +223,7 @@ func matching(ctx context.Context, cfg automutex.Config, t *asynq.Task) (matches
 // whole key where that would be another lock's.
 func typed(prefix, key string) string {
 	prefix = cmp.Or(prefix, inside.DefaultPrefix)
-	if text := keys.Unescape(control.Bare(key)); inspect.TypedKey(prefix, text) == key {
+	if text := keys.Unescape(control.Bare(key)); inspect.TypedKey(prefix, "", text) == key {
 		return text
 	}
 	return key

@@ -221,8 +221,7 @@ func (t *Tasks) wake(
 	return engine.FateUnsure
 }
 
-// frontLua moves a task to the end of asynq's pending list from which servers take. RunTask has just put the task at
-// the other end, so LREM finds it at once.
+// frontLua moves a task to the end of asynq's pending list from which servers take.
 var frontLua = redis.NewScript(`
 if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 1 then
   redis.call('RPUSH', KEYS[1], ARGV[1])

@@ -23,7 +23,7 @@ const (
 // Give gives an order of this process, by Redis' clock, in place of the one of its kind for the target. Of c counts
 // what the kind and Why say.
 func (r *Reader) Give(ctx context.Context, kind *Kind, typed string, c Control) error {
-	target, wrong := r.target(typed)
+	target, wrong := r.Target(typed)
 	if wrong == nil {
 		wrong = checkOrder(kind, typed, c)
 	}
@@ -34,7 +34,7 @@ func (r *Reader) Give(ctx context.Context, kind *Kind, typed string, c Control) 
 	if err != nil {
 		return err
 	}
-	if len(state.fields) >= maxControls && state.targets[target] == nil {
+	if len(state.fields)-r.dropOver(ctx, state) >= maxControls && state.targets[target] == nil {
 		return fmt.Errorf("lock: control for %q: there are %d orders already, which is the most; end some, or use "+
 			"their scope", typed, maxControls)
 	}
@@ -51,7 +51,6 @@ func (r *Reader) Give(ctx context.Context, kind *Kind, typed string, c Control) 
 	if err != nil {
 		return err
 	}
-	r.dropOver(ctx, state)
 	_, err = r.Fetch(ctx)
 	return err
 }
@@ -79,7 +78,7 @@ func checkOrder(kind *Kind, typed string, c Control) (err error) {
 
 // End ends the order of that kind for the target, and reports whether it was in force.
 func (r *Reader) End(ctx context.Context, kind *Kind, typed string) (was bool, err error) {
-	target, err := r.target(typed)
+	target, err := r.Target(typed)
 	if err = cmp.Or(r.o.Life.Unfit(), err); err != nil {
 		return false, err
 	}
@@ -112,12 +111,12 @@ func (r *Reader) write(ctx context.Context, field, text, only string) (was strin
 }
 
 // dropOver removes some pauses that are over. An error leaves them to the next change.
-func (r *Reader) dropOver(ctx context.Context, state *State) {
-	most := 20
+func (r *Reader) dropOver(ctx context.Context, state *State) (dropped int) {
 	for name, f := range state.fields {
-		if f.wrong == nil && f.order.isOver(state.serverTime) && most > 0 {
-			most--
+		if f.wrong == nil && f.order.isOver(state.serverTime) && dropped < 20 {
+			dropped++
 			_, _ = r.write(ctx, name, "", f.raw)
 		}
 	}
+	return dropped
 }

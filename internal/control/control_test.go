@@ -99,7 +99,7 @@ func TestTarget(t *testing.T) {
 	} {
 		r := newReader(t, &fakeClient{}, &redistest.Log{}, func(o *Options) { o.Secret, o.HasScope = &secret, rules })
 		for _, test := range tests {
-			got, err := r.target(test.typed)
+			got, err := r.Target(test.typed)
 			if (err == nil) != (test.stored != "") || err == nil && got != test.stored || err != nil &&
 				!strings.Contains(err.Error(), "a target is a scope") {
 				t.Errorf("%q is stored as %q, %v; want %q", test.typed, got, err, test.stored)
@@ -107,8 +107,8 @@ func TestTarget(t *testing.T) {
 			if test.stored == "" {
 				continue
 			}
-			shown := r.typed(got)
-			if again, err := r.target(shown); err != nil || again != got {
+			shown := r.Typed(got)
+			if again, err := r.Target(shown); err != nil || again != got {
 				t.Errorf("%q, stored as %q, is listed as %q, which is %q, %v", test.typed, got, shown, again, err)
 			}
 			for key, want := range map[string]bool{"p:{" + got + "}": true, "p:{" + got + "x}": strings.HasSuffix(got, ":"),
@@ -348,6 +348,10 @@ func TestChange_refused(t *testing.T) {
 	if was, err := r.End(ctx, Limits, "report|8"); err != nil || !was {
 		t.Error(was, err)
 	}
+	redistest.Must(t, r.Give(ctx, Pauses, "mail", Control{Paused: true}))
+	over := `{"paused_until":"2020-01-01T00:00:00Z"}` // is none
+	redistest.Must(t, rdb.HSet(ctx, r.Keys[0], "pause over", over).Err())
+	redistest.Must(t, rdb.HDel(ctx, r.Keys[0], "pause mail").Err())
 	redistest.Must(t, r.Give(ctx, Pauses, "mail", Control{Paused: true}))
 	for i := range mostRead {
 		entries[fmt.Sprintf("mail|%d", i)] = "x"

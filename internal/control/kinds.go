@@ -166,6 +166,9 @@ func (c Control) Text(now time.Time) string {
 
 // String describes the orders in a few words, for an operator.
 func (c Control) String() string {
+	if c.Paused && c.Since.IsZero() { // Unread
+		return "paused until it is known what operators have ordered"
+	}
 	text := fmt.Sprintf("%s, ordered by %s at %s", c.Text(time.Time{}), printable.Short(c.By),
 		c.Since.UTC().Format(time.RFC3339))
 	if c.Why != "" {

@@ -39,11 +39,10 @@ var readScript, writeScript = redisx.Load(files, "control_read", "read"), redisx
 // Reader reads the controls for a Locker and keeps the last state that it has read. A nil Reader bounds no lock. Safe
 // for concurrent use.
 //
-// A state that was asked for more than Delay ago is not relied on, however that came about: the process was stopped, a
-// reply is slow, a connection hangs. Then a call waits for a read (Know), and nothing is granted (Slots). So whoever is
-// granted a lock obeys each change that is older than Delay. If a read fails, or none succeeds for Delay, the Reader is
-// blind: the log says so, and the Locker obeys the state that was read last, or no controls if there is none, until a
-// read succeeds in time.
+// A state that was asked for more than Delay ago is not relied on. Then a call waits for a read (Know), and nothing is
+// granted (Slots). So whoever is granted a lock obeys each change that is older than Delay. If a read fails, or none
+// succeeds for Delay, the Reader is blind: the log says so, and the Locker obeys the state that was read last, or no
+// controls if there is none, until a read succeeds in time.
 //
 // One goroutine, run, begins all reads, takes their results and is the only one that sets the view. It begins with the
 // first call that needs the controls, and ends at Close. Each read has a goroutine of its own, which ends with the
@@ -163,8 +162,7 @@ func (r *Reader) Lasts(pause *Order) (left time.Duration, ok bool) {
 
 // Know returns when the controls are known that were in force Delay ago, or cannot be read. Only the first calls of a
 // Locker wait for that, those of a process that was stopped, and those where Redis is slow or refuses; none for much
-// longer than Delay. An error means that ctx has ended, or that the Locker is closed. key is the lock's. The caller has
-// called Life.Enter.
+// longer than Delay. An error means that ctx has ended, or that the Locker is closed. The caller has called Life.Enter.
 func (r *Reader) Know(ctx context.Context, key string) error {
 	began := time.Now()
 	if _, ours := r.inBraces(key); !ours || r.view.Load().isKnown(began) {

@@ -1,7 +1,6 @@
 // Package control reads the orders of operators, keeps the last state that was read, and changes them.
 //
-// All orders of a prefix are in one hash: a field for each pause and each limit of a target (target.go, state.go). A
-// Reader reads the hash again and again (reader.go). Operators change it through a Reader, too (change.go).
+// All orders of a prefix are in one hash: a field for each pause and each limit of a target.
 package control
 
 import (
@@ -83,7 +82,7 @@ func (r *Reader) parseField(name, raw string) *field {
 	for at, kind := range Kinds {
 		if target, is := strings.CutPrefix(name, kind.Name+" "); is && keys.IsKeyText(target) {
 			f.target, f.kind = target, at
-			f.order, f.wrong = parseOrder(kind, r.typed(target), raw)
+			f.order, f.wrong = parseOrder(kind, r.Typed(target), raw)
 		}
 	}
 	return f

@@ -11,7 +11,8 @@ import (
 	"github.com/automutex/automutex/internal/printable"
 )
 
-func (r *Reader) target(typed string) (text string, err error) {
+// Target is Stored for the locks of this Reader.
+func (r *Reader) Target(typed string) (text string, err error) {
 	return Stored(r.o.Prefix, *r.o.Secret, r.o.HasScope, typed)
 }
 
@@ -69,9 +70,9 @@ func Stored(prefix, secret string, isScope func(text string) bool, typed string)
 	return strings.TrimSuffix(strings.TrimPrefix(key, keyStart), "}"), nil
 }
 
-// typed returns a stored target in a form that target takes for it: as it is, or as a whole key.
-func (r *Reader) typed(stored string) string {
-	if text, err := r.target(stored); err == nil && text == stored {
+// Typed returns a stored target in a form that Target takes for it: as it is, or as a whole key.
+func (r *Reader) Typed(stored string) string {
+	if text, err := r.Target(stored); err == nil && text == stored {
 		return stored
 	}
 	return r.keyStart + stored + "}"

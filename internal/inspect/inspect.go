@@ -318,9 +318,9 @@ func Key(prefix, text string) string {
 }
 
 // TypedKey returns the Redis key of the lock that a person types: a whole key, or a scope and its parts, which are
-// escaped here.
-func TypedKey(prefix, text string) string {
-	if stored, err := control.Stored(prefix, "", nil, text); err == nil && !strings.ContainsAny(text, "{}") {
+// escaped here, or hashed with the secret.
+func TypedKey(prefix, secret, text string) string {
+	if stored, err := control.Stored(prefix, secret, nil, text); err == nil && !strings.ContainsAny(text, "{}") {
 		return prefix + ":{" + stored + "}"
 	}
 	return Key(prefix, text) // package lock says what is wrong with it
@@ -337,9 +337,9 @@ func IsScope(rules []fleet.Rule, text string) bool {
 // and live locks tell. hashed: the values of keys are hashed. To see live locks takes a walk, for a target that no rule
 // has.
 func Unknown(
-	ctx context.Context, e *engine.Engine, rules []fleet.Rule, hashed bool, prefix, text string,
+	ctx context.Context, e *engine.Engine, rules []fleet.Rule, hashed bool, text string,
 ) (why string, err error) {
-	target, err := control.Stored(prefix, "", func(text string) bool { return IsScope(rules, text) }, text)
+	target, err := e.Controls().Target(text)
 	if err != nil || len(rules) == 0 {
 		return "", nil // package lock says what is wrong with it
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -13,10 +14,10 @@ import (
 	"github.com/redis/go-redis/v9"
 
 	"github.com/automutex/automutex"
-	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/engine"
 	"github.com/automutex/automutex/internal/fleet"
 	"github.com/automutex/automutex/internal/inside"
+	"github.com/automutex/automutex/internal/keys"
 	"github.com/automutex/automutex/internal/redistest"
 	"github.com/automutex/automutex/lock"
 )
@@ -132,9 +133,13 @@ func TestTypedKey(t *testing.T) {
 		"p:{a|b}": "p:{a|b}", "other:{a}": "other:{a}", "a|b": "p:{a|b}", "a|b%20c": "p:{a|b%2520c}", "a|b c": "p:{a|b%20c}",
 		"a b": "p:{a%20b}", "a|50%": "p:{a|50%25}",
 	} {
-		if got := TypedKey("p", text); got != want {
+		if got := TypedKey("p", "", text); got != want {
 			t.Errorf("%q is %q, want %q", text, got, want)
 		}
+	}
+	const secret = "sixteen bytes ..."
+	if got, want := TypedKey("p", secret, "a|b c"), keys.HashedKey(secret, "p", "a", "b c"); got != want {
+		t.Errorf("with a secret it is %q, want %q", got, want)
 	}
 }
 
@@ -178,11 +183,13 @@ func TestTarget(t *testing.T) {
 			"No rule has the scope of mali|7: did you mean mail|7? There is"},
 	} {
 		target := ""
-		if stored, err := control.Stored("p", "", func(text string) bool { return IsScope(c.rules, text) },
-			c.typed); err == nil {
+		e := engine.New(engine.Options{Client: rdb, Prefix: "p", Log: slog.New(slog.DiscardHandler), Obeys: true,
+			HasScope: func(text string) bool { return IsScope(c.rules, text) }})
+		t.Cleanup(e.Close)
+		if stored, err := e.Controls().Target(c.typed); err == nil {
 			target = "p:{" + stored + "}"
 		}
-		why, err := Unknown(t.Context(), *inside.At(locker), c.rules, false, "p", c.typed)
+		why, err := Unknown(t.Context(), e, c.rules, false, c.typed)
 		if err == nil && why != "" && c.want != "" && strings.Contains(why, c.want) {
 			continue
 		}
@@ -191,7 +198,7 @@ func TestTarget(t *testing.T) {
 		}
 	}
 	for text, hashes := range map[string]bool{"a%20b|7": false, "a%20b|~" + strings.Repeat("0", 64): true} {
-		why, err := Unknown(t.Context(), *inside.At(locker), rules{raw}, true, "p", text)
+		why, err := Unknown(t.Context(), *inside.At(locker), rules{raw}, true, text)
 		if err != nil || (why == "") != hashes || !hashes && !strings.Contains(why, "are hashed, so no task has the key") {
 			t.Errorf("%s where keys are hashed: %q, %v", text, why, err)
 		}
