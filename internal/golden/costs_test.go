@@ -22,6 +22,7 @@ import (
 
 	"github.com/automutex/automutex"
 	"github.com/automutex/automutex/internal/redistest"
+	"github.com/automutex/automutex/internal/redisx"
 	"github.com/automutex/automutex/lock"
 	"github.com/automutex/automutex/lock/pool"
 )
@@ -74,6 +75,9 @@ func (m *meter) count(cmd redis.Cmder) {
 	}
 	m.sent = append(m.sent, name)
 	for _, arg := range args {
+		if counted, is := arg.(*redisx.Counted); is {
+			arg = counted.Text
+		}
 		m.bytes += len(fmt.Sprint(reflect.Indirect(reflect.ValueOf(arg))))
 	}
 }
