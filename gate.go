@@ -224,13 +224,12 @@ func (c *compiledRule) paceOf(ctx context.Context, t *asynq.Task) (engine.Pace, 
 	}
 	n, err := c.Cost(ctx, t)
 	if most := inside.MaxTTL / max(pace.Every, time.Microsecond); err == nil && (n < 0 || time.Duration(n) > most) {
-		err = unfitBound(t, "Cost", fmt.Sprintf("%d: want 0 to %d, which is ten years of the rate", n, most))
+		err = unfitBound(t, "Cost", fmt.Sprintf("a number that is not 0 to %d, which is ten years of the rate", most))
 	}
 	pace.Cost = cmp.Or(n, -1)
 	return pace, c.failed("the rule's Cost", err)
 }
 
-// unfitBound is the error of a function whose result no key can have.
 func unfitBound(t *asynq.Task, function, gave string) error {
 	return noKey(t, "the rule's "+function+" gave "+gave, "see the rule's "+function)
 }

@@ -144,14 +144,8 @@ func KeyOf[T any](fn func(T) []string) KeyFunc {
 		}
 		var v T
 		if err := json.Unmarshal(payload, &v); err != nil {
-			e := noKey(t, "does not fit the type that KeyOf decodes it into", advicePayload)
-			e.Err, e.quiet = err, true
-			if wrong := (*json.UnmarshalTypeError)(nil); errors.As(err, &wrong) {
-				e.Field = wrong.Field // the text of err quotes the value
-			}
-			if e.Field == "" {
-				e.reason = "the payload " + e.reason
-			}
+			e := noKey(t, "the payload does not fit the type that KeyOf decodes it into", advicePayload)
+			e.Err, e.quiet = err, true // its text may quote a value, and its Field a key of a map
 			return nil, e
 		}
 		parts := fn(v)

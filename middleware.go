@@ -722,6 +722,9 @@ func (d *delivery) carryOut(decision decide.Decision, met *obstacle) (result err
 		if errors.Is(met.err, asynq.SkipRetry) && met.ran {
 			return met.err, false
 		}
+		if met.busy != nil && met.policy() != Archive { // for want of attempts
+			d.observe(t, Event{Kind: EventBusy, Policy: Archive, Waited: met.busy.Waited, Busy: met.busy})
+		}
 		return d.guard.archive(met.err), false
 	case decide.Spend:
 		return met.err, false

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -377,6 +378,31 @@ func TestTurnIn(t *testing.T) {
 			t.Errorf("%+v: %s, want %s", busy, in, want)
 		}
 	}
+}
+
+// asynq takes its worker from a task whose context has ended: a handler that goes on keeps nobody waiting.
+func TestStuckHandler_isNoWorker(t *testing.T) {
+	t.Parallel()
+	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
+	ctx, cancel := context.WithCancel(guard.ServerConfig(asynq.Config{Concurrency: 3}).BaseContext())
+	defer cancel()
+	lender := ctx.Value(serverKey{guard}).(*worker).server.lender("x", 0)
+	goesOn := make(chan struct{})
+	var wg sync.WaitGroup
+	redistest.Go(&wg, func() {
+		_ = guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { <-goesOn; return nil })).
+			ProcessTask(ctx, asynq.NewTask("work", nil))
+	})
+	idle := func(n int) {
+		t.Helper()
+		redistest.Eventually(t, redistest.Patience, func() bool { return lender.Calls("x", 1, false) == n }, "%d are idle", n)
+	}
+	idle(2)
+	cancel()
+	idle(3)
+	close(goesOn)
+	wg.Wait()
+	idle(3)
 }
 
 // A wait that a pause ended is one for a paused key, though the key is held, and the pause over: no policy may end the

@@ -36,7 +36,7 @@ type server struct {
 	cut stamp.Cuts
 }
 
-// serverKey finds, in a context, the worker of one Guard. Of several guards, each has its own.
+// serverKey finds, in a context, the worker of one Guard.
 type serverKey struct{ guard *Guard }
 
 // ServerConfig returns cfg with functions that make asynq understand the Guard's errors: a task that the Guard returns
@@ -193,7 +193,7 @@ func (g *Guard) after(d time.Duration, check func()) {
 	time.AfterFunc(d, func() { g.life.Spawn(check) })
 }
 
-// checkGuarded warns of a server whose tasks do not pass the Middleware, which may wrap some handlers only.
+// checkGuarded warns of a server whose tasks do not pass the Middleware.
 func (s *server) checkGuarded() {
 	if s.guard.middlewareUsed.Load() {
 		return
@@ -214,9 +214,8 @@ func (g *Guard) enterTask(ctx context.Context) *worker {
 }
 
 func (w *worker) leave() {
-	if w != nil {
+	if w != nil && w.inside.CompareAndSwap(true, false) {
 		w.server.workers.Ended(w.works.Swap(false))
-		w.inside.Store(false)
 	}
 }
 

@@ -308,39 +308,31 @@ func parked(b *testing.B, s *redistest.Server, name string) {
 // looks at it and runs it, up to 64 ahead of the one at work.
 func comeBack(b *testing.B, s *redistest.Server) {
 	rdb := connect(b, s.Addr())
-	inspector, c := asynq.NewInspectorFromRedisClient(rdb), client(b, s, "none")
-	ids := make([]string, b.N)
+	inspector, c, ids := asynq.NewInspectorFromRedisClient(rdb), client(b, s, "none"), make([]string, b.N)
 	for i := range ids {
 		info, err := c.EnqueueContext(b.Context(), task(b, job{}))
 		redistest.Must(b, err)
 		ids[i] = info.ID
 	}
-	var first, left atomic.Int64
-	first.Store(int64(b.N))
-	left.Store(int64(b.N))
+	var first atomic.Int64
 	var work sync.Mutex
-	ahead, done := make(chan struct{}, 64), make(chan struct{})
+	ahead := make(chan struct{}, 64)
 	server := asynq.NewServerFromRedisClient(rdb, asynq.Config{Concurrency: 10, TaskCheckInterval: check,
-		DelayedTaskCheckInterval: time.Second, ShutdownTimeout: time.Second, Logger: redistest.Silent{},
-		IsFailure: func(error) bool { return false }, RetryDelayFunc: func(int, error, *asynq.Task) time.Duration {
-			return time.Hour
-		}})
+		ShutdownTimeout: time.Second, Logger: redistest.Silent{}, IsFailure: func(error) bool { return false },
+		RetryDelayFunc: func(int, error, *asynq.Task) time.Duration { return time.Hour }})
 	b.Cleanup(server.Shutdown)
 	measure(b, s, taskCommands, func() {
 		redistest.Must(b, server.Start(asynq.HandlerFunc(func(context.Context, *asynq.Task) error {
-			if first.Add(-1) >= 0 {
+			if first.Add(1) <= int64(b.N) {
 				return errBusy
 			}
 			work.Lock()
 			time.Sleep(time.Millisecond)
 			work.Unlock()
 			<-ahead
-			if left.Add(-1) == 0 {
-				close(done)
-			}
 			return nil
 		})))
-		for first.Load() > 0 {
+		for first.Load() < int64(b.N) {
 			time.Sleep(10 * time.Millisecond)
 		}
 		for _, id := range ids {
@@ -349,9 +341,10 @@ func comeBack(b *testing.B, s *redistest.Server) {
 			for ; err == nil && info.State != asynq.TaskStateRetry; info, err = inspector.GetTaskInfo("default", id) {
 				time.Sleep(time.Millisecond)
 			}
-			redistest.Must(b, err)
-			redistest.Must(b, inspector.RunTask("default", id))
+			redistest.Must(b, errors.Join(err, inspector.RunTask("default", id)))
 		}
-		<-done
+		for range cap(ahead) {
+			ahead <- struct{}{}
+		}
 	})
 }

@@ -278,8 +278,9 @@ func TestRateOf_cost(t *testing.T) {
 					t.Errorf("%s, %+v: %+v", busy, test, b)
 				}
 			}
-			for want, its := range map[string]task{"RateOf gave -1 per -1h": {1, -1, 1}, "Cost gave -1": {1, 1, -1},
-				"Cost gave 87601: want 0 to 87600": {1, 1, 87601}} {
+			for want, its := range map[string]task{"RateOf gave -1 per -1h": {1, -1, 1},
+				"Cost gave a number that is not 0":          {1, 1, -1},
+				"Cost gave a number that is not 0 to 87600": {1, 1, 87601}} {
 				says(t, r.awaitArchived(r.enqueue("work", its)).LastErr, want)
 			}
 		}

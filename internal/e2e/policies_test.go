@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -216,6 +217,11 @@ func TestPolicy_afterFailure(t *testing.T) {
 			t.Fatal("AfterFailure is not asked again")
 		}
 		r.awaitArchived(short)
+		if !slices.ContainsFunc(r.seen.list(automutex.EventBusy), func(e automutex.Event) bool {
+			return e.TaskID == short && e.Policy == automutex.Archive
+		}) {
+			t.Error("no event says that it is archived")
+		}
 		last := r.enqueue("work", `{"id":1,"say":"busy"}`, asynq.MaxRetry(0)) // waits in its worker
 		<-given
 		r.awaitLine(1, "work", "1")

@@ -87,7 +87,6 @@ func (r rulePlan) rate() automutex.Rate {
 	return automutex.Rate{Starts: r.Starts, Per: r.Per, Burst: r.Burst}
 }
 
-// every is the time from one start to the next; 0: there is no rate.
 func (r rulePlan) every() time.Duration {
 	if r.Starts == 0 {
 		return 0
@@ -97,7 +96,6 @@ func (r rulePlan) every() time.Duration {
 
 func (r rulePlan) burst() int { return max(r.Burst, 1) }
 
-// cost is for how many starts a task counts.
 func (r rulePlan) cost(n int) int {
 	if r.Dear {
 		return n % 4
@@ -330,7 +328,6 @@ func (b *ledger) judgeCooldownBeside(r *run, key string) {
 	}
 }
 
-// beganAfter tells whether a run certainly began after another had released the lock.
 func (b *ledger) beganAfter(r, o *run, key string) bool {
 	released, ok := o.released[key]
 	return ok && r.began.Add(-b.grantLag(b.ruleOf(key))).After(released)
@@ -352,7 +349,6 @@ func (k *keyBook) closes(until time.Time) {
 	k.gate.closed = latest(k.gate.closed, until)
 }
 
-// opens says that an operator has broken a lock: that ends a hold, and the gate of a rate that the hold had moved.
 func (k *keyBook) opens() {
 	k.broken = time.Now()
 	k.gate.starts, k.gate.holds = nil, nil // closed stays: nobody knows
@@ -458,7 +454,6 @@ type paceBook struct {
 	ended        time.Time // when it had certainly ended
 }
 
-// paceOf is the rate that an operator has ordered for a key, ever; nil: none.
 func (b *ledger) paceOf(key string) *paceBook {
 	if b.pace != nil && (key == b.pace.target || strings.HasPrefix(key, b.pace.target+"|")) {
 		return b.pace
@@ -594,7 +589,6 @@ func (w *world) endControls() {
 	}
 }
 
-// orders are what is known of the orders for one target.
 type orders struct {
 	limit   int       // the highest that was ever set
 	halted  time.Time // since when a pause is certainly in Redis; zero: none is
@@ -609,7 +603,6 @@ func (b *ledger) order(target string) *orders {
 	return b.targets[target]
 }
 
-// halts takes a pause that ends by itself, or, with the zero time, does not; done: it is in Redis.
 func (b *ledger) halts(target string, until time.Time, done bool) {
 	defer b.locked()()
 	o := b.order(target)
@@ -649,7 +642,6 @@ func targetsOf(key string) [2]string {
 	return [2]string{key, scope}
 }
 
-// limitOf is the highest number that may hold a key at once, with what the servers lend.
 func (b *ledger) limitOf(key string) int {
 	n, leave := b.ownLimitOf(key), b.ruleOf(key).LeaveIdle
 	for _, p := range b.w.plan.Procs {
@@ -729,7 +721,6 @@ func (b *ledger) pausedUntil(key string) (until time.Time) {
 	return until
 }
 
-// obeyed is how long a process may take to learn of an order: the promise is 2 seconds.
 const obeyed = 2 * sec
 
 func (b *ledger) judgePause(n int, does, key string) {
@@ -813,7 +804,6 @@ func (r rulePlan) ownLimit(t taskPlan) int {
 	return 1 + t.B%r.limit()
 }
 
-// limitOf is the rule's, as the Guard takes it; nil: it has one limit for all.
 func (p *process) limitOf(r rulePlan) func(context.Context, *asynq.Task) (int, error) {
 	if !r.LimitOf {
 		return nil
@@ -850,7 +840,6 @@ func (t taskPlan) body(n int) []byte {
 	return must(json.Marshal(fields))
 }
 
-// middleware is the Guard's, around all handlers or around those of the types that have rules.
 func (p *process) middleware(taskType string) asynq.Handler {
 	handler := asynq.HandlerFunc(p.handle)
 	if !p.wraps(taskType) {
@@ -994,7 +983,6 @@ func (b *ledger) madeEndsUnrun(t *taskBook) bool {
 	})
 }
 
-// inGroups are the tasks that asynq will aggregate. A group that is not listed has no aggregator.
 func (w *world) inGroups() (left []string) {
 	m, base := w.redis.mini, "asynq:{"+queue+"}:"
 	groups, _ := m.SMembers(base + "groups") // no such key: none
@@ -1039,7 +1027,6 @@ type candidate struct {
 	over   chan struct{} // closed when it has given up, and closed its Locker
 }
 
-// campaigns has a process campaign until resigns, or nil.
 func (p *process) campaigns() *candidate {
 	if p.w.plan.Lead == 0 {
 		return nil
@@ -1076,7 +1063,6 @@ func (p *process) lead(ctx context.Context) error {
 	return nil
 }
 
-// resigns ends what campaigns began. It may be called twice.
 func (c *candidate) resigns() {
 	if c != nil {
 		c.cancel()
@@ -1171,7 +1157,6 @@ func (d *drawer) history() {
 	}
 }
 
-// isHistory tells whether a key has runs of another key, or names those that have.
 func isHistory(key string) bool {
 	return strings.HasSuffix(key, ":history") || strings.HasSuffix(key, ":{stats}:histories")
 }
@@ -1209,7 +1194,6 @@ func (p *plan) grantSlack() time.Duration {
 	return slack
 }
 
-// keyNames are the plan's names of keys, by what stands in braces in Redis.
 func (w *world) keyNames() map[string]string {
 	names := map[string]string{}
 	for _, t := range w.plan.Tasks {
@@ -1326,7 +1310,6 @@ func (s *redisServer) masterOf(e *endpoint, command []string) *miniredis.Minired
 
 func isLockKey(word string) bool { return strings.HasPrefix(word, "automutex:") }
 
-// copyLocks has a master have the keys of locks that another one has, and no others.
 func copyLocks(to, from *miniredis.Miniredis) {
 	for _, key := range to.Keys() {
 		if isLockKey(key) {
@@ -1365,7 +1348,6 @@ func copyLocks(to, from *miniredis.Miniredis) {
 	}
 }
 
-// store is what keeps the highest fence of a key, and refuses a write with a lower one.
 type store struct {
 	fence   int64
 	writers []*run // whose writes it took
@@ -1480,7 +1462,6 @@ func (d *drawer) ordered(length time.Duration) {
 	}
 }
 
-// orderOf is the rule that has a task in order; nil: none.
 func (p *plan) orderOf(t taskPlan) *rulePlan {
 	return find(p.Rules, func(r rulePlan) bool { return r.Task == t.Task && r.InOrder })
 }
@@ -1515,12 +1496,10 @@ func (d *drawer) clients() {
 	}
 }
 
-// byClient tells whether the task is enqueued by a Client, unless it is Plain.
 func (p *plan) byClient(t taskPlan) bool {
 	return p.Clients || p.orderOf(t) != nil || p.startsWithin(t) > 0
 }
 
-// slowKey is that of taskPlan.Slow in a context.
 type slowKey struct{}
 
 func (w *world) enqueueByClient(n int, task *asynq.Task, opts []asynq.Option) {
@@ -1659,7 +1638,6 @@ func (b *ledger) locksCalm() bool {
 	})
 }
 
-// Further ends of a task in order.
 const (
 	endGivenUp = "its place was given up by the operator"
 	endLost    = "its place was lost with its key"
@@ -1694,7 +1672,6 @@ func (w *world) operateInOrder(op opPlan) bool {
 	return true
 }
 
-// skip gives up a task's place. After an error it may be given up or not.
 func (w *world) skip(key, note string) {
 	n := numberOf(strings.TrimPrefix(note, queue+"/"))
 	before := n >= 0 && w.book.givesUp(n)
@@ -1710,7 +1687,6 @@ func (w *world) skip(key, note string) {
 	}
 }
 
-// givesUp says that a task's place may be given up, and tells whether that was so before.
 func (b *ledger) givesUp(n int) (before bool) {
 	defer b.locked()()
 	before = b.books[n].ends[endGivenUp]
@@ -1729,7 +1705,6 @@ func (b *ledger) losesKey(rule rulePlan, t taskPlan) {
 	}
 }
 
-// endHolds gives up the places of archived tasks, when all else is well.
 func (w *world) endHolds() (found bool) {
 	if !w.plan.isOrdered() {
 		return false
@@ -1852,7 +1827,6 @@ func (p *plan) startsWithin(t taskPlan) (within time.Duration) {
 	return within
 }
 
-// late is the rule's Late. What AfterFailure returns has the task archived.
 func (p *process) late(r rulePlan) automutex.Policy {
 	if r.Late == "after" {
 		return automutex.AfterFailure(func(_ context.Context, _ *asynq.Task, busy *automutex.BusyError) error { return busy })

@@ -806,7 +806,7 @@ func (b *ledger) event(p *process, e automutex.Event) {
 		}
 	case automutex.EventBusy:
 		b.judgeCharge(n, key, e.Busy)
-		b.busy(n, e, key)
+		b.busy(p, n, e, key)
 	case automutex.EventSkipped:
 		if n >= 0 {
 			b.books[n].ends[endSkipped] = true
@@ -847,11 +847,17 @@ func (b *ledger) goesOn(p *process, n int, rule string) {
 	}
 }
 
-func (b *ledger) busy(n int, e automutex.Event, key string) {
+func (b *ledger) busy(p *process, n int, e automutex.Event, key string) {
 	if n < 0 || e.Busy == nil {
 		return
 	}
 	b.books[n].reason = e.Busy.Reason
+	if rule := b.ruleOf(key); e.Policy == automutex.Archive && rule.Policy != "archive" && rule.Policy != "after" {
+		if a := b.attemptOf(p, n); a != nil && a.retried < a.most {
+			b.violatef("event: task %d is told to be archived by %q, and has an attempt left", n, key)
+		}
+		return
+	}
 	if e.Busy.SameTask || e.Busy.Reason == automutex.ReasonClosed {
 		if e.Policy == automutex.Skip || e.Policy == automutex.Archive || e.Policy == automutex.Fail {
 			b.violatef("event: task %d met its own earlier attempt or a hold of %q, and the event names the policy %s", n, key,
