@@ -394,6 +394,24 @@ func TestClaim_ttl(t *testing.T) {
 		}
 		redistest.Must(t, r.inspector.DeleteTask(r.queue, info.ID))
 	}
+	const retention = 365 * 24 * time.Hour
+	r.enqueue("reindex", "", asynq.Retention(retention))
+	if got := r.rdb.PTTL(t.Context(), r.claimKey("reindex")).Val() - retention; got < claimLife-longest {
+		t.Errorf("the claim of a task that is kept expires %s after it", got)
+	}
+}
+
+// A task of a rule that was another one before has no newer task in its place: one comes after it, at once, or none.
+func TestClaim_ofAnotherRule(t *testing.T) {
+	each(t, func(t *testing.T, s *redistest.Server) {
+		r := start(t, s, reindex)
+		first := r.enqueue("reindex", "first", asynq.ProcessIn(time.Hour))
+		changed := reindex
+		changed.Duplicate = Replace
+		second := r.must(r.producer(r.rdb, changed).Enqueue(task("reindex", "7", "second")))
+		r.await(r.queue, first.ID, asynq.TaskStateScheduled)
+		r.await(r.queue, second.ID, asynq.TaskStatePending)
+	})
 }
 
 // A claim whose holder is no task does not block an enqueue.

@@ -231,7 +231,8 @@ func (req *request) start(old existing) []asynq.Option {
 // it ended, and its claim with it. The claim of a scheduled task lasts longer.
 func (req *request) confirm(ctx context.Context, info *asynq.TaskInfo) (claims.Standing, error) {
 	length := time.Duration(0)
-	if ahead := time.Until(info.NextProcessAt); ahead > 0 && req.rule.Until.kind != decide.ForTime {
+	if req.rule.Until.kind != decide.ForTime {
+		ahead := max(0, time.Until(info.NextProcessAt))
 		length = min(ahead+info.Retention+req.rule.claimLength(), inside.MaxTTL)
 	}
 	return req.claim().Keep(ctx, req.holder(), length)
@@ -280,6 +281,10 @@ func (req *request) facts(found existing) decide.Existing {
 	e := decide.Existing{
 		Until: req.rule.Until.kind, Duplicate: req.rule.Duplicate.kind, Keep: req.rule.KeepArchived,
 		Begun: found.claim.Phase == claims.Begun,
+	}
+	_, kind, claimed := claims.Parse(found.id, req.client.engine.Options().Prefix)
+	if claimed && req.rule.Duplicate.supersedes() && kind != req.rule.kind() {
+		e.Begun = true // its rule was another one then, and it may know of no task in its place
 	}
 	past := req.rule.Duplicate.kind == decide.Postpone && found.claim.Age >= req.rule.MaxPostpone
 	if info := found.info; past && info != nil &&
