@@ -1,6 +1,7 @@
 package blocked
 
 import (
+	"cmp"
 	"context"
 	"strconv"
 	"sync"
@@ -111,7 +112,7 @@ func (t *Tasks) WakeInOrder(ctx context.Context, k OrderedKey, item engine.Order
 			return engine.FateGone, answer
 		case act == engine.ActPresent && info.State == asynq.TaskStateActive:
 			us, _ := strconv.ParseInt(item.Seen, 10, 64)
-			head := engine.Head{State: item.State, Since: time.UnixMicro(us)}
+			head := engine.Head{State: item.State, Since: time.UnixMicro(cmp.Or(us, item.Ticket))}
 			if why := Why(Seen{Head: head, Info: info}); why != "" {
 				k.Stands(why)
 			}

@@ -280,8 +280,7 @@ func (d *doctor) fleet(ctx context.Context) error {
 	return nil
 }
 
-// withFile puts what the file says before what Guards say, but for what their programs compute. What only one of them
-// has may be for another program.
+// withFile puts what the file says before what Guards say, but for what their programs compute.
 func (d *doctor) withFile(guards []fleet.Process) []fleet.Process {
 	if d.ran == nil || len(guards) == 0 {
 		return guards
@@ -299,6 +298,9 @@ func (d *doctor) withFile(guards []fleet.Process) []fleet.Process {
 		}
 		if run[at].Limit == "computed" {
 			its.Limit = run[at].Limit
+		}
+		if strings.HasPrefix(run[at].Busy, "after failure") {
+			its.Busy = run[at].Busy
 		}
 		run = slices.Delete(run, at, at+1)
 	}
@@ -385,7 +387,7 @@ func (d *doctor) slips() {
 func (d *doctor) hold(ctx context.Context, task *asynq.TaskInfo, found map[Finding]int) {
 	if _, err := d.maker.Keys(ctx, asynq.NewTaskWithHeaders(task.Type, task.Payload, task.Headers)); err != nil {
 		why, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "automutex: "), "; enqueue the task")
-		found[Finding{Bad, "keys", printable.OneLine(why) + "; a worker archives such a task unrun"}]++
+		found[Finding{Bad, "keys", printable.OneLine(why)}]++
 	}
 	its, _ := d.byTask.Find(task.Type)
 	for _, i := range its {

@@ -1,5 +1,4 @@
-// Package inspect reads locks as operators see them, and says what rules make of them. The command and the page
-// share it.
+// Package inspect reads locks as operators see them, and says what rules make of them.
 package inspect
 
 import (
@@ -175,8 +174,7 @@ func present(ctx context.Context, e *engine.Engine) (now func() time.Time, order
 	return state.Now, state.Orders()
 }
 
-// Walk reads all locks under the Engine's prefix, some at a time, so that neither Redis nor the caller ever has all of
-// them at hand. An error ends it.
+// Walk reads all locks under the Engine's prefix, some at a time. An error ends it.
 func Walk(ctx context.Context, e *engine.Engine) iter.Seq2[Lock, error] {
 	return func(yield func(Lock, error) bool) {
 		now, orders := present(ctx, e)
@@ -233,8 +231,7 @@ func (w Work) TaskName() string {
 	return cmp.Or(w.Note, "-")
 }
 
-// TaskState says what asynq knows of the task: its type and state. A task that asynq does not know any more matters to
-// an operator: its lease ends at the deadline.
+// TaskState says what asynq knows of the task: its type and state.
 func (w Work) TaskState(inspector *asynq.Inspector) string {
 	if w.Task == "" {
 		return "-"
@@ -334,8 +331,7 @@ func IsScope(rules []fleet.Rule, text string) bool {
 }
 
 // Unknown says why no task has the target of an order, as a person types it; empty if one may have it, as far as rules
-// and live locks tell. hashed: the values of keys are hashed. To see live locks takes a walk, for a target that no rule
-// has.
+// and live locks tell. hashed: the values of keys are hashed.
 func Unknown(
 	ctx context.Context, e *engine.Engine, rules []fleet.Rule, hashed bool, text string,
 ) (why string, err error) {
