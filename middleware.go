@@ -722,7 +722,7 @@ func (d *delivery) carryOut(decision decide.Decision, met *obstacle) (result err
 		if errors.Is(met.err, asynq.SkipRetry) && met.ran {
 			return met.err, false
 		}
-		if met.busy != nil && met.policy() != Archive { // for want of attempts
+		if met.busy != nil && met.why != decide.Late && met.policy() != Archive { // none is left
 			d.observe(t, Event{Kind: EventBusy, Policy: Archive, Waited: met.busy.Waited, Busy: met.busy})
 		}
 		return d.guard.archive(met.err), false

@@ -1694,7 +1694,6 @@ func (b *ledger) givesUp(n int) (before bool) {
 	return before
 }
 
-// losesKey says that a key is lost, as in a failover, with all that is known of its order.
 func (b *ledger) losesKey(rule rulePlan, t taskPlan) {
 	b.breaks(rule.key(t))
 	defer b.locked()()

@@ -852,10 +852,11 @@ func (b *ledger) busy(p *process, n int, e automutex.Event, key string) {
 		return
 	}
 	b.books[n].reason = e.Busy.Reason
-	if rule := b.ruleOf(key); e.Policy == automutex.Archive && rule.Policy != "archive" && rule.Policy != "after" {
-		if a := b.attemptOf(p, n); a != nil && a.retried < a.most {
-			b.violatef("event: task %d is told to be archived by %q, and has an attempt left", n, key)
-		}
+	isOther := func(r rulePlan) bool { return r.name() == e.Rule && r.Policy != "archive" }
+	notByPolicy := e.Busy.SameTask || e.Busy.Reason == automutex.ReasonClosed ||
+		slices.ContainsFunc(b.w.plan.rulesOf(b.books[n].plan), isOther)
+	if a := b.attemptOf(p, n); e.Policy == automutex.Archive && notByPolicy && a != nil && a.retried >= a.most {
+		b.books[n].ends[endArchived] = true // no attempt is left
 		return
 	}
 	if e.Busy.SameTask || e.Busy.Reason == automutex.ReasonClosed {
