@@ -28,7 +28,7 @@ const (
 	// rule. Usually EventAcquired or EventBusy follows.
 	EventWaited EventKind = "waited"
 	// EventBusy: the task did not get the lock, each time that it asks; Busy.Reason says why. EventSkipped, EventRetried,
-	// EventParked or EventReplaced follows if that is what happens to the task.
+	// EventParked or EventReplaced may follow, or on a last attempt one with Archive.
 	EventBusy EventKind = "busy"
 	// EventLate: the task did not start in time, see [Rule].StartWithin and Busy.LateBy. Policy is its rule's Late.
 	// EventSkipped follows if the task ends as done.

@@ -178,7 +178,7 @@ func (r *handlerRun) reportOverdue() {
 	if r.returned.Load() {
 		return
 	}
-	r.worker.leave() // asynq has given its worker to another task
+	r.worker.leave() // asynq has given it to another task
 	cause := context.Cause(r.ctx)
 	for _, h := range r.leases {
 		r.guard.log.Warn("automutex: the handler still runs although its task's context has ended; the key stays taken "+
