@@ -380,7 +380,7 @@ func TestTurnIn(t *testing.T) {
 	}
 }
 
-// asynq takes its worker from a task whose context has ended: a handler that goes on keeps nobody waiting.
+// asynq takes its worker from a task whose context has ended.
 func TestStuckHandler_isNoWorker(t *testing.T) {
 	t.Parallel()
 	guard := newGuard(t, redistest.Mini(t), Rule{Task: "work"})
@@ -388,6 +388,8 @@ func TestStuckHandler_isNoWorker(t *testing.T) {
 	defer cancel()
 	lender := ctx.Value(serverKey{guard}).(*worker).server.lender("x", 0)
 	goesOn := make(chan struct{})
+	end := sync.OnceFunc(func() { close(goesOn) })
+	defer end()
 	var wg sync.WaitGroup
 	redistest.Go(&wg, func() {
 		_ = guard.Middleware(asynq.HandlerFunc(func(context.Context, *asynq.Task) error { <-goesOn; return nil })).
@@ -400,7 +402,7 @@ func TestStuckHandler_isNoWorker(t *testing.T) {
 	idle(2)
 	cancel()
 	idle(3)
-	close(goesOn)
+	end()
 	wg.Wait()
 	idle(3)
 }
