@@ -623,8 +623,7 @@ func (o *obstacle) policy() Policy {
 }
 
 // decideStart decides about a task whose handler has not started. It asks the function of AfterFailure. Its answer, or
-// a RetryAfter of a function that makes keys, counts as the handler's, unless it is that the
-// key is busy.
+// a RetryAfter of a function that makes keys, counts as the handler's, unless it is ErrBusy.
 func (d *delivery) decideStart(met *obstacle) (decide.Decision, *obstacle) {
 	s := decide.Situation{Over: d.over(), Why: met.why, Last: d.last, Parked: met.busy != nil && met.busy.parked,
 		TimeUp: d.last && !d.hasTimeFor(0), Waits: d.waitsFor(met)}

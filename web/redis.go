@@ -292,8 +292,8 @@ type foundTask struct {
 	Why   string // there are no Keys
 }
 
-// findTask asks asynq for the task with that ID, in each queue or in that of <queue>/<ID>, and makes its keys. A
-// text that cannot be an ID is not asked for.
+// findTask asks asynq for the task with that ID, in each queue or in that of <queue>/<ID>, and makes its keys.
+// Nothing is asked for what can be no ID.
 func (p *page) findTask(ctx context.Context, text string) (found []foundTask) {
 	text = strings.TrimSpace(text)
 	if len(text) < 3 || len(text) > 300 || strings.ContainsAny(text, " *?[") {

@@ -164,8 +164,12 @@ no control is for it, the exit code is 1.`, cobra.ExactArgs(1), func(ctx context
 	return a.withJSON(cmd)
 }
 
+func (a *app) key(typed string) string {
+	return inspect.TypedKey(a.conn.prefix, os.Getenv(hashKeysEnv), typed)
+}
+
 func (a *app) one(ctx context.Context, l locks, name string) (inspect.Lock, error) {
-	key := inspect.TypedKey(a.conn.prefix, os.Getenv(hashKeysEnv), name)
+	key := a.key(name)
 	if _, err := l.Ref(key); err != nil {
 		return inspect.Lock{}, usage("KEY: %w", err)
 	}
@@ -256,7 +260,7 @@ func (a *app) breakLock(ctx context.Context, l locks, key string, tokens []strin
 	}
 	s.Waiters = nil // not asked about
 	opens := len(tokens) == 0 && s.Gate != nil && inspect.Breakable(s.Gate.Closed)
-	holders := s.Held // more than are shown, perhaps
+	holders := s.Held // maybe more than are shown
 	if len(tokens) > 0 {
 		s.Holders = slices.DeleteFunc(s.Holders, func(h inspect.Holder) bool { return !slices.Contains(tokens, h.Token) })
 		holders = len(s.Holders)
@@ -350,7 +354,7 @@ func newSkip(a *app) *cobra.Command {
 
 KEY and TASK are those that blocked lists. The task itself is not changed: if asynq runs it
 later, it takes its old place again. If it runs now, or is not the next one, the exit code is 1.`, cobra.ExactArgs(2), func(ctx context.Context, l locks, args []string) error {
-		key := inspect.TypedKey(a.conn.prefix, os.Getenv(hashKeysEnv), args[0])
+		key := a.key(args[0])
 		switch err := blocked.Skip(ctx, l.Engine, l.inspector, key, args[1], 0); {
 		case errors.Is(err, lock.ErrBackend):
 			return err

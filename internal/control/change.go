@@ -34,7 +34,8 @@ func (r *Reader) Give(ctx context.Context, kind *Kind, typed string, c Control) 
 	if err != nil {
 		return err
 	}
-	if len(state.fields)-r.dropOver(ctx, state) >= maxControls && state.targets[target] == nil {
+	over := r.dropOver(ctx, state)
+	if len(state.fields)-over >= maxControls && state.targets[target] == nil {
 		return fmt.Errorf("lock: control for %q: there are %d orders already, which is the most; end some, or use "+
 			"their scope", typed, maxControls)
 	}

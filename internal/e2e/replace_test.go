@@ -61,7 +61,8 @@ func TestReplace_withinATask(t *testing.T) {
 		r := start(t, s, setup{rules: []automutex.Rule{replacing(automutex.Rule{}), {Task: "outer"}}, wrap: func(
 			g *automutex.Guard, stage asynq.Handler) asynq.Handler {
 			return g.Middleware(asynq.HandlerFunc(func(ctx context.Context, task *asynq.Task) error {
-				if task.Type() == "outer" && g.Middleware(stage).ProcessTask(ctx, asynq.NewTask("work", []byte(`{"id":1}`))) == nil {
+				within := asynq.NewTask("work", []byte(`{"id":1}`))
+				if task.Type() == "outer" && g.Middleware(stage).ProcessTask(ctx, within) == nil {
 					t.Error("it has run, though its gate is closed")
 				}
 				return stage.ProcessTask(ctx, task)
