@@ -853,15 +853,15 @@ func (b *ledger) busy(p *process, n int, e automutex.Event, key string) {
 	}
 	b.books[n].reason = e.Busy.Reason
 	isOther := func(r rulePlan) bool { return r.name() == e.Rule && r.Policy != "archive" }
-	notByPolicy := e.Busy.SameTask || e.Busy.Reason == automutex.ReasonClosed ||
-		slices.ContainsFunc(b.w.plan.rulesOf(b.books[n].plan), isOther)
-	if a := b.attemptOf(p, n); e.Policy == automutex.Archive && notByPolicy && a != nil && a.retried >= a.most {
+	back := e.Busy.SameTask || slices.Contains([]string{automutex.ReasonClosed, automutex.ReasonPaused}, e.Busy.Reason)
+	other := back || slices.ContainsFunc(b.w.plan.rulesOf(b.books[n].plan), isOther)
+	if a := b.attemptOf(p, n); e.Policy == automutex.Archive && other && a != nil && a.retried >= a.most {
 		b.books[n].ends[endArchived] = true // no attempt is left
 		return
 	}
-	if e.Busy.SameTask || e.Busy.Reason == automutex.ReasonClosed {
+	if back {
 		if e.Policy == automutex.Skip || e.Policy == automutex.Archive || e.Policy == automutex.Fail {
-			b.violatef("event: task %d met its own earlier attempt or a hold of %q, and the event names the policy %s", n, key,
+			b.violatef("event: task %d met its own attempt, a hold or a pause of %q, and the event names the policy %s", n, key,
 				e.Policy)
 		}
 		return
