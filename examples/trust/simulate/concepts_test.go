@@ -365,8 +365,7 @@ func (b *ledger) judgeHeld(n int, key, reason, how string) {
 	}
 }
 
-// judgeRateDrop is the second half of judgeHeld, a moment later: by then the ledger knows of every start before the
-// drop.
+// judgeRateDrop is the second half of judgeHeld: a moment later every start before the drop is known.
 func (b *ledger) judgeRateDrop(n int, key, how string, dropped time.Time) {
 	defer b.locked()()
 	if b.opensBefore(key, dropped) {
@@ -663,7 +662,7 @@ func (b *ledger) ownLimitOf(key string) int {
 }
 
 // judgeBorrowed looks whether a run above the limit of its key has left workers idle: those were not whose handlers had
-// begun before it took the key.
+// begun before it took the key. An ask sent again goes by what was idle before.
 func (b *ledger) judgeBorrowed(r *run, key string) {
 	rule, beside, busy := b.ruleOf(key), 0, 0
 	for _, o := range b.runs {
@@ -674,7 +673,8 @@ func (b *ledger) judgeBorrowed(r *run, key string) {
 			busy++
 		}
 	}
-	if idle := r.p.plan.Workers - busy - 1; rule.LeaveIdle > idle && beside >= b.ownLimitOf(key) && !b.mayNotKnow(key) {
+	if idle := r.p.plan.Workers - busy - 1; rule.LeaveIdle > idle && beside >= b.ownLimitOf(key) && !b.mayNotKnow(key) &&
+		b.w.calmAt(r.p, r.taken[key], 0) {
 		b.violatef("borrowed: task %d begins beside %d on %q, and leaves %d workers idle", r.n, beside, key, idle)
 	}
 }

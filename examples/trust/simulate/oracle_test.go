@@ -32,7 +32,7 @@ const (
 	endAggregated = "aggregated"
 )
 
-// ledger is what an observer outside of the library knows: which handler ran when, what it saw, and the public events.
+// ledger is what an observer outside knows: which handler ran when, what it saw, and the public events.
 // Its mutex guards everything in it, and what is in runs, attempts and tasks; the callers of those functions hold it
 // that do not take it. Nothing is called with it held but what takes no lock of the library's own making wait.
 type ledger struct {
@@ -916,8 +916,7 @@ func (b *ledger) judgeBusy(n int, e automutex.Event, key string) {
 	time.AfterFunc(3*b.w.plan.Latency+100*ms, func() { b.judgeDropped(n, key, dropped) })
 }
 
-// judgeDropped is the second half of judgeBusy, a moment later: by then the ledger knows of every task that had the key
-// when this one was dropped.
+// judgeDropped is the second half of judgeBusy: a moment later every task is known that had the key then.
 func (b *ledger) judgeDropped(n int, key string, dropped time.Time) {
 	defer b.locked()()
 	if k := b.key(key); k.taken.Before(dropped) {
