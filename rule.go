@@ -250,7 +250,7 @@ func (c *compiledRule) fillDefaults() {
 	if len(c.On) > 0 {
 		c.fields, _ = keys.Parse(c.On)
 	}
-	c.request = engine.Request{Ref: engine.Ref{Limit: 1, Rated: true}, Name: c.Name, TTL: engine.WholeMS(c.TTL),
+	c.request = engine.Request{Ref: engine.Ref{Limit: 1, Rated: c.RateOf == nil}, Name: c.Name, TTL: engine.WholeMS(c.TTL),
 		Fenced: c.Fence, Notes: true} // MaxHold counts from when the handler starts
 	c.request.Pace, _ = c.Rate.pace()
 }
@@ -330,7 +330,7 @@ func (c *compiledRule) checkOrder(mistakes *fieldErrors) {
 	}
 	if c.Limit > 1 || c.isLimitOfTask() {
 		mistakes.addf("InOrder", "needs a Limit of 1, since tasks that run beside each other are in no order; leave "+
-			"Limit, LimitOf and LimitField out")
+			"the limit out")
 	}
 	if c.Busy != Park {
 		mistakes.addf("InOrder", "needs the policy park, not %s: a task that comes before its turn keeps its place; leave "+

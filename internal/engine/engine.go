@@ -1,9 +1,8 @@
 // Package engine is the lock: who holds it, who waits for it, and for how long. It knows no tasks.
 //
-// In Redis a lock is a word, and a record if somebody wants it besides its holder: see lua/head.lua. An Engine is one
-// process' side: it takes locks, renews leases, asks again for waiters, and listens for messages. A turn decides what
-// becomes of a waiter. Due waiters and leases stand in two heaps; one alarm rings for the first; they are sent in
-// pipelines, a few at a time.
+// An Engine is one process' side: it takes locks, renews leases, asks again for waiters, and listens for messages; see
+// lua/head.lua for Redis' side. A turn decides what becomes of a waiter. Due waiters and leases stand in two heaps; one
+// alarm rings for the first; they are sent in pipelines, a few at a time.
 package engine
 
 import (
@@ -97,7 +96,7 @@ func (e *Engine) limit(r *Ref) int64 { return int64(e.bounds(r).Slots) }
 
 // rateArgs end a script that looks after a lock.
 func rateArgs(r *Ref, b control.Bounds) []any {
-	if !r.Rated {
+	if !r.Rated && b.Every == r.Every && b.Spare == r.Spare {
 		return nil
 	}
 	return []any{b.Every.Microseconds(), b.Spare.Microseconds(), b.Known}

@@ -460,13 +460,13 @@ type Ending struct {
 
 // Release is lock.Lease.Release. One that was sent before the deadline, and again, and finds nothing is a success.
 func (le *Lease) Release(ctx context.Context, how Ending) (free int, err error) {
-	if le.OnEnd != nil {
-		defer func() { le.OnEnd(err) }()
-	}
 	e := le.engine
 	was := e.drop(le)
 	if was == ended {
 		return 0, fmt.Errorf("%w: %q was unlocked before", ErrNotHeld, le.request.Name)
+	}
+	if le.OnEnd != nil {
+		defer func() { le.OnEnd(err) }()
 	}
 	ctx = e.conn.Whole(ctx)
 	if le.consumes = how.Consume && was == held; how.Cooldown > 0 && was == held && !le.request.Pool {

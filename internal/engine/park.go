@@ -52,7 +52,6 @@ type parking struct {
 	leastLife time.Duration // the least callLife: minCallLife, unless ArriveWithin has set more
 }
 
-// A parking has no goroutine of its own: its alarm starts checks.
 func newParking(e *Engine, caller Caller) *parking {
 	p := &parking{engine: e, caller: caller, began: time.Now(), lines: map[string]*parkedLine{}, leastLife: minCallLife}
 	p.alarm.Ring = p.startChecks
@@ -165,8 +164,8 @@ func (p *parking) line(r Ref) *parkedLine {
 		n.line = n
 		p.lines[r.Key] = n
 	}
-	if was := n.ref; !r.Rated && was.Rated { // that of an operator's look, which knows no rule
-		r.Rated, r.Pace, r.Lender = true, was.Pace, was.Lender
+	if was := n.ref; !r.Rated && r.Lender == nil { // maybe that of an operator's look, which knows no rule
+		r.Rated, r.Pace, r.Lender = was.Rated, was.Pace, was.Lender
 	} else if l := was.Lender; l != nil && l != r.Lender { // who asked last borrows
 		l.Calling(-n.counted)
 		n.ready(false)
@@ -387,9 +386,13 @@ func (p *parking) makeCalls() {
 }
 
 func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
-	fate := FateUnsure // if the Caller panics: the call is repeated
+	fate := FateUnsure // if the Caller panics, or does not return: the call is repeated
 	p.callAlone(r, note, func(ctx context.Context) {
-		life.CallUser(p.engine.o.Log, "Options.Call", func() { fate = p.caller(ctx, r.Key, note) })
+		said, _ := p.engine.conn.Within(ctx, func(context.Context) (said any, _ error) {
+			life.CallUser(p.engine.o.Log, "Options.Call", func() { said = p.caller(ctx, r.Key, note) })
+			return said, nil
+		})
+		fate, _ = said.(Fate)
 		p.mu.Lock()
 		leaves := n.sawFate(note, fate)
 		p.mu.Unlock()

@@ -1,12 +1,12 @@
--- advance: a free slot goes to a waiter in K:line, who takes the lock in no order: so waiters and tasks take turns.
--- Else to the head, if it waits in a worker. Parked tasks are called in order until inbound of them and of waiting
--- ones are coming, none behind one that is not. A head to look for is named. A section; expects inbound, ended: a slot
--- came free just now, so the head is not late; and send. Writes the word. Sets free, the free slots, and waiting: nil
--- if none is, else {parked and waiting, until the first deadline or the gate opens (ms, -1: neither), named, ...}.
+-- advance: a free slot goes to a waiter in K:line, who takes the lock in no order. Else to the head, if it waits in a
+-- worker. Parked tasks are called in order until inbound of them and of waiting ones are coming, none behind one that is
+-- not. A head to look for is named. A section; expects inbound, ended: a slot came free just now, so the head is not
+-- late; and send. Writes the word. Sets free, the free slots, and waiting: nil if none is, else {parked and waiting,
+-- until the first deadline or the gate opens (ms, -1: neither), named, ...}.
 local waiting
 do
   if count < limit and opens <= now_us then
-    local free, asker, lease = limit - count, nil, nil
+    local free, asker, lease = limit - count
     --@include grant
   end
   --@include look

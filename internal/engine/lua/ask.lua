@@ -79,7 +79,7 @@ end
 local note = note_of(body)
 local ticket = parks and call('ZSCORE', parked, note) -- of a note that is parked, or was called
 local was_parked, inline, called_ago = ticket, 0, -1
-local at, total = tonumber((noted and limit ~= 1 or park) and call('ZSCORE', line, token) or 0)
+local at, total = tonumber((noted or park) and call('ZSCORE', line, token) or 0)
 if noted and at > aside then
   --@include twin
   if not twin(body) then call('ZADD', line, int(at % aside), token) end

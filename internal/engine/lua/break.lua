@@ -10,7 +10,7 @@
 local how = ARGV[2]
 local w = redis.call('GET', KEYS[1])
 local changes = how ~= 'list' and (w or redis.call('EXISTS', KEYS[6]) == 1)
-local limit = changes and tonumber(ARGV[1]) or nil
+local limit = changes and tonumber(ARGV[1])
 --@include head
 --@include send
 if how == 'list' or how == 'key' then
@@ -34,11 +34,11 @@ local opened = 0
 for _, why in ipairs(how == 'open' and {'closed', 'cooldown'} or {}) do
   if gates[why] then
     if gates[why] > now_us then opened = 1 end
-    local at = nil
+    local at
     --@include move
   end
 end
-local moved, asker, lease = true, nil, nil
+local moved, asker, lease = true
 --@include free
 --@include grant
 --@include settle

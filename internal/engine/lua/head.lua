@@ -9,8 +9,6 @@
 --
 -- The word of a fat lock is "+<last fence> <until (ms)> <what there is>"; all its keys expire at until. What there is:
 -- gate, parked, order, notes, each with a space before. notes: no two holders have the same note, see twin.
---
--- No script touches more than some 100 members of a key, but to list holders; what is left comes with the next call.
 local word, holders, line, parked, called, info = unpack(KEYS)
 local order, marks = KEYS[8] and KEYS[7], table.remove(KEYS, 8)
 local values = not order and KEYS[7]
@@ -71,7 +69,7 @@ if found[2] and tonumber(found[2]) <= now_ms and limit then
   found = call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf', 'WITHSCORES', 'LIMIT', '0', '2')
 end
 count, first, deadline = #found / 2, found[1], tonumber(found[2])
-if count == 2 then count = call('ZCOUNT', holders, '(' .. int(now_ms), '+inf') end
+if count == 2 or not limit then count = call('ZCOUNT', holders, '(' .. int(now_ms), '+inf') end
 
 local function holds(body)
   return first == body or count > 1 and tonumber(call('ZSCORE', holders, body) or 0) > now_ms

@@ -41,5 +41,5 @@ local why
 for _, one in ipairs({'rate', 'cooldown', 'closed'}) do
   if gates[one] and gates[one] > now_us then why = one end
 end
-return {now_us, call('ZCOUNT', holders, alive, '+inf'), waiting, call('ZCARD', parked) - is_called, is_called, fence,
+return {now_us, count, waiting, call('ZCARD', parked) - is_called, is_called, fence,
   listed, why or '', why and gates[why] - now_us or 0, tasks, head, free_values, free, taken}

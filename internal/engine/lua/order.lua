@@ -48,7 +48,8 @@ end
 
 local function find_task(nonce)
   local record = call('HGET', info, 'o:' .. nonce)
-  return record and parse_task(nonce, call('ZSCORE', order, nonce), record) or nil
+  local ticket = record and call('ZSCORE', order, nonce)
+  return ticket and parse_task(nonce, ticket, record) or nil
 end
 
 local function put_task(task)

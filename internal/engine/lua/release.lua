@@ -34,7 +34,7 @@ if was and not late then
 end
 --@include send
 own = string.match(body, '^[^.]*')
-local moved, asker, lease = was, nil, nil
+local moved, asker, lease = was
 --@include free
 local notes = noted
 if late then free, noted = 1, false end
@@ -48,7 +48,7 @@ end
 if late then
   call('ZREM', holders, body)
   count, noted = count - 1, notes
-  if noted then call('HDEL', info, 'n:' .. note_of(body)) end
+  if noted then call('HDEL', info, 'n:' .. note_of(body), 'a:' .. note_of(body)) end
 end
 local reply = was and free or -1 - free
 if parks then

@@ -6,8 +6,8 @@
 -- ARGV[2] came   the caller's arrival (us)
 --
 -- reply 1: the caller is overtaken itself; 0: not
--- The token of who can be asked ends with .<arrival>. It reads the 1,000 holders whose leases end first, and the last
--- 100 waiters that do not stand aside: all call it for themselves, too.
+-- The token of who can be asked ends with .<arrival>. It reads 1,000 holders, and the last 100 waiters that do not stand
+-- aside: all call it for themselves, too.
 local newest, arrivals = table.remove(KEYS), table.remove(KEYS)
 local limit, slots = nil, tonumber(ARGV[1])
 --@include overtaken
@@ -15,7 +15,7 @@ if overtaken(ARGV[2]) then return 1 end
 local w = redis.call('GET', KEYS[1])
 --@include head
 --@include send
-local bodies = {w}
+local bodies = {w or nil}
 if f then bodies = call('ZRANGEBYSCORE', holders, '(' .. int(now_ms), '+inf', 'LIMIT', '0', '1000') end
 if math.max(count, #bodies) < slots or slots == 0 or opens > now_us then return 0 end
 local known = {}

@@ -7,7 +7,6 @@
 -- reply {holders and waiters removed, that score now, how many calls are left for who is there}
 local limit, from = tonumber(ARGV[1]), ARGV[2]
 local w = redis.call('GET', KEYS[1])
--- A thin one expires by itself.
 if not w and redis.call('EXISTS', KEYS[6]) == 0 or string.sub(w or '+', 1, 1) ~= '+' then return {0, from, 0} end
 local before = redis.call('ZCARD', KEYS[2])
 --@include head
@@ -24,7 +23,7 @@ for i = 1, #found, 2 do
   end
 end
 local left = math.ceil(math.max(holding - count, call('ZCOUNT', line, '(' .. from, '+inf')) / 100)
-local moved, asker, lease = removed > 0, nil, nil
+local moved, asker, lease = removed > 0
 --@include free
 --@include grant
 --@include settle
