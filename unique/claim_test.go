@@ -395,7 +395,7 @@ func TestClaim_ttl(t *testing.T) {
 		redistest.Must(t, r.inspector.DeleteTask(r.queue, info.ID))
 	}
 	const retention = 365 * 24 * time.Hour
-	r.enqueue("reindex", "", asynq.Retention(retention))
+	r.enqueue("reindex", "", asynq.Retention(retention), asynq.ProcessAt(time.Unix(1<<37, 0)))
 	if got := r.rdb.PTTL(t.Context(), r.claimKey("reindex")).Val() - retention; got < claimLife-longest {
 		t.Errorf("the claim of a task that is kept expires %s after it", got)
 	}
@@ -411,6 +411,8 @@ func TestClaim_ofAnotherRule(t *testing.T) {
 		second := r.must(r.producer(r.rdb, changed).Enqueue(task("reindex", "7", "second")))
 		r.await(r.queue, first.ID, asynq.TaskStateScheduled)
 		r.await(r.queue, second.ID, asynq.TaskStatePending)
+		changed.Queue = r.queue + "-other"
+		r.must(r.producer(r.rdb, changed).Enqueue(task("reindex", "7", "")))
 	})
 }
 

@@ -50,8 +50,8 @@ leaves the old task, the new one, or both; a call for the key 15 seconds later l
 
 # What is not promised
 
-  - If an operator runs an archived task again (RunTask) just as the next task takes
-    its place, both live, or under UntilDone with Reject or Join the archived task is deleted.
+  - An archived task that an operator runs again (RunTask) may live beside the next one, or
+    under UntilDone with Reject or Join be deleted as that takes its place.
   - Without the Guard's Middleware in a worker nobody writes that a handler has begun. Replace and Postpone
     then take a task that failed for one that has not begun, and reject the new one while asynq has the old
     one as active.
@@ -60,8 +60,9 @@ leaves the old task, the new one, or both; a call for the key 15 seconds later l
   - asynq enqueues the task that it makes of a Group before it deletes the group's tasks. A call at that moment
     is rejected for one of these, joins or supersedes it, although the task made of it may have run.
     If the aggregation fails, the tasks wait, and block their keys, until the Group gets its next one.
-  - A command of Reject or Join under UntilDone may arrive seconds late, after go-redis has sent it again
-    and the call has gone on: the IDs of such tasks are used again.
+  - Under UntilDone with Reject or Join a key's tasks have one ID, and what go-redis sends again after a lost
+    reply may meet the next one, seconds late: the command by which asynq ends a task then removes that.
+    Replace gives each task its own ID.
 
 All producers of a key must use rules with the same Queue, Until, Duplicate, MaxPostpone and
 KeepArchived. New checks that only for the rules of one Client. Producers with different rules

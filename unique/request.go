@@ -202,7 +202,7 @@ func (req *request) enqueueClaimed(ctx context.Context, old existing) (*asynq.Ta
 		return info, nil
 	case err != nil:
 		return nil, err // the next call finds both tasks, and which one has the claim
-	case standing.Holder != req.holder():
+	case standing.Holder != req.holder() && standing.Holder != "": // without one the window of For has ended
 		return req.takeBack(ctx, info)
 	}
 	return info, req.clean(ctx, standing.Stale)
@@ -233,7 +233,7 @@ func (req *request) confirm(ctx context.Context, info *asynq.TaskInfo) (claims.S
 	length := time.Duration(0)
 	if req.rule.Until.kind != decide.ForTime {
 		ahead := max(0, time.Until(info.NextProcessAt))
-		length = min(ahead+info.Retention+req.rule.claimLength(), inside.MaxTTL)
+		length = min(min(ahead, inside.MaxTTL)+info.Retention+req.rule.claimLength(), inside.MaxTTL)
 	}
 	return req.claim().Keep(ctx, req.holder(), length)
 }
@@ -283,7 +283,7 @@ func (req *request) facts(found existing) decide.Existing {
 		Begun: found.claim.Phase == claims.Begun,
 	}
 	_, kind, claimed := claims.Parse(found.id, req.client.engine.Options().Prefix)
-	if claimed && req.rule.Duplicate.supersedes() && kind != req.rule.kind() {
+	if claimed && req.rule.Duplicate.supersedes() && (kind != req.rule.kind() || found.queue != req.rule.Queue) {
 		e.Begun = true // its rule was another one then, and it may know of no task in its place
 	}
 	past := req.rule.Duplicate.kind == decide.Postpone && found.claim.Age >= req.rule.MaxPostpone
@@ -331,8 +331,7 @@ func (req *request) duplicate(found existing) *DuplicateError {
 // no other producer enqueues a task between the look and the deletion. It does not keep an operator from running the
 // ended task in that moment.
 //
-// Producers poll for the lock, which is held rarely, for a few round trips: a line would cost each a subscription. If a
-// producer died holding it, they poll until its TTL ends.
+// Producers poll for the lock, which is held rarely, for a few round trips: a line would cost each a subscription.
 func (req *request) replaceEnded(ctx context.Context) (*asynq.TaskInfo, error) {
 	lease, err := req.client.engine.Take(ctx, &engine.Request{
 		Ref: engine.Ref{Key: claims.Key(req.key) + ":lock", Limit: 1}, Name: req.key, TTL: req.client.changeTTL,
