@@ -65,7 +65,6 @@ func (c *claim) write(phase claims.Phase) error {
 // meanwhile, what it wrote stays: the next task for the key may be enqueued before this one runs, and both run.
 //
 // A task whose claim cannot be written does not run: the next producer would be joined to a run that has read its data.
-// Nor does one that another task has superseded: over says so then.
 func (c *claim) begin() *obstacle {
 	if c.kind == claims.Window {
 		return nothing

@@ -138,10 +138,11 @@ func (l *lateness) begin() {
 }
 
 func (l *lateness) write(delay time.Duration) error {
+	delay += startKept
 	if deadline, ok := l.ctx.Deadline(); ok {
-		delay += max(0, time.Until(deadline))
+		delay = max(delay, time.Until(deadline.Add(delay))) // a Timeout may be of 292 years
 	}
-	return l.guard.engine.KeepStart(l.whole(), l.start(), startKept+delay)
+	return l.guard.engine.KeepStart(l.whole(), l.start(), delay)
 }
 
 // start is not that of another task with the same ID.

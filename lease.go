@@ -79,8 +79,7 @@ func (held *holding) lost() *obstacle {
 }
 
 // release ends all leases, the last one first, and then reports them. met is why the task failed. It also runs while
-// a panic unwinds, and after d.ctx has ended: releases use only its values. A second call does nothing, unless the
-// task has taken locks again.
+// a panic unwinds, and after d.ctx has ended: releases use only its values.
 func (d *delivery) release(decision decide.Decision, met *obstacle) {
 	if d.running != nil {
 		d.running.end()
@@ -198,7 +197,7 @@ func (h *heldLease) ended(cause error) {
 func (h *heldLease) reportLost(cause error, after time.Duration) {
 	h.lossReported.Do(func() {
 		h.lostAfter = after
-		h.of.guard.log.Warn("automutex: lease lost while the handler runs; its context is cancelled",
+		h.of.guard.log.Warn("automutex: the lease was lost before the handler returned",
 			h.of.about(h.target, "cause", cause)...)
 		h.of.observe(h.target, Event{Kind: EventLost, Held: after, Err: cause})
 	})
@@ -215,7 +214,7 @@ func (h *heldLease) reportReleased(began bool) {
 		// The key was deleted or evicted, and nobody noticed before.
 		h.reportLost(fmt.Errorf("%w: %w", lock.ErrLost, err), h.heldFor)
 	case errors.Is(err, lock.ErrBackend):
-		h.of.guard.log.Warn("automutex: the key could not be released; it frees itself at its deadline",
+		h.of.guard.log.Warn("automutex: the key could not be released yet; this is tried until its deadline",
 			h.of.about(h.target, "ttl", h.target.rule.TTL, "error", err)...)
 		h.of.observe(h.target, Event{Kind: EventBackendError, Err: err})
 	}

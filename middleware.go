@@ -100,6 +100,7 @@ func (g *Guard) runWithoutRule(d *delivery, next asynq.Handler) error {
 	if d.worker != nil && d.outer == nil {
 		d.server.workers.Came("", -1)
 		d.worker.worksNow()
+		defer context.AfterFunc(d.ctx, d.worker.leave)() // asynq gives it to another task then
 	}
 	for {
 		err := next.ProcessTask(d.ctx, d.task)

@@ -537,9 +537,9 @@ func TestInOrder_headOfADeadWorker(t *testing.T) {
 	for age, want := range map[time.Duration]int{10 * time.Second: 0, 2 * time.Minute: 1} {
 		item := engine.OrderItem{State: "a", Nonce: stamp.Unstamped(note), Ticket: 1,
 			Seen: fmt.Sprint(time.Now().Add(-age).UnixMicro()), Note: note}
-		before := strings.Count(log.Text(slog.LevelWarn), "its worker is dead")
+		before := strings.Count(log.Text(slog.LevelWarn), "asynq runs it again")
 		guard.wakeInOrder(t.Context(), guard.cfg.Prefix+":{work}", item)
-		if n := strings.Count(log.Text(slog.LevelWarn), "its worker is dead") - before; n != want {
+		if n := strings.Count(log.Text(slog.LevelWarn), "asynq runs it again") - before; n != want {
 			t.Errorf("seen %s ago: %d warnings, want %d: %s", age, n, want, log.Text(slog.LevelDebug))
 		}
 	}

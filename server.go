@@ -166,7 +166,7 @@ type worker struct {
 }
 
 func (w *worker) worksNow() {
-	if w.works.CompareAndSwap(false, true) {
+	if w.inside.Load() && w.works.CompareAndSwap(false, true) {
 		w.server.workers.Works()
 	}
 }
