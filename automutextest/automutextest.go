@@ -39,14 +39,14 @@ var errUnguarded = errors.New("no rule has a key for a task of this type: it run
 
 const poll = 2 * time.Millisecond // how often a task is looked at
 
-// Guard is an automutex.Guard on a Redis in memory. Make one with [New]. Its field Guard is the *automutex.Guard.
+// Guard is an automutex.Guard on a Redis in memory. Make one with [New].
 type Guard struct {
 	*automutex.Guard
 
 	cfg      automutex.Config
 	rdb      *redis.Client
 	patience time.Duration // how long anything is waited for
-	ordered  bool          // a rule is InOrder
+	ordered  bool          // a rule needs the Client
 
 	mu         sync.Mutex // guards deliveries and what is in them
 	deliveries map[string]delivery
@@ -67,9 +67,9 @@ func New(tb testing.TB, cfg automutex.Config) *Guard {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.NewTextHandler(testLog(tb.Log), nil))
 	}
-	cfg.MinReplicas, cfg.Inspector, cfg.Private = min(cfg.MinReplicas, 0), nil, true // there are none, and nobody looks
+	cfg.MinReplicas, cfg.Inspector, cfg.Private = min(cfg.MinReplicas, 0), nil, true // there are none
 	for _, rule := range cfg.Rules {
-		g.patience, g.ordered = max(g.patience, rule.Wait), g.ordered || rule.InOrder
+		g.patience, g.ordered = max(g.patience, rule.Wait), g.ordered || rule.InOrder || rule.StartWithin > 0
 	}
 	g.patience += 30 * time.Second
 	cfg.Rules = slices.Clone(cfg.Rules)
@@ -244,8 +244,8 @@ func Serve(tb testing.TB, g *Guard, handler asynq.Handler, adjust ...func(*asynq
 // Client returns a Client with the Guard's Config, for code that takes an [automutex.Enqueuer].
 func (s *Server) Client() *automutex.Client { return s.client }
 
-// Enqueue enqueues a task and returns at once. The options are asynq's. If a rule of the Guard is InOrder, Enqueue
-// uses [Server.Client], else an asynq.Client.
+// Enqueue enqueues a task and returns at once. The options are asynq's. If a rule is InOrder or has StartWithin,
+// Enqueue uses [Server.Client], else an asynq.Client.
 func (s *Server) Enqueue(tb testing.TB, task *asynq.Task, options ...asynq.Option) *Task {
 	tb.Helper()
 	var enqueuer automutex.Enqueuer = s.plain

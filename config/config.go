@@ -57,7 +57,7 @@ import (
 )
 
 // Load reads the file at path. The first result has the rules, the second the unique rules; both have the file's prefix
-// and hash_keys. The error joins an [*Error] for each mistake, in the order of the file, also for what [automutex.New]
+// and hash_keys. The error joins an [*Error] for each mistake found, in file order, also for what [automutex.New]
 // and [unique.New] would refuse; or it says why the file could not be read. With an error both results are zero values.
 func Load(path string) (automutex.Config, unique.Config, error) {
 	data, err := os.ReadFile(path) //nolint:gosec // the file is the caller's to name
@@ -209,7 +209,7 @@ func (r *reader) refused(err error, what string, root, preset *yaml.Node, rules 
 
 // goName finds what errors call by its name in Go. Texts in quotes are the user's.
 var goName = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|Rules\[\d+\]|\b(?:automutex\.|unique\.)?(?:Name|Task|On|OnHeaders|Optional|Scope|Limit|TTL|Wait|MaxHold|Cooldown|Rate|Cost|` +
-	`Starts|Per|Burst|InOrder|OnArchive|MaxQueued|LeaveIdle|Fence|Busy|StartWithin|Late|Queue|Until|Duplicate|MaxPostpone|KeepArchived|Unlimited|Retry|RetryIn|For|Postpone|Reject|Join)\b`)
+	`Starts|Per|Burst|InOrder|OnArchive|MaxQueued|LeaveIdle|Fence|Default|Most|Busy|StartWithin|Late|Queue|Until|Duplicate|MaxPostpone|KeepArchived|Unlimited|Retry|RetryIn|For|Postpone|Reject|Join)\b`)
 
 func inFile(text string, rules []*yaml.Node) string {
 	return goName.ReplaceAllStringFunc(text, func(s string) string {

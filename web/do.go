@@ -193,7 +193,7 @@ func readTask(p *page, f *form, v url.Values) string {
 
 func readTarget(_ *page, f *form, v url.Values) string {
 	if f.Target = v.Get("target"); strings.TrimSpace(f.Target) == "" {
-		return "Name a target: a scope, or what stands between the braces of a key."
+		return "Name a target: a scope, or a scope and its values."
 	}
 	return ""
 }

@@ -256,6 +256,14 @@ func TestFilter_longer(t *testing.T) {
 	}
 }
 
+func TestOpen_nodeOfACluster(t *testing.T) {
+	t.Parallel()
+	c := connection{uri: redistest.Cluster(t).Addr(), timeout: time.Minute}
+	if _, err := c.open(t.Context()); err == nil || !strings.Contains(err.Error(), "give --cluster") {
+		t.Error(err)
+	}
+}
+
 // What no session reaches: sentinels, TLS and a socket with a database.
 func TestConnection_options(t *testing.T) {
 	t.Parallel()
@@ -263,7 +271,7 @@ func TestConnection_options(t *testing.T) {
 		"redis-sentinel://u:p@a:1,b:2?master=m": "[a:1 b:2] m u p 0 false", "rediss://:p@h:1/2": "[h:1]   p 2 true",
 		"redis-socket:///s.sock?db=3": "[/s.sock]    3 false",
 	} {
-		o, where, err := (&connection{uri: uri}).options()
+		o, where, err := (&connection{uri: uri, db: -1}).options()
 		redistest.Must(t, err)
 		got := fmt.Sprintln(o.Addrs, o.MasterName, o.Username, o.Password, o.DB, o.TLSConfig != nil)
 		if got != want+"\n" || strings.Contains(where, "p@") {

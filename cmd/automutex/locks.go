@@ -390,6 +390,9 @@ func (a *app) newOrder(use, help string, args cobra.PositionalArgs, o *order,
 		hashed := slices.ContainsFunc(guards, func(p fleet.Process) bool { return p.Hashed })
 		a.known = known(guards)
 		if !a.conn.force && !o.ends {
+			if os.Getenv(hashKeysEnv) != "" && len(guards) > 0 && !hashed {
+				return usage("%s is set, and no process hashes its keys: unset it", hashKeysEnv)
+			}
 			if err := a.place(ctx, l.rdb); err != nil {
 				return err
 			}

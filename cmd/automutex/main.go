@@ -69,7 +69,6 @@ AUTOMUTEX_PASSWORD, AUTOMUTEX_PREFIX and so on.`
 func newRoot(a *app) *cobra.Command {
 	root := command("automutex", rootHelp, nil, nil)
 	root.Example = `  automutex check automutex.yaml
-  automutex key automutex.yaml --type itunes:verify --payload '{"transaction_id": 7}'
   automutex list --uri redis://localhost:6379
   automutex break 'automutex:{itunes:verify|7}'`
 	root.Version, root.SilenceUsage, root.SilenceErrors = "(unknown)", true, true
@@ -170,9 +169,9 @@ func (a *app) withJSON(cmd *cobra.Command) *cobra.Command {
 // What the program answers to the shell; the help of the root command lists these.
 const (
 	exitOK    = 0
-	exitNo    = 1 // what was asked for is not so: mistakes in a file, nobody to break, findings of doctor
-	exitUsage = 2 // the command line
-	exitRedis = 3 // Redis is out of reach, or refused
+	exitNo    = 1
+	exitUsage = 2
+	exitRedis = 3
 )
 
 // failure is an error with its answer to the shell.
@@ -266,7 +265,7 @@ func (c *connection) flags(root *cobra.Command) {
 	f := root.PersistentFlags()
 	f.StringVarP(&c.uri, "uri", "u", "127.0.0.1:6379", "Redis: host:port or a URL (redis://, rediss://, "+
 		"redis-socket://, redis-sentinel://host:port?master=name)")
-	f.IntVarP(&c.db, "db", "n", 0, "Redis database number")
+	f.IntVarP(&c.db, "db", "n", -1, "Redis database number (default: that of --uri)")
 	f.StringVarP(&c.password, "password", "p", "", "password of Redis (better in AUTOMUTEX_PASSWORD: others see "+
 		"command lines)")
 	f.StringVar(&c.username, "username", "", "ACL user of Redis")
@@ -327,17 +326,20 @@ func (c *connection) options() (o *redis.UniversalOptions, where string, err err
 		return nil, "", wrong
 	}
 	switch {
-	case c.cluster && c.clusterAddrs != "":
+	case c.clusterAddrs != "":
 		addrs, where = strings.Split(c.clusterAddrs, ","), c.clusterAddrs
 	case addrs == nil:
 		addrs = []string{its.Addr} // go-redis knows the path of a socket by its slash
 	}
 	o = &redis.UniversalOptions{
-		Addrs: addrs, MasterName: master, IsClusterMode: c.cluster,
-		Username: cmp.Or(c.username, its.Username), Password: cmp.Or(c.password, its.Password), DB: cmp.Or(c.db, its.DB),
+		Addrs: addrs, MasterName: master, IsClusterMode: c.cluster || c.clusterAddrs != "",
+		Username: cmp.Or(c.username, its.Username), Password: cmp.Or(c.password, its.Password), DB: its.DB,
 		// One try within the timeout: an operator who waits wants to be told.
 		DialTimeout: c.timeout, ReadTimeout: c.timeout, WriteTimeout: c.timeout, PoolTimeout: c.timeout,
 		ContextTimeoutEnabled: true, MaxRetries: -1, DialerRetries: 1,
+	}
+	if c.db >= 0 {
+		o.DB = c.db
 	}
 	if its.TLSConfig != nil || c.tls || c.tlsServer != "" {
 		o.TLSConfig = &tls.Config{MinVersion: tls.VersionTLS12, ServerName: c.tlsServer, InsecureSkipVerify: c.insecure} //nolint:gosec // when asked to
@@ -355,8 +357,10 @@ func (c *connection) open(ctx context.Context) (redis.UniversalClient, error) {
 	bound, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	switch err = rdb.Ping(bound).Err(); {
-	case err == nil:
+	case err == nil && (o.IsClusterMode || rdb.ClusterSlots(bound).Err() != nil):
 		return rdb, nil
+	case err == nil:
+		err = usage("Redis at %s is a node of a Cluster: give --cluster", where)
 	case ctx.Err() != nil:
 		err = ctx.Err()
 	default:

@@ -26,8 +26,7 @@ import (
 	"github.com/automutex/automutex/unique"
 )
 
-// load reads a file of rules. The secret of the keys is the file's, or else that of the environment: never on the
-// command line, which others see.
+// load reads a file of rules. The secret of the keys is the file's, or else that of the environment.
 func load(file string) (automutex.Config, unique.Config, error) {
 	cfg, once, err := config.Load(file)
 	if err != nil {
@@ -55,7 +54,7 @@ For editors that complete and check YAML. Save it, and name it in the first line
   automutex schema > automutex.schema.json
   # yaml-language-server: $schema=automutex.schema.json
 
-The schema is looser than "automutex check", which finds every mistake. Redis is not needed.`, cobra.NoArgs, func(*cobra.Command, []string) error {
+The schema is looser than "automutex check". Redis is not needed.`, cobra.NoArgs, func(*cobra.Command, []string) error {
 		_, err := a.out.Write(config.Schema())
 		return err
 	})
@@ -131,7 +130,7 @@ func guarded(r unique.Rule) automutex.Rule {
 
 // notebook is a slog.Handler that keeps messages.
 type notebook struct {
-	slog.Handler // nil: of its methods the two below are called
+	slog.Handler // nil: the two below are called
 	notes        []string
 }
 
@@ -187,9 +186,7 @@ type match struct {
 	Rule   string `json:"rule,omitempty"`
 	Unique string `json:"unique,omitempty"`
 	Key    string `json:"key"`
-	// Name is the name in Redis. Of a unique rule it is what keeps duplicates out: with UntilDone and Reject or Join the
-	// ID of the task, else the Redis key of its claim.
-	Name string `json:"redis"`
+	Name   string `json:"redis"` // of a unique rule what keeps duplicates out
 
 	index int // of the rule
 }

@@ -74,6 +74,9 @@ func (w *webCommand) run(cmd *cobra.Command, args []string) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := w.app.place(cmd.Context(), rdb); err != nil {
+		w.log.Warn("automutex: web: " + strings.TrimSuffix(err.Error(), ", or --force to go on"))
+	}
 	o := w.options
 	o.Prefix, o.HashKeys, o.Rules, o.Logger = w.app.conn.prefix, cfg.HashKeys, cfg.Rules, w.log
 	access := web.AccessRead

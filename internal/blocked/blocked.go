@@ -123,13 +123,13 @@ func undelivered(inspector *asynq.Inspector, queue string) string {
 	return ""
 }
 
-// Find asks the Inspector for a task, and is the one place that says what the answer means. rdb is a client that may be
-// on asynq's Redis; nil: none is known. gone reports whether asynq has no such task; then err says so, too.
+// Find asks the Inspector for a task. rdb is a client that may be on asynq's Redis; nil: none is known. gone reports
+// whether asynq has no such task; then err says so, too.
 //
-// "Queue not found" is not "no such task". asynq's client lists a queue once in its life, so a queue that was deleted,
-// or that Redis has lost, is not listed again while producers run on. If rdb has the task, Find lists its queue, and
-// asks again. If the Inspector still does not see the task, it looks at another database: gone is false. If rdb has no
-// such task, it is gone if asynq works where the Inspector looks; without rdb, if no server serves it.
+// "Queue not found" is not "no such task". asynq's client lists a queue once in its life, so one that was deleted is
+// not listed again. If rdb has the task, Find lists its queue, and asks again. If the Inspector still does not see the
+// task, it looks at another database: gone is false. If rdb has no such task, it is gone if asynq works where the
+// Inspector looks; without rdb, if no server serves it.
 func Find(
 	inspector *asynq.Inspector, rdb redis.UniversalClient, queue, id string,
 ) (info *asynq.TaskInfo, gone bool, err error) {
@@ -164,7 +164,7 @@ func Find(
 var ErrElsewhere = errors.New("the asynq.Inspector does not see asynq's tasks: give it the Redis and the database " +
 	"of the asynq.Client")
 
-// IsKept reports whether asynq keeps the task in that Redis.
+// IsKept reports whether asynq keeps the task there.
 func IsKept(rdb redis.UniversalClient, queue, id string) (bool, error) {
 	kept, err := rdb.Exists(context.Background(), fmt.Sprintf("asynq:{%s}:t:%s", queue, id)).Result()
 	return kept > 0, err
@@ -191,12 +191,14 @@ func Why(s Seen) string {
 		return "is archived, and since then gone from asynq; skip it to go on"
 	case held && s.Info != nil && s.Info.State != asynq.TaskStateArchived:
 		return fmt.Sprintf("was archived, and is now %s", s.Info.State)
-	case held:
+	case held, s.Info != nil && s.Info.State == asynq.TaskStateArchived:
 		return "is archived; run it again or skip it to go on" + lastErr
 	case s.Gone && (s.Head.State != "i" || time.Since(s.Head.Since) > soon): // i: its producer may be about to enqueue it
 		return "is gone from asynq; the next task goes on in a moment"
 	case s.Queue != "":
 		return fmt.Sprintf("waits in queue %s, which %s", s.Info.Queue, s.Queue)
+	case s.Info == nil && s.Head.Failed:
+		return "failed; asynq does not say when it is retried"
 	case s.Info == nil:
 		return ""
 	}
@@ -210,8 +212,7 @@ func Why(s Seen) string {
 		return fmt.Sprintf("is scheduled, and comes in %s", in)
 	case s.Info.State == asynq.TaskStateActive && time.Since(s.Head.Since) > soon:
 		// one that waits in its worker is seen every few seconds
-		return "is active in asynq, and does not hold its key: its worker is dead, or hangs before the Guard; skip the " +
-			"task to go on"
+		return "is active in asynq, and does not hold its key: asynq runs it again in a few minutes; skip it to go on sooner"
 	}
 	return ""
 }

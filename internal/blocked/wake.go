@@ -70,14 +70,14 @@ func (t *Tasks) WakeParked(ctx context.Context, key, note string) engine.Fate {
 	})
 }
 
-// OrderedKey is an ordered key, for who looks at its tasks.
+// OrderedKey is an ordered key.
 type OrderedKey struct {
 	Engine *engine.Engine
 	Key    engine.Ref
 	Holds  bool // a task that asynq archives holds the key
 
-	// WakeInOrder needs both. Archived is called when a task is found archived, and holds the key; Stands each minute
-	// while the key stands: "its next task " and why say it.
+	// WakeInOrder needs both. Archived is called when a task is found archived, and holds the key; Stands in each minute
+	// in which the key stands: "its next task " and why say it.
 	Archived func(*asynq.TaskInfo)
 	Stands   func(why string)
 }

@@ -317,7 +317,7 @@ func Key(prefix, text string) string {
 // TypedKey returns the Redis key of the lock that a person types: a whole key, or a scope and its parts, which are
 // escaped here, or hashed with the secret.
 func TypedKey(prefix, secret, text string) string {
-	if stored, err := control.Stored(prefix, secret, nil, text); err == nil && !strings.ContainsAny(text, "{}") {
+	if stored, err := control.Stored(prefix, secret, nil, text); err == nil && !strings.Contains(text, ":{") {
 		return prefix + ":{" + stored + "}"
 	}
 	return Key(prefix, text) // package lock says what is wrong with it

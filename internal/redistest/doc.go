@@ -1,15 +1,6 @@
 // Package redistest gives this module's tests the Redis servers they run on: miniredis, a real redis-server and a Redis
 // Cluster of three nodes, and the means to break what lies between them and a client.
-//
-//	func TestMain(m *testing.M) { redistest.Main(m) }
-//
-//	func TestSomething(t *testing.T) {
-//		redistest.Each(t, func(t *testing.T, s *redistest.Server) {
-//			rdb := s.Client(t)
-//			key := redistest.Name(t)
-//			...
-//		})
-//	}
+// A package's TestMain calls [Main].
 //
 // # Servers
 //

@@ -580,8 +580,7 @@ func (s slowFailure) waitOut(err error) {
 // it goes on.
 //
 // Not covered: the timers of the library, of asynq and of go-redis fire meanwhile, since all processes of a bubble have
-// one clock. So contexts end in time that would end when the process goes on, calls give up that would get their
-// replies, and what was tried again arrives as often as it was sent.
+// one clock.
 
 func (d *drawer) suspensions(length time.Duration) {
 	s := d.aside("suspended")

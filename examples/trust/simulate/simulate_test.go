@@ -254,21 +254,8 @@ func playWith(t *testing.T, scenario *plan, faults [][]faultPlan, sum *totals) {
 
 var plantedFlag = flag.Bool("planted", false, "build the library with each planted defect, and find it")
 
-// planted is a defect that the library once had, in a file of testdata/planted. It is put back by changing text, and
-// the simulation has to find it:
-//
-//	about: what is wrong
-//	run: ^TestFaults$/^renewals$ -one-in 1
-//	finds: overlap
-//	-- file lock/reply.go --
-//	-- before --
-//	...
-//	-- after --
-//	...
-//	-- end --
-//
-// with as many of the last part as there are places, each of which is there exactly once. What is found is the kind of
-// a violation.
+// planted is a defect that the library once had, in a file of testdata/planted. It is put back by changing text, each
+// part of which is there exactly once, and the simulation has to find it. What is found is the kind of a violation.
 type planted struct {
 	name, about, finds string
 	run                []string   // the test that finds it, and its flags
