@@ -267,8 +267,8 @@ func (b *ledger) rateOpensBy(key string) (at time.Time) {
 // judgeCharge looks whether the starts that there were explain for how long a rate keeps a task away.
 func (b *ledger) judgeCharge(n int, key string, busy *automutex.BusyError) {
 	rule, opens := b.ruleOf(key), time.Now().Add(busy.ExpiresIn)
-	if busy.Reason != automutex.ReasonRate || !b.isSure() || !b.key(key).broken.IsZero() {
-		return
+	if busy.Reason != automutex.ReasonRate || !b.isSure() || !b.key(key).broken.IsZero() || rule.Policy == "replace" {
+		return // who is replaced may have taken it
 	}
 	most := time.Now().Add(-rule.every() * time.Duration(rule.burst()-1))
 	most = latest(most, b.rateOpensBy(key))
@@ -1245,7 +1245,6 @@ func (s *redisServer) loseReplicas(length time.Duration) {
 
 // What follows is about a split brain: a replica becomes the master of the locks, without the last writes, while one
 // process goes on to use the old one. Then that process finds the new master, and what it wrote is lost.
-// Only the locks' Redis is split, not asynq's, and the connections of the other processes hold.
 
 func (d *drawer) splits(length time.Duration) {
 	s := d.aside("split brain")
@@ -1719,11 +1718,13 @@ func (w *world) endHolds() (found bool) {
 		}
 		found = true
 		id := strings.TrimPrefix(head.Note, queue+"/")
-		if w.held[id]++; w.held[id] == 1 && len(w.held)%2 == 0 && w.operator.inspector.RunTask(queue, id) == nil {
+		if w.held[id]++; w.held[id] == 1 && len(w.held)%2 == 0 {
 			if n := numberOf(id); n >= 0 {
 				w.book.touch(n)
 			}
-			continue
+			if w.operator.inspector.RunTask(queue, id) == nil {
+				continue
+			}
 		}
 		w.skip(head.Key, head.Note)
 	}

@@ -338,7 +338,7 @@ func (b *ledger) judgeReplaced(older, newer *attempt, key string) {
 	}
 	task := b.books[newer.n].plan
 	for _, rule := range b.w.plan.rulesOf(task) {
-		if !b.pausedUntil(rule.key(task)).IsZero() {
+		if rule.LimitLater > 0 || !b.pausedUntil(rule.key(task)).IsZero() {
 			return // a paused task asks nobody to stop
 		}
 	}
