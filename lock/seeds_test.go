@@ -199,6 +199,7 @@ func TestAvailable(t *testing.T) {
 			m := l.Semaphore(redistest.Name(t), n)
 			has := func(free int) {
 				t.Helper()
+				fresh(t, l)
 				wantAvailable(t, m, free)
 				wantLocked(t, m, free == 0)
 				if there := client(t).Exists(t.Context(), m.Key()).Val(); (there > 0) != (free < n) || inUse(t, m) != (free < n) {
@@ -218,7 +219,7 @@ func TestAvailable(t *testing.T) {
 					t.Errorf("Release %d of %d: %d, %v; want %d; held %v", i+1, n, free, err, i+1, le.Held())
 				}
 				if free, err := le.Release(t.Context()); free != 0 || !errors.Is(err, lock.ErrNotHeld) {
-					t.Errorf("another Release: %d, %v; want 0, ErrNotHeld", free, err)
+					t.Errorf("again: %d, %v; want 0, ErrNotHeld", free, err)
 				}
 				has(i + 1)
 			}

@@ -233,7 +233,7 @@ func (req *request) confirm(ctx context.Context, info *asynq.TaskInfo) (claims.S
 	length := time.Duration(0)
 	if req.rule.Until.kind != decide.ForTime {
 		ahead := max(0, time.Until(info.NextProcessAt))
-		length = min(min(ahead, inside.MaxTTL)+info.Retention+req.rule.claimLength(), inside.MaxTTL)
+		length = min(min(ahead, inside.MaxTTL)+min(info.Retention, inside.MaxTTL)+req.rule.claimLength(), inside.MaxTTL)
 	}
 	return req.claim().Keep(ctx, req.holder(), length)
 }

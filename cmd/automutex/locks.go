@@ -391,7 +391,7 @@ func (a *app) newOrder(use, help string, args cobra.PositionalArgs, o *order,
 		a.known = known(guards)
 		if !a.conn.force && !o.ends {
 			if os.Getenv(hashKeysEnv) != "" && len(guards) > 0 && !hashed {
-				return usage("%s is set, and no process hashes its keys: unset it", hashKeysEnv)
+				return usage("%s is set, and no process hashes its keys: unset it, or --force", hashKeysEnv)
 			}
 			if err := a.place(ctx, l.rdb); err != nil {
 				return err

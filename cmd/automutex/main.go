@@ -158,7 +158,7 @@ func (a *app) place(ctx context.Context, rdb redis.UniversalClient) error {
 	if slices.Sort(others); len(others) > 0 {
 		run = "processes run with " + printable.Short(strings.Join(others, ", ")) + ": give that with --prefix"
 	}
-	return no("no process and no lock has the prefix %s in this database; %s, or --force to go on", a.conn.prefix, run)
+	return no("no process and no lock has the prefix %s in this database; %s, or --force", a.conn.prefix, run)
 }
 
 func (a *app) withJSON(cmd *cobra.Command) *cobra.Command {
@@ -326,13 +326,13 @@ func (c *connection) options() (o *redis.UniversalOptions, where string, err err
 		return nil, "", wrong
 	}
 	switch {
-	case c.clusterAddrs != "":
+	case c.cluster && c.clusterAddrs != "":
 		addrs, where = strings.Split(c.clusterAddrs, ","), c.clusterAddrs
 	case addrs == nil:
 		addrs = []string{its.Addr} // go-redis knows the path of a socket by its slash
 	}
 	o = &redis.UniversalOptions{
-		Addrs: addrs, MasterName: master, IsClusterMode: c.cluster || c.clusterAddrs != "",
+		Addrs: addrs, MasterName: master, IsClusterMode: c.cluster,
 		Username: cmp.Or(c.username, its.Username), Password: cmp.Or(c.password, its.Password), DB: its.DB,
 		// One try within the timeout: an operator who waits wants to be told.
 		DialTimeout: c.timeout, ReadTimeout: c.timeout, WriteTimeout: c.timeout, PoolTimeout: c.timeout,
@@ -357,7 +357,7 @@ func (c *connection) open(ctx context.Context) (redis.UniversalClient, error) {
 	bound, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	switch err = rdb.Ping(bound).Err(); {
-	case err == nil && (o.IsClusterMode || rdb.ClusterSlots(bound).Err() != nil):
+	case err == nil && (o.IsClusterMode || len(rdb.ClusterSlots(bound).Val()) < 2):
 		return rdb, nil
 	case err == nil:
 		err = usage("Redis at %s is a node of a Cluster: give --cluster", where)

@@ -128,7 +128,7 @@ func guarded(r unique.Rule) automutex.Rule {
 		Payload: r.Payload, Scope: r.Scope}
 }
 
-// notebook is a slog.Handler that keeps messages.
+// notebook keeps messages.
 type notebook struct {
 	slog.Handler // nil: the two below are called
 	notes        []string

@@ -74,8 +74,10 @@ func (w *webCommand) run(cmd *cobra.Command, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := w.app.place(cmd.Context(), rdb); err != nil {
-		w.log.Warn("automutex: web: " + strings.TrimSuffix(err.Error(), ", or --force to go on"))
+	bound, end := context.WithTimeout(cmd.Context(), w.app.conn.timeout)
+	defer end()
+	if err := w.app.place(bound, rdb); err != nil {
+		w.log.Warn("automutex: web: " + err.Error())
 	}
 	o := w.options
 	o.Prefix, o.HashKeys, o.Rules, o.Logger = w.app.conn.prefix, cfg.HashKeys, cfg.Rules, w.log

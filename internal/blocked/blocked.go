@@ -191,10 +191,10 @@ func Why(s Seen) string {
 		return "is archived, and since then gone from asynq; skip it to go on"
 	case held && s.Info != nil && s.Info.State != asynq.TaskStateArchived:
 		return fmt.Sprintf("was archived, and is now %s", s.Info.State)
-	case held, s.Info != nil && s.Info.State == asynq.TaskStateArchived:
-		return "is archived; run it again or skip it to go on" + lastErr
 	case s.Gone && (s.Head.State != "i" || time.Since(s.Head.Since) > soon): // i: its producer may be about to enqueue it
 		return "is gone from asynq; the next task goes on in a moment"
+	case held, s.Info != nil && s.Info.State == asynq.TaskStateArchived:
+		return "is archived; run it again or skip it to go on" + lastErr
 	case s.Queue != "":
 		return fmt.Sprintf("waits in queue %s, which %s", s.Info.Queue, s.Queue)
 	case s.Info == nil && s.Head.Failed:

@@ -63,7 +63,7 @@ type Ref struct {
 	Lender  *workers.Lender // whose workers hold the lock beyond Limit; nil: nobody's
 
 	Pace       // the caller's
-	Rated bool // its rate is known; else a look after parked work leaves the lock's rate as it is
+	Rated bool // each caller of the lock has its rate
 }
 
 // LeaderKey ends the key of a leader's lock: no order of an operator is for a key of that form.
@@ -93,14 +93,6 @@ func (e *Engine) bounds(r *Ref) control.Bounds {
 }
 
 func (e *Engine) limit(r *Ref) int64 { return int64(e.bounds(r).Slots) }
-
-// rateArgs end a script that looks after a lock.
-func rateArgs(r *Ref, b control.Bounds) []any {
-	if !r.Rated && b.Every == r.Every && b.Spare == r.Spare {
-		return nil
-	}
-	return []any{b.Every.Microseconds(), b.Spare.Microseconds(), b.Known}
-}
 
 // borrows reports whether the lock may be held beyond its limit: not beyond that of an operator.
 func (r *Ref) borrows(b control.Bounds) bool { return r.Lender != nil && b.Slots > 0 && !b.Limited }

@@ -10,9 +10,8 @@ const MinTTL = 100 * time.Millisecond
 
 // Caller brings parked work back: it has the work with that note, parked on the lock with that key, run again, and
 // returns what happened. An Engine calls it on goroutines of its own, up to sixteen at once, and again as long as the
-// work does not come. All processes together call at most one Caller at a time for one note of one lock, if the work
-// runs before the deadline of ctx or not at all. ctx ends at that deadline, and when the Engine is closed. The note of
-// an ordered key is |c|... or |l|..., as lua/order_act.lua names a task.
+// work does not come. The work runs before the deadline of ctx or not at all; ctx ends when the Engine is closed, too.
+// The note of an ordered key is |c|... or |l|..., as lua/order_act.lua names a task.
 type Caller func(ctx context.Context, key, note string) Fate
 
 // Fate is what a call of parked work led to, as lua/check.lua spells it.

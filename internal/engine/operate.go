@@ -348,7 +348,7 @@ const breakTogether = 100
 // Break takes slots away from those who hold them when it begins, and grants what is free then. It returns how many it
 // took, and one more if it opened the gate; with BreakKey, of a pool, how many values there were. Leases of this
 // process among them are lost before it returns; other processes get messages. After an error it has taken those that
-// it returns, and perhaps 100 more. What the client sent twice counts as done, but with BreakKey.
+// it returns, and perhaps 100 more.
 func (e *Engine) Break(ctx context.Context, r Ref, how BreakKind, tokens ...string) (taken int, err error) {
 	if err := e.Know(ctx, r.Key); err != nil {
 		return 0, err

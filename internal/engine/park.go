@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"math"
@@ -8,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/automutex/automutex/internal/control"
 	"github.com/automutex/automutex/internal/life"
 	"github.com/automutex/automutex/internal/printable"
 	"github.com/automutex/automutex/internal/redisx"
@@ -17,7 +19,7 @@ const (
 	forgetAfter = 10 * time.Second // for so long a line without parked work is known after its last use
 	// calls at once, each of another line
 	maxCallers = 16
-	// notes of all ordered keys called at once, at most; but one of each. More would wait in asynq's queue.
+	// notes of all ordered keys called at once, at most; but one of each.
 	maxInboundInOrder = 4 * maxInbound
 	// how long a process calls a note alone. The Caller ends within the first half; the other half is for its
 	// last command to reach Redis.
@@ -117,6 +119,7 @@ func (p *parking) sawParked(r Ref, note string, a Answer, called bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	n := p.line(r)
+	n.paced = n.paced || !r.hasPace(b)
 	n.sawParked(note, called || a.SinceCall >= 0)
 	n.ready(r.borrows(b))
 	p.sawParkedWork(n, -1)
@@ -164,8 +167,8 @@ func (p *parking) line(r Ref) *parkedLine {
 		n.line = n
 		p.lines[r.Key] = n
 	}
-	if was := n.ref; !r.Rated && r.Lender == nil { // maybe that of an operator's look, which knows no rule
-		r.Rated, r.Pace, r.Lender = was.Rated, was.Pace, was.Lender
+	if was := n.ref; !r.Rated && r.Lender == nil { // an operator's look knows no rule
+		r.Rated, r.Pace, r.Lender = was.Rated, cmp.Or(r.Pace, was.Pace), was.Lender
 	} else if l := was.Lender; l != nil && l != r.Lender { // who asked last borrows
 		l.Calling(-n.counted)
 		n.ready(false)
@@ -325,17 +328,30 @@ func (p *parking) check(batch []*parkedLine, left *int) {
 	p.alarm.Set(next)
 }
 
-// checkCall is the script that checks r, and says the fate of a plain lock's note. (The Caller tells Redis that of an
-// ordered task.)
+// checkCall is the script that checks r, and says the fate of a plain lock's note.
 func (p *parking) checkCall(r Ref, note, fate string) *redisx.Call {
 	inbound, life, lend := p.wanted(r, false)
 	b := p.engine.bounds(&r)
 	if r.Ordered {
 		return &redisx.Call{Script: orderActScript, Keys: r.keys(),
-			Args: append([]any{int64(b.Slots), inbound, "none", "", 0, "", 0, 0, ""}, rateArgs(&r, b)...)}
+			Args: append([]any{int64(b.Slots), inbound, "none", "", 0, "", 0, 0, ""}, p.rateArgs(&r, b)...)}
 	}
 	return &redisx.Call{Script: checkScript, Keys: r.keys(),
-		Args: append([]any{int64(b.Slots), inbound, life, note, fate, lend}, rateArgs(&r, b)...)}
+		Args: append([]any{int64(b.Slots), inbound, life, note, fate, lend}, p.rateArgs(&r, b)...)}
+}
+
+func (r *Ref) hasPace(b control.Bounds) bool { return b.Every == r.Every && b.Spare == r.Spare }
+
+// rateArgs end a check: an operator's rate; once after that the caller's; else nothing, if each task has its own.
+func (p *parking) rateArgs(r *Ref, b control.Bounds) []any {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := cmp.Or(p.lines[r.Key], &parkedLine{})
+	paced := n.paced
+	if n.paced = !r.hasPace(b); !n.paced && !paced && !r.Rated {
+		return nil
+	}
+	return []any{b.Every.Microseconds(), b.Spare.Microseconds(), b.Known}
 }
 
 // Callers of queueCall hold mu.
@@ -386,13 +402,9 @@ func (p *parking) makeCalls() {
 }
 
 func (p *parking) makeCall(n *parkedLine, r Ref, note string) {
-	fate := FateUnsure // if the Caller panics, or does not return: the call is repeated
+	fate := FateUnsure // if the Caller panics: the call is repeated
 	p.callAlone(r, note, func(ctx context.Context) {
-		said, _ := p.engine.conn.Within(ctx, func(context.Context) (said any, _ error) {
-			life.CallUser(p.engine.o.Log, "Options.Call", func() { said = p.caller(ctx, r.Key, note) })
-			return said, nil
-		})
-		fate, _ = said.(Fate)
+		life.CallUser(p.engine.o.Log, "Options.Call", func() { fate = p.caller(ctx, r.Key, note) })
 		p.mu.Lock()
 		leaves := n.sawFate(note, fate)
 		p.mu.Unlock()

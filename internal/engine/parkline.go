@@ -43,6 +43,7 @@ type parkedLine struct {
 	checking   bool      // a check is under way
 	checkAt    time.Time // of the next check; zero: of none
 	stillCount int       // of an ordered key, in a row, that found nothing to do
+	paced      bool      // the lock may have an operator's rate
 
 	calls   map[string]call // by note; nil while empty
 	counted int             // that the server's workers know of

@@ -7,7 +7,7 @@ import (
 
 // Lender is a server's workers as the keys of one scope borrow them: a lock is held beyond its limit while Idle
 // workers stay idle. A wait that may end counts as idle, and while the server is behind nobody borrows. An ask borrows,
-// for itself, and a call; a release and a check grant by the limit.
+// for itself, and a call; a release grants by the limit.
 //
 // Keys share what they borrow: one that runs two more here than another, for each slot of its own limit, borrows no
 // further worker while the other has tasks that could begin now.
