@@ -679,7 +679,7 @@ func (b *ledger) judgeBorrowed(r *run, key string) {
 	}
 }
 
-// judgeEven looks whether a key has had less than .4 of another's starts in ten seconds, from when each has begun
+// judgeEven looks whether a key has had less than .4 of another's starts in 20 seconds, from when each has begun
 // three until one has begun its last.
 func (b *ledger) judgeEven() {
 	starts, from, until := map[string][]time.Time{}, b.began, time.Now()
@@ -692,19 +692,19 @@ func (b *ledger) judgeEven() {
 			until = last
 		}
 	}
-	for ; b.isSure() && from.Add(10*sec).Before(until); from = from.Add(100 * ms) {
+	for ; b.isSure() && from.Add(20*sec).Before(until); from = from.Add(100 * ms) {
 		least, most := len(b.runs), 0
 		for _, all := range starts {
 			n := 0
 			for _, at := range all {
-				if !at.Before(from) && at.Before(from.Add(10*sec)) {
+				if !at.Before(from) && at.Before(from.Add(20*sec)) {
 					n++
 				}
 			}
 			least, most = min(least, n), max(most, n)
 		}
 		if least*10 < most*4 {
-			b.violatef("uneven: one key has %d starts in the ten seconds from %s, and another %d", least, from.Sub(b.began),
+			b.violatef("uneven: one key has %d starts in the 20 seconds from %s, and another %d", least, from.Sub(b.began),
 				most)
 			return
 		}
