@@ -63,7 +63,7 @@ type Ref struct {
 	Lender  *workers.Lender // whose workers hold the lock beyond Limit; nil: nobody's
 
 	Pace       // the caller's
-	Rated bool // each caller of the lock has its rate
+	Rated bool // all its callers have it, so a check sets it
 }
 
 // LeaderKey ends the key of a leader's lock: no order of an operator is for a key of that form.
