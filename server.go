@@ -267,7 +267,7 @@ func (g *Guard) RunContext(ctx context.Context, srv *asynq.Server, handler asynq
 
 func (g *Guard) closeBeside(shutdown func()) error {
 	ctx, cancel := context.WithCancelCause(context.Background())
-	closed := make(chan error, 1) // Close returns when ctx ends, at the latest
+	closed := make(chan error, 1) // Close ends soon after ctx
 	go func() { closed <- g.Close(ctx) }()
 	shutdown()
 	cancel(errShutdownTimeout)

@@ -69,8 +69,7 @@ func New(rdb Client, o Options) *Locker {
 }
 
 // Close ends every wait with ErrClosed and stops renewing. Leases still held last until their deadlines, and can be
-// released. Close waits for the Locker's goroutines, which finish only the exchanges with Redis that are under way. It
-// always returns nil.
+// released. Close waits for exchanges with Redis that are under way, up to 5 s. It always returns nil.
 func (l *Locker) Close() error {
 	l.engine().Close()
 	return nil

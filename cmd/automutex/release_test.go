@@ -120,8 +120,7 @@ func TestChangelog_form(t *testing.T) {
 		case (i == 0) != (section == "## [Unreleased]"):
 			t.Errorf("CHANGELOG.md: the first section, and no other, is Unreleased: %s", section)
 		case i > 0 && (m == nil || m[1] > before):
-			t.Errorf("CHANGELOG.md: %s is no release with a date, such as ## [1.2.3] - 2026-01-02, or stands below an older one",
-				section)
+			t.Errorf("CHANGELOG.md: %s is no release with a date, or stands below an older one", section)
 		case i > 0:
 			before = m[1]
 		}

@@ -314,8 +314,7 @@ func TestHold_andRetryAfter(t *testing.T) {
 				returned, busy := len(r.seen.list(automutex.EventRetried, automutex.EventParked)),
 					len(r.seen.list(automutex.EventBusy))
 				if returned != busy+1 {
-					t.Errorf("%s: tasks returned once of themselves and %d times since it was busy, and there are %d events of it",
-						policy, busy, returned)
+					t.Errorf("%s: tasks returned once and %d times since it was busy: %d events", policy, busy, returned)
 				}
 				r.stop()
 				if len(failures) > 0 {

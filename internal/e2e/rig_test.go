@@ -274,19 +274,16 @@ func (r *rig) await(id string, state asynq.TaskState) *asynq.TaskInfo {
 	r.t.Helper()
 	var info *asynq.TaskInfo
 	deadline := time.Now().Add(patience)
-	for {
+	for pause := time.Millisecond; ; pause = min(2*pause, 64*time.Millisecond) {
 		var err error
 		info, err = r.inspector.GetTaskInfo(r.queue, id)
 		switch {
 		case err == nil && info.State == state:
 			return info
 		case time.Now().Before(deadline):
-			<-time.After(2 * time.Millisecond)
-		case err != nil:
-			r.t.Fatalf("the task %s is to be %s: %v", id, state, err)
+			<-time.After(pause)
 		default:
-			r.t.Fatalf("the task %s is %s, not %s; tried %d times, last error %q", id, info.State, state, info.Retried,
-				info.LastErr)
+			r.t.Fatalf("the task %s is not %s: %+v, %v", id, state, info, err)
 		}
 	}
 }

@@ -127,7 +127,6 @@ type Engine struct {
 	holds   agenda             // leases, by when they are renewed or end
 	senders int                // pipelines that are under way
 	firsts  map[string]int     // first asks under way by themselves, by key
-	closed  bool
 }
 
 // New makes an Engine, without I/O and goroutines. If the options are unfit, everything returns why.
@@ -137,8 +136,7 @@ func New(o Options) *Engine {
 	unfit := o.check()
 	e := &Engine{
 		o: o, owner: keys.Escape(o.Owner), life: life.New(), channel: base64.RawURLEncoding.EncodeToString(id[:]),
-		waiters: map[string]*waiter{}, leases: map[string]*Lease{},
-		firsts: map[string]int{},
+		waiters: map[string]*waiter{}, leases: map[string]*Lease{}, firsts: map[string]int{},
 	}
 	if e.life.Refuse(unfit); unfit == nil {
 		e.conn = redisx.New(o.Client, e.life.Closing.Done())
@@ -180,11 +178,10 @@ func (e *Engine) Claim(key string) claims.Claim { return claims.Of(e.life, e.con
 
 // Close is lock.Locker.Close.
 func (e *Engine) Close() {
-	ended := e.life.End()
-	e.mu.Lock()
-	e.closed = true
-	e.mu.Unlock()
-	<-ended
+	select {
+	case <-e.life.End():
+	case <-time.After(redisx.Timeout): // a client without timeouts, or asynq's
+	}
 }
 
 // Pace is a rate, and how a lock's grant counts for it. The zero value is none.
@@ -756,7 +753,7 @@ func (e *Engine) takeHolds(now time.Time, mayRenew bool) (ends []func(), renewal
 		case end != nil:
 			ends = append(ends, end)
 			continue
-		case mayRenew && !e.closed && le.renewals < maxRenewals && !le.renewAt.IsZero() &&
+		case mayRenew && e.life.Closing.Err() == nil && le.renewals < maxRenewals && !le.renewAt.IsZero() &&
 			le.renewAt.Before(now.Add(together)):
 			le.sawSent(now)
 			renewals = append(renewals, le)

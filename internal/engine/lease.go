@@ -146,7 +146,7 @@ func (le *Lease) isHeld() bool { return le.state == held && time.Now().Before(le
 
 func (le *Lease) next() time.Time {
 	at := le.ends()
-	if le.renewals < maxRenewals && !le.engine.closed {
+	if le.renewals < maxRenewals && le.engine.life.Closing.Err() == nil {
 		at = life.Earliest(at, le.renewAt)
 	}
 	return at

@@ -357,7 +357,7 @@ func (p *parking) rateArgs(r *Ref, b control.Bounds) []any {
 // Callers of queueCall hold mu.
 func (p *parking) queueCall(n *parkedLine, note string) {
 	if p.callers < maxCallers && len(n.queue) == 0 && !n.calling {
-		// It ends when the queue is empty; Close waits for it.
+		// It ends when the queue is empty.
 		if p.engine.life.Spawn(p.makeCalls) {
 			p.callers++
 		} else if p.callers == 0 {
@@ -447,7 +447,7 @@ func (e *Engine) Unpark(ctx context.Context, r Ref, note string) error {
 }
 
 // callAlone runs f, unless another process calls the same note now: of two that find the work parked the slower would
-// run it again after it is done. Close waits for it.
+// run it again after it is done.
 func (p *parking) callAlone(r Ref, note string, f func(context.Context)) {
 	// not one of r.keys, but in their slot
 	e, key, holder, began := p.engine, r.Key+":call:"+note, rand.Text(), time.Now()

@@ -279,6 +279,15 @@ func TestChecksCallParked(t *testing.T) {
 	})
 }
 
+// TestClose_hung: Close ends beside a call to a silent Redis.
+func TestClose_hung(t *testing.T) {
+	t.Parallel()
+	e, silent := start(t, redistest.Mini(t)), make(chan bool)
+	e.life.Spawn(func() { <-silent })
+	e.Close()
+	close(silent)
+}
+
 // idleParking is one whose Engine is closed: nothing looks but the test.
 func idleParking(t *testing.T) *parking {
 	t.Helper()

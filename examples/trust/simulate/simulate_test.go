@@ -295,9 +295,8 @@ func (p *planted) overlay(t *testing.T, dir string) string {
 			text = string(src)
 		}
 		if n := strings.Count(text, before); n != 1 {
-			t.Fatalf("%s cannot be planted: the text is %d times in %s, not once; the code has changed: name the place where "+
-				"it is decided now:\n%s",
-				p.name, n, file, before)
+			t.Fatalf("%s cannot be planted: the text is %d times in %s, not once: name the place where it is "+
+				"decided now:\n%s", p.name, n, file, before)
 		}
 		changed[source] = strings.Replace(text, before, after, 1)
 	}
