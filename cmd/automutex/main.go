@@ -295,6 +295,9 @@ func (c *connection) environment(cmd *cobra.Command) (err error) {
 	if err := engine.CheckPrefix(c.prefix); err != nil {
 		return usage("--prefix: %w", err)
 	}
+	if c.timeout <= 0 {
+		return usage("--timeout: must be above zero")
+	}
 	return nil
 }
 

@@ -26,24 +26,19 @@ import (
 	"github.com/automutex/automutex/unique"
 )
 
-// load reads a file of rules. The secret of the keys is the file's, or else that of the environment.
-func load(file string) (automutex.Config, unique.Config, error) {
+// load reads a file of rules. Its secret is that of the environment if it has none; the prefix of a flag comes first.
+func (a *app) load(cmd *cobra.Command, file string) (automutex.Config, unique.Config, error) {
 	cfg, once, err := config.Load(file)
 	if err != nil {
 		return cfg, once, no("%w", err)
 	}
 	cfg.HashKeys = cmp.Or(cfg.HashKeys, os.Getenv(hashKeysEnv))
-	once.HashKeys = cfg.HashKeys
-	return cfg, once, nil
-}
-
-// loadFor is load for a command that then asks Redis: it takes over the file's prefix.
-func (a *app) loadFor(cmd *cobra.Command, file string) (automutex.Config, error) {
-	cfg, _, err := load(file)
-	if err == nil && !cmd.Flags().Changed("prefix") {
+	if !cmd.Flags().Changed("prefix") {
 		a.conn.prefix = cmp.Or(cfg.Prefix, a.conn.prefix)
 	}
-	return cfg, err
+	cfg.Prefix = a.conn.prefix
+	once.HashKeys, once.Prefix = cfg.HashKeys, cfg.Prefix
+	return cfg, once, nil
 }
 
 func newSchema(a *app) *cobra.Command {
@@ -64,8 +59,8 @@ func newCheck(a *app) *cobra.Command {
 	return command("check FILE", `Check a configuration file
 
 Each mistake is a line on stderr, as file:line:column: text, and the exit code is then 1. What
-is allowed but may surprise is a note. Redis is not needed.`, cobra.ExactArgs(1), func(_ *cobra.Command, args []string) error {
-		cfg, once, err := load(args[0])
+is allowed but may surprise is a note. Redis is not needed.`, cobra.ExactArgs(1), func(cmd *cobra.Command, args []string) error {
+		cfg, once, err := a.load(cmd, args[0])
 		if err != nil {
 			return err
 		}
@@ -153,7 +148,7 @@ hash_keys, the secret is AUTOMUTEX_HASH_KEYS of the environment.`, cobra.ExactAr
 		if strings.TrimSpace(taskType) == "" {
 			return usage("key: --type is missing or blank: name the type of the task")
 		}
-		cfg, producers, err := load(args[0])
+		cfg, producers, err := a.load(cmd, args[0])
 		if err != nil {
 			return err
 		}
@@ -270,7 +265,7 @@ in this database.
 Each finding is a line: ok, note (may cause trouble later, or could not be checked) or bad
 (causes trouble now). Something bad makes the exit code 1.`, cobra.MaximumNArgs(1), func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			cfg, err := a.loadFor(cmd, args[0])
+			cfg, _, err := a.load(cmd, args[0])
 			if err != nil {
 				return err
 			}

@@ -66,7 +66,7 @@ func (w *webCommand) run(cmd *cobra.Command, args []string) (err error) {
 	}
 	cfg := automutex.Config{HashKeys: os.Getenv(hashKeysEnv)}
 	if len(args) > 0 {
-		if cfg, err = w.app.loadFor(cmd, args[0]); err != nil {
+		if cfg, _, err = w.app.load(cmd, args[0]); err != nil {
 			return err
 		}
 	}
