@@ -255,7 +255,6 @@ func (r *rig) enqueue(taskType string, payload any, options ...asynq.Option) str
 	return info.ID
 }
 
-// enqueueOne is enqueue of a task of type "work" with the id 1.
 func (r *rig) enqueueOne(options ...asynq.Option) string {
 	r.t.Helper()
 	return r.enqueue("work", one, options...)

@@ -41,6 +41,18 @@ func TestEach(t *testing.T) {
 	})
 }
 
+// What a long script makes does not expire early.
+func TestMini_longScript(t *testing.T) {
+	t.Parallel()
+	rdb, key, began := Mini(t).Client(t), Name(t), time.Now()
+	Must(t, rdb.Eval(t.Context(), `local s = redis.call('TIME')
+repeat local n = redis.call('TIME') until (n[1] - s[1]) * 1e6 + n[2] - s[2] > 5e5
+return redis.call('SET', KEYS[1], 1, 'PX', 60000)`, []string{key}).Err())
+	if left := rdb.PTTL(t.Context(), key).Val() + time.Since(began); left < time.Minute+300*time.Millisecond {
+		t.Error(left)
+	}
+}
+
 func TestStartReal(t *testing.T) {
 	t.Parallel()
 	s := StartReal(t, "--maxmemory", "64mb")
