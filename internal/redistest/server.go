@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -42,31 +43,32 @@ func startMini(t testing.TB) *Server {
 	Must(t, err)
 	s := &Server{kind: KindMini, mini: mini}
 	last, every := time.Now(), tick
-	var mu sync.Mutex // guards last and every. Nobody waits for it: its owner may wait for a script
+	var mu sync.Mutex // guards last and every
 	mini.Server().SetPreHook(func(_ *server.Peer, command string, _ ...string) bool {
-		if !mu.TryLock() {
+		if strings.HasPrefix(command, "EVAL") { // it waits for the one before it, else its keys may expire too early
+			mu.Lock()
+			s.mini.Lock()
+		} else if !mu.TryLock() {
+			return false
+		} else if !s.mini.TryLock() { // it may be a script's: no script calls another
+			mu.Unlock()
 			return false
 		}
+		s.mini.Unlock()
 		defer mu.Unlock()
-		now := time.Now()
-		switch due := command == "SET" && every == tick || now.Sub(last) >= every; {
-		case s.still.Load() || !due:
-		case s.mini.TryLock():
-			s.mini.Unlock()
+		if now := time.Now(); !s.still.Load() && (command == "SET" && every == tick || now.Sub(last) >= every) {
 			s.mini.FastForward(now.Sub(last)) // goes through all keys
 			last, every = now, min(max(tick, 10*(time.Since(now)-tick/10)), mostTicks*tick)
-		default: // a script runs. Rather than that its keys expire early, all do late
-			last = now.Add(-min(now.Sub(last), 5*mostTicks*tick))
 		}
 		return false
 	})
 	return s
 }
 
-// tick is by how much keys of a miniredis may expire too late; by a hundred too early, if a script made them. (With
-// none, by ClockTTL of miniredis, each command of each script would go through all keys.) With so many keys that it
-// takes more than a fifth of a tick to go through them, the clock moves less often, each mostTicks at most, so that nine
-// tenths of the time are left for commands.
+// tick is by how much keys of a miniredis may expire too late; and too early, by the time that a script or two take, if
+// it made them. (With none, by ClockTTL of miniredis, each command of each script would go through all keys.) If that
+// takes more than a fifth of a tick, the clock moves less often, each mostTicks at most: nine tenths of the time are
+// left for commands.
 const tick, mostTicks = time.Millisecond, 20
 
 func startReal(t testing.TB, env []string, args ...string) *Server {
