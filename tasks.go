@@ -62,13 +62,13 @@ const inspectorHint = "are the locks on another Redis, or in another database, t
 	"of that database, or set Config.Inspector to an asynq.Inspector there"
 
 // checkInspector warns once if the Inspector does not see the task that parks. One goroutine asks at a time, until
-// one got an answer. It ends with the timeouts of the Inspector's client; Close waits for it.
+// one got an answer. It ends with the timeouts of the Inspector's client.
 func (f *facts) checkInspector() {
 	g := f.guard
 	if !g.inspectorAsked.CompareAndSwap(false, true) {
 		return
 	}
-	g.life.Spawn(func() { // not after Close: nobody has to know
+	g.engine.Life().Spawn(func() { // not after Close: nobody has to know
 		_, _, err := g.tasks.Find(f.queue, f.id)
 		switch {
 		case errors.Is(err, asynq.ErrTaskNotFound), errors.Is(err, asynq.ErrQueueNotFound):

@@ -220,7 +220,6 @@ func isRenewed(t *testing.T, s *redistest.Server) {
 func TestRenewal_travelsTogether(t *testing.T) {
 	eachSingle(t, func(t *testing.T, s *redistest.Server) {
 		const n = 200
-		s = calmServer(t, s)
 		rdb := s.Client(t, func(o *redis.UniversalOptions) { o.PoolSize = 20 })
 		l := newLocker(t, rdb)
 		for range n {

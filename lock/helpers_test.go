@@ -34,6 +34,7 @@ func TestMain(m *testing.M) {
 
 var each = redistest.EachInParallel
 
+// eachSingle is redistest.EachSingle of a parallel test.
 func eachSingle(t *testing.T, f func(t *testing.T, s *redistest.Server)) {
 	t.Helper()
 	t.Parallel()
@@ -64,11 +65,13 @@ func newLocker(t testing.TB, rdb redis.UniversalClient, options ...func(*lock.Op
 	return l
 }
 
+// lockerOn is newLocker with a client of its own.
 func lockerOn(t testing.TB, s *redistest.Server, options ...func(*lock.Options)) *lock.Locker {
 	t.Helper()
 	return newLocker(t, s.Client(t), options...)
 }
 
+// mutexOn is a mutex of a Locker of its own.
 func mutexOn(t testing.TB, s *redistest.Server, options ...lock.Option) *lock.Lock {
 	t.Helper()
 	return lockerOn(t, s).Mutex(redistest.Name(t), options...)
@@ -115,6 +118,7 @@ func handle(l *lock.Locker, m *lock.Lock, options ...lock.Option) *lock.Lock {
 	return slots(l, m, 1, options...)
 }
 
+// slots is the lock m for n holders, on that Locker.
 func slots(l *lock.Locker, m *lock.Lock, n int, options ...lock.Option) *lock.Lock {
 	return insider.At(l.Semaphore("any", n, options...), m.Key(), m.Key(), n, "", options...)
 }
@@ -170,6 +174,7 @@ func mustUnlock(t testing.TB, le *lock.Lease) {
 	}
 }
 
+// untilTaken tries again until the lock is taken.
 func untilTaken(t testing.TB, m *lock.Lock) (le *lock.Lease) {
 	t.Helper()
 	eventually(t, func() bool {
@@ -191,6 +196,7 @@ func free(t testing.TB, m *lock.Lock) {
 	}, "the lock free and its key gone; %s", stringer(func() string { return dump(m) }))
 }
 
+// waiting waits until n are in line.
 func waiting(t testing.TB, m *lock.Lock, n int) {
 	t.Helper()
 	eventually(t, func() bool {
@@ -268,6 +274,7 @@ func fresh(t testing.TB, l *lock.Locker) {
 	redistest.Must(t, second(l.Controls().List(t.Context())))
 }
 
+// wantErr fails the test if err is not want.
 func wantErr(t testing.TB, err, want error, what string, args ...any) {
 	t.Helper()
 	if !errors.Is(err, want) {
@@ -275,6 +282,7 @@ func wantErr(t testing.TB, err, want error, what string, args ...any) {
 	}
 }
 
+// come waits for something to come from ch.
 func come[T any](t testing.TB, ch <-chan T, what string) T {
 	t.Helper()
 	select {
@@ -336,6 +344,7 @@ func inLine(t testing.TB, m *lock.Lock, n int) *attempt {
 	return a
 }
 
+// got waits for the lease.
 func (a *attempt) got(t testing.TB) *lock.Lease {
 	t.Helper()
 	come(t, a.done, "the return of Lock")
@@ -345,6 +354,7 @@ func (a *attempt) got(t testing.TB) *lock.Lease {
 	return a.lease
 }
 
+// failed waits for the error.
 func (a *attempt) failed(t testing.TB) error {
 	t.Helper()
 	if come(t, a.done, "the return of Lock"); a.err == nil {
@@ -443,6 +453,7 @@ func warm(t testing.TB, l *lock.Locker) {
 	mustUnlock(t, w.got(t))
 }
 
+// tell has Redis do something.
 func tell(t *testing.T, rdb redis.UniversalClient, command ...any) {
 	t.Helper()
 	if err := rdb.Do(t.Context(), command...).Err(); err != nil {
@@ -457,15 +468,6 @@ func withUser(
 	t.Helper()
 	tell(t, admin, append([]any{"ACL", "SETUSER", user, "on", ">secret", "~*", "&*", "+@all"}, but...)...)
 	return s.Client(t, func(o *redis.UniversalOptions) { o.Username, o.Password = user, "secret" })
-}
-
-// calmServer is s, or a miniredis of the test's own: a miniredis runs one script at a time.
-func calmServer(t testing.TB, s *redistest.Server) *redistest.Server {
-	t.Helper()
-	if s.Kind() == redistest.KindMini {
-		return redistest.StartMini(t)
-	}
-	return s
 }
 
 // takesAndUnlocks has a turn.

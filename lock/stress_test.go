@@ -12,7 +12,6 @@ import (
 
 func TestRule01_Stress(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
-		s = calmServer(t, s)
 		stress(t, s, 1, 32)
 		stress(t, s, 3, 50)
 	})

@@ -194,8 +194,8 @@ func (p *page) check() error {
 
 func (p *page) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.handler.ServeHTTP(w, r) }
 
-// Close ends the live streams and the goroutine that looks at the locks. The page answers 503 from then on. Close
-// returns when no script of the page runs any more; a stream ends when its handler returns.
+// Close ends the live streams and the goroutine that looks at the locks. The page answers 503 from then on. Close waits
+// for scripts that run, up to 5 s; a stream ends when its handler returns.
 func (p *page) Close() error {
 	p.close()
 	p.engine.Close()

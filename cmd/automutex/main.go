@@ -95,7 +95,7 @@ func command(
 	return &cobra.Command{Use: use, Short: short, Long: help, Args: args, RunE: run}
 }
 
-// online makes a command that needs Redis.
+// online makes a command that needs Redis, or the prefix alone.
 func (a *app) online(
 	use, help string, args cobra.PositionalArgs, run func(cmd *cobra.Command, args []string) error,
 ) *cobra.Command {

@@ -139,7 +139,7 @@ func (n *notebook) Handle(_ context.Context, r slog.Record) error {
 func newKey(a *app) *cobra.Command {
 	var taskType, payload string
 	var headers map[string]string
-	cmd := command("key FILE --type TYPE [--payload JSON]", `Show the keys of a task: which rules match, and the names in Redis
+	cmd := a.online("key FILE --type TYPE [--payload JSON]", `Show the keys of a task: which rules match, and the names in Redis
 
 The locks are taken in this order. Of a unique rule the last column is what keeps duplicates out:
 the ID of the task, or the Redis key of its claim. When no rule matches, or no key can be made

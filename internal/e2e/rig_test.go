@@ -255,6 +255,7 @@ func (r *rig) enqueue(taskType string, payload any, options ...asynq.Option) str
 	return info.ID
 }
 
+// enqueueOne is enqueue of a task of type "work" with the id 1.
 func (r *rig) enqueueOne(options ...asynq.Option) string {
 	r.t.Helper()
 	return r.enqueue("work", one, options...)
@@ -273,14 +274,14 @@ func (r *rig) await(id string, state asynq.TaskState) *asynq.TaskInfo {
 	r.t.Helper()
 	var info *asynq.TaskInfo
 	deadline := time.Now().Add(patience)
-	for pause := time.Millisecond; ; pause = min(2*pause, 64*time.Millisecond) {
+	for {
 		var err error
 		info, err = r.inspector.GetTaskInfo(r.queue, id)
 		switch {
 		case err == nil && info.State == state:
 			return info
 		case time.Now().Before(deadline):
-			<-time.After(pause)
+			<-time.After(2 * time.Millisecond)
 		default:
 			r.t.Fatalf("the task %s is not %s: %+v, %v", id, state, info, err)
 		}

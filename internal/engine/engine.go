@@ -180,7 +180,7 @@ func (e *Engine) Claim(key string) claims.Claim { return claims.Of(e.life, e.con
 func (e *Engine) Close() {
 	select {
 	case <-e.life.End():
-	case <-time.After(redisx.Timeout): // a client without timeouts, or asynq's
+	case <-time.After(redisx.Timeout): // without timeouts, also asynq's, it may be endless
 	}
 }
 

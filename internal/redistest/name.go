@@ -39,6 +39,8 @@ var moment = func() time.Duration {
 // milliseconds for each look at an empty queue, so they look less often.
 var CheckEvery = 10 * moment
 
+var pollEvery = 2 * moment
+
 // Patience is how long tests wait for what must happen: only a test that hangs uses it up.
 const Patience = 30 * time.Second
 
@@ -62,11 +64,13 @@ func Must(t testing.TB, err error) {
 // poll looks at cond until it is true or the time is up, and at least twice.
 func poll(within time.Duration, cond func() bool) bool {
 	deadline := time.Now().Add(within)
-	for pause := moment; !cond(); pause = min(2*pause, 16*moment) {
+	ticker := time.NewTicker(pollEvery)
+	defer ticker.Stop()
+	for !cond() {
 		if time.Now().After(deadline) {
 			return cond()
 		}
-		<-time.After(pause)
+		<-ticker.C
 	}
 	return true
 }

@@ -3,7 +3,6 @@ package redistest
 import (
 	"errors"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -40,22 +39,6 @@ func TestEach(t *testing.T) {
 			t.Errorf("99 keys are on %v; a script over two slots: %v", masters, err)
 		}
 	})
-}
-
-func TestMini_scriptsInLine(t *testing.T) {
-	t.Parallel()
-	rdb, key, began := Mini(t).Client(t), Name(t), time.Now()
-	var wg sync.WaitGroup
-	for range 8 {
-		Go(&wg, func() {
-			rdb.Eval(t.Context(), `local s = redis.call('TIME') repeat local n = redis.call('TIME')
-until (n[1] - s[1]) * 1e6 + n[2] - s[2] > 1e5 redis.call('SET', KEYS[1], 1, 'PX', 60000)`, []string{key})
-		})
-	}
-	wg.Wait()
-	if early := time.Minute - rdb.PTTL(t.Context(), key).Val(); early > time.Since(began)/2 {
-		t.Error(early)
-	}
 }
 
 func TestStartReal(t *testing.T) {

@@ -2,7 +2,6 @@ package redistest
 
 import (
 	"os"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -43,20 +42,16 @@ func startMini(t testing.TB) *Server {
 	Must(t, err)
 	s := &Server{kind: KindMini, mini: mini}
 	last, every := time.Now(), tick
-	var mu sync.Mutex // guards last and every
+	var mu sync.Mutex // guards last and every. Nobody waits for it: its owner may wait for a script
 	mini.Server().SetPreHook(func(_ *server.Peer, command string, _ ...string) bool {
-		if strings.HasPrefix(command, "EVAL") { // it waits for the one before it, else its keys may expire too early
-			mu.Lock()
-			s.mini.Lock()
-		} else if !mu.TryLock() {
-			return false
-		} else if !s.mini.TryLock() { // it may be a script's: no script calls another
-			mu.Unlock()
+		if !mu.TryLock() {
 			return false
 		}
-		s.mini.Unlock()
 		defer mu.Unlock()
-		if now := time.Now(); !s.still.Load() && (command == "SET" && every == tick || now.Sub(last) >= every) {
+		// else a script runs: this is one of its commands
+		if !s.still.Load() && (command == "SET" && every == tick || time.Since(last) >= every) && s.mini.TryLock() {
+			s.mini.Unlock()
+			now := time.Now()
 			s.mini.FastForward(now.Sub(last)) // goes through all keys
 			last, every = now, min(max(tick, 10*(time.Since(now)-tick/10)), mostTicks*tick)
 		}
@@ -65,10 +60,10 @@ func startMini(t testing.TB) *Server {
 	return s
 }
 
-// tick is by how much keys of a miniredis may expire too late; and too early, by the time that a script or two take, if
-// it made them. (With none, by ClockTTL of miniredis, each command of each script would go through all keys.) If that
-// takes more than a fifth of a tick, the clock moves less often, each mostTicks at most: nine tenths of the time are
-// left for commands.
+// tick is by how much keys of a miniredis may expire too late; and too early, if a script made them and not a SET.
+// (With none, by ClockTTL of miniredis, each command of each script would go through all keys.) With so many keys that
+// it takes more than a fifth of a tick to go through them, the clock moves less often, so that nine tenths of the time
+// are left for commands: each mostTicks at most.
 const tick, mostTicks = time.Millisecond, 20
 
 func startReal(t testing.TB, env []string, args ...string) *Server {

@@ -86,9 +86,9 @@ func EachInParallel(t *testing.T, f func(t *testing.T, s *Server)) {
 	Each(t, f)
 }
 
-// Each runs f as parallel subtests named "miniredis", "redis" and "cluster", on the shared server of that kind. Without
-// AllEnv that is a redis-server, or miniredis where there is none. As with all parallel subtests, f runs when the
-// calling test has returned: what f needs is released by t.Cleanup, not by defer.
+// Each runs f as parallel subtests named "miniredis", "redis" and "cluster", on a miniredis of its own or the shared
+// server of that kind. Without AllEnv that is a redis-server, or miniredis where there is none. As with all parallel
+// subtests, f runs when the calling test has returned: what f needs is released by t.Cleanup, not by defer.
 func Each(t *testing.T, f func(t *testing.T, s *Server)) {
 	t.Helper()
 	EachSingle(t, f)
@@ -107,7 +107,7 @@ func EachSingle(t *testing.T, f func(t *testing.T, s *Server)) {
 			Long(t)
 		}
 		t.Parallel()
-		f(t, Mini(t))
+		f(t, StartMini(t)) // a miniredis runs one script at a time
 	})
 	t.Run(KindReal, func(t *testing.T) {
 		t.Parallel()
