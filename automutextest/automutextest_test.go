@@ -316,6 +316,7 @@ func TestBecomes_fails(t *testing.T) {
 	g.patience = 50 * time.Millisecond // what never settles ends with the patience
 	fails(t, func(t testing.TB) { last.Becomes(t, Done) }, "is waiting", "held by the Hold at automutextest_test.go:")
 	fails(t, func(t testing.TB) { server.Drain(t) }, "not drained within 50ms", task.info.ID, "{work|1}")
+	g.patience = redistest.Patience
 }
 
 // A handler that does not end fails the test instead of hanging it.

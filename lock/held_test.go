@@ -223,7 +223,7 @@ func TestRenewal_travelsTogether(t *testing.T) {
 		rdb := s.Client(t, func(o *redis.UniversalOptions) { o.PoolSize = 20 })
 		l := newLocker(t, rdb)
 		for range n {
-			mustTry(t, l.Mutex(redistest.Name(t), lock.TTL(3*time.Second)))
+			mustTry(t, l.Mutex(redistest.Name(t), lock.TTL(9*time.Second)))
 		}
 		var sent pipelines
 		rdb.AddHook(&sent)

@@ -101,7 +101,7 @@ func TestBreakIsToldAtTheNextRenewal(t *testing.T) {
 	each(t, func(t *testing.T, s *redistest.Server) {
 		hers, his := twoProcesses(t, s)
 		for _, extend := range []time.Duration{0, time.Hour} {
-			m := hers.Mutex(redistest.Name(t), lock.TTL(3*time.Second))
+			m := hers.Mutex(redistest.Name(t), lock.TTL(9*time.Second))
 			le := mustTry(t, m)
 			if extend > 0 {
 				redistest.Must(t, le.Extend(t.Context(), extend))

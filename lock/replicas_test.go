@@ -107,7 +107,7 @@ func TestMinReplicas_renewals(t *testing.T) {
 	t.Parallel()
 	s := redistest.StartReal(t)
 	replica := redistest.StartReplica(t, s)
-	le := mustTry(t, lockerOn(t, s, minReplicas(1)).Mutex("x", lock.TTL(3*time.Second)))
+	le := mustTry(t, lockerOn(t, s, minReplicas(1)).Mutex("x", lock.TTL(9*time.Second)))
 	bound, first := le.Bind(t.Context()), le.Deadline()
 	eventually(t, func() bool { return le.Deadline().After(first) || !le.Held() }, "a renewal")
 	if !le.Held() {

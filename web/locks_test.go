@@ -168,7 +168,7 @@ func TestNew_refuses(t *testing.T) {
 // longer than he waits. When it is too old, the next viewer asks anew.
 func TestShared(t *testing.T) {
 	t.Parallel()
-	s := shared[int]{ctx: t.Context()}
+	s := shared[int]{ctx: t.Context(), within: patience}
 	asked := 0
 	ask := func(ctx context.Context) (int, time.Duration, error) { asked++; return asked, time.Hour, ctx.Err() }
 	here := t.Context()

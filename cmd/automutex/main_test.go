@@ -52,7 +52,7 @@ var update = flag.Bool("update", false, "write the sessions in testdata anew")
 //	$ [VARIABLE=value] a command [< the answer to its question]
 //	    what it prints; ! on stderr; its exit code if that is not 0
 //
-// Tokens, times and the like are masked. go test -update writes what is printed anew.
+// Tokens, times and the like are masked.
 func TestSessions(t *testing.T) {
 	t.Parallel()
 	b := binary(os.Args[0])

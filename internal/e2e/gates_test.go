@@ -327,21 +327,24 @@ func TestHold_andRetryAfter(t *testing.T) {
 
 // After a RetryAfter in its worker a task has all of its rules' Wait again, of which a gate has taken some before.
 func TestRetryAfter_anew(t *testing.T) {
-	const wait = 2 * time.Second
+	const wait = 6 * time.Second
 	rules := []automutex.Rule{{Name: "a", Task: "work", Scope: "a", On: onID, Busy: automutex.Retry},
 		{Name: "b", Task: "work", Scope: "b", On: onID, Busy: automutex.Skip, Wait: wait}}
 	eachRig(t, setup{rules: rules}, func(t *testing.T, r *rig) {
 		r.enqueueOne()
 		closes := r.next()
-		redistest.Must(t, automutex.CloseGate(closes.ctx, wait/4))
+		redistest.Must(t, automutex.CloseGate(closes.ctx, wait/6))
 		r.ends(closes)
 		began := time.Now()
 		id := r.enqueueOne(asynq.MaxRetry(0))
 		run := r.nextIs(id)
-		eventually(t, func() bool { return time.Since(began) > 2*wait }, "more than the Wait is over")
+		var held *lock.Lease
+		var wg sync.WaitGroup
+		redistest.Go(&wg, func() { held, _ = r.lockOf("b", "1").Lock(t.Context()) })
+		r.awaitLine(1, "b", "1")
+		eventually(t, func() bool { return time.Since(began) > wait+time.Second }, "the Wait is over")
 		run.returns(automutex.RetryAfter(time.Millisecond, errors.New("429")))
-		eventually(t, func() bool { return !r.locked("b", "1") }, "its locks are free")
-		held := r.take("b", "1")
+		wg.Wait()
 		r.awaitLine(1, "b", "1")
 		r.free(held)
 		r.finish(id)
@@ -383,7 +386,7 @@ func TestRetryAfter_lastAttempt(t *testing.T) {
 			began := time.Now()
 			run.returns(automutex.RetryAfter(pause, nil))
 			if task == "work" {
-				eventually(t, func() bool { return !r.locked("work") }, "the lock is free meanwhile")
+				eventually(t, func() bool { return !r.locked("work") || len(r.stage.started) > 0 }, "the lock is free")
 			}
 			run = r.next()
 			if took := time.Since(began); took < pause || run.id != id {
@@ -480,7 +483,7 @@ func TestLifetime_cooldownEnds(t *testing.T) {
 func TestLifetime_maxHold(t *testing.T) {
 	eachRig(t, setup{rules: []automutex.Rule{
 		{Task: "long", MaxHold: soon, Busy: automutex.Retry},
-		{Task: "short", MaxHold: soon, TTL: soon, Wait: time.Minute, Busy: automutex.Retry},
+		{Task: "short", MaxHold: soon, TTL: 3 * soon, Wait: time.Minute, Busy: automutex.Retry},
 	}}, func(t *testing.T, r *rig) {
 		id := r.enqueue("long", nil)
 		run := r.next()

@@ -101,7 +101,7 @@ func TestHistory(t *testing.T) {
 // The runs of a mutex do not overlap, however late their processes write them.
 func TestHistory_runsAreDisjoint(t *testing.T) {
 	t.Parallel()
-	busy := setup{rules: []automutex.Rule{{Busy: automutex.Retry, Wait: patience}}, workers: 99,
+	busy := setup{rules: []automutex.Rule{{Busy: automutex.Retry, Wait: time.Hour}}, workers: 99,
 		guarded: keepRuns(1000),
 		handler: func(context.Context, *asynq.Task) error { <-time.After(10 * time.Millisecond); return nil }}
 	first := start(t, redistest.Real(t), busy)

@@ -217,8 +217,8 @@ func TestGrantCountsFromTheAsk(t *testing.T) {
 	t.Parallel()
 	e, r, hook, in := start(t, redistest.Mini(t)), request(t), &redistest.FailHook{}, make(chan struct{})
 	e.o.Client.(redis.UniversalClient).AddHook(hook)
-	r.TTL, r.NoRenew = maxGrant, true
 	held := must(t, start(t, redistest.Mini(t)), r)
+	r.TTL, r.NoRenew = maxGrant, true
 	var sent atomic.Int64
 	hook.Before(func(cmd redis.Cmder) error {
 		if strings.Contains(cmd.String(), r.Key) {

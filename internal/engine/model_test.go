@@ -76,7 +76,8 @@ type world struct {
 // miniWorld is a miniredis.
 func miniWorld(t testing.TB) world {
 	m := miniredis.RunT(t)
-	rdb := redis.NewClient(&redis.Options{Addr: m.Addr(), DisableIdentity: true, Protocol: 2})
+	rdb := redis.NewClient(&redis.Options{Addr: m.Addr(), DisableIdentity: true, Protocol: 2,
+		ReadTimeout: redistest.Patience, MaxRetries: -1})
 	t.Cleanup(func() { rdb.Close() })
 	return world{rdb, func(us int64, step time.Duration) {
 		m.SetTime(time.UnixMicro(us))

@@ -59,7 +59,7 @@ func arrives(t *testing.T, e *Engine, r Ref, note, nonce string, ticket int64, s
 	t.Helper()
 	r.Ordered = true
 	return run(t, e, orderAskScript, r, "w."+nonce+"|"+e.owner+"|"+note, 60000, stay.Milliseconds(), 1,
-		oneOrZero(parks), 0, 0, 3000, nonce, ticket, 0, 25, 0)
+		oneOrZero(parks), 0, 0, 60000, nonce, ticket, 0, 25, 0)
 }
 
 func inspect(t *testing.T, e *Engine, r Ref) Info {

@@ -51,7 +51,7 @@ func AsUser(t *testing.T, rights, tests []string) {
 			rights = append(rights, "+"+name)
 		}
 	}
-	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.timeout=2m",
+	cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.timeout=10m",
 		"-test.run", "^Test("+strings.Join(tests, "|")+")$/^(redis|cluster)$")
 	cmd.Env = append(os.Environ(), RightsEnv+"="+strings.Join(rights, " "))
 	out, err := cmd.CombinedOutput()

@@ -575,9 +575,8 @@ func (s slowFailure) waitOut(err error) {
 	}
 }
 
-// What follows is about a process that is suspended, as by SIGSTOP or with its virtual machine, and goes on later.
-// Until then nothing that it sends arrives, nothing reaches it, and none of its handlers ends. All of that happens when
-// it goes on.
+// What follows is about a process that is suspended, as by SIGSTOP or with its virtual machine. Nothing that it sends
+// arrives, nothing reaches it, and none of its handlers ends before it goes on.
 //
 // Not covered: the timers of the library, of asynq and of go-redis fire meanwhile, since all processes of a bubble have
 // one clock.
