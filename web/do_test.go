@@ -316,6 +316,8 @@ func TestDo_wrongField(t *testing.T) {
 		{"limit", "limit", "<b>", "is not a whole number"},
 		{"rate", "rate", "100", "is no rate: write 100/1m, or 100/1m burst 10."},
 		{"rate", "rate", "0/1m", "at least 1"},
+		{"rate", "rate", "9/1us", "at most one a microsecond"},
+		{"rate", "rate", "9/1s burst -1", "a burst of -1"},
 	} {
 		form := url.Values{"action": {c.action}, "target": {"report"}, "why": {`the "API" is down`}, "from": {"?q=rep"}, c.field: {c.typed}}
 		asked := v.post("/locks/do", form).want(422, `name="target" value="report"`, `value="the &#34;API&#34; is down"`, `name="from" value="?q=rep"`,

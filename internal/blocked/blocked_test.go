@@ -21,8 +21,7 @@ func TestWhy(t *testing.T) {
 	gone, away := asynq.ErrTaskNotFound, errors.New("no answer")
 	const paused = "is paused; unpause it or skip the task"
 	info := func(state asynq.TaskState) *asynq.TaskInfo {
-		return &asynq.TaskInfo{Queue: "q", State: state, LastErr: "boom",
-			NextProcessAt: time.Now().Add(time.Hour + 30*time.Second)}
+		return &asynq.TaskInfo{Queue: "q", State: state, LastErr: "boom", NextProcessAt: time.Now().Add(time.Hour)}
 	}
 	for _, c := range []struct {
 		state string
@@ -48,7 +47,7 @@ func TestWhy(t *testing.T) {
 		{"a", false, info(asynq.TaskStateActive), nil, "", "is active in asynq, and does not hold its key"},
 		{"i", false, info(asynq.TaskStateActive), nil, "", "is active in asynq"},
 		{"w", false, info(asynq.TaskStateActive), nil, "", "is active in asynq, and does not hold its key"},
-		{"a", false, info(asynq.TaskStateScheduled), nil, "", "is scheduled, and comes in 1h0m"},
+		{"a", false, info(asynq.TaskStateScheduled), nil, "", "is scheduled, and comes in 1h0m0s"},
 		{"i", false, info(asynq.TaskStatePending), nil, paused, "waits in queue q, which is paused; unpause it or skip " +
 			"the task"},
 		{"a", false, info(asynq.TaskStatePending), nil, paused, "waits in queue q, "},

@@ -48,7 +48,7 @@ func Open(ctx context.Context, address string) (*Store, error) {
 	}
 	store := &Store{Client: redis.NewUniversalClient(o), Name: strings.Join(o.Addrs, ",")}
 	store.Close = func() { store.Client.Close() }
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	if err := store.Client.Ping(ctx).Err(); err != nil {
 		store.Close()
