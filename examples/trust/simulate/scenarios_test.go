@@ -320,7 +320,7 @@ func backlogScenarios(short int) (all []plan) {
 	wave = append(wave, wave[9].every(0, 9)...)
 	return append(all, plan{Name: "parked when it was enqueued", Procs: servers(2, 2), Rules: rules("park", rulePlan{}),
 		Clients: true, Tasks: wave}, plan{Name: "behind five backlogs", Procs: servers(4, 4),
-		Rules: rules("park", rulePlan{Limit: 2}),
+		Rules: rules("park", rulePlan{}),
 		Tasks: behind(each(40, func(i int) taskPlan { return work(0, 150*ms).key(i % 5) }))})
 }
 
