@@ -481,11 +481,11 @@ func (e *Engine) ask(
 
 func (e *Engine) sawAsk(le *Lease, reply any, err error) (a Answer, _ error) {
 	r := &le.request
-	if refused := refusalOf(reply); refused != nil {
-		return a, fmt.Errorf("%w: %q", refused, r.Name)
-	}
 	if me := r.Line.Worker; me != nil {
 		defer func() { me.Answered(a.Yours, a.Gate == 0 && r.borrows(e.bounds(&r.Ref))) }()
+	}
+	if refused := refusalOf(reply); refused != nil {
+		return a, fmt.Errorf("%w: %q", refused, r.Name)
 	}
 	if err == nil {
 		var ok bool

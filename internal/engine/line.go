@@ -49,12 +49,8 @@ func (e *Engine) wait(ctx context.Context, le *Lease, free, paused bool) error {
 	if mayPark && !a.Yours && !a.Parked && own && !isClosed(w.done) {
 		return &Busy{Answer: e.leave(w)} // its own earlier run: it returns
 	}
-	select {
-	case <-w.done:
-		if w.ended != granted { // one that a message has granted meanwhile did wait
-			return e.result(w, 0)
-		}
-	default:
+	if isClosed(w.done) && w.ended != granted { // one that a message has granted meanwhile did wait
+		return e.result(w, 0)
 	}
 	e.listen() // a grant that was published before the subscription stands is lost: then all ask again
 	if r.Ordered {

@@ -110,14 +110,12 @@ func newTurn(t terms, parkNow bool) turn {
 func (w *turn) putOff(now time.Time) { w.asking, w.refreshAt = false, now }
 
 func (w *turn) begin() {
-	w.asking, w.repeat = true, false
+	w.asking, w.repeat, w.mode = true, false, askJoin
 	switch {
 	case w.parkNext:
 		w.mode = askPark
 	case w.terms.mayPark:
 		w.mode = askJoinOrPark
-	default:
-		w.mode = askJoin
 	}
 }
 

@@ -679,7 +679,7 @@ func (b *ledger) judgeBorrowed(r *run, key string) {
 	}
 }
 
-// judgeEven looks whether a key has had less than .4 of another's starts in 20 seconds, from when each has begun
+// judgeEven looks whether a key has had less than .7 of another's starts in 20 seconds, from when each has begun
 // three until one has begun its last.
 func (b *ledger) judgeEven() {
 	starts, from, until := map[string][]time.Time{}, b.began, time.Now()
@@ -703,7 +703,7 @@ func (b *ledger) judgeEven() {
 			}
 			least, most = min(least, n), max(most, n)
 		}
-		if least*10 < most*4 {
+		if least*10 < most*7 {
 			b.violatef("uneven: one key has %d starts in the 20 seconds from %s, and another %d", least, from.Sub(b.began),
 				most)
 			return

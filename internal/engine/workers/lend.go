@@ -1,7 +1,7 @@
 package workers
 
 import (
-	"cmp"
+	"slices"
 	"time"
 )
 
@@ -9,8 +9,8 @@ import (
 // workers stay idle. A wait that may end counts as idle, and while the server is behind nobody borrows. An ask borrows,
 // for itself, and a call; a release grants by the limit.
 //
-// Keys share what they borrow: one that runs two more here than another, for each slot of its own limit, borrows no
-// further worker while the other has tasks that could begin now.
+// Keys share what they borrow: one that runs more here than another, for each slot of its own limit, borrows no further
+// worker while the other has tasks that could begin now.
 type Lender struct {
 	Server *Server
 	Scope  string
@@ -23,13 +23,13 @@ type share struct {
 	ready       bool // it has parked work that could begin now
 }
 
-// Lend reports whether the ask about to be sent may borrow. me: the asker's wait, or nil; lent a worker, it is not
-// idle until it is answered.
+// Lend reports whether the ask about to be sent may borrow. me: the asker's wait, or nil.
 func (l *Lender) Lend(key string, limit int, me *Wait) (may bool) {
 	w := l.Server
 	w.change(func(now time.Time) {
-		if may = w.idle(me) >= l.Idle && !w.isBehind(now) && l.isFair(key, limit); may && me != nil {
-			me.borrows = true
+		me.lend(0)
+		if may = w.idle(me) >= l.Idle && !w.isBehind(now) && l.isFair(key, limit); may {
+			me.lend(1)
 		}
 	})
 	return may
@@ -37,7 +37,18 @@ func (l *Lender) Lend(key string, limit int, me *Wait) (may bool) {
 
 // Answered says the answer to the ask of a wait with a Lender; could: a worker more would do.
 func (w *Wait) Answered(yours, could bool) {
-	w.Lender.Server.change(func(time.Time) { w.borrows, w.asked, w.could = w.borrows && yours, false, could })
+	w.Lender.Server.change(func(time.Time) {
+		w.borrows, w.could = w.lent > 0 && yours, could
+		w.lend(0)
+	})
+}
+
+// What is lent counts as running. Callers of lend, runs, keep hold mu.
+func (w *Wait) lend(n int) {
+	if w != nil && n != w.lent {
+		w.Lender.runs(w.Key, w.Limit, n-w.lent)
+		w.lent = n
+	}
 }
 
 // Calls is how many parked tasks may be called to borrow; releases: the caller's worker is about to be free.
@@ -55,13 +66,26 @@ func (l *Lender) Calls(key string, limit int, releases bool) (n int) {
 
 // Runs counts the tasks of a key that run here.
 func (l *Lender) Runs(key string, limit, more int) {
-	l.share(key, limit, func(s *share) { s.runs += more })
+	l.Server.change(func(time.Time) {
+		l.runs(key, limit, more)
+		l.Server.freed = true
+	})
+}
+
+func (l *Lender) runs(key string, limit, more int) {
+	s := l.Server.shares[key]
+	s.runs += more
+	l.keep(key, limit, s)
 }
 
 // Parked says whether a key has parked work that could begin now. A nil Lender does nothing.
 func (l *Lender) Parked(key string, limit int, ready bool) {
 	if l != nil {
-		l.share(key, limit, func(s *share) { s.ready = ready })
+		l.Server.change(func(time.Time) {
+			s := l.Server.shares[key]
+			s.ready = ready
+			l.keep(key, limit, s)
+		})
 	}
 }
 
@@ -69,27 +93,23 @@ func (l *Lender) Parked(key string, limit int, ready bool) {
 // behind that of another key, which has to borrow first.
 func (l *Lender) Most() (most float64) {
 	w := l.Server
-	w.change(func(time.Time) { most = max(1, float64(2*w.Limit)/float64(max(1, len(w.shares)))) })
-	return most
+	w.change(func(time.Time) { most = float64(2*w.Limit) / float64(max(1, len(w.shares))) })
+	return max(1, most)
 }
 
 // Calling counts called work that is on its way.
 func (l *Lender) Calling(more int) { l.Server.change(func(time.Time) { l.Server.coming += more }) }
 
-// share forgets one that has nothing.
-func (l *Lender) share(key string, limit int, change func(*share)) {
+// keep forgets who has nothing.
+func (l *Lender) keep(key string, limit int, s share) {
 	w := l.Server
-	w.change(func(time.Time) {
-		s := cmp.Or(w.shares[key], &share{scope: l.Scope})
-		s.limit = limit
-		change(s)
-		if delete(w.shares, key); s.runs > 0 || s.ready {
-			if w.shares == nil {
-				w.shares = map[string]*share{}
-			}
-			w.shares[key] = s
+	s.scope, s.limit = l.Scope, limit
+	if delete(w.shares, key); s.runs > 0 || s.ready {
+		if w.shares == nil {
+			w.shares = map[string]share{}
 		}
-	})
+		w.shares[key] = s
+	}
 }
 
 // idle is how many workers are free, or in waits that may end, beside me.
@@ -103,47 +123,37 @@ func (w *Server) idle(me *Wait) int {
 	return n
 }
 
-func (w *Wait) mayStart() bool { return !w.told && !w.borrows }
+func (w *Wait) mayStart() bool { return !w.told && w.lent == 0 && !w.borrows }
 
 func (l *Lender) isFair(key string, limit int) bool {
 	w := l.Server
-	mine := w.shares[key]
-	if mine == nil || mine.runs < 2 {
-		return true
+	isFirst := func(other string, its int) bool { // by Webster's method
+		return other != key && (2*w.shares[other].runs+1)*limit < (2*w.shares[key].runs+1)*its
 	}
-	isFirst := func(runs, its int) bool { return (2*runs+1)*limit < (2*mine.runs-1)*its } // by Webster's method
 	for other, s := range w.shares {
-		if other != key && s.scope == l.Scope && s.ready && isFirst(s.runs, s.limit) {
+		if s.scope == l.Scope && s.ready && isFirst(other, s.limit) {
 			return false
 		}
 	}
-	for _, a := range w.waiting {
-		runs := 0
-		if s := w.shares[a.Key]; s != nil {
-			runs = s.runs
-		}
-		if a.Key != key && a.could && a.mayStart() && a.Lender.Scope == l.Scope && isFirst(runs, a.Limit) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(w.waiting, func(a *Wait) bool {
+		return a.could && a.mayStart() && a.Lender.Scope == l.Scope && isFirst(a.Key, a.Limit)
+	})
 }
 
 // borrowers returns waits that ask again; if none, the key with parked work that runs least here for each slot.
 func (w *Server) borrowers() (ask []*Wait, check string) {
 	for _, wait := range w.waiting {
-		if l := wait.Lender; wait.could && wait.mayStart() && !wait.asked && w.idle(wait)-len(ask) >= l.Idle &&
-			l.isFair(wait.Key, wait.Limit) {
-			wait.asked = true
+		if l := wait.Lender; wait.could && wait.mayStart() && w.idle(wait) >= l.Idle && l.isFair(wait.Key, wait.Limit) {
+			wait.lend(1)
 			ask = append(ask, wait)
 		}
 	}
 	if len(ask) > 0 || w.idle(nil) <= w.coming {
 		return ask, ""
 	}
-	var least *share
+	var least share
 	for key, s := range w.shares {
-		if s.ready && (least == nil || s.runs*least.limit < least.runs*s.limit) {
+		if s.ready && (check == "" || s.runs*least.limit < least.runs*s.limit) {
 			check, least = key, s
 		}
 	}

@@ -39,9 +39,9 @@ type Server struct {
 	fresh   int       // tasks nobody called since it is full, less called ones
 	freshAt time.Time // when the last of these came
 
-	shares map[string]*share // by key: who borrows
-	coming int               // called work of keys that borrow, on its way
-	freed  bool              // a worker has become idle since one was last lent
+	shares map[string]share // by key: who borrows
+	coming int              // called work of keys that borrow, on its way
+	freed  bool             // somebody may borrow who might not
 }
 
 const (
@@ -71,8 +71,8 @@ type Wait struct {
 
 	since   time.Time
 	told    bool // Leave was called
-	asked   bool // Ask was called, and its ask is not answered
-	borrows bool // its ask was lent a worker, and has the lock or is not answered
+	lent    int  // 1: a worker, until its ask is answered
+	borrows bool // so it got the lock
 	could   bool // it could begin with a worker more, by the last answer
 }
 
@@ -203,6 +203,7 @@ func (w *Server) End(me *Wait, granted bool) {
 
 func (w *Server) end(me *Wait, granted bool, now time.Time) {
 	w.remove(me)
+	me.lend(0)
 	switch p, known := w.pace(me.Key, now); {
 	case granted && me.told:
 		w.leaving = max(0, w.leaving-1)

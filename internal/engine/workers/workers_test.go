@@ -152,30 +152,38 @@ func TestWorkers(t *testing.T) {
 	}
 }
 
-// A key that runs two more here than another borrows nothing more while tasks of that one wait here that could begin,
-// also if it runs none here, since another server's tasks have its slots.
+// A key that runs more here than another borrows nothing more while tasks of that one wait here that could begin, also
+// if it runs none here, since another server has its slots. Asks count. Once they run its waits ask.
 func TestLender_waitsComeFirst(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		scope string // of the one that waits
-		runs  int    // of the key that wants one more
-		could bool   // the one that waits could begin: no gate is closed, no operator has limited its key
+		runs  int    // of many
+		could bool   // that one may begin
 		lends bool
-	}{{"s", 1, true, true}, {"s", 2, true, false}, {"s", 2, false, true}, {"other", 2, true, true}} {
+	}{{"s", 0, true, true}, {"s", 1, true, false}, {"s", 1, false, true}, {"other", 1, true, true}} {
 		w := &Server{Limit: 10}
 		from := &Lender{Server: w, Scope: "s", Idle: 2}
 		from.Runs("many", 1, c.runs)
-		its := &Lender{Server: w, Scope: c.scope, Idle: 2}
-		wait := &Wait{Key: "one", Limit: 1, Lender: its, Leave: func() {}, Ask: func() {}}
+		its := &Lender{Server: w, Scope: c.scope}
+		wait := &Wait{Key: "one", Limit: 1, Lender: its}
 		w.Started()
 		wait.Answered(false, c.could)
 		w.Begin(wait)
-		if lends := from.Lend("many", 1, nil); lends != c.lends {
-			t.Errorf("%+v: it lends: %t", c, lends)
+		asks := 0
+		me := &Wait{Key: "many", Limit: 1, Lender: from, Ask: func() { asks++ }}
+		w.Started()
+		if lends := from.Lend("many", 1, me); lends != c.lends {
+			t.Errorf("%+v: lends %t", c, lends)
 		}
-		w.End(wait, false)
-		if !from.Lend("many", 1, nil) {
-			t.Errorf("%+v: it does not lend, though nobody waits", c)
+		if lends := from.Lend("many", 1, nil); lends != (c.lends && c.runs > 0) {
+			t.Errorf("%+v: beside one: %t", c, lends)
+		}
+		me.Answered(false, true)
+		w.Begin(me)
+		w.End(wait, true)
+		if its.Runs("one", 1, 1); asks != 1 {
+			t.Errorf("%+v: %d asks", c, asks)
 		}
 	}
 }
