@@ -201,7 +201,7 @@ func (e *Engine) CheckSoon(key string) {
 	p := e.parking
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if n := p.lines[key]; n != nil && n.parked && !n.checking {
+	if n := p.lines[key]; n != nil && n.parked {
 		n.checkAt = time.Now()
 		p.plan(n)
 	}

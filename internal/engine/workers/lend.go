@@ -9,8 +9,8 @@ import (
 // workers stay idle. A wait that may end counts as idle, and while the server is behind nobody borrows. An ask borrows,
 // for itself, and a call; a release grants by the limit.
 //
-// Keys share what they borrow: one that runs more here than another, for each slot of its own limit, borrows no further
-// worker while the other has tasks that could begin now.
+// Keys share what they borrow: one that runs more here than another, by their limits, borrows no further worker
+// while the other has tasks that could begin now.
 type Lender struct {
 	Server *Server
 	Scope  string
@@ -64,7 +64,7 @@ func (l *Lender) Calls(key string, limit int, releases bool) (n int) {
 	return max(0, n)
 }
 
-// Runs counts the tasks of a key that run here.
+// Runs counts a key's tasks that run here.
 func (l *Lender) Runs(key string, limit, more int) {
 	l.Server.change(func(time.Time) {
 		l.runs(key, limit, more)
@@ -97,7 +97,7 @@ func (l *Lender) Most() (most float64) {
 	return max(1, most)
 }
 
-// Calling counts called work that is on its way.
+// Calling counts called work on its way.
 func (l *Lender) Calling(more int) { l.Server.change(func(time.Time) { l.Server.coming += more }) }
 
 // keep forgets who has nothing.
@@ -153,7 +153,7 @@ func (w *Server) borrowers() (ask []*Wait, check string) {
 	}
 	var least share
 	for key, s := range w.shares {
-		if s.ready && (check == "" || s.runs*least.limit < least.runs*s.limit) {
+		if s.ready && (check == "" || (2*s.runs+1)*least.limit < (2*least.runs+1)*s.limit) {
 			check, least = key, s
 		}
 	}

@@ -148,13 +148,12 @@ func TestWorkers(t *testing.T) {
 	}
 	redistest.Eventually(t, redistest.Patience, func() bool { return len(left) == 1 }, "one of two waits ends")
 	if w.Ended(false); len(left) > 1 {
-		t.Error("the other one ends too, though a worker is free")
+		t.Error("both end; a worker is free")
 	}
 }
 
-// A key that runs more here than another borrows nothing more while tasks of that one wait here that could begin, also
-// if it runs none here, since another server has its slots. Asks count. Once they run its waits ask.
-func TestLender_waitsComeFirst(t *testing.T) {
+// Who runs more, asks included, borrows nothing while tasks of another key wait that could begin.
+func TestLender(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		scope string // of the one that waits
@@ -168,16 +167,14 @@ func TestLender_waitsComeFirst(t *testing.T) {
 		its := &Lender{Server: w, Scope: c.scope}
 		wait := &Wait{Key: "one", Limit: 1, Lender: its}
 		w.Started()
-		wait.Answered(false, c.could)
 		w.Begin(wait)
+		wait.Answered(false, c.could)
 		asks := 0
 		me := &Wait{Key: "many", Limit: 1, Lender: from, Ask: func() { asks++ }}
 		w.Started()
-		if lends := from.Lend("many", 1, me); lends != c.lends {
-			t.Errorf("%+v: lends %t", c, lends)
-		}
-		if lends := from.Lend("many", 1, nil); lends != (c.lends && c.runs > 0) {
-			t.Errorf("%+v: beside one: %t", c, lends)
+		first, second := from.Lend("many", 1, me), from.Lend("many", 1, nil)
+		if first != c.lends || second != (first && c.runs > 0) {
+			t.Errorf("%+v: lends %t, then %t", c, first, second)
 		}
 		me.Answered(false, true)
 		w.Begin(me)
@@ -185,5 +182,12 @@ func TestLender_waitsComeFirst(t *testing.T) {
 		if its.Runs("one", 1, 1); asks != 1 {
 			t.Errorf("%+v: %d asks", c, asks)
 		}
+	}
+	l := &Lender{Server: &Server{Limit: 9}}
+	l.Parked("b", 1, true)
+	l.Parked("a", 9, true)
+	l.Runs("a", 9, 1)
+	if _, check := l.Server.borrowers(); check != "a" {
+		t.Error(check, "borrows next")
 	}
 }
