@@ -23,6 +23,9 @@ type share struct {
 	ready       bool // it has parked work that could begin now
 }
 
+// isFirst, by Webster's method: the next worker is s's.
+func (s share) isFirst(o share) bool { return (2*s.runs+1)*o.limit < (2*o.runs+1)*s.limit }
+
 // Lend reports whether the ask about to be sent may borrow. me: the asker's wait, or nil.
 func (l *Lender) Lend(key string, limit int, me *Wait) (may bool) {
 	w := l.Server
@@ -127,20 +130,21 @@ func (w *Wait) mayStart() bool { return !w.told && w.lent == 0 && !w.borrows }
 
 func (l *Lender) isFair(key string, limit int) bool {
 	w := l.Server
-	isFirst := func(other string, its int) bool { // by Webster's method
-		return other != key && (2*w.shares[other].runs+1)*limit < (2*w.shares[key].runs+1)*its
-	}
+	mine := w.shares[key]
+	mine.limit = limit
 	for other, s := range w.shares {
-		if s.scope == l.Scope && s.ready && isFirst(other, s.limit) {
+		if other != key && s.scope == l.Scope && s.ready && s.isFirst(mine) {
 			return false
 		}
 	}
 	return !slices.ContainsFunc(w.waiting, func(a *Wait) bool {
-		return a.could && a.mayStart() && a.Lender.Scope == l.Scope && isFirst(a.Key, a.Limit)
+		its := w.shares[a.Key]
+		its.limit = a.Limit
+		return a.Key != key && a.could && a.mayStart() && a.Lender.Scope == l.Scope && its.isFirst(mine)
 	})
 }
 
-// borrowers returns waits that ask again; if none, the key with parked work that runs least here for each slot.
+// borrowers returns waits that ask again; if none, the first key with parked work.
 func (w *Server) borrowers() (ask []*Wait, check string) {
 	for _, wait := range w.waiting {
 		if l := wait.Lender; wait.could && wait.mayStart() && w.idle(wait) >= l.Idle && l.isFair(wait.Key, wait.Limit) {
@@ -151,10 +155,10 @@ func (w *Server) borrowers() (ask []*Wait, check string) {
 	if len(ask) > 0 || w.idle(nil) <= w.coming {
 		return ask, ""
 	}
-	var least share
+	var first share
 	for key, s := range w.shares {
-		if s.ready && (check == "" || (2*s.runs+1)*least.limit < (2*least.runs+1)*s.limit) {
-			check, least = key, s
+		if s.ready && (check == "" || s.isFirst(first)) {
+			check, first = key, s
 		}
 	}
 	return nil, check
