@@ -249,8 +249,10 @@ func TestGuide(t *testing.T) {
 		}
 		fmt.Fprintf(&b, "|%s |%s |%s\n", words, when[comes], cells)
 	}
-	b.WriteString("\nOn its last attempt a task that would go back or park waits in its worker, until a second before " +
-		"its deadline; then it is archived. All else is the same.\n")
+	b.WriteString(`
+On its last attempt a task that would go back or park waits in its worker, until a second before its deadline; then it
+is archived. All else is the same.
+`)
 	goldenPart(t, filepath.Join("..", "..", "docs", "guide.md"), b.String())
 }
 
