@@ -72,8 +72,8 @@ type Rule struct {
 
 	// LimitOf returns the limit for the key of a task, such as that of the tenant's plan. Set one of Limit, LimitOf and
 	// LimitField. Many goroutines call LimitOf at once, with the task as a Key gets it. If two tasks of one key differ, as
-	// while a plan changes, a slot is granted by the limit of whoever grants it: the task that asks, or the one whose end
-	// gives the slot to a waiter. So one whose own limit is 1 may run beside others. A result below 1 archives the task.
+	// while a plan changes, the task that asks for a slot applies its limit, and so does the one whose end gives the slot
+	// to a waiter. So one whose own limit is 1 may run beside others. A result below 1 archives the task.
 	// An error has the same effect as that of a [KeyFunc]. A limit that an operator sets wins; see [Guard.Controls].
 	LimitOf func(context.Context, *asynq.Task) (int, error)
 
